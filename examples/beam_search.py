@@ -15,10 +15,14 @@ QUESTION = "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
 
 def main() -> None:
     question = " ".join(sys.argv[1:]) or QUESTION
-    # A model of 135M parameters, which runs on any machine. A hub id, a folder or a .gguf file do as well.
+    # A model of 135M parameters, which runs on any machine. A hub id, a folder or a .gguf file do
+    # as well.
     engine = Engine.from_pretrained("smollm2-135m", dtype="float32")
-    # A step is one line. Four lines are kept after each step, and each of them is continued in four ways.
-    search = BeamSearch(beam_size=4, beam_width=4, step_tokens=32, max_steps=4, delimiter="\n", temperature=0.6)
+    # A step is one line. Four lines are kept after each step, and each of them is continued in four
+    # ways.
+    search = BeamSearch(
+        beam_size=4, beam_width=4, step_tokens=32, max_steps=4, delimiter="\n", temperature=0.6
+    )
     # The verifier rates each line by its arithmetic. The seed fixes every token.
     result = solve(search, problem=question, engine=engine, verifier=ArithmeticVerifier(), seed=0)
 
@@ -40,7 +44,9 @@ def draw(result: Result) -> None:
                 continue
             score = "" if node.score is None else f"{node.score:.2f} "
             text = " ".join(node.text.split())[:72] or "end"
-            chosen = " <- chosen" if result.best is not None and node.path == result.best.path else ""
+            chosen = (
+                " <- chosen" if result.best is not None and node.path == result.best.path else ""
+            )
             print(f"{indent}{score}{text}{chosen}")
             draw_below(node, indent + "   ")
         if pruned:

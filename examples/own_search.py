@@ -1,6 +1,7 @@
 """A search of one's own: answer, look at the score, and try again while it is low.
 
-Run it with `python examples/own_search.py`. The main job takes the same class, from the folder of this file:
+Run it with `python examples/own_search.py`. The main job takes the same class, from the folder of
+this file:
 
     python -m experiments.run search=own_search.TryAgain search.tries=5 dataset.limit=10
 """
@@ -26,10 +27,12 @@ class TryAgain(Search):
     max_tokens: int = 48
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        # A search yields what it wants, and is sent the answer. Other problems' requests join the same batch.
+        # A search yields what it wants, and is sent the answer. Other problems' requests join the
+        # same batch.
         best: Branch | None = None
         for _ in range(self.tries):
-            # One child of the prompt. The prompt's keys and values are computed once, whatever stands on them.
+            # One child of the prompt. The prompt's keys and values are computed once, whatever
+            # stands on them.
             (child,) = yield Expand([root], 1, Step(self.max_tokens, end=case.end), self.sampling)
             (score,) = yield Rate([child])
             if best is None or score > (best.score or 0):
@@ -44,10 +47,14 @@ class TryAgain(Search):
 def main() -> None:
     engine = Engine.from_pretrained("smollm2-135m", dtype="float32")
     search = TryAgain(temperature=0.8)
-    for result in solve(search, problem=QUESTIONS, engine=engine, verifier=ArithmeticVerifier(), seed=1):
+    for result in solve(
+        search, problem=QUESTIONS, engine=engine, verifier=ArithmeticVerifier(), seed=1
+    ):
         tries = len(result.tree) - 1  # without the root
         score = None if result.best is None else result.best.score
-        print(f"{result.problem.question}  answer {result.answer}, score {score:.2f}, after {tries} tries")
+        print(
+            f"{result.problem.question}  answer {result.answer}, score {score:.2f}, after {tries} tries"
+        )
     print(f"{engine.kv_bytes()} bytes of keys and values are left")
 
 

@@ -1,7 +1,8 @@
 """A sweep from Python: three searches on the same sums, with what each found and what it cost.
 
-Run it with `python examples/sweep.py`; the number of sums may follow. For sweeps that are recorded, go on after a stop
-and are compared with intervals, see `python -m experiments.run -m ...` in docs/experiments.md.
+Run it with `python examples/sweep.py`; the number of sums may follow. For sweeps that are recorded,
+go on after a stop and are compared with intervals, see `python -m experiments.run -m ...` in
+docs/experiments.md.
 """
 
 import random

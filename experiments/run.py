@@ -51,7 +51,10 @@ def launch() -> int:
         def job(config: DictConfig) -> None:
             register()  # once more, as a launcher may run this in another process
             hydra_config = HydraConfig.get()
-            overrides, sweep = list(hydra_config.overrides.task), hydra_config.mode == RunMode.MULTIRUN
+            overrides, sweep = (
+                list(hydra_config.overrides.task),
+                hydra_config.mode == RunMode.MULTIRUN,
+            )
             number = hydra_config.job.num if sweep else 0
             try:
                 if summary := run(checked_parts(config)):  # a dry run has none

@@ -132,7 +132,8 @@ class ABMCTS(Search):
         return answers
 
     def _open(self, node: Node) -> Generator[Request, Any, Node]:
-        """The node with the feedback after its answer; the nearest one above where there is no room."""
+        """The node with the feedback after its answer; the nearest one above where there is no
+        room."""
         while node.parent is not None and not node.asked:
             if not node.closed:
                 (asked,) = yield from ask([node.branch], self.feedback)
@@ -148,7 +149,9 @@ class ABMCTS(Search):
 def descend(node: Node, rng: np.random.Generator) -> Node:
     """The node that gets the next child, by Thompson sampling."""
     while node.children:
-        generate, go_on = (PRIOR.given(rewards).draw(rng) for rewards in (node.generated, node.continued))
+        generate, go_on = (
+            PRIOR.given(rewards).draw(rng) for rewards in (node.generated, node.continued)
+        )
         if generate >= go_on:
             break
         draws = [PRIOR.given(child.rewards).draw(rng) for child in node.children]

@@ -24,7 +24,8 @@ from ttc.tree.segment import common_prefix
 class Chat(NamedTuple):
     """The conversation of a branch.
 
-    template: the words around its question. said: what follows that, the model's answers and the user's words in turn.
+    template: the words around its question. said: what follows that, the model's answers and the
+    user's words in turn.
     start: `len(tokens)` where the model's last answer begins.
     """
 
@@ -35,22 +36,27 @@ class Chat(NamedTuple):
 
 @dataclass(eq=False)
 class ActiveSearch:
-    """One problem and its search under way. A driver answers `request` until `done`, and then asks for the `result`.
+    """One problem and its search under way. A driver answers `request` until `done`, and then asks
+    for the `result`.
 
-    config: how it is solved. contained: an error that its search raises is this problem's failure, and is not raised.
-    live: the branches that hold keys and values. nodes: what is recorded of each branch that ever was.
+    config: how it is solved. contained: an error that its search raises is this problem's failure,
+        and is not raised.
+    live: the branches that hold keys and values. nodes: what is recorded of each branch that ever
+        was.
     parents: the ids of nodes with children. chats: the conversation of each branch that ever was.
     candidates: what the search returned.
-    begun: whether its prompt has been computed, so that the search has been asked for its first request.
+    begun: whether its prompt has been computed, so that the search has been asked for its first
+        request.
     over: whether it was broken off, so that no answer reaches it any more.
     scarcest: which limit leaves the least tokens, as `next_part` has seen it.
     budget_raised: whether BudgetExceeded was raised in the search, which happens once.
     closing, others: the branch that the reserve is spent on, and the other candidates.
-    waiting, made: of an `Expand` under way, the parents whose children are still to be made, and the children so far.
+    waiting, made: of an `Expand` under way, the parents whose children are still to be made, and
+        the children so far.
     growing: the children whose step is under way.
     told_tokens: the generated tokens that `writing` has told of.
-    unpaid: rated branches that were to be continued and of which the budget paid for no child. They stay, though their
-        search lets go of what it has continued, and are among the candidates.
+    unpaid: rated branches that were to be continued and of which the budget paid for no child. They
+        stay, though their search lets go of what it has continued, and are among the candidates.
     """
 
     problem: Problem
@@ -140,7 +146,9 @@ class ActiveSearch:
         self.waiting, self.made = request.parents(), []
         if self.waiting:
             limit = self.budget.max_calls
-            if limit is not None and self.calls >= limit - (self.budget.reserve > 0 and self.closing is None):
+            if limit is not None and self.calls >= limit - (
+                self.budget.reserve > 0 and self.closing is None
+            ):
                 self.run_out("max_calls")
             else:
                 self.calls += 1
@@ -149,10 +157,13 @@ class ActiveSearch:
         """Refuse what a search does with branches that it has released."""
         for branch in branches:
             if branch not in self.live:
-                raise InvalidInput(f"the search {what} {branch!r} after it had released it; release it later")
+                raise InvalidInput(
+                    f"the search {what} {branch!r} after it had released it; release it later"
+                )
 
     def next_part(self, price: int) -> tuple[int, int]:
-        """How many of the waiting children the budget pays for now, and the tokens of each one's step.
+        """How many of the waiting children the budget pays for now, and the tokens of each one's
+        step.
 
         As many whole steps as fit, else one with what is left. price: what rating a child costs.
         """
@@ -174,7 +185,8 @@ class ActiveSearch:
 
     @property
     def tokens_left(self) -> int | None:
-        """What the search may still spend, on its own tokens and the verifier's; the reserve is not the search's."""
+        """What the search may still spend, on its own tokens and the verifier's; the reserve is not
+        the search's."""
         usage = self.root.usage
         return self._left(self.budget.max_tokens, usage.generated_tokens + usage.verifier_tokens)
 
@@ -184,7 +196,11 @@ class ActiveSearch:
         return self._left(self.budget.max_generated_tokens, self.root.usage.generated_tokens)
 
     def _left(self, limit: int | None, spent: int) -> int | None:
-        return None if limit is None else limit - spent - (self.budget.reserve if self.closing is None else 0)
+        return (
+            None
+            if limit is None
+            else limit - spent - (self.budget.reserve if self.closing is None else 0)
+        )
 
     @property
     def wall_s(self) -> float:
@@ -208,7 +224,8 @@ class ActiveSearch:
     # ------------------------------------------------------------ ends
 
     def cut_short(self) -> None:
-        """The budget paid for a part of an `Expand` alone: the search goes on with fewer children."""
+        """The budget paid for a part of an `Expand` alone: the search goes on with fewer
+        children."""
         self.stopped = self.scarcest
         continued = {child.parent for child in self.made}
         left = [parent for parent in dict.fromkeys(self.waiting) if parent not in continued]
@@ -216,7 +233,8 @@ class ActiveSearch:
         self.advance(self.made)
 
     def run_out(self, why: Stopped) -> None:
-        """The budget is spent: tell the search once, which may return what it has; else its live branches are that."""
+        """The budget is spent: tell the search once, which may return what it has; else its live
+        branches are that."""
         self.stopped = why
         if self.budget_raised:
             self.steps.close()
@@ -225,14 +243,19 @@ class ActiveSearch:
         self.budget_raised = True
         self._stand_for_parents()
         limits = ", ".join(f"{name}={value}" for name, value in self.budget.limits.items())
-        spent = "this problem was cancelled" if why == "cancelled" else f"the budget of this problem is spent: {limits}"
+        spent = (
+            "this problem was cancelled"
+            if why == "cancelled"
+            else f"the budget of this problem is spent: {limits}"
+        )
         self._take(lambda: self.steps.throw(BudgetExceeded(spent)))
 
     def break_off(self, why: Stopped) -> list[Branch]:
-        """End the search between two tokens, with what it returns now, else with its live branches as they are.
+        """End the search between two tokens, with what it returns now, else with its live branches
+        as they are.
 
-        A branch that was decoding keeps what it has; its last step is "interrupted". Returns the branches that had
-        written nothing of their own yet, which are let go of.
+        A branch that was decoding keeps what it has; its last step is "interrupted". Returns the
+        branches that had written nothing of their own yet, which are let go of.
         """
         growing, self.growing, self.waiting = self.growing, [], []
         for child in growing:
@@ -240,7 +263,9 @@ class ActiveSearch:
                 child.end_step("interrupted")
                 child.leave_out(self.config.stops)
                 self.wrote(child, child.steps[-1])
-        bare = [b for b in self.live if b.parent in self.live and len(b.tokens) == len(b.parent.tokens)]
+        bare = [
+            b for b in self.live if b.parent in self.live and len(b.tokens) == len(b.parent.tokens)
+        ]
         retired = self.retire(bare)
         if self.closing is not None:
             self.candidates = [child for child in growing if child in self.live] or self.candidates
@@ -268,7 +293,8 @@ class ActiveSearch:
                 branch.score = above.score
 
     def refuse(self, error: InvalidInput) -> None:
-        """Raise what stands against its request in the search, which may go on without it; else it has failed."""
+        """Raise what stands against its request in the search, which may go on without it; else it
+        has failed."""
         try:
             self._take(lambda: self.steps.throw(error))
         except InvalidInput as same:
@@ -284,7 +310,8 @@ class ActiveSearch:
             self.error = error
 
     def close(self) -> None:
-        """Spend the reserve on the best branch so far, where a budget ended the search before that was finished."""
+        """Spend the reserve on the best branch so far, where a budget ended the search before that
+        was finished."""
         ended = self.stopped in (None, "max_wall_s", "cancelled") or self.error is not None
         if ended or not self.budget.reserve or self.closing is not None:
             return
@@ -330,8 +357,8 @@ class ActiveSearch:
         )
 
     def choices(self) -> list[Branch]:
-        """The candidates in the order of their paths: what the search returned, and what a budget left unpaid. Of a
-        search that was cut short, the live branches that nothing continues."""
+        """The candidates in the order of their paths: what the search returned, and what a budget
+        left unpaid. Of a search that was cut short, the live branches that nothing continues."""
         if self.closing is not None:
             return by_path([*(self.candidates or []), *self.others])
         if self.candidates is not None:
@@ -396,7 +423,8 @@ class ActiveSearch:
     def _keep_tokens(self, branch: Branch) -> None:
         """Record the tokens of a branch that its parent does not have."""
         node, above = self.nodes[branch], [] if branch.parent is None else branch.parent.tokens
-        same = branch.tokens[: len(above)] == above  # a whole prompt is compared faster than it is walked
+        # a whole prompt is compared faster than it is walked
+        same = branch.tokens[: len(above)] == above
         node.start = len(above) if same else common_prefix(above, branch.tokens)
         node.token_ids = branch.tokens[node.start :]
         given = [math.nan] * (branch.prompt_length - node.start)
@@ -409,7 +437,9 @@ class ActiveSearch:
         node.score, node.step_scores = branch.score, branch.step_scores
         return node
 
-    def progress(self, did: Did, branches: Sequence[Branch] = (), result: Result | None = None) -> Progress:
+    def progress(
+        self, did: Did, branches: Sequence[Branch] = (), result: Result | None = None
+    ) -> Progress:
         """What has just been done, in copies."""
         nodes = [replace(self.nodes[branch]) for branch in branches]
         return Progress(self.problem, self.answered, did, nodes, replace(self.root.usage), result)

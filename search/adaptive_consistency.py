@@ -19,7 +19,8 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class AdaptiveConsistency(Search):
-    """At most `n` samples, `block` at a time, which vote; no more are made once the answer is clear.
+    """At most `n` samples, `block` at a time, which vote; no more are made once the answer is
+    clear.
 
     rule: "beta", once the most frequent answer is the most likely one with probability `confidence`
     or more (see `majority_probability`); or "window", once all samples of a block have the same
@@ -43,7 +44,9 @@ class AdaptiveConsistency(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rule == "window" and self.block < 2:
-            raise InvalidInput(f"block={self.block} makes a window of one sample, which always agrees; give 2 or more")
+            raise InvalidInput(
+                f"block={self.block} makes a window of one sample, which always agrees; give 2 or more"
+            )
 
     @property
     def needs_verifier(self) -> bool:

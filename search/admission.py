@@ -50,7 +50,8 @@ class Admission:
     are its prompt, a step for each branch that it keeps, and for each branch of the next step a
     tail and what that is frozen into. Its recurrent states are those along the prompt, and two of
     each branch: its state and where it parted from others, or the one that changes and the one that
-    is kept. Half of the memory is left to trees that grow larger. So the first problem begins alone.
+    is kept. Half of the memory is left to trees that grow larger. So the first problem begins
+    alone.
 
     at_first: the most problems under way before one has ended. ended: how many have.
     recent_demand, earlier_demand: since the last `WINDOW` problems had ended, and before that.
@@ -65,26 +66,36 @@ class Admission:
     earlier_demand: Demand = NO_DEMAND
 
     @classmethod
-    def of(cls, backend: Backend, concurrency: int | None = None, max_rows: int | None = None) -> Admission:
+    def of(
+        cls, backend: Backend, concurrency: int | None = None, max_rows: int | None = None
+    ) -> Admission:
         """The admission to a backend, with a batch of its own."""
         if not isinstance(backend, RunsBatches):
-            return cls(GenerateBatch(backend), PROBLEMS if concurrency is None else concurrency, None)
+            return cls(
+                GenerateBatch(backend), PROBLEMS if concurrency is None else concurrency, None
+            )
         if concurrency is None and max_rows is None:
             return cls(backend.running_batch(MOST_ROWS), None, MOST_ROWS, at_first=PROBLEMS)
         return cls(backend.running_batch(max_rows), concurrency, max_rows)
 
-    def note_expansion(self, rows: int, prompt_tokens: int, step_tokens: int, kept: int = 0) -> None:
-        """A problem that keeps `kept` branches asks for `rows` more of up to `step_tokens` tokens."""
+    def note_expansion(
+        self, rows: int, prompt_tokens: int, step_tokens: int, kept: int = 0
+    ) -> None:
+        """A problem that keeps `kept` branches asks for `rows` more of up to `step_tokens`
+        tokens."""
         tokens = prompt_tokens + (kept + 2 * rows) * step_tokens
         states = 1 + prompt_tokens // SNAPSHOT_TOKENS + 2 * (kept + rows)
         self.recent_demand = self.recent_demand.larger(Demand(rows, tokens, states))
 
     def has_room(self, active: int) -> bool:
-        """Whether memory has room for one more problem beside the `active` ones, rows left aside."""
+        """Whether memory has room for one more problem beside the `active` ones, rows left
+        aside."""
         demand = self.recent_demand.larger(self.earlier_demand)
         if self.concurrency is not None:
             return active < self.concurrency
-        return self.batch.fits(demand.tokens, demand.states) > active if demand.tokens else not active
+        return (
+            self.batch.fits(demand.tokens, demand.states) > active if demand.tokens else not active
+        )
 
     def forget(self, branches: Sequence[Branch]) -> None:
         """Branches whose step is under way are about to be released. Other batches know it."""

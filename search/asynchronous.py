@@ -24,17 +24,26 @@ async def asolve(
 ) -> Result: ...
 @overload
 async def asolve(
-    search: Search, *, problem: Sequence[Problem] | list[str], engine: Backend, **options: Unpack[CallKeywords]
+    search: Search,
+    *,
+    problem: Sequence[Problem] | list[str],
+    engine: Backend,
+    **options: Unpack[CallKeywords],
 ) -> list[Result]: ...
-async def asolve(search: Search, *, problem: Any, engine: Backend, **options: Any) -> Result | list[Result]:
-    """`solve` for asyncio. Cancelling the task ends the search within a pass of the model and frees its memory before
-    `CancelledError` is raised.
+async def asolve(
+    search: Search, *, problem: Any, engine: Backend, **options: Any
+) -> Result | list[Result]:
+    """`solve` for asyncio. Cancelling the task ends the search within a pass of the model and frees
+    its memory before `CancelledError` is raised.
 
-    The search runs in a thread of its own, where `on_result` and `on_step` are called. options: as for `solve`.
+    The search runs in a thread of its own, where `on_result` and `on_step` are called. options: as
+    for `solve`.
     """
     left = Event()
     options["cancel"] = AnyOf(left, options.get("cancel"))
-    return await _ended_with_the_task(lambda: solve(search, problem=problem, engine=engine, **options), left)
+    return await _ended_with_the_task(
+        lambda: solve(search, problem=problem, engine=engine, **options), left
+    )
 
 
 async def astream(
@@ -45,8 +54,8 @@ async def astream(
     tokens: bool = False,
     **options: Unpack[SolveKeywords],
 ) -> AsyncGenerator[Progress, None]:
-    """`stream` for asyncio. Closing the generator, as `contextlib.aclosing` does, or cancelling the task that reads it
-    ends the search within a pass of the model and frees its memory.
+    """`stream` for asyncio. Closing the generator, as `contextlib.aclosing` does, or cancelling the
+    task that reads it ends the search within a pass of the model and frees its memory.
 
     tokens, options: as for `stream`.
     """
@@ -60,7 +69,9 @@ async def astream(
 
     def work() -> None:
         try:
-            for progress in stream(search, problem=problem, engine=engine, tokens=tokens, **options):
+            for progress in stream(
+                search, problem=problem, engine=engine, tokens=tokens, **options
+            ):
                 tell(progress)
         finally:
             tell(None)
@@ -87,7 +98,8 @@ class AnyOf:
 
 
 async def _ended_with_the_task(work: Callable[[], T], left: Event) -> T:
-    """What `work` returns, from a thread. Where the task is cancelled, `left` is set and the thread waited for."""
+    """What `work` returns, from a thread. Where the task is cancelled, `left` is set and the thread
+    waited for."""
     executor = ThreadPoolExecutor(1, "search")
     running = asyncio.get_running_loop().run_in_executor(executor, work)
     executor.shutdown(wait=False)

@@ -88,7 +88,9 @@ class Search(ABC):
         "top_k": Limit(0, whole=True),
         "top_p": Limit(0, 1, above=True),
         "min_p": Limit(0, 1),
-        **dict.fromkeys(("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps"), COUNT),
+        **dict.fromkeys(
+            ("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps"), COUNT
+        ),
         "aggregation": get_args(Aggregation),
     }
 
@@ -145,7 +147,9 @@ class Search(ABC):
         return best, answer_of(best, extract)
 
 
-def expand(parents: Sequence[Branch], n: int | Sequence[int], step: Step, sampling: Sampling) -> SearchSteps:
+def expand(
+    parents: Sequence[Branch], n: int | Sequence[int], step: Step, sampling: Sampling
+) -> SearchSteps:
     """Children of each parent (see `Expand`), without those that a decode gate cut off.
 
     Use it as `children = yield from expand(...)`.

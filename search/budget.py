@@ -15,7 +15,8 @@ LIMITS = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
 class Budget:
     """What one problem may cost, None for no limit (`search.solve` says more of each).
 
-    max_tokens: generated plus verifier tokens. max_generated_tokens, max_calls: generated tokens alone, and expansions.
+    max_tokens: generated plus verifier tokens. max_generated_tokens, max_calls: generated tokens
+    alone, and expansions.
     max_wall_s: seconds from the start of the search, after which nothing is begun.
     reserve: the last of these tokens, and the last call, which are kept for the final answer.
     final_text: what is put after an unfinished branch to ask for its answer.
@@ -38,17 +39,27 @@ class Budget:
         if self.reserve < 0:
             raise InvalidInput(f"reserve={self.reserve} must be 0 or more")
         if self.reserve and not any((self.max_tokens, self.max_generated_tokens, self.max_calls)):
-            raise InvalidInput(f"reserve={self.reserve} is a part of a budget; give max_tokens or max_calls too")
+            raise InvalidInput(
+                f"reserve={self.reserve} is a part of a budget; give max_tokens or max_calls too"
+            )
         for name in ("max_tokens", "max_generated_tokens"):
             if (value := getattr(self, name)) is not None and self.reserve >= value:
-                raise InvalidInput(f"reserve={self.reserve} leaves nothing of {name}={value} to search with; give less")
+                raise InvalidInput(
+                    f"reserve={self.reserve} leaves nothing of {name}={value} to search with; give less"
+                )
         if self.final_text and not self.reserve:
-            raise InvalidInput("final_text asks for an answer with the reserve; give reserve=N tokens too")
+            raise InvalidInput(
+                "final_text asks for an answer with the reserve; give reserve=N tokens too"
+            )
 
     @property
     def limits(self) -> dict[str, int | float]:
         """The limits that are set, by their names."""
-        return {name: value for name, value in asdict(self).items() if name in LIMITS and value is not None}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name in LIMITS and value is not None
+        }
 
 
 UNLIMITED = Budget()

@@ -26,7 +26,8 @@ class SearchConfig:
 
     reader: reads the answer out of a text, and says which answers are the same.
     thoughts: how the model's thoughts are told from its answers, None where all is answer.
-    stops: strings that the template's form brings along and that finish a branch; texts leave them out.
+    stops: strings that the template's form brings along and that finish a branch; texts leave them
+        out.
     repeat: how many problems without an id ask the same question before this one in their list, so
         that it gets samples of its own.
     """
@@ -41,7 +42,8 @@ class SearchConfig:
 
     @classmethod
     def of(cls, search: Search, engine: Backend, options: SolveOptions) -> SearchConfig:
-        """The configuration for an engine. Raises InvalidInput for what the search or the engine cannot use."""
+        """The configuration for an engine. Raises InvalidInput for what the search or the engine
+        cannot use."""
         check_parts(search, engine, options.verifier)
         thoughts = Thoughts.of(engine.tokenizer, options.thinking_marks)
         reader = reader_of(options.extract, options.answer_kind)
@@ -64,7 +66,8 @@ class SearchConfig:
         return tuple(dict.fromkeys((*self.options.end, *self.stops)))
 
     def seed_of(self, problem: Problem) -> int:
-        """The seed of a problem's branches: the same whatever else is solved, and in whatever order."""
+        """The seed of a problem's branches: the same whatever else is solved, and in whatever
+        order."""
         name, seed = problem.id or problem.question, self.options.seed
         return random_key(seed, name, self.repeat) if self.repeat else random_key(seed, name)
 
@@ -76,7 +79,8 @@ class SearchConfig:
 
 
 def reader_of(extract: Extract | None, answer_kind: str) -> AnswerReader:
-    """Reads answers by an `AnswerReader`, by another function with its errors checked, or by kind."""
+    """Reads answers by an `AnswerReader`, by another function with its errors checked, or by
+    kind."""
     if isinstance(extract, AnswerReader):
         return extract
     return AnswerReader(answer_kind) if extract is None else AnswerReader(extract=checked(extract))
@@ -89,7 +93,9 @@ def checked(extract: Extract) -> Extract:
         try:
             answer = extract(text)
         except Exception as error:
-            raise InvalidInput(f"extract raised {type(error).__name__}: {error}, on the text {text!r:.80}") from error
+            raise InvalidInput(
+                f"extract raised {type(error).__name__}: {error}, on the text {text!r:.80}"
+            ) from error
         fits = isinstance(answer, str | None)
         check_kind("the answer of extract", answer, fits, "text, or None for none")
         return answer

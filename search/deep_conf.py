@@ -1,5 +1,5 @@
-"""DeepConf (Fu et al., 2025): samples vote with the model's own confidence, and unsure ones are left
-out or stopped."""
+"""DeepConf (Fu et al., 2025): samples vote with the model's own confidence, and unsure ones are
+left out or stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class DeepConf(Search):
-    """At most `n` samples, whose votes weigh their confidence (`search.selection.trace_confidence`).
+    """At most `n` samples, whose votes weigh their confidence
+    (`search.selection.trace_confidence`).
 
     mode "offline": all `n` are finished; the most confident share `keep` of them votes. measure:
     what makes one confidence of a sample's tokens.
@@ -80,7 +81,9 @@ class DeepConf(Search):
                 f"window={max(1, self.max_tokens // 8)}"
             )
         if self.mode == "online" and self.measure != "lowest":
-            raise InvalidInput(f"measure={self.measure} is for mode=offline; mode=online goes by the lowest group")
+            raise InvalidInput(
+                f"measure={self.measure} is for mode=offline; mode=online goes by the lowest group"
+            )
 
     @property
     def needs_verifier(self) -> bool:

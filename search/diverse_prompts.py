@@ -1,4 +1,5 @@
-"""Diverse prompts (Li et al., 2023; RKSC's setting): each sample starts from a prompt of its own."""
+"""Diverse prompts (Li et al., 2023; RKSC's setting): each sample starts from a prompt of its
+own."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class DiversePrompts(Search):
             check_kind(name, texts, fits, "a list of texts")
         for phrasing in self.phrasings:
             if "{question}" not in phrasing:
-                raise InvalidInput(f"the phrasing {phrasing!r} must hold {{question}}, where the question goes")
+                raise InvalidInput(
+                    f"the phrasing {phrasing!r} must hold {{question}}, where the question goes"
+                )
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.max_tokens, end=case.end)

@@ -1,8 +1,10 @@
-"""The driver: advances the searches of many problems together, each as soon as its own request is answered.
+"""The driver: advances the searches of many problems together, each as soon as its own request is
+answered.
 
-All branches decode in one batch. A search whose branches have ended their step goes on (is rated, lets branches go,
-expands others) while those of other problems decode, and new problems begin as soon as there is room. Problems may be
-added and cancelled at any time, and each has a configuration of its own; its result depends on nothing else.
+All branches decode in one batch. A search whose branches have ended their step goes on (is rated,
+lets branches go, expands others) while those of other problems decode, and new problems begin as
+soon as there is room. Problems may be added and cancelled at any time, and each has a configuration
+of its own; its result depends on nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +21,18 @@ from search.prefills import begin_extend, begin_roots, begin_variants
 from search.rating import aggregate
 from ttc.errors import BranchRefused, InvalidInput, RemoteError, VerifierError
 from ttc.lookout import BrokenOff, lookout
-from ttc.protocols import Aggregation, Append, Backend, Expand, Prefill, Problem, Rate, Release, Step, Vary
+from ttc.protocols import (
+    Aggregation,
+    Append,
+    Backend,
+    Expand,
+    Prefill,
+    Problem,
+    Rate,
+    Release,
+    Step,
+    Vary,
+)
 from ttc.results import Progress, Result, Stopped
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
@@ -31,12 +44,14 @@ Events = Generator[tuple[int, Progress], None, None]
 
 
 Task = Iterator[tuple[int, Progress] | None]
-"""Work that makes passes of the model: what happened, and None after each pass, where it may be left for a while."""
+"""Work that makes passes of the model: what happened, and None after each pass, where it may be
+left for a while."""
 
 
 @dataclass(eq=False)
 class Work:
-    """A task and the problems that it is for, by their numbers. tokens: of the prompts that it computes."""
+    """A task and the problems that it is for, by their numbers. tokens: of the prompts that it
+    computes."""
 
     task: Task
     indices: set[int]
@@ -66,10 +81,11 @@ class Family(NamedTuple):
 
 @dataclass
 class Driver:
-    """Answers the requests of searches. One per call of `solve`, `solve_each` or `stream`, and one per server.
+    """Answers the requests of searches. One per call of `solve`, `solve_each` or `stream`, and one
+    per server.
 
-    strict: a problem that cannot be used raises, rather than having a result that says so. contained: so it is with an
-        error that a search raises, which else ends all.
+    strict: a problem that cannot be used raises, rather than having a result that says so.
+        contained: so it is with an error that a search raises, which else ends all.
     each_token: what has been written is said after each token.
     waiting: the problems that have not begun, by their numbers. active: those that have.
     decoding: the branches whose step is under way, and the problem of each.
@@ -88,13 +104,15 @@ class Driver:
     added: int = 0
 
     def add(self, problem: Problem, config: SearchConfig) -> int:
-        """Let a problem begin as soon as there is room. Returns its number: how many were added before."""
+        """Let a problem begin as soon as there is room. Returns its number: how many were added
+        before."""
         self.waiting[self.added] = problem, config
         self.added += 1
         return self.added - 1
 
     def cancel(self, index: int) -> None:
-        """Let go of a problem, waiting or under way, and of all that it holds. Nothing more is said of it."""
+        """Let go of a problem, waiting or under way, and of all that it holds. Nothing more is said
+        of it."""
         self.waiting.pop(index, None)
         if (active := self.active.pop(index, None)) is not None:
             self._stop_decoding(active)
@@ -131,9 +149,9 @@ class Driver:
     def step(self) -> Events:
         """One pass of the model, or less: whoever drives may do anything between two steps.
 
-        Searches that were cancelled or whose time is up end, and the results of all that have ended are given. Then the
-        requests of those who don't decode are answered. Where there are none, new problems begin; where none can, all
-        branches that decode get a token.
+        Searches that were cancelled or whose time is up end, and the results of all that have ended
+        are given. Then the requests of those who don't decode are answered. Where there are none,
+        new problems begin; where none can, all branches that decode get a token.
         """
         self._break_off_overdue()
         yield from self._finish(self._done())
@@ -170,7 +188,9 @@ class Driver:
         """Have these problems begin. tokens: of their prompts."""
         self.works.append(Work(self._start(indices), set(indices), tokens))
 
-    def begin_decoding(self, active: ActiveSearch, children: list[Branch], step: Step, sampling: Sampling) -> None:
+    def begin_decoding(
+        self, active: ActiveSearch, children: list[Branch], step: Step, sampling: Sampling
+    ) -> None:
         """Let new branches decode their step."""
         self.admission.batch.add(children, step, sampling)
 
@@ -194,7 +214,8 @@ class Driver:
         self.admission.forget(active.growing)
 
     def _break_off_overdue(self) -> None:
-        """End the searches that were cancelled or whose time is up. What they have decoded stays theirs."""
+        """End the searches that were cancelled or whose time is up. What they have decoded stays
+        theirs."""
         for active in self.active.values():
             if not active.done and (why := active.overdue):
                 self._stop_decoding(active)
@@ -236,15 +257,21 @@ class Driver:
                     raise
                 failed.append((index, _unsolved(problem, config, _named(error))))
         prefills = self._begin_roots(batch, prompts, failed)
-        roots = dict(zip(prompts, (root for prefill in prefills for root in prefill.branches), strict=True))
+        roots = dict(
+            zip(prompts, (root for prefill in prefills for root in prefill.branches), strict=True)
+        )
         try:
             for index, root in roots.items():
                 problem, config = batch[index]
                 case = config.case(problem)
                 steps = steps_of(config.search, root, case)
-                active = ActiveSearch(problem, index, root, case, steps, config, contained=self.contained)
+                active = ActiveSearch(
+                    problem, index, root, case, steps, config, contained=self.contained
+                )
                 active.record(root, None)
-                active.begin_turn(root, Chat(config.template, (), len(root.tokens)), self.engine.tokenizer)
+                active.begin_turn(
+                    root, Chat(config.template, (), len(root.tokens)), self.engine.tokenizer
+                )
                 self.active[index] = active
         except BaseException:
             self.engine.release([root for index, root in roots.items() if index not in self.active])
@@ -263,9 +290,10 @@ class Driver:
         prompts: dict[int, list[int]],
         failed: list[tuple[int, Progress]],
     ) -> list[Prefill]:
-        """What makes a root for each prompt, in order. A prompt that cannot be used becomes a failure, and is taken out
-        of `prompts`."""
-        seeds = {index: batch[index][1].seed_of(batch[index][0]) for index in prompts}  # of usable text alone
+        """What makes a root for each prompt, in order. A prompt that cannot be used becomes a
+        failure, and is taken out of `prompts`."""
+        # of usable text alone
+        seeds = {index: batch[index][1].seed_of(batch[index][0]) for index in prompts}
         try:
             return [begin_roots(self.engine, list(prompts.values()), list(seeds.values()))]
         except InvalidInput:
@@ -294,7 +322,8 @@ class Driver:
     # ------------------------------------------------------------ requests
 
     def _serve(self, resting: list[ActiveSearch]) -> Task:
-        """Answer the requests of those who don't decode, equal kinds merged, and say what was done."""
+        """Answer the requests of those who don't decode, equal kinds merged, and say what was
+        done."""
         for active in resting:
             while isinstance(active.request, Release):
                 branches = active.released(active.request.branches)
@@ -306,7 +335,9 @@ class Driver:
         for active, request in pending:
             if isinstance(request, Vary) and not active.over:
                 yield from self._vary(active, request)
-        appends = [(active, r) for active, r in pending if isinstance(r, Append) and not active.over]
+        appends = [
+            (active, r) for active, r in pending if isinstance(r, Append) and not active.over
+        ]
         yield from self._append(appends)
         rates: dict[tuple[int, Aggregation], list[tuple[ActiveSearch, Rate]]] = defaultdict(list)
         for active, request in pending:
@@ -315,13 +346,19 @@ class Driver:
             if isinstance(request, Expand):
                 self._expand(active, request)
             elif isinstance(request, Rate):
-                rates[id(active.config.rater.verifier), request.aggregation].append((active, request))
+                rates[id(active.config.rater.verifier), request.aggregation].append(
+                    (active, request)
+                )
         for (_, aggregation), rated in rates.items():
-            yield from self._rate([(active, request) for active, request in rated if not active.over], aggregation)
+            yield from self._rate(
+                [(active, request) for active, request in rated if not active.over], aggregation
+            )
 
     def _vary(self, active: ActiveSearch, request: Vary) -> Task:
         template = active.config.template
-        templates = [replace(template, instruction=phrasing) for phrasing in request.phrasings] or [template]
+        templates = [replace(template, instruction=phrasing) for phrasing in request.phrasings] or [
+            template
+        ]
         question, tokenizer = active.problem.question, self.engine.tokenizer
         phrased = [template.tokens(question, tokenizer) for template in templates]
         hints = [self.engine.encode(hint) for hint in request.hints] or [[]]
@@ -393,7 +430,8 @@ class Driver:
         return Family(active, request, children, [tokens for _, tokens in given])
 
     def _extended(self, families: Sequence[Family]) -> list[tuple[Prefill, Sequence[Family]]]:
-        """What gives the children their texts. Where not all can have it, each family is tried by itself."""
+        """What gives the children their texts. Where not all can have it, each family is tried by
+        itself."""
         if not families:
             return []
         try:
@@ -423,7 +461,8 @@ class Driver:
         return Given(len(branch.tokens) - 1, given)
 
     def _drops(self, branch: Branch, drop: str) -> bool:
-        """Whether the last token of a branch holds the text that is to give way, and nothing else."""
+        """Whether the last token of a branch holds the text that is to give way, and nothing
+        else."""
         eos, generated = branch.finish_reason == "eos", branch.generated
         if not eos and generated and generated[-1:] == self.engine.encode(drop):
             return True
@@ -438,7 +477,8 @@ class Driver:
         return True
 
     def _next_turn(self, active: ActiveSearch, branch: Branch, words: str) -> Given:
-        """The tokens of a branch that the prompt with the user's next words begins with, and the rest of that."""
+        """The tokens of a branch that the prompt with the user's next words begins with, and the
+        rest of that."""
         template, said, _ = active.chats[branch]
         before = branch.tokens[: len(branch.tokens) - (branch.finish_reason == "eos")]
         said, question = (*said, self._answer(active, branch)), active.problem.question
@@ -447,9 +487,11 @@ class Driver:
         return Given(keep, prompt[keep:])
 
     def _answer(self, active: ActiveSearch, branch: Branch) -> str:
-        """The model's last answer as a message of a chat: all that follows the prompt, without an end of sequence.
+        """The model's last answer as a message of a chat: all that follows the prompt, without an
+        end of sequence.
 
-        Where the marks of thoughts are special tokens, which no message holds, it is what follows the thought."""
+        Where the marks of thoughts are special tokens, which no message holds, it is what follows
+        the thought."""
         start, thoughts = active.chats[branch].start, branch.thoughts
         tokens = branch.tokens[start : len(branch.tokens) - (branch.finish_reason == "eos")]
         if thoughts is not None and thoughts.hidden:
@@ -464,7 +506,9 @@ class Driver:
             return
         step = request.step
         kept = len(active.live) - 1
-        self.admission.note_expansion(len(active.waiting), len(active.root.tokens), step.max_tokens, kept)
+        self.admission.note_expansion(
+            len(active.waiting), len(active.root.tokens), step.max_tokens, kept
+        )
         count, max_tokens = active.next_part(self._price(active, request))
         if count:
             children = []
@@ -473,14 +517,17 @@ class Driver:
                 children.append(active.record(child, parent))
             active.growing = children
             self.decoding.update(dict.fromkeys(children, active))
-            self.begin_decoding(active, children, replace(step, max_tokens=max_tokens), request.sampling)
+            self.begin_decoding(
+                active, children, replace(step, max_tokens=max_tokens), request.sampling
+            )
         elif active.made:
             active.cut_short()
         else:
             active.run_out(active.scarcest)
 
     def decode(self) -> list[tuple[int, Progress]]:
-        """The next token of all that decode. A search goes on once all of its children have ended their step."""
+        """The next token of all that decode. A search goes on once all of its children have ended
+        their step."""
         done: list[tuple[int, Progress]] = []
         try:
             ended = self.admission.batch.step()
@@ -501,7 +548,9 @@ class Driver:
                 active.advance(active.made)
         if self.each_token:
             under_way = dict.fromkeys(self.decoding.values())
-            done += [(active.index, progress) for active in under_way if (progress := active.writing())]
+            done += [
+                (active.index, progress) for active in under_way if (progress := active.writing())
+            ]
         return done
 
     def _refuse(self, refusal: BranchRefused) -> None:
@@ -518,10 +567,16 @@ class Driver:
         rater, tokens = active.config.rater, request.step.max_tokens
         return rater.child_price(active.waiting[0], active.problem.question, self.engine, tokens)
 
-    def _rate(self, requests: Sequence[tuple[ActiveSearch, Rate]], aggregation: Aggregation) -> Task:
+    def _rate(
+        self, requests: Sequence[tuple[ActiveSearch, Rate]], aggregation: Aggregation
+    ) -> Task:
         paid: list[tuple[ActiveSearch, Rate]] = []
         for active, request in requests:
-            question, free, rater = active.problem.question, active.tokens_left is None, active.config.rater
+            question, free, rater = (
+                active.problem.question,
+                active.tokens_left is None,
+                active.config.rater,
+            )
             if active.pays(0 if free else rater.price(request.branches, question, self.engine)):
                 paid.append((active, request))
             else:
@@ -530,7 +585,9 @@ class Driver:
             given = self._scores(paid)
         except BrokenOff:
             yield None  # the next step ends those who are overdue
-            yield from self._rate([(active, request) for active, request in paid if not active.over], aggregation)
+            yield from self._rate(
+                [(active, request) for active, request in paid if not active.over], aggregation
+            )
             return
         for (active, request), scores in zip(paid, given, strict=True):
             try:
@@ -551,10 +608,16 @@ class Driver:
         if paid:
             yield None
 
-    def _scores(self, requests: Sequence[tuple[ActiveSearch, Rate]]) -> list[list[list[float]] | VerifierError]:
-        """The step scores of each problem's branches, or why there are none; all have one verifier. One problem does
-        not stop the others."""
-        pairs = [(branch, active.problem.question) for active, request in requests for branch in request.branches]
+    def _scores(
+        self, requests: Sequence[tuple[ActiveSearch, Rate]]
+    ) -> list[list[list[float]] | VerifierError]:
+        """The step scores of each problem's branches, or why there are none; all have one verifier.
+        One problem does not stop the others."""
+        pairs = [
+            (branch, active.problem.question)
+            for active, request in requests
+            for branch in request.branches
+        ]
         before = {active: replace(active.root.usage) for active, _ in requests}
 
         def forget_the_attempt() -> None:
@@ -568,9 +631,16 @@ class Driver:
                 raise BrokenOff
 
         try:
-            branches, questions = [branch for branch, _ in pairs], [question for _, question in pairs]
+            branches, questions = (
+                [branch for branch, _ in pairs],
+                [question for _, question in pairs],
+            )
             with lookout(look):
-                scores = requests[0][0].config.rater.scores(branches, questions, self.engine) if pairs else []
+                scores = (
+                    requests[0][0].config.rater.scores(branches, questions, self.engine)
+                    if pairs
+                    else []
+                )
         except VerifierError as failure:
             if len(requests) == 1:
                 return [failure]
@@ -590,7 +660,8 @@ def _passes(prefill: Prefill) -> Task:
 
 
 def _forget(active: ActiveSearch, branches: Sequence[Branch]) -> None:
-    """Tell the verifier that these branches are gone. One that cannot let go of them fails its problem."""
+    """Tell the verifier that these branches are gone. One that cannot let go of them fails its
+    problem."""
     try:
         active.config.rater.released(branches)
     except VerifierError as error:

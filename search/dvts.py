@@ -1,4 +1,5 @@
-"""Diverse verifier tree search (Beeching et al., 2024): several small trees, one leaf kept in each."""
+"""Diverse verifier tree search (Beeching et al., 2024): several small trees, one leaf kept in
+each."""
 
 from __future__ import annotations
 

@@ -58,7 +58,9 @@ class GenerateBatch:
             max_tokens: int | list[int] = limits[0] if len(set(limits)) == 1 else limits
             more = {"statistics": True} if statistics else {}
             try:
-                self.backend.generate(branches, max_tokens, stop=stop, end=end, sampling=sampling, **more)
+                self.backend.generate(
+                    branches, max_tokens, stop=stop, end=end, sampling=sampling, **more
+                )
             except BranchRefused as refusal:  # the others' step is lost with it
                 raise RemoteError(str(refusal)) from refusal
             ended += branches

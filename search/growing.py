@@ -1,4 +1,5 @@
-"""What step-wise searches share: candidates that grow by some steps, and ratings that look ahead."""
+"""What step-wise searches share: candidates that grow by some steps, and ratings that look
+ahead."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def steps_to(count: int, step: Step, finish_tokens: int) -> list[Step]:
     return [step] * (count - 1) + [last]
 
 
-def grow(parents: Sequence[Branch], width: int, steps: Sequence[Step], sampling: Sampling) -> SearchSteps:
+def grow(
+    parents: Sequence[Branch], width: int, steps: Sequence[Step], sampling: Sampling
+) -> SearchSteps:
     """`width` children of each parent, which go on by themselves until they have made all of
     `steps`. The parents are released.
 

@@ -1,4 +1,5 @@
-"""Monte Carlo tree search (UCT: Kocsis & Szepesvári, 2006; PUCT: Silver et al., 2018, as OpenR has it)."""
+"""Monte Carlo tree search (UCT: Kocsis & Szepesvári, 2006; PUCT: Silver et al., 2018, as OpenR has
+it)."""
 
 from __future__ import annotations
 
@@ -107,7 +108,10 @@ class MCTS(Search):
                 node = top
                 while node.children:
                     node = self._select(node)
-                if not node.branch.finished and len(node.branch.path) - len(root.path) < self.max_depth:
+                if (
+                    not node.branch.finished
+                    and len(node.branch.path) - len(root.path) < self.max_depth
+                ):
                     node.children = yield from self._expand(node, case)
                     states += node.children
                     node = self._select(node)
@@ -147,7 +151,10 @@ class MCTS(Search):
         yield Release([child for child in children if child.finished])
         start = len(node.branch.generated)
         weights = [math.exp(mean_of_own(child.logprobs[start:])) for child in children]
-        return [Node(child, node, weight / sum(weights)) for child, weight in zip(children, weights, strict=True)]
+        return [
+            Node(child, node, weight / sum(weights))
+            for child, weight in zip(children, weights, strict=True)
+        ]
 
     def _select(self, parent: Node) -> Node:
         """The child with the largest number by the rule, the first of equals."""
@@ -160,7 +167,9 @@ class MCTS(Search):
         parent_visits = 1 + sum(child.visits for child in parent.children)
         return max(parent.children, key=lambda child: comparable(number(child)))
 
-    def _most_visited(self, top: Node, ends: Sequence[tuple[Branch, Node]], extract: Extract) -> list[Branch]:
+    def _most_visited(
+        self, top: Node, ends: Sequence[tuple[Branch, Node]], extract: Extract
+    ) -> list[Branch]:
         """The best rated answer under the most visited state that has one."""
         node = top
         while node.children:

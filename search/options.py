@@ -25,7 +25,8 @@ class Cancel(Protocol):
 
 
 class SolveKeywords(TypedDict, total=False):
-    """`SolveOptions` as keywords, for type checkers: its fields, with those of the budget beside them."""
+    """`SolveOptions` as keywords, for type checkers: its fields, with those of the budget beside
+    them."""
 
     verifier: Verifier | None
     seed: int
@@ -55,7 +56,8 @@ class CallKeywords(SolveKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class SolveOptions:
-    """How problems are solved, beside the search and the backend: what one problem's result depends on.
+    """How problems are solved, beside the search and the backend: what one problem's result depends
+    on.
 
     `search.solve` documents each field. Raises InvalidInput for a value that cannot be used.
     """
@@ -72,13 +74,20 @@ class SolveOptions:
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed)
-        check_kind("answer_kind", self.answer_kind, isinstance(self.answer_kind, str), "its name, as 'number'")
+        check_kind(
+            "answer_kind",
+            self.answer_kind,
+            isinstance(self.answer_kind, str),
+            "its name, as 'number'",
+        )
         extract_answer("", self.answer_kind)  # refuses an unknown kind
         template, extract = self.template, self.extract
         fits = isinstance(template, PromptTemplate | None)
         check_kind("template", template, fits, "a PromptTemplate(instruction=...)")
         if extract is not None and not callable(extract):
-            raise InvalidInput(f"extract={extract!r} cannot be called; give a function of the text, or answer_kind=...")
+            raise InvalidInput(
+                f"extract={extract!r} cannot be called; give a function of the text, or answer_kind=..."
+            )
         fits = isinstance(self.budget, Budget)
         check_kind("budget", self.budget, fits, "a search.budget.Budget(max_tokens=...)")
         fits = self.cancel is None or callable(getattr(self.cancel, "is_set", None))
@@ -96,7 +105,9 @@ class SolveOptions:
         if unknown := [name for name in given if name not in OPTION_NAMES]:
             raise InvalidInput(f"{unknown[0]} is no option; use one of {', '.join(OPTION_NAMES)}")
         if limits and "budget" in given:
-            raise InvalidInput(f"budget= holds {', '.join(limits)} already; give the limits in one of both ways")
+            raise InvalidInput(
+                f"budget= holds {', '.join(limits)} already; give the limits in one of both ways"
+            )
         if limits:
             given["budget"] = Budget(**limits)
         return cls(**given)
@@ -109,7 +120,9 @@ OPTION_NAMES = (*(field.name for field in fields(SolveOptions)), *BUDGET_NAMES)
 def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
     """Raise InvalidInput for a keyword that a call does not take, with those that it does."""
     parameters = inspect.signature(call).parameters.values()
-    of_the_call = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty]
+    of_the_call = [
+        p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
+    ]
     for name in given:
         if name not in OPTION_NAMES:
             raise InvalidInput(

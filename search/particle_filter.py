@@ -30,12 +30,13 @@ Weighted = tuple[Particles, dict[Branch, float]]
 
 @dataclass(frozen=True)
 class ParticleFilter(Search):
-    """`n` particles go on by a step each; then all are drawn again, the better rated ones more often.
+    """`n` particles go on by a step each; then all are drawn again, the better rated ones more
+    often.
 
-    A particle is drawn with probability softmax(log(r / (1 - r)) / weight_temperature), r its score,
-    from 0 to 1. One that is finished takes part with the score it has and writes nothing. After the
-    last step, when all are finished or `max_steps` are done, none is drawn; the best rated one is
-    the answer. A step is `step_tokens` tokens, or ends at `delimiter` before that.
+    A particle is drawn with probability softmax(log(r / (1 - r)) / weight_temperature), r its
+    score, from 0 to 1. One that is finished takes part with the score it has and writes nothing.
+    After the last step, when all are finished or `max_steps` are done, none is drawn; the best
+    rated one is the answer. A step is `step_tokens` tokens, or ends at `delimiter` before that.
     resampling: draw each particle by itself ("multinomial"), or all with one random number
         ("systematic").
     ess_threshold: draw only where the effective sample size is at most this share of n; 1 draws
@@ -66,7 +67,9 @@ class ParticleFilter(Search):
         particles, _ = yield from self.sweep(root, case)
         return list(particles)
 
-    def sweep(self, root: Branch, case: Case, reference: Sequence[Branch] = ()) -> Generator[Request, Any, Weighted]:
+    def sweep(
+        self, root: Branch, case: Case, reference: Sequence[Branch] = ()
+    ) -> Generator[Request, Any, Weighted]:
         """Filter once, and give the last step's particles with what they weigh since the last draw.
 
         reference: the branches of a particle that is given, from the root on. After step t it
@@ -84,10 +87,14 @@ class ParticleFilter(Search):
                 children = yield from expand(going, counts, step, self.sampling)
                 yield Rate(children, self.aggregation)
             held += children
-            free = {branch: count for branch, count in free.items() if branch.finished} | dict.fromkeys(children, 1)
+            free = {
+                branch: count for branch, count in free.items() if branch.finished
+            } | dict.fromkeys(children, 1)
             fixed = reference[done : done + 1] or reference[-1:]
             everyone = free | {branch: free.get(branch, 0) + 1 for branch in fixed}
-            before = {branch: branch if branch in log_weights else branch.parent for branch in everyone}
+            before = {
+                branch: branch if branch in log_weights else branch.parent for branch in everyone
+            }
             log_weights = {
                 branch: log_weights[parent] + self.log_weight(branch)
                 for branch, parent in before.items()
@@ -128,7 +135,11 @@ class ParticleFilter(Search):
         return bool(size <= self.ess_threshold * largest)
 
     def draw(
-        self, particles: Particles, log_weights: Mapping[Branch, float], count: int, rng: np.random.Generator
+        self,
+        particles: Particles,
+        log_weights: Mapping[Branch, float],
+        count: int,
+        rng: np.random.Generator,
     ) -> Particles:
         """Draw `count` particles by weight, with replacement; in the order of `particles`."""
         ends = np.cumsum(weights(particles, log_weights))
@@ -140,7 +151,8 @@ class ParticleFilter(Search):
 
 
 def weights(particles: Particles, log_weights: Mapping[Branch, float]) -> np.ndarray:
-    """The share of each branch in the weights of all particles: softmax, times how many stand on it."""
+    """The share of each branch in the weights of all particles: softmax, times how many stand on
+    it."""
     logs = np.array([log_weights[branch] for branch in particles], dtype=np.float64)
     shares = np.exp(logs - logs.max()) * np.array(list(particles.values()))
     normalised: np.ndarray = shares / shares.sum()

@@ -22,7 +22,9 @@ class MadeAtOnce:
         """Nothing is under way."""
 
 
-def begin_roots(backend: Backend, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Prefill:
+def begin_roots(
+    backend: Backend, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
+) -> Prefill:
     """A root for each prompt (see `Backend.roots`)."""
     if isinstance(backend, PrefillsByPass):
         return backend.begin_roots(prompts, seeds=seeds)
@@ -30,7 +32,10 @@ def begin_roots(backend: Backend, prompts: Sequence[Sequence[int]], seeds: Seque
 
 
 def begin_variants(
-    backend: Backend, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]]
+    backend: Backend,
+    root: Branch,
+    prompts: Sequence[Sequence[int]],
+    suffixes: Sequence[Sequence[int]],
 ) -> Prefill:
     """A child of `root` for each prompt (see `Backend.variants`)."""
     if isinstance(backend, PrefillsByPass):
@@ -38,7 +43,9 @@ def begin_variants(
     return MadeAtOnce(backend.variants(root, prompts, suffixes))
 
 
-def begin_extend(backend: Backend, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]]) -> Prefill:
+def begin_extend(
+    backend: Backend, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]]
+) -> Prefill:
     """Given tokens after each branch (see `Backend.extend`)."""
     if isinstance(backend, PrefillsByPass):
         return backend.begin_extend(branches, tokens_per_branch)

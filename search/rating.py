@@ -1,4 +1,5 @@
-"""How branches come by their scores: the verifier is asked, checked, and its step scores made one."""
+"""How branches come by their scores: the verifier is asked, checked, and its step scores made
+one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class Rater:
-    """A verifier whose answers are checked. Raises VerifierError, naming it, if anything goes wrong."""
+    """A verifier whose answers are checked. Raises VerifierError, naming it, if anything goes
+    wrong."""
 
     verifier: Verifier | None
 
@@ -32,10 +34,14 @@ class Rater:
     def name(self) -> str:
         return type(self.verifier).__name__
 
-    def scores(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def scores(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         """The step scores of each branch: at least one, all finite."""
         if self.verifier is None:
-            raise VerifierError("the search asked for scores, and there is no verifier; give verifier=...")
+            raise VerifierError(
+                "the search asked for scores, and there is no verifier; give verifier=..."
+            )
         try:
             given = self.verifier.rate(branches, questions, backend)
         except Exception as error:
@@ -49,10 +55,14 @@ class Rater:
             ) from error
         if len(scores) != len(branches) or not all(scores):
             count = sum(map(bool, scores))
-            raise VerifierError(f"{self.name} returned {count} ratings for {len(branches)} branches")
+            raise VerifierError(
+                f"{self.name} returned {count} ratings for {len(branches)} branches"
+            )
         for steps in scores:
             if not all(map(math.isfinite, steps)):
-                raise VerifierError(f"{self.name} returned the score {steps}; scores must be finite")
+                raise VerifierError(
+                    f"{self.name} returned the score {steps}; scores must be finite"
+                )
         return scores
 
     def check_product(self, scores: Sequence[Sequence[float]]) -> None:

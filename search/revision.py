@@ -88,7 +88,9 @@ class Revision(Search):
         yield Release(last)
         return {start: chain for start, chain in zip(starts, chains, strict=True) if start}
 
-    def _retold(self, root: Branch, attempts: Sequence[Branch]) -> Generator[Request, Any, Branch | None]:
+    def _retold(
+        self, root: Branch, attempts: Sequence[Branch]
+    ) -> Generator[Request, Any, Branch | None]:
         """The prompt with these attempts, each followed by the feedback; None without room."""
         made = [root]
         try:

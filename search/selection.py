@@ -225,7 +225,9 @@ def best(samples: Sequence[Sample], by: Figure = "score") -> int | None:
     return next((place for place in _order(samples, by) if place in counted), None)
 
 
-def borda(samples: Sequence[Sample], by: Figure = "self_certainty", power: float = 0.5) -> int | None:
+def borda(
+    samples: Sequence[Sample], by: Figure = "self_certainty", power: float = 0.5
+) -> int | None:
     """Votes that weigh (N - r + 1)^power for the sample of rank r among N (Kang et al., 2025).
 
     power: 0 is the majority; the larger it is, the more the best sample decides.
@@ -243,7 +245,9 @@ def soft_best_of_n(samples: Sequence[Sample], temperature: float = 0.1) -> list[
     alike. A sample without a score is never drawn.
     """
     if not temperature > 0:
-        raise InvalidInput(f"temperature={temperature} of soft best-of-n must be above 0; near 0 it is best-of-n")
+        raise InvalidInput(
+            f"temperature={temperature} of soft best-of-n must be above 0; near 0 it is best-of-n"
+        )
     places = set(_whole(samples))
     scores = [sample.score if place in places else None for place, sample in enumerate(samples)]
     top = max((score for score in scores if score is not None), default=0.0)
@@ -272,8 +276,11 @@ def confidence_vote(
     return voted(samples, [w if comparable(w) >= threshold else 0.0 for w in weights])
 
 
-def trace_confidence(confidences: Sequence[float], measure: Measure = "lowest", window: int = 2048) -> float:
-    """How sure the model was of a text, from each token's confidence C_t (DeepConf; Fu et al., 2025).
+def trace_confidence(
+    confidences: Sequence[float], measure: Measure = "lowest", window: int = 2048
+) -> float:
+    """How sure the model was of a text, from each token's confidence C_t (DeepConf; Fu et al.,
+    2025).
 
     measure: "mean" over all tokens; "tail", over the last `window`; "lowest", the lowest group,
     where a group is the mean over `window` tokens in a row; "bottom", the mean of the lowest tenth
@@ -329,7 +336,9 @@ class Rule:
         return [float(place == chosen) for place in range(len(samples))]
 
 
-def all_rules(measure: Measure = "lowest", window: int = 2048, temperature: float = 0.1) -> list[Rule]:
+def all_rules(
+    measure: Measure = "lowest", window: int = 2048, temperature: float = 0.1
+) -> list[Rule]:
     """Every rule. measure, window: of the confidence votes. temperature: of soft best-of-n."""
     confident = partial(confidence_vote, measure=measure, window=window)
     return [

@@ -16,7 +16,9 @@ CRITICISE = (
     "Check this solution step by step. Say what is wrong with it; if nothing is, end with 'it is "
     "correct'. Do not solve the problem again."
 )
-REWRITE = "Now write the whole solution again without these mistakes, with the final answer at its end."
+REWRITE = (
+    "Now write the whole solution again without these mistakes, with the final answer at its end."
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class SelfRefine(Search):
         start = root
         try:
             while True:
-                (answer,) = yield Expand([start], 1, Step(self.max_tokens, end=case.end), self.sampling)
+                (answer,) = yield Expand(
+                    [start], 1, Step(self.max_tokens, end=case.end), self.sampling
+                )
                 yield Release([start, *answers[-1:]])
                 answers.append(answer)
                 if len(answers) == self.attempts:

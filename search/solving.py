@@ -19,10 +19,16 @@ from ttc.results import Progress, Result
 
 
 @overload
-def solve(search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[CallKeywords]) -> Result: ...
+def solve(
+    search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[CallKeywords]
+) -> Result: ...
 @overload
 def solve(
-    search: Search, *, problem: Sequence[Problem] | list[str], engine: Backend, **options: Unpack[CallKeywords]
+    search: Search,
+    *,
+    problem: Sequence[Problem] | list[str],
+    engine: Backend,
+    **options: Unpack[CallKeywords],
 ) -> list[Result]: ...
 def solve(
     search: Search,
@@ -37,41 +43,49 @@ def solve(
 ) -> Result | list[Result]:
     """Run `search` on one problem, or on a list of problems that decode in one batch.
 
-    engine: what the searches run on, a `ttc.Engine` or another backend. verifier: what rates branches, for searches
-        that ask for scores.
+    engine: what the searches run on, a `ttc.Engine` or another backend. verifier: what rates
+        branches, for searches that ask for scores.
     template: the words around a question, `PromptTemplate()` by default.
-    seed: with the problem's id it fixes every sampled token. Without an id it is the question, and how many problems
-        without one ask the same before it in the list: ["q", "q"] are two problems with samples of their own, of which
-        the first has those of "q" alone.
-    answer_kind: how answers are read (see `extract_answer`); votes group by the grader's equality of that kind.
-    extract: a function of the text that reads answers instead; votes group them by their spelling, unless it is a
-        `ttc.text.reader.AnswerReader(extract=..., same=...)`.
-    thinking_marks: what tells the model's thoughts, of which no answer is read, from its answers: `ttc.ThinkingMarks`,
-        None for those that the model's chat template or vocabulary names, False for none.
-    end: strings that finish a branch. A prompt without a chat template ends at the next "Question:" by itself (see
-        `PromptTemplate.ends`), which texts leave out.
-    max_tokens: the most tokens of one problem, generated plus verifier tokens. It is never passed, unless by the last
-        rating of a verifier that does not say beforehand what it costs (see `Priced`).
+    seed: with the problem's id it fixes every sampled token. Without an id it is the question, and
+        how many problems without one ask the same before it in the list: ["q", "q"] are two
+        problems with samples of their own, of which the first has those of "q" alone.
+    answer_kind: how answers are read (see `extract_answer`); votes group by the grader's equality
+        of that kind.
+    extract: a function of the text that reads answers instead; votes group them by their spelling,
+        unless it is a `ttc.text.reader.AnswerReader(extract=..., same=...)`.
+    thinking_marks: what tells the model's thoughts, of which no answer is read, from its answers:
+        `ttc.ThinkingMarks`, None for those that the model's chat template or vocabulary names,
+        False for none.
+    end: strings that finish a branch. A prompt without a chat template ends at the next "Question:"
+        by itself (see `PromptTemplate.ends`), which texts leave out.
+    max_tokens: the most tokens of one problem, generated plus verifier tokens. It is never passed,
+        unless by the last rating of a verifier that does not say beforehand what it costs (see
+        `Priced`).
     max_generated_tokens: the most generated tokens of one problem. It is never passed.
     max_calls: the most expansions of one problem.
-    max_wall_s: seconds from the start of a problem's search, its prompt included, after which it ends, in the middle of
-        a step too. The only budget with which results depend on the machine, and on what else is solved.
-    Where one of these runs out, the search ends with the best so far and `Result.stopped` is the limit's name.
-    reserve: so many of the last tokens, and the last call, are kept to finish the best branch so far, where a budget
-        ended the search before that branch was finished; no time is. final_text: put after it first, to ask for the
-        answer.
+    max_wall_s: seconds from the start of a problem's search, its prompt included, after which it
+        ends, in the middle of a step too. The only budget with which results depend on the machine,
+        and on what else is solved.
+    Where one of these runs out, the search ends with the best so far and `Result.stopped` is the
+    limit's name.
+    reserve: so many of the last tokens, and the last call, are kept to finish the best branch so
+        far, where a budget ended the search before that branch was finished; no time is.
+        final_text: put after it first, to ask for the answer.
     budget: a whole `search.budget.Budget`, in the place of these six.
-    cancel: a `threading.Event`, or anything with `is_set`. Once it is set, all problems of the call end as they do when
-        their time is up, and `Result.stopped` is "cancelled".
-    Time and `cancel` are looked at between any two passes of the model. A branch that was being written keeps what it
-        has, and the last of its `step_reasons` is "interrupted". Other problems go on as if nothing had been.
-    concurrency: the most problems under way at once; by default as many as there are free rows and memory for (16 until
-        the first has ended, and on a backend that does not say what it has). max_rows: the most branches that decode at
-        once, by default 256 where `concurrency` is not given, else no limit. Results depend on neither.
-    on_result: called as each problem finishes. on_step: called after each request of a search (see `Progress`).
-    With a list, a problem that cannot be used or whose verifier fails gives a Result with `error`; alone it raises
-    what stopped it before any branch existed. Raises InvalidInput for an option that there is not.
-    Threads may share an engine (see `Engine`), and so may `asyncio.to_thread`.
+    cancel: a `threading.Event`, or anything with `is_set`. Once it is set, all problems of the call
+        end as they do when their time is up, and `Result.stopped` is "cancelled".
+    Time and `cancel` are looked at between any two passes of the model. A branch that was being
+        written keeps what it has, and the last of its `step_reasons` is "interrupted". Other
+        problems go on as if nothing had been.
+    concurrency: the most problems under way at once; by default as many as there are free rows and
+        memory for (16 until the first has ended, and on a backend that does not say what it has).
+        max_rows: the most branches that decode at once, by default 256 where `concurrency` is not
+            given, else no limit. Results depend on neither.
+    on_result: called as each problem finishes. on_step: called after each request of a search (see
+    `Progress`). With a list, a problem that cannot be used or whose verifier fails gives a Result
+    with `error`; alone it raises what stopped it before any branch existed. Raises InvalidInput for
+    an option that there is not. Threads may share an engine (see `Engine`), and so may
+    `asyncio.to_thread`.
     """
     check_concurrency(concurrency, max_rows)
     for name, called in (("on_result", on_result), ("on_step", on_step)):
@@ -104,10 +118,11 @@ def solve_each(
     max_rows: int | None = None,
     **options: Unpack[SolveKeywords],
 ) -> Generator[Result, None, None]:
-    """Run `search` on a list of problems as `solve` does, and give each result as soon as its problem has ended.
+    """Run `search` on a list of problems as `solve` does, and give each result as soon as its
+    problem has ended.
 
-    The searches go on as the iterator is read. It keeps no result that it has given, so the list may be long. Closing
-    it frees everything. options: as for `solve`.
+    The searches go on as the iterator is read. It keeps no result that it has given, so the list
+    may be long. Closing it frees everything. options: as for `solve`.
     """
     check_keywords(solve_each, options)
     config = SearchConfig.of(search, engine, SolveOptions.of(**options))
@@ -123,7 +138,9 @@ def results_of(
 ) -> Generator[Result, None, None]:
     """`solve_each` for a configuration that is made already."""
     check_concurrency(concurrency, max_rows)
-    return _results(_events(engine, config, as_problems(problems), concurrency, max_rows, strict=False))
+    return _results(
+        _events(engine, config, as_problems(problems), concurrency, max_rows, strict=False)
+    )
 
 
 def _results(events: Events) -> Generator[Result, None, None]:
@@ -143,17 +160,21 @@ def stream(
     tokens: bool = False,
     **options: Unpack[SolveKeywords],
 ) -> Iterator[Progress]:
-    """Run `search` on one problem and give what each request did as it happens; the last one holds the result.
+    """Run `search` on one problem and give what each request did as it happens; the last one holds
+    the result.
 
-    tokens: also say after each token what has been written of the steps under way. `Progress.did` is "wrote" then, and
-        each of `Progress.nodes` has its text so far.
-    The search goes on as the iterator is read. Closing it, or leaving a `for` loop over it, frees everything.
+    tokens: also say after each token what has been written of the steps under way. `Progress.did`
+        is "wrote" then, and each of `Progress.nodes` has its text so far.
+    The search goes on as the iterator is read. Closing it, or leaving a `for` loop over it, frees
+    everything.
     options: as for `solve`.
     """
     check_keywords(stream, options)
     check_kind("tokens", tokens, isinstance(tokens, bool), "True or False")
     config = SearchConfig.of(search, engine, SolveOptions.of(**options))
-    return _progress(_events(engine, config, [as_problem(problem)], 1, None, strict=True, tokens=tokens))
+    return _progress(
+        _events(engine, config, [as_problem(problem)], 1, None, strict=True, tokens=tokens)
+    )
 
 
 def _events(
@@ -166,7 +187,8 @@ def _events(
     strict: bool,
     tokens: bool = False,
 ) -> Events:
-    """What happens to the problems, each by its place in the list. Nothing is done before the first event is read."""
+    """What happens to the problems, each by its place in the list. Nothing is done before the first
+    event is read."""
     driver = Driver(engine, Admission.of(engine, concurrency, max_rows), strict, each_token=tokens)
     repeats = Counter[str]()
     for problem in problems:

@@ -1,6 +1,6 @@
-"""What has to be set before anything is imported: one thread for each test process, for pytest-xdist runs as many of
-them as there are processors; and Triton's interpreter where there is no GPU. On a busy machine no property test fails
-for the time that it takes."""
+"""What has to be set before anything is imported: one thread for each test process, for
+pytest-xdist runs as many of them as there are processors; and Triton's interpreter where there is
+no GPU. On a busy machine no property test fails for the time that it takes."""
 
 import os
 

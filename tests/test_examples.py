@@ -28,7 +28,9 @@ def test_every_example_is_run_here_and_fits_a_screen_or_two() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_example_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On a small model with random weights, so that it takes a moment."""
     monkeypatch.setattr(sys, "argv", [name, *FILES[name]])
     monkeypatch.setattr(Engine, "from_pretrained", lambda *_, **__: make_engine(context=400))

@@ -1,4 +1,5 @@
-"""The files of docs/extending.md run as printed, in a folder outside the repository, and so do the commands below them.
+"""The files of docs/extending.md run as printed, in a folder outside the repository, and so do the
+commands below them.
 
 And what the main job says when a part of the user's own cannot be used, or changed."""
 
@@ -33,7 +34,10 @@ from ttc import Engine, InvalidInput
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
-FILES = {name: text for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)}
+FILES = {
+    name: text
+    for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+}
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for language, block in BLOCKS if not language for line in block.splitlines()]
 JOBS = [command for command in COMMANDS if "-m" in command]
@@ -66,13 +70,17 @@ def _engine(name: str) -> Engine:
 
 def test_the_page_shows_a_file_and_two_commands_for_each_part() -> None:
     assert set(FILES) == {*SAYS, "shop.jsonl"}
-    assert [c for c in COMMANDS if not c.startswith("python -m ")] == [f"python {name}" for name in SAYS]
+    assert [c for c in COMMANDS if not c.startswith("python -m ")] == [
+        f"python {name}" for name in SAYS
+    ]
     assert len(COMMANDS) == 2 * len(SAYS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", SAYS)
-def test_a_file_of_the_page_runs_as_printed(file: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_the_page_runs_as_printed(
+    file: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runpy.run_path(file, run_name="__main__")
     said = capsys.readouterr().out.strip()
     assert re.search(SAYS[file], said, re.DOTALL | re.MULTILINE), said
@@ -89,7 +97,10 @@ def test_the_main_job_takes_a_part_of_ones_own(
     if "run.dry" in command:
         assert re.search(r"\n\nQ: 6 \+ 2|\nQ: State the final answer.*\nA:", shown.out)
         return
-    records = [json.loads(line) for line in (folder / "outputs" / "r" / "records.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for line in (folder / "outputs" / "r" / "records.jsonl").read_text().splitlines()
+    ]
     assert len(records) in (2, 4) and not any(record["error"] for record in records)
     if "UntilSure" in command:
         assert {len(record["branches"]) for record in records} <= {4, 8}  # one round or two
@@ -103,7 +114,13 @@ def test_the_main_job_takes_a_part_of_ones_own(
 
 @pytest.mark.slow
 def test_a_file_beside_the_command_is_found_by_it_in_a_process_of_its_own(folder: Path) -> None:
-    words = ["-m", "experiments.run", "search._target_=my_search.UntilSure", "run.dry=true", "dataset.limit=1"]
+    words = [
+        "-m",
+        "experiments.run",
+        "search._target_=my_search.UntilSure",
+        "run.dry=true",
+        "dataset.limit=1",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = finished([sys.executable, *words], env=environment)
     assert done.returncode == 0, done.stderr
@@ -125,13 +142,24 @@ USES = "verifier._target_=my_verifier.UsesTheNumbers"
     [
         [UNTIL_SURE, "search.rounds=2", "search.temperature=0.5"],
         ["search=my_search.UntilSure", "search.rounds=2", "search.temperature=0.5"],
-        ["search=mcts", "+search.rounds=2", "++search._target_='my_search.UntilSure'", "search.temperature=0.5"],
+        [
+            "search=mcts",
+            "+search.rounds=2",
+            "++search._target_='my_search.UntilSure'",
+            "search.temperature=0.5",
+        ],
         ["~search", "+search={_target_: my_search.UntilSure, rounds: 2, temperature: 0.5}"],
     ],
 )
 def test_the_settings_of_ones_own_search_are_its_fields(given: list[str], folder: Path) -> None:
     config = composed(*given)
-    expected = {"_target_": "my_search.UntilSure", "temperature": 0.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    expected = {
+        "_target_": "my_search.UntilSure",
+        "temperature": 0.5,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+    }
     assert config.search == expected | {"n": 4, "rounds": 2, "enough": 1.0, "max_tokens": 64}
     assert instantiate(config.search, _convert_="all").rounds == 2
 
@@ -171,7 +199,12 @@ class Last(BlockCache):
 def test_the_settings_of_another_class_are_its_constructors_arguments(folder: Path) -> None:
     (folder / "my_others.py").write_text(OTHERS)
     config = composed("verifier=my_others.Weighs", "verifier.weight=2", "verifier.words=[a]")
-    assert config.verifier == {"_target_": "my_others.Weighs", "weight": 2.0, "words": ["a"], "how": "mean"}
+    assert config.verifier == {
+        "_target_": "my_others.Weighs",
+        "weight": 2.0,
+        "words": ["a"],
+        "how": "mean",
+    }
     verifier = instantiate(config.verifier, _convert_="all")
     assert (verifier.weight, verifier.words, verifier.judge) == (2.0, ["a"], len)
     assert OmegaConf.missing_keys(composed("verifier=my_others.Weighs")) == {"verifier.weight"}
@@ -184,7 +217,12 @@ def test_the_settings_of_another_class_are_its_constructors_arguments(folder: Pa
 
 def test_any_other_part_may_be_ones_own(folder: Path) -> None:
     (folder / "my_others.py").write_text(OTHERS)
-    config = composed("memory=my_others.Kept", "memory.pages=[3]", "cache._target_=my_others.Last", "cache.order=lru")
+    config = composed(
+        "memory=my_others.Kept",
+        "memory.pages=[3]",
+        "cache._target_=my_others.Last",
+        "cache.order=lru",
+    )
     memory = engine_options(config)["memory"]
     assert memory.pages == [3] and memory.budget_gib is None
     assert config.cache.order == "lru" and type(instantiate(config.cache)).__name__ == "Last"
@@ -192,7 +230,9 @@ def test_any_other_part_may_be_ones_own(folder: Path) -> None:
 
 
 def test_a_class_of_this_project_is_its_own_choice(folder: Path) -> None:
-    words = as_choices(["search._target_=search.BestOfN", "search.n=3", "verifier=verifiers.value_head.ValueHead"])
+    words = as_choices(
+        ["search._target_=search.BestOfN", "search.n=3", "verifier=verifiers.value_head.ValueHead"]
+    )
     assert words == ["search=best_of_n", "search.n=3", "verifier=value_head"]
     assert as_choices(["search=mcts", "run.name=a.b", "~verifier", "-m"]) == [
         "search=mcts", "run.name=a.b", "verifier=none", "-m"
@@ -208,7 +248,10 @@ def test_a_class_of_this_project_is_its_own_choice(folder: Path) -> None:
     ],
 )
 def test_a_sweep_may_mix_ones_own_and_others(
-    words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["run", "-m", *words, "run.dry=true", "dataset.limit=1"])
     assert experiments.run.launch() == 0
@@ -244,25 +287,69 @@ SETTINGS = "temperature, top_k, top_p, min_p, n, rounds, enough, max_tokens"
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["search._target_=my_serach.UntilSure"], "my_serach.UntilSure cannot be imported: No module named"),
-        (["search._target_=my_search.Sure"], "my_search.Sure cannot be imported: .* has no attribute 'Sure'"),
+        (
+            ["search._target_=my_serach.UntilSure"],
+            "my_serach.UntilSure cannot be imported: No module named",
+        ),
+        (
+            ["search._target_=my_search.Sure"],
+            "my_search.Sure cannot be imported: .* has no attribute 'Sure'",
+        ),
         (["search._target_=my_search"], "my_search cannot be imported"),
-        (["search=my_verifier.UsesTheNumbers"], "is no search; make it a class that inherits from search.Search$"),
-        (["verifier._target_=my_search.UntilSure"], "is no verifier; make it a class with a method rate"),
-        ([UNTIL_SURE, "search.round=2"], f"^search.round is no setting of my_search.UntilSure; use one of {SETTINGS}$"),
-        ([UNTIL_SURE, "+search.round=2"], f"^search.round is no .* of my_search.UntilSure; use one of {SETTINGS}$"),
-        ([UNTIL_SURE, "search.rounds=two"], "^search.rounds=two: .* could not be converted to Integer"),
-        ([USES, "+verifier.weight=2"], "verifier.weight is no setting of my_verifier.UsesTheNumbers, which has none$"),
-        ([UNTIL_SURE, "search=mcts,dvts"], "search=mcts,dvts and a class for search are both given"),
-        (["memory._target_=no.Such"], r"^memory._target_=no.Such cannot .* No module named 'no'; give .*or.* resident"),
-        (["placement._target_=no.Such"], "^placement._target_=no.Such cannot be imported: No module named 'no'; give"),
-        (["cache._target_=no.Such"], "^cache._target_=no.Such cannot be imported: No module named 'no'; give .* rsbcm"),
-        (["gate._target_=no.Such"], "^gate._target_=no.Such cannot be imported: No module named 'no'; give .* decode"),
-        (["gate=my_search.UntilSure"], "gate=my_search.UntilSure is no gate; make it a class that inherits from ttc.D"),
+        (
+            ["search=my_verifier.UsesTheNumbers"],
+            "is no search; make it a class that inherits from search.Search$",
+        ),
+        (
+            ["verifier._target_=my_search.UntilSure"],
+            "is no verifier; make it a class with a method rate",
+        ),
+        (
+            [UNTIL_SURE, "search.round=2"],
+            f"^search.round is no setting of my_search.UntilSure; use one of {SETTINGS}$",
+        ),
+        (
+            [UNTIL_SURE, "+search.round=2"],
+            f"^search.round is no .* of my_search.UntilSure; use one of {SETTINGS}$",
+        ),
+        (
+            [UNTIL_SURE, "search.rounds=two"],
+            "^search.rounds=two: .* could not be converted to Integer",
+        ),
+        (
+            [USES, "+verifier.weight=2"],
+            "verifier.weight is no setting of my_verifier.UsesTheNumbers, which has none$",
+        ),
+        (
+            [UNTIL_SURE, "search=mcts,dvts"],
+            "search=mcts,dvts and a class for search are both given",
+        ),
+        (
+            ["memory._target_=no.Such"],
+            r"^memory._target_=no.Such cannot .* No module named 'no'; give .*or.* resident",
+        ),
+        (
+            ["placement._target_=no.Such"],
+            "^placement._target_=no.Such cannot be imported: No module named 'no'; give",
+        ),
+        (
+            ["cache._target_=no.Such"],
+            "^cache._target_=no.Such cannot be imported: No module named 'no'; give .* rsbcm",
+        ),
+        (
+            ["gate._target_=no.Such"],
+            "^gate._target_=no.Such cannot be imported: No module named 'no'; give .* decode",
+        ),
+        (
+            ["gate=my_search.UntilSure"],
+            "gate=my_search.UntilSure is no gate; make it a class that inherits from ttc.D",
+        ),
         (["~memory"], "^~memory leaves a run without what it needs"),
     ],
 )
-def test_a_part_that_cannot_be_used_is_refused_by_name(given: list[str], message: str, folder: Path) -> None:
+def test_a_part_that_cannot_be_used_is_refused_by_name(
+    given: list[str], message: str, folder: Path
+) -> None:
     with pytest.raises((InvalidInput, HydraException)) as error:
         composed(*given)
     said = str(reason(error.value))
@@ -305,12 +392,18 @@ class SecondThoughts(Search):
 
 def test_a_search_of_ones_own_may_draw_at_random_and_append(folder: Path) -> None:
     (folder / "my_doubts.py").write_text(RANDOM_SEARCH)
-    search = instantiate(composed("search._target_=my_doubts.SecondThoughts", "search.doubts=2").search)
+    search = instantiate(
+        composed("search._target_=my_doubts.SecondThoughts", "search.doubts=2").search
+    )
     engine = make_engine(context=220)
     together = solve(search, problem=["1 + 1", "2", "3 - 1"], engine=engine)
     for result in together:
         alone = solve(search, problem=result.problem, engine=engine)
-        assert result.error is None and exactly(alone.tree) == exactly(result.tree) and alone.answer == result.answer
+        assert (
+            result.error is None
+            and exactly(alone.tree) == exactly(result.tree)
+            and alone.answer == result.answer
+        )
         assert sorted(len(branch.path) for branch in result.branches) == [1, 3, 3]
     assert engine.kv_bytes() == 0
     kept = [next(b.path for b in result.branches if len(b.path) == 1) for result in together]

@@ -34,7 +34,9 @@ def test_a_wait_without_a_limit_is_seen() -> None:
     assert list(endless_waits(source)) == [1, 2]
 
 
-@pytest.mark.parametrize("file", sorted(TESTS.rglob("*.py")), ids=lambda file: str(file.relative_to(TESTS)))
+@pytest.mark.parametrize(
+    "file", sorted(TESTS.rglob("*.py")), ids=lambda file: str(file.relative_to(TESTS))
+)
 def test_no_test_waits_without_a_limit(file: Path) -> None:
     assert list(endless_waits(file.read_text())) == []
 

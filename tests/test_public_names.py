@@ -1,4 +1,5 @@
-"""The packages' public names: loaded when they are used, and listed once for the reader, mypy and `import *` alike."""
+"""The packages' public names: loaded when they are used, and listed once for the reader, mypy and
+`import *` alike."""
 
 import ast
 import importlib
@@ -55,13 +56,20 @@ def test_a_public_search_verifier_or_policy_is_a_choice_by_the_name_of_its_file(
             target = known.choices[choice]
             assert target.__name__ == name and target.__module__.startswith(f"{folder}.{choice}")
             assert known.base is None or issubclass(target, known.base)
-    assert not {"base", "driver", "reward_model"} & {*choices("search"), *choices("verifier"), *choices("memory")}
+    assert not {"base", "driver", "reward_model"} & {
+        *choices("search"),
+        *choices("verifier"),
+        *choices("memory"),
+    }
 
 
 def test_a_choice_needs_no_file_in_conf() -> None:
     assert "greedy" not in written("search") and "beam_search" in written("search")
     config = configuration("run", "run.name=r", "search=greedy", "verifier=self")
-    assert config.search._target_ == "search.Greedy" and config.verifier._target_ == "verifiers.SelfVerifier"
+    assert (
+        config.search._target_ == "search.Greedy"
+        and config.verifier._target_ == "verifiers.SelfVerifier"
+    )
 
 
 def test_a_name_that_does_not_exist_is_an_ordinary_attribute_error() -> None:
@@ -73,7 +81,9 @@ def test_a_name_that_does_not_exist_is_an_ordinary_attribute_error() -> None:
         from ttc import Enginee  # type: ignore[attr-defined]  # noqa: F401
 
 
-def test_the_distribution_has_a_name_of_its_own_and_the_packages_version(pytestconfig: pytest.Config) -> None:
+def test_the_distribution_has_a_name_of_its_own_and_the_packages_version(
+    pytestconfig: pytest.Config,
+) -> None:
     about = tomllib.loads((pytestconfig.rootpath / "pyproject.toml").read_text(encoding="utf-8"))
     assert about["project"]["name"] == "ttc-tree"  # "ttc" is another project's on PyPI
     assert about["tool"]["hatch"]["version"]["path"] == "ttc/__init__.py"
@@ -84,4 +94,6 @@ def test_the_distribution_has_a_name_of_its_own_and_the_packages_version(pytestc
 def test_nothing_is_kept_for_a_release_that_never_was(name: str) -> None:
     """Version 0.1.0 is the first, so there are no old names to warn about yet."""
     folder = Path(str(importlib.import_module(name).__file__)).parent
-    assert [file.name for file in folder.rglob("*.py") if "DeprecationWarning" in file.read_text()] == []
+    assert [
+        file.name for file in folder.rglob("*.py") if "DeprecationWarning" in file.read_text()
+    ] == []

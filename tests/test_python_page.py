@@ -41,11 +41,17 @@ def test_the_blocks_run_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: str(tracker_of(recipe)))
-def test_a_recipe_writes_to_its_tracker(recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_recipe_writes_to_its_tracker(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     package = tracker_of(recipe)
     pytest.importorskip(str(package))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    place = f"sqlite:///{tmp_path}/mlflow.db" if find_spec("sqlalchemy") else (tmp_path / "mlruns").as_uri()
+    place = (
+        f"sqlite:///{tmp_path}/mlflow.db"
+        if find_spec("sqlalchemy")
+        else (tmp_path / "mlruns").as_uri()
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", place)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its small distribution has no database
     names: dict[str, Any] = {}

@@ -23,7 +23,9 @@ def example_output() -> str:
 
 
 @pytest.mark.parametrize("document", TABLES)
-def test_the_tables_are_the_committed_figures(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_are_the_committed_figures(
+    document: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     assert filled(document) == Path(document).read_text()
     text = Path(document).read_text()
@@ -34,7 +36,9 @@ def test_the_tables_are_the_committed_figures(document: str, monkeypatch: pytest
 
 @pytest.mark.slow
 def test_the_readme_shows_what_the_example_prints(example_output: str) -> None:
-    shown = re.search(r"```python\n.*?```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    shown = re.search(
+        r"```python\n.*?```\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
     assert shown is not None
     assert example_output == shown[1]
 
@@ -42,4 +46,6 @@ def test_the_readme_shows_what_the_example_prints(example_output: str) -> None:
 def test_every_link_between_the_documents_leads_somewhere() -> None:
     for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
-            assert target.startswith("https://") or (document.parent / target).exists(), f"{document.name}: {target}"
+            assert target.startswith("https://") or (document.parent / target).exists(), (
+                f"{document.name}: {target}"
+            )

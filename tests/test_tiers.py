@@ -37,6 +37,8 @@ def test_every_file_of_tests_has_one_in_the_fast_tier(request: pytest.FixtureReq
 
 def test_ci_runs_every_test() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    fast, every = (makefile.partition(f"\n{name}:")[2].splitlines()[1] for name in ("test", "test-all"))
+    fast, every = (
+        makefile.partition(f"\n{name}:")[2].splitlines()[1] for name in ("test", "test-all")
+    )
     assert fast == f'{every} -m "not slow"' and every.endswith("python -m pytest")
     assert "make test-all" in (ROOT / ".ci/run").read_text().splitlines()

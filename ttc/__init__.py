@@ -1,4 +1,5 @@
-"""A branch-aware KV engine for test-time compute: branches of one model over one tree of keys and values."""
+"""A branch-aware KV engine for test-time compute: branches of one model over one tree of keys and
+values."""
 
 from typing import TYPE_CHECKING
 

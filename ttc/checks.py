@@ -25,9 +25,12 @@ NUMBERS: dict[type, type] = {int: Integral, float: Real}
 
 
 def check_kind(name: str, value: Any, fits: bool, right: str) -> None:
-    """Raise InvalidInput for a class, and for a value that does not fit; `right` says what would."""
+    """Raise InvalidInput for a class, and for a value that does not fit; `right` says what
+    would."""
     if inspect.isclass(value):
-        raise InvalidInput(f"{name}={value.__name__} is a class; give an object, as {value.__name__}()")
+        raise InvalidInput(
+            f"{name}={value.__name__} is a class; give an object, as {value.__name__}()"
+        )
     if not fits:
         raise InvalidInput(f"{name}={value!r:.80} is of type {type(value).__name__}; give {right}")
 
@@ -41,9 +44,12 @@ def check_whole(name: str, value: Any, least: int | None = None) -> int:
 
 
 def check_one_each(count: int, things: str, given: int, others: str, none: str = "") -> None:
-    """Raise InvalidInput unless as many others were given as there are things. none: what stands for none of them."""
+    """Raise InvalidInput unless as many others were given as there are things. none: what stands
+    for none of them."""
     if given != count:
-        raise InvalidInput(f"{count} {things} came with {given} {others}; give one each{none and ', '}{none}")
+        raise InvalidInput(
+            f"{count} {things} came with {given} {others}; give one each{none and ', '}{none}"
+        )
 
 
 def check_positive(settings: Any, prefix: str, *names: str) -> None:

@@ -13,7 +13,8 @@ LINE = "compiling the CPU kernels, once on this machine; it takes up to a minute
 def announce_compiling() -> None:
     """Log `LINE`, once in this process, when numba begins to compile a function of this package.
 
-    What it has kept on disk from an earlier process is loaded, not compiled. Raises ImportError without numba.
+    What it has kept on disk from an earlier process is loaded, not compiled. Raises ImportError
+    without numba.
     """
     from numba.core import event
 

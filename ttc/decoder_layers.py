@@ -16,12 +16,14 @@ NUMBERS = ("layer_idx", "layer_id")
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
-    """The modules that hold attention layer 0, 1, 2, ..., side by side in one list; each may hold several in a row.
+    """The modules that hold attention layer 0, 1, 2, ..., side by side in one list; each may hold
+    several in a row.
 
     Raises UnsupportedModel for a model without such a list.
     """
     count = model.config.get_text_config().num_hidden_layers
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model  # not what encodes images
+    # not what encodes images
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     lists = [*_lists(decoder), *_lists(model)]
     for known in (_in_order, _unnumbered):
         for layers in (whole[:count] for whole in lists):
@@ -31,7 +33,8 @@ def decoder_layers(model: Any) -> list[nn.Module]:
 
 
 def layer_stacks(model: Any) -> list[list[nn.Module]]:
-    """The lists of modules that hold attention layers, each from number 0 on, of a model with several such lists."""
+    """The lists of modules that hold attention layers, each from number 0 on, of a model with
+    several such lists."""
     return [layers for layers in _lists(model) if _in_order(layers, len(layers))]
 
 
@@ -46,19 +49,28 @@ def large_linears(layer: nn.Module) -> dict[str, nn.Linear]:
 
 
 def _lists(model: nn.Module) -> list[list[nn.Module]]:
-    return [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    return [
+        list(module)
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module)
+    ]
 
 
 def _in_order(layers: Sequence[nn.Module], count: int) -> bool:
-    """Whether the first of `layers` holds the first of `count` numbers, the second those that follow, and so on."""
+    """Whether the first of `layers` holds the first of `count` numbers, the second those that
+    follow, and so on."""
     each = count // len(layers)
-    return all({*range(n * each, (n + 1) * each)} <= {*_numbers(layer)} for n, layer in enumerate(layers))
+    return all(
+        {*range(n * each, (n + 1) * each)} <= {*_numbers(layer)} for n, layer in enumerate(layers)
+    )
 
 
 def _unnumbered(layers: Sequence[nn.Module], count: int) -> bool:
-    """Whether there are `count` layers that hold attention modules without numbers (the first GPT)."""
+    """Whether there are `count` layers that hold attention modules without numbers (the first
+    GPT)."""
     return len(layers) == count and all(
-        not [*_numbers(layer)] and any(type(module).__name__.endswith("Attention") for module in layer.modules())
+        not [*_numbers(layer)]
+        and any(type(module).__name__.endswith("Attention") for module in layer.modules())
         for layer in layers
     )
 

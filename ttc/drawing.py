@@ -1,4 +1,5 @@
-"""A search tree as a picture for a page or a notebook: SVG that needs no script and no other file."""
+"""A search tree as a picture for a page or a notebook: SVG that needs no script and no other
+file."""
 
 from __future__ import annotations
 
@@ -40,28 +41,38 @@ def alive(nodes: Sequence[N]) -> list[N]:
 
 
 def tree_svg(nodes: Sequence[Drawn], chosen: Sequence[int] | None = None) -> str:
-    """The tree from left to right. Circles go from orange for the lowest score to blue for the highest; white is none.
+    """The tree from left to right. Circles go from orange for the lowest score to blue for the
+    highest; white is none.
 
-    nodes: parents before their children. chosen: the path of the branch that was chosen, drawn bold. What was pruned is
-    dashed. Pointing at a circle shows the whole step.
+    nodes: parents before their children. chosen: the path of the branch that was chosen, drawn
+    bold. What was pruned is dashed. Pointing at a circle shows the whole step.
     """
     children: dict[int | None, list[Drawn]] = defaultdict(list)
     for node in nodes:
         children[node.parent].append(node)
     places = _places(children)
-    on_the_way = {node.id for node in nodes if chosen is not None and list(chosen)[: len(node.path)] == node.path}
+    on_the_way = {
+        node.id
+        for node in nodes
+        if chosen is not None and list(chosen)[: len(node.path)] == node.path
+    }
     scores = [node.score for node in nodes if node.score is not None]
     span = (min(scores), max(scores)) if scores else (0.0, 0.0)
     width = max((x for x, _ in places.values()), default=0) + COLUMN
     height = max((y for _, y in places.values()), default=0) + ROW
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:g}" font-size="11">']
-    parts += [_link(node, places, node.id in on_the_way) for node in nodes if node.parent is not None]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:g}" font-size="11">'
+    ]
+    parts += [
+        _link(node, places, node.id in on_the_way) for node in nodes if node.parent is not None
+    ]
     parts += [_circle(node, places[node.id], span, node.id in on_the_way) for node in nodes]
     return "\n".join([*parts, "</svg>"])
 
 
 def _places(children: Mapping[int | None, Sequence[Drawn]]) -> dict[int, tuple[float, float]]:
-    """Where each node is: leaves one below the other, and what has children in the middle of these."""
+    """Where each node is: leaves one below the other, and what has children in the middle of
+    these."""
     places: dict[int, tuple[float, float]] = {}
     rows = 0
     waiting = [(node, 0, False) for node in reversed(children.get(None, ()))]
@@ -88,7 +99,9 @@ def _link(node: Drawn, places: Mapping[int, tuple[float, float]], chosen: bool) 
     return f'<path d="M{a:g},{b:g}C{half:g},{b:g} {half:g},{y:g} {x:g},{y:g}" fill="none" {style}/>'
 
 
-def _circle(node: Drawn, place: tuple[float, float], span: tuple[float, float], chosen: bool) -> str:
+def _circle(
+    node: Drawn, place: tuple[float, float], span: tuple[float, float], chosen: bool
+) -> str:
     x, y = place
     words = " ".join(node.text.split())
     label = "prompt" if node.parent is None else words or "(no text)"

@@ -94,7 +94,12 @@ class Engine:
         generation_settings: bool = True,
     ):
         check_parts(model, tokenizer, prefill_tokens, memory, cache, sharing, gate)
-        check_kind("generation_settings", generation_settings, isinstance(generation_settings, bool), "True or False")
+        check_kind(
+            "generation_settings",
+            generation_settings,
+            isinstance(generation_settings, bool),
+            "True or False",
+        )
         config = getattr(model, "generation_config", None) if generation_settings else None
         settings = GenerationSettings.of(config, model.config.get_text_config().vocab_size)
         self.runner: ModelRunner = runner_for(model, runner)
@@ -106,12 +111,21 @@ class Engine:
         self.sharing = sharing or Sharing()
         self.residency = bind_policy(memory or Resident(), self.runner)
         self.memory: KVMemory = self.residency.memory
-        self.memory.states.use(None if self.runner.recurrent is None else self.runner.recurrent.shape)
+        self.memory.states.use(
+            None if self.runner.recurrent is None else self.runner.recurrent.shape
+        )
         if isinstance(self.runner, PlacedRunner):
             self.runner.bind(self.residency)
         self.tree = Tree(self.memory, self.residency.block_tokens)
         self.runtime = Runtime(
-            self.runner, self.limits, self.residency, self.tree, self.sharing, prefill_tokens, self.decode, settings
+            self.runner,
+            self.limits,
+            self.residency,
+            self.tree,
+            self.sharing,
+            prefill_tokens,
+            self.decode,
+            settings,
         )
         self.cache = None if cache is None else cache.fresh()
         self.gate = gate
@@ -151,10 +165,13 @@ class Engine:
         """
         from ttc.placement.placed_loading import load_runner
 
-        inspect.signature(cls).bind(model=None, tokenizer=None, **options)  # a misspelt option fails before the load
+        # a misspelt option fails before the load
+        inspect.signature(cls).bind(model=None, tokenizer=None, **options)
         device, over = (device, None) if device_map is None else devices_of(device_map, device)
         source: dict[str, Any] = {"gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
-        placement, options["memory"], chosen = settled(memory, placement, name, device, dtype, over, **source)
+        placement, options["memory"], chosen = settled(
+            memory, placement, name, device, dtype, over, **source
+        )
         choice = options.pop("runner", "auto")
         source |= {"device": device, "dtype": dtype}
         model, tokenizer, runner = load_runner(name, placement, choice, over, **source)
@@ -169,7 +186,8 @@ class Engine:
 
     @property
     def lens(self) -> Lens:
-        """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where there are none."""
+        """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where
+        there are none."""
         return self.runtime.lens
 
     @property
@@ -183,23 +201,30 @@ class Engine:
 
     @contextmanager
     def lent(self) -> Iterator[Any]:
-        """The model over its own attention, to use it elsewhere; other threads wait for the engine meanwhile."""
+        """The model over its own attention, to use it elsewhere; other threads wait for the engine
+        meanwhile."""
         with self.lock, lent(self.model):
             yield self.model
 
     # ---------------------------------------------------------------- branches
 
     def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
-        """A branch that holds a prompt. What the prompt shares with any live branch is not computed again."""
+        """A branch that holds a prompt. What the prompt shares with any live branch is not computed
+        again."""
         return self.roots([tokens], seeds=[seed])[0]
 
     @one_at_a_time
-    def roots(self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None) -> list[Branch]:
-        """Many prompts at once, prefilled in merged batches; each is the start of its own random stream."""
+    def roots(
+        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
+    ) -> list[Branch]:
+        """Many prompts at once, prefilled in merged batches; each is the start of its own random
+        stream."""
         return self.begin_roots(prompts, seeds=seeds).finish()
 
     @one_at_a_time
-    def begin_roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> PassByPass:
+    def begin_roots(
+        self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None
+    ) -> PassByPass:
         """`roots`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         branches = [
             Branch(prompt, self.tree.hold(self.tree.trunk), random_key(seed), Usage(), self.decode)
@@ -222,7 +247,10 @@ class Engine:
 
     @one_at_a_time
     def begin_variants(
-        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+        self,
+        root: Branch,
+        prompts: Sequence[Sequence[int]],
+        suffixes: Sequence[Sequence[int]] | None = None,
     ) -> PassByPass:
         """`variants`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         checked, after = checked_variants(self.limits, root, prompts, suffixes)
@@ -234,7 +262,11 @@ class Engine:
         try:
             if self.sharing.rule == "similar":
                 limit = self.limits.context_length or inf
-                fitting = [c for c, s in zip(children, after, strict=True) if len(root.tokens) + len(s) < limit]
+                fitting = [
+                    c
+                    for c, s in zip(children, after, strict=True)
+                    if len(root.tokens) + len(s) < limit
+                ]
                 with self._with_kv_present([root]), self.runtime.metered(children):
                     share_similar(self.runtime, root, fitting)
             for child, suffix in zip(children, after, strict=True):
@@ -254,12 +286,21 @@ class Engine:
         outputs: see `Outputs`."""
         checked = checked_side_prompts(self.limits, branches, prompts, grow=outputs is None)
         new = [
-            Branch(prompt, self.tree.hold(self.tree.trunk), branch.key, branch.usage, self.decode, branch.root_id)
+            Branch(
+                prompt,
+                self.tree.hold(self.tree.trunk),
+                branch.key,
+                branch.usage,
+                self.decode,
+                branch.root_id,
+            )
             for branch, prompt in zip(branches, checked, strict=True)
         ]
         return self._begin_prefill(new, "verifier", outputs).finish()
 
-    def _begin_prefill(self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None) -> PassByPass:
+    def _begin_prefill(
+        self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None
+    ) -> PassByPass:
         """New branches, which get the KV of all of their tokens but the last."""
         self.live.update(branches)
         shared = self.sharing.rule != "none" or purpose == "verifier"
@@ -282,7 +323,8 @@ class Engine:
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
         """`n` children that continue `branch`, each with its own random stream. No KV is copied.
 
-        keep: how many of its first tokens they have, as their prompt; None for all of the branch as it is.
+        keep: how many of its first tokens they have, as their prompt; None for all of the branch as
+        it is.
         """
         children = forked(branch, n, keep)
         for child in children:
@@ -296,14 +338,23 @@ class Engine:
 
     @one_at_a_time
     def extend(
-        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Tokens], *, purpose: Purpose = "prompt"
+        self,
+        branches: Sequence[Branch],
+        tokens_per_branch: Sequence[Tokens],
+        *,
+        purpose: Purpose = "prompt",
     ) -> None:
-        """Append given tokens to each branch, their KV computed in chunks; `purpose` says what they count as."""
+        """Append given tokens to each branch, their KV computed in chunks; `purpose` says what they
+        count as."""
         self.begin_extend(branches, tokens_per_branch, purpose=purpose).finish()
 
     @one_at_a_time
     def begin_extend(
-        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+        self,
+        branches: Sequence[Branch],
+        tokens_per_branch: Sequence[Sequence[int]],
+        *,
+        purpose: Purpose = "prompt",
     ) -> PassByPass:
         """`extend`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
@@ -328,11 +379,14 @@ class Engine:
                     branch.give(new)
 
         wake = self.sharing.rule != "none"  # else one pass for both
-        return PassByPass(extended, self._with_others_between(extended, passes, wake), self.lock, self.under_way)
+        return PassByPass(
+            extended, self._with_others_between(extended, passes, wake), self.lock, self.under_way
+        )
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
-        """Let go of branches. KV that nothing else needs is freed at once; tokens and scores stay readable."""
+        """Let go of branches. KV that nothing else needs is freed at once; tokens and scores stay
+        readable."""
         check_kind("branches", branches, isinstance(branches, Iterable), "a list of branches")
         branches = list(branches)
         check_branches(branches)
@@ -344,8 +398,11 @@ class Engine:
             self.live.discard(branch)
 
     def kv_bytes(self) -> int:
-        """Bytes of KV and recurrent states that exist now, over both tiers and the layers that run on the host."""
-        return sum(tier.used_bytes for tier in (self.memory.device, self.memory.host, self.memory.fixed))
+        """Bytes of KV and recurrent states that exist now, over both tiers and the layers that run
+        on the host."""
+        return sum(
+            tier.used_bytes for tier in (self.memory.device, self.memory.host, self.memory.fixed)
+        )
 
     # ---------------------------------------------------------------- generation
 
@@ -380,9 +437,12 @@ class Engine:
 
     @one_at_a_time
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
-        """A batch that branches join and leave while others decode, at most `max_rows` at once (see `RunsBatches`)."""
+        """A batch that branches join and leave while others decode, at most `max_rows` at once (see
+        `RunsBatches`)."""
         present, follow = self._with_kv_present, self._before_token
-        return RunningBatch(self.runtime, self.gate, self.lock, present, follow, self.batches, max_rows)
+        return RunningBatch(
+            self.runtime, self.gate, self.lock, present, follow, self.batches, max_rows
+        )
 
     # ---------------------------------------------------------------- scoring
 
@@ -411,12 +471,16 @@ class Engine:
             each token's place.
         """
         check_live(branches)
-        between, checked = checked_continuations(self.limits, branches, continuations, given, exit is not None)
+        between, checked = checked_continuations(
+            self.limits, branches, continuations, given, exit is not None
+        )
         with self._with_kv_present(branches), self.runtime.metered(branches):
             if exit is None:
                 return score(self.runtime, branches, between, checked, likeliest)
             single = [[token for (token,) in group] for group in checked]
-            return score_with_exit(self.runtime, branches, between, single, exit, report or ExitReport())
+            return score_with_exit(
+                self.runtime, branches, between, single, exit, report or ExitReport()
+            )
 
     def score_within(
         self,
@@ -427,7 +491,8 @@ class Engine:
         exit: EarlyExit | None = None,
         report: ExitReport | None = None,
     ) -> list[list[list[float]]]:
-        """`score` with given tokens, for callers that ask a backend whether it can (`ScoresWithin`)."""
+        """`score` with given tokens, for callers that ask a backend whether it can
+        (`ScoresWithin`)."""
         return self.score(branches, continuations, given=given, exit=exit, report=report)
 
     # ---------------------------------------------------------------- text
@@ -446,7 +511,8 @@ class Engine:
 
     @contextmanager
     def _with_kv_present(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
-        """Keep the cache within its capacity around a call, and have the KV of `branches` there meanwhile."""
+        """Keep the cache within its capacity around a call, and have the KV of `branches` there
+        meanwhile."""
         self._begin_call(branches)
         all_of(self._woken(branches if wake else []))
         try:
@@ -481,8 +547,8 @@ class Engine:
     def _with_others_between(
         self, branches: Sequence[Branch], passes: Callable[[], Passes[None]], wake: bool
     ) -> Passes[None]:
-        """What stands around a call (see `_with_kv_present`), where others may use the engine between its passes. If
-        the model has changed there, all passes are made again."""
+        """What stands around a call (see `_with_kv_present`), where others may use the engine
+        between its passes. If the model has changed there, all passes are made again."""
 
         def from_the_start() -> Passes[None]:
             yield from self._woken([branch for branch in branches if wake and not branch.released])
@@ -504,7 +570,8 @@ class Engine:
             self._trim()
 
     def _finish_others(self) -> None:
-        """Calls that others have begun are finished first where room is tight: it was theirs when they began."""
+        """Calls that others have begun are finished first where room is tight: it was theirs when
+        they began."""
         if not self.residency.roomy:
             for call in list(self.under_way):
                 while not call.step():
@@ -540,7 +607,8 @@ class Engine:
         return self._changes
 
     def _trim(self, at_work: Sequence[Branch] = ()) -> None:
-        """Keep the cache within its capacity, without the KV of these branches and of those that decode."""
+        """Keep the cache within its capacity, without the KV of these branches and of those that
+        decode."""
         if self.cache is not None:
             begun = (call.branches for call in self.under_way)
             decoding = (batch.branches for batch in self.batches)

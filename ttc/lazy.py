@@ -20,7 +20,8 @@ from typing import Any
 
 
 def public_names(package: str) -> dict[str, str]:
-    """The names that a package lists, and the module that defines each. Nothing of it is imported."""
+    """The names that a package lists, and the module that defines each. Nothing of it is
+    imported."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None
     homes: dict[str, str] = {}
@@ -33,7 +34,8 @@ def public_names(package: str) -> dict[str, str]:
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__` and `__dir__` (PEP 562) and `__all__` of a package. A name is kept there after its first use."""
+    """`__getattr__` and `__dir__` (PEP 562) and `__all__` of a package. A name is kept there after
+    its first use."""
     homes = public_names(package)
 
     def load(name: str) -> Any:

@@ -10,12 +10,14 @@ _look: ContextVar[Callable[[], object] | None] = ContextVar("look", default=None
 
 
 class BrokenOff(BaseException):
-    """Raised by a look, to end the call that is under way. No error, so that nobody takes it for one of their own."""
+    """Raised by a look, to end the call that is under way. No error, so that nobody takes it for
+    one of their own."""
 
 
 @contextmanager
 def lookout(look: Callable[[], object]) -> Iterator[None]:
-    """Have `look` called between any two passes that this thread makes meanwhile. It may raise `BrokenOff`."""
+    """Have `look` called between any two passes that this thread makes meanwhile. It may raise
+    `BrokenOff`."""
     token = _look.set(look)
     try:
         yield

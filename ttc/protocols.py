@@ -1,8 +1,8 @@
 """The seams: what a search asks for, and what a backend and a verifier must offer.
 
-A search is a generator that yields `Vary`, `Expand`, `Append`, `Rate` and `Release` and returns its chosen branches; it
-owns no model and no batching. A driver (`search.solve`) merges the requests of many searches and sends them to a
-`Backend`. What comes back is in `ttc.results`.
+A search is a generator that yields `Vary`, `Expand`, `Append`, `Rate` and `Release` and returns its
+chosen branches; it owns no model and no batching. A driver (`search.solve`) merges the requests of
+many searches and sends them to a `Backend`. What comes back is in `ttc.results`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ Tokens = Sequence[int]
 Aggregation = Literal["min", "product", "last", "mean"]
 Purpose = Literal["prompt", "verifier", "recompute"]
 Need = Literal["logprobs", "top_logprobs", "statistics", "score"]
-"""What not every backend offers: log-probabilities of the tokens that it wrote and of the likeliest one in each place,
-those of the 20 likeliest, all statistics of `Step.statistics`, and `Backend.score`."""
+"""What not every backend offers: log-probabilities of the tokens that it wrote and of the likeliest
+one in each place, those of the 20 likeliest, all statistics of `Step.statistics`, and
+`Backend.score`."""
 
 NEEDS: dict[Need, str] = {
     "logprobs": "log-probabilities of the tokens",
@@ -90,8 +91,9 @@ class Step:
 class Vary:
     """Start `n` branches of the root's problem from prompts of their own. Answer: the branches.
 
-    phrasings: instructions, `{question}` in them; branch i asks by the i-th, then from the first again; none for the
-    template's own. hints: likewise, words that the answer is made to start with. Both are part of the prompt.
+    phrasings: instructions, `{question}` in them; branch i asks by the i-th, then from the first
+    again; none for the template's own. hints: likewise, words that the answer is made to start
+    with. Both are part of the prompt.
     """
 
     root: Branch
@@ -129,8 +131,14 @@ class Expand:
         given = [self.n] * len(self.branches) if isinstance(self.n, int | Integral) else self.n
         counts = [check_whole("Expand.n", count, 0) for count in given]
         if len(counts) != len(self.branches):
-            raise InvalidInput(f"Expand has {len(self.branches)} branches and {len(counts)} numbers; give one each")
-        return [branch for branch, count in zip(self.branches, counts, strict=True) for _ in range(count)]
+            raise InvalidInput(
+                f"Expand has {len(self.branches)} branches and {len(counts)} numbers; give one each"
+            )
+        return [
+            branch
+            for branch, count in zip(self.branches, counts, strict=True)
+            for _ in range(count)
+        ]
 
 
 @dataclass(frozen=True)
@@ -165,17 +173,22 @@ class Append:
         """The text for each branch."""
         texts = [self.text] * len(self.branches) if isinstance(self.text, str) else list(self.text)
         if len(texts) != len(self.branches):
-            raise InvalidInput(f"Append has {len(self.branches)} branches and {len(texts)} texts; give one each")
+            raise InvalidInput(
+                f"Append has {len(self.branches)} branches and {len(texts)} texts; give one each"
+            )
         if not all(texts):
             raise InvalidInput("Append has an empty text; leave its branch out")
         if self.turn and self.drop:
-            raise InvalidInput(f"drop={self.drop!r} goes with the model's own words, not with a turn; leave turn out")
+            raise InvalidInput(
+                f"drop={self.drop!r} goes with the model's own words, not with a turn; leave turn out"
+            )
         return texts
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Rate branches with the verifier. Answer: one float per branch, also left in `branch.score`."""
+    """Rate branches with the verifier. Answer: one float per branch, also left in
+    `branch.score`."""
 
     branches: Sequence[Branch]
     aggregation: Aggregation = "last"
@@ -196,7 +209,9 @@ class Backend(Protocol):
 
     def root(self, tokens: Tokens, *, seed: int = 0) -> Branch: ...
 
-    def roots(self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None) -> list[Branch]: ...
+    def roots(
+        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
+    ) -> list[Branch]: ...
 
     def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
@@ -234,8 +249,8 @@ class Backend(Protocol):
 
 
 class Batch(Protocol):
-    """Branches that decode together; others join and leave at any token. What each decodes is what `Backend.generate`
-    would make of it."""
+    """Branches that decode together; others join and leave at any token. What each decodes is what
+    `Backend.generate` would make of it."""
 
     def add(
         self,
@@ -244,14 +259,17 @@ class Batch(Protocol):
         sampling: Sampling = SAMPLED,
         limits: Sequence[int] | None = None,
     ) -> None:
-        """Let branches decode one step, all of them from the same token on, as soon as there is room.
+        """Let branches decode one step, all of them from the same token on, as soon as there is
+        room.
 
-        limits: the most tokens of each branch, where these differ; else `step.max_tokens` of every branch.
+        limits: the most tokens of each branch, where these differ; else `step.max_tokens` of every
+        branch.
         """
         ...
 
     def step(self) -> list[Branch]:
-        """Decode a token, or more, for those who have room. Returns the branches whose step is over.
+        """Decode a token, or more, for those who have room. Returns the branches whose step is
+        over.
 
         Raises BranchRefused for a branch that cannot go on, for what is in it; the others stay.
         """
@@ -262,8 +280,8 @@ class Batch(Protocol):
         ...
 
     def fits(self, tokens: int, states: int) -> float:
-        """How many times over the memory has room for the keys and values of so many tokens and for so many recurrent
-        states, inf where that is not known."""
+        """How many times over the memory has room for the keys and values of so many tokens and for
+        so many recurrent states, inf where that is not known."""
         ...
 
     def __len__(self) -> int:
@@ -282,8 +300,8 @@ class RunsBatches(Protocol):
 
 
 class Prefill(Protocol):
-    """Branches that are there, and whose keys and values are computed pass by pass. Between two passes its caller may
-    do anything else with the backend. It is closed at the end.
+    """Branches that are there, and whose keys and values are computed pass by pass. Between two
+    passes its caller may do anything else with the backend. It is closed at the end.
 
     branches: one that is released leaves it; the others go on.
     """
@@ -301,17 +319,27 @@ class Prefill(Protocol):
 
 @runtime_checkable
 class PrefillsByPass(Protocol):
-    """A backend that can stop between two passes of a long prompt. Each call is that of `Backend` without `begin_`, and
-    refuses at once what that one refuses. Nobody may use the branches before the last pass, but for releasing them."""
+    """A backend that can stop between two passes of a long prompt. Each call is that of `Backend`
+    without `begin_`, and refuses at once what that one refuses. Nobody may use the branches before
+    the last pass, but for releasing them."""
 
-    def begin_roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> Prefill: ...
+    def begin_roots(
+        self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None
+    ) -> Prefill: ...
 
     def begin_variants(
-        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+        self,
+        root: Branch,
+        prompts: Sequence[Sequence[int]],
+        suffixes: Sequence[Sequence[int]] | None = None,
     ) -> Prefill: ...
 
     def begin_extend(
-        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+        self,
+        branches: Sequence[Branch],
+        tokens_per_branch: Sequence[Sequence[int]],
+        *,
+        purpose: Purpose = "prompt",
     ) -> Prefill: ...
 
 
@@ -319,14 +347,18 @@ class PrefillsByPass(Protocol):
 class SideBranches(Protocol):
     """A backend that can make further branches, and charge them to the problem of a search's."""
 
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]: ...
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[Tokens]
+    ) -> list[Branch]: ...
 
 
 @runtime_checkable
 class ScoresWithin(Protocol):
-    """A backend whose scoring pass can hold given tokens before the continuations, and can be left early.
+    """A backend whose scoring pass can hold given tokens before the continuations, and can be left
+    early.
 
-    given[i] stands between branch i and its continuations; exit is an `EarlyExit`, report its `ExitReport`.
+    given[i] stands between branch i and its continuations; exit is an `EarlyExit`, report its
+    `ExitReport`.
     """
 
     def score_within(
@@ -352,13 +384,15 @@ class Limited(Protocol):
 
 
 def check_needs(user: object, backend: object) -> None:
-    """Raise InvalidInput where a search or a verifier needs what the backend lacks. Those that need anything of the
-    kind name it in `needs`, a tuple."""
+    """Raise InvalidInput where a search or a verifier needs what the backend lacks. Those that need
+    anything of the kind name it in `needs`, a tuple."""
     lacks = backend.lacks if isinstance(backend, Limited) else {}
     needs: Sequence[Need] = getattr(user, "needs", ())
     for need in needs:
         if need in lacks:
-            raise InvalidInput(f"{type(user).__name__} needs {NEEDS[need]}, and the server cannot: {lacks[need]}")
+            raise InvalidInput(
+                f"{type(user).__name__} needs {NEEDS[need]}, and the server cannot: {lacks[need]}"
+            )
 
 
 class Verifier(Protocol):
@@ -384,7 +418,8 @@ class Forgets(Protocol):
 
 @runtime_checkable
 class Priced(Protocol):
-    """A verifier that knows what a rating costs before it is made, so that a budget of tokens is never passed."""
+    """A verifier that knows what a rating costs before it is made, so that a budget of tokens is
+    never passed."""
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         """The most verifier tokens that rating these branches takes."""
@@ -398,7 +433,9 @@ class PricesChildren(Protocol):
     def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int: ...
 
 
-def child_price(verifier: object, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
+def child_price(
+    verifier: object, parent: Branch, question: str, backend: Backend, tokens: int
+) -> int:
     """The most tokens that rating a child of `parent` takes; 0 where the verifier does not say."""
     if isinstance(verifier, PricesChildren):
         return verifier.child_price(parent, question, backend, tokens)

@@ -1,4 +1,5 @@
-"""What a search leaves behind: plain values that hold no engine, no model and no keys and values."""
+"""What a search leaves behind: plain values that hold no engine, no model and no keys and
+values."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Did = Literal["prompted", "wrote", "expanded", "appended", "rated", "finished"]
 
 @dataclass(frozen=True)
 class Problem:
-    """One question. `answer` is the gold answer where one is known; no search or verifier reads it."""
+    """One question. `answer` is the gold answer where one is known; no search or verifier reads
+    it."""
 
     question: str
     id: str = ""
@@ -38,12 +40,14 @@ class Node:
     path: the child's index at each fork.
     text: what this step added.
     tokens: tokens after the prompt, earlier steps included.
-    score, step_scores: what the last rating left, None and [] without one. Where a budget left the branch unrated, the
-        score is that of the rated branch that it goes on from.
-    status: "root", "expanded" (it has children), "pruned" (released without any), "kept" or "finished".
-    start, token_ids: the node's own tokens, and their place in the sequence: the whole sequence is the parent's up to
-        `start`, then these. The root's are the prompt.
-    logprobs: for each of them its log-probability under the model, None for a token that was not generated.
+    score, step_scores: what the last rating left, None and [] without one. Where a budget left the
+        branch unrated, the score is that of the rated branch that it goes on from.
+    status: "root", "expanded" (it has children), "pruned" (released without any), "kept" or
+        "finished".
+    start, token_ids: the node's own tokens, and their place in the sequence: the whole sequence is
+        the parent's up to `start`, then these. The root's are the prompt.
+    logprobs: for each of them its log-probability under the model, None for a token that was not
+        generated.
     """
 
     id: int
@@ -65,14 +69,18 @@ class Node:
     def from_dict(cls, values: Mapping[str, Any]) -> Node:
         """What `to_dict` was made of."""
         given = dict(values)
-        given["score"], given["step_scores"] = _number(given["score"]), [float(s) for s in given["step_scores"]]
+        given["score"], given["step_scores"] = (
+            _number(given["score"]),
+            [float(s) for s in given["step_scores"]],
+        )
         given["logprobs"] = [_number(logprob) for logprob in given["logprobs"]]
         return cls(**given)
 
 
 @dataclass(frozen=True, eq=False)
 class BranchRecord:
-    """What stays of a branch: its tokens, its text and how it was rated. The fields are those of `Branch`.
+    """What stays of a branch: its tokens, its text and how it was rated. The fields are those of
+    `Branch`.
 
     thought, answer_text: the two parts of `text` (see `Branch.answer_text`).
 
@@ -122,8 +130,8 @@ class BranchRecord:
         return self.finish_reason == "gate"
 
     def to_dict(self) -> dict[str, Any]:
-        """Values that JSON can hold: NaN, which marks tokens that were not measured, becomes None, and an infinite
-        number its name. Where all of a text is answer, it stands there once."""
+        """Values that JSON can hold: NaN, which marks tokens that were not measured, becomes None,
+        and an infinite number its name. Where all of a text is answer, it stands there once."""
         values = {name: _plain(value) for name, value in asdict(self).items()}
         if self.answer_text == self.text and not self.thought:
             del values["thought"], values["answer_text"]
@@ -135,11 +143,16 @@ class BranchRecord:
         given = {"thought": "", "answer_text": values["text"], **values}
         for name in ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties"):
             given[name] = [math.nan if value is None else float(value) for value in given[name]]
-        given["score"], given["step_scores"] = _number(given["score"]), [float(s) for s in given["step_scores"]]
+        given["score"], given["step_scores"] = (
+            _number(given["score"]),
+            [float(s) for s in given["step_scores"]],
+        )
         given["path"] = tuple(given["path"])
         if given["substituted"] is not None:
             stands_for = given["substituted"]
-            given["substituted"] = Substitution(stands_for["prompt"], float(stands_for["similarity"]))
+            given["substituted"] = Substitution(
+                stands_for["prompt"], float(stands_for["similarity"])
+            )
         return cls(**given)
 
     def __repr__(self) -> str:
@@ -149,7 +162,8 @@ class BranchRecord:
 
 @dataclass(repr=False)
 class Result:
-    """The outcome of one search on one problem. It can be pickled and kept; it holds nothing of the engine.
+    """The outcome of one search on one problem. It can be pickled and kept; it holds nothing of the
+    engine.
 
     best: the branch that was chosen, None where nothing was generated.
     branches: the candidates that were left, best first.
@@ -158,8 +172,8 @@ class Result:
     tree: every node that was ever made, pruned ones too, in order of creation.
     seed: the run's seed.
     error: why the problem failed, or None.
-    stopped: what ended the search before it was done: the name of the limit of its budget that ran out, or "cancelled";
-        else None.
+    stopped: what ended the search before it was done: the name of the limit of its budget that ran
+        out, or "cancelled"; else None.
     """
 
     problem: Problem
@@ -178,7 +192,8 @@ class Result:
         return cls(problem, None, [], None, Usage(), [], seed, error)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole result as values that JSON can hold, as far as the problem's metadata are such."""
+        """The whole result as values that JSON can hold, as far as the problem's metadata are
+        such."""
         return {
             "problem": asdict(self.problem),
             "best": None if self.best is None else list(self.best.path),
@@ -199,7 +214,9 @@ class Result:
             best = None if values["best"] is None else tuple(values["best"])
             return cls(
                 Problem(**values["problem"]),
-                None if best is None else next(branch for branch in branches if branch.path == best),
+                None
+                if best is None
+                else next(branch for branch in branches if branch.path == best),
                 branches,
                 values["answer"],
                 Usage(**values["usage"]),
@@ -214,7 +231,9 @@ class Result:
             ) from error
 
     def __repr__(self) -> str:
-        return f"Result({_short(str(self.problem.question))}\n  {self._outcome()}\n  {self._size()})"
+        return (
+            f"Result({_short(str(self.problem.question))}\n  {self._outcome()}\n  {self._size()})"
+        )
 
     def _repr_html_(self) -> str:
         """The search tree, as notebooks show a result. Of a large one without what was pruned."""
@@ -229,7 +248,13 @@ class Result:
         )
 
     def _outcome(self) -> str:
-        end = f"error: {self.error}" if self.error else f"stopped: {self.stopped}" if self.stopped else "done"
+        end = (
+            f"error: {self.error}"
+            if self.error
+            else f"stopped: {self.stopped}"
+            if self.stopped
+            else "done"
+        )
         score = "none" if self.best is None or self.best.score is None else f"{self.best.score:.4g}"
         return f"answer={self.answer!r}, score={score}, {end}"
 
@@ -243,7 +268,8 @@ class Progress:
 
     step: how many requests of this problem were answered before.
     did: "prompted", "wrote" (a token), "expanded", "appended", "rated" or "finished".
-    nodes: copies of the nodes that were made or rated. Those of steps under way have their text so far.
+    nodes: copies of the nodes that were made or rated. Those of steps under way have their text so
+    far.
     usage: what the problem cost until now.
     result: the outcome, once the search has finished; None before.
     """

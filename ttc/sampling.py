@@ -1,4 +1,5 @@
-"""Choosing the next token from logits, with random numbers that depend on the branch and the position alone."""
+"""Choosing the next token from logits, with random numbers that depend on the branch and the
+position alone."""
 
 from __future__ import annotations
 
@@ -19,17 +20,19 @@ from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.threads import run_parts
 
 HEAD = 10.0
-"""Tokens that are exp(HEAD) times less likely than the likeliest, or less, take part in a draw as one; if it wins, it
-is drawn among them."""
+"""Tokens that are exp(HEAD) times less likely than the likeliest, or less, take part in a draw as
+one; if it wins, it is drawn among them."""
 
 TAIL = 2**40
 """The number under which they do: no token's."""
 
 SORTED_TOKENS = 1024
-"""Likeliest tokens that top-p looks at on a GPU; rows where they have too little probability are done again."""
+"""Likeliest tokens that top-p looks at on a GPU; rows where they have too little probability are
+done again."""
 
 CHUNK, CHUNK_ON_CPU = 2**22, 2**18
-"""Logits that PyTorch works on at a time: temporary memory stays below some 200 MB, and in a processor's cache."""
+"""Logits that PyTorch works on at a time: temporary memory stays below some 200 MB, and in a
+processor's cache."""
 
 ROWS_PER_THREAD = 4
 """Fewer rows are not worth a thread: a row takes about 0.1 ms."""
@@ -39,7 +42,8 @@ NOT_FINITE, UNSURE = -1, -2
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. `temperature=0` is greedy. Filters apply in the order top-k, top-p, min-p."""
+    """How the next token is chosen. `temperature=0` is greedy. Filters apply in the order top-k,
+    top-p, min-p."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -77,25 +81,31 @@ class Draws(NamedTuple):
     entropy: list[float] | None = None
     """Of the next token, in nats."""
     top_logprob: list[float] | None = None
-    """Mean log-probability of the k likeliest tokens; DeepConf's token confidence (Fu et al., 2025) is its negative."""
+    """Mean log-probability of the k likeliest tokens; DeepConf's token confidence (Fu et al., 2025)
+    is its negative."""
     self_certainty: list[float] | None = None
-    """Divergence of the model's distribution from the uniform one, in nats: minus the mean log-probability over the
-    vocabulary, minus the log of its size (Kang et al., 2025). Infinite where a token is impossible."""
+    """Divergence of the model's distribution from the uniform one, in nats: minus the mean
+    log-probability over the vocabulary, minus the log of its size (Kang et al., 2025). Infinite
+    where a token is impossible."""
 
 
 # ---------------------------------------------------------------- random numbers
 
 
 def random_key(*parts: object) -> int:
-    """A 64-bit key from any printable parts: (run seed, problem id) for a root, (parent key, index) for a child."""
+    """A 64-bit key from any printable parts: (run seed, problem id) for a root, (parent key, index)
+    for a child."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def random_states(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
-    """A 64-bit state (uint64) per key and token position: counter-based, so nothing is kept and no order matters."""
+    """A 64-bit state (uint64) per key and token position: counter-based, so nothing is kept and no
+    order matters."""
     states = torch.from_numpy(np.asarray(keys, np.uint64).view(np.int64))
-    mixed: np.ndarray = _mix(states, torch.from_numpy(np.asarray(positions, np.int64))).numpy().view(np.uint64)
+    mixed: np.ndarray = (
+        _mix(states, torch.from_numpy(np.asarray(positions, np.int64))).numpy().view(np.uint64)
+    )
     return mixed
 
 
@@ -106,7 +116,8 @@ def gumbels(states: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _mix(states: Tensor, counters: Tensor) -> Tensor:
-    """SplitMix64 (Steele, Lea & Flood, 2014): output number `counters` from each of `states`, the bits of int64."""
+    """SplitMix64 (Steele, Lea & Flood, 2014): output number `counters` from each of `states`, the
+    bits of int64."""
     x = states + (counters + 1) * (0x9E3779B97F4A7C15 - 2**64)
     x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
     x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - 2**64)
@@ -148,8 +159,12 @@ def draw(
     columns = _columns(picked_by, sampling, states, figures_there)
     if (columns[0] < 0).any():
         if scores is not None and (_columns(logits, GREEDY, states, 0)[0] >= 0).all():
-            raise InvalidInput("the generation settings of the model leave no token to choose; leave some of them out")
-        raise UnsupportedModel("the model's logits are not finite; load it in another dtype, as dtype=float32")
+            raise InvalidInput(
+                "the generation settings of the model leave no token to choose; leave some of them out"
+            )
+        raise UnsupportedModel(
+            "the model's logits are not finite; load it in another dtype, as dtype=float32"
+        )
     if scores is not None:
         columns = _figures(logits, columns[0], states, top)
     tokens, *figures = columns.tolist()
@@ -158,7 +173,9 @@ def draw(
 
 def _columns(logits: Tensor, sampling: Sampling, states: np.ndarray, top: int) -> np.ndarray:
     """As `draw_with_torch` gives them, by the fastest way there is."""
-    kernel = compiled_kernel() if logits.device.type == "cpu" and logits.dtype != torch.float64 else None
+    kernel = (
+        compiled_kernel() if logits.device.type == "cpu" and logits.dtype != torch.float64 else None
+    )
     if kernel is not None:
         return _draw_with_numba(kernel, logits, sampling, states, top)
     return draw_with_torch(logits, sampling, states, top)
@@ -169,7 +186,9 @@ def _figures(logits: Tensor, tokens: np.ndarray, states: np.ndarray, top: int) -
     where the logits are not finite."""
     columns = _columns(logits, GREEDY, states, top)
     likeliest, chosen = (
-        logits.gather(-1, torch.from_numpy(some.clip(0).astype(np.int64)).to(logits.device)[:, None])[:, 0]
+        logits.gather(
+            -1, torch.from_numpy(some.clip(0).astype(np.int64)).to(logits.device)[:, None]
+        )[:, 0]
         for some in (columns[0], tokens)
     )
     columns[1] += (chosen - likeliest).double().cpu().numpy()
@@ -185,10 +204,11 @@ def draw_with_torch(
     k: int = 0,
     sorted_tokens: int = SORTED_TOKENS,
 ) -> np.ndarray:
-    """The columns of `Draws` as float64, (3 or 6, rows), on any device, with one small copy from it.
+    """The columns of `Draws` as float64, (3 or 6, rows), on any device, with one small copy from
+    it.
 
-    A token is NOT_FINITE where the logits are not. k: as in `draw`, 0 for no statistics. sorted_tokens: how many top-p
-    sorts at first.
+    A token is NOT_FINITE where the logits are not. k: as in `draw`, 0 for no statistics.
+    sorted_tokens: how many top-p sorts at first.
     """
     on_device = torch.from_numpy(states.view(np.int64)).to(logits.device, non_blocking=True)
     rows = max(1, (CHUNK_ON_CPU if logits.device.type == "cpu" else CHUNK) // logits.shape[-1])
@@ -203,10 +223,16 @@ def draw_with_torch(
     return columns
 
 
-def _draw_rows(logits: Tensor, sampling: Sampling, states: Tensor, k: int, sorted_tokens: int) -> Tensor:
+def _draw_rows(
+    logits: Tensor, sampling: Sampling, states: Tensor, k: int, sorted_tokens: int
+) -> Tensor:
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     largest, total = logits.amax(-1), logits.logsumexp(-1)
-    tokens = logits.argmax(-1) if sampling.temperature == 0 else _sample(logits, sampling, states, sorted_tokens)
+    tokens = (
+        logits.argmax(-1)
+        if sampling.temperature == 0
+        else _sample(logits, sampling, states, sorted_tokens)
+    )
     chosen = logits.gather(-1, tokens.clamp_min(0)[:, None])[:, 0]
     tokens = tokens.masked_fill(~(largest.isfinite() & total.isfinite()), NOT_FINITE)
     columns = [tokens, chosen - total, (largest - total).exp()]
@@ -222,17 +248,22 @@ def _sample(logits: Tensor, sampling: Sampling, states: Tensor, sorted_tokens: i
     scaled, unsure = filter_logits(logits / sampling.temperature, sampling, sorted_tokens)
     top = scaled.amax(-1, keepdim=True)
     in_head, weights = scaled > top - HEAD, scaled.sub_(top)
-    race = gumbels(states[:, None], torch.arange(weights.shape[-1], device=weights.device)).add_(weights)
+    race = gumbels(states[:, None], torch.arange(weights.shape[-1], device=weights.device)).add_(
+        weights
+    )
     best, tokens = race.masked_fill(~in_head, float("-inf")).max(-1)
     tail_noise = gumbels(states, torch.full_like(states, TAIL))
     tail = weights.exp_().masked_fill_(in_head, 0).sum(-1, dtype=torch.float64).log() + tail_noise
     among_tail = race.masked_fill_(in_head, float("-inf")).argmax(-1)
     drawn = torch.where(tail > best, among_tail, tokens).masked_fill(unsure, UNSURE)
-    lost = (top - HEAD >= top)[:, 0]  # so low a temperature is greedy: the noise is lost in rounding
+    # so low a temperature is greedy: the noise is lost in rounding
+    lost = (top - HEAD >= top)[:, 0]
     return torch.where(lost, logits.argmax(-1), drawn)
 
 
-def filter_logits(logits: Tensor, sampling: Sampling, sorted_tokens: int = SORTED_TOKENS) -> tuple[Tensor, Tensor]:
+def filter_logits(
+    logits: Tensor, sampling: Sampling, sorted_tokens: int = SORTED_TOKENS
+) -> tuple[Tensor, Tensor]:
     """Mask the tokens that `sampling` excludes with -inf. logits: (rows, vocab), already divided by
     temperature.
 
@@ -252,7 +283,9 @@ def filter_logits(logits: Tensor, sampling: Sampling, sorted_tokens: int = SORTE
             unsure = count[:, 0] == probs.shape[-1]
         cut = likeliest.gather(-1, count - 1).to(logits.dtype)
         equal = logits == cut
-        drop = (logits < cut) | (equal & (equal.cumsum(-1) > count - (logits > cut).sum(-1, keepdim=True)))
+        drop = (logits < cut) | (
+            equal & (equal.cumsum(-1) > count - (logits > cut).sum(-1, keepdim=True))
+        )
         logits = logits.masked_fill(drop, float("-inf"))
     if sampling.min_p > 0:
         floor = logits.amax(-1, keepdim=True) + float(np.log(sampling.min_p))
@@ -265,11 +298,14 @@ def filter_logits(logits: Tensor, sampling: Sampling, sorted_tokens: int = SORTE
 
 @cache
 def compiled_kernel() -> Callable[..., None] | None:
-    """The compiled function, or None where numba is missing or finds no folder to keep what it compiles."""
+    """The compiled function, or None where numba is missing or finds no folder to keep what it
+    compiles."""
     try:
         from ttc.sampling_kernel import draw_rows
     except (ImportError, RuntimeError) as error:
-        warnings.warn(f"sampling on the CPU is slow without numba ({error}): pip install numba", stacklevel=3)
+        warnings.warn(
+            f"sampling on the CPU is slow without numba ({error}): pip install numba", stacklevel=3
+        )
         return None
     announce_compiling()
     kernel: Callable[..., None] = draw_rows
@@ -279,9 +315,16 @@ def compiled_kernel() -> Callable[..., None] | None:
 def _draw_with_numba(
     kernel: Callable[..., None], logits: Tensor, sampling: Sampling, states: np.ndarray, k: int
 ) -> np.ndarray:
-    """`draw_with_torch` by the compiled function, the rows shared among as many threads as PyTorch uses."""
+    """`draw_with_torch` by the compiled function, the rows shared among as many threads as PyTorch
+    uses."""
     half = logits.dtype == torch.bfloat16
-    bits = (logits if half else logits.float()).detach().contiguous().view(torch.int16 if half else torch.int32).numpy()
+    bits = (
+        (logits if half else logits.float())
+        .detach()
+        .contiguous()
+        .view(torch.int16 if half else torch.int32)
+        .numpy()
+    )
     log_min_p = np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
     settings = (
         np.float32(sampling.temperature),

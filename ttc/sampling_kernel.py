@@ -1,8 +1,9 @@
-"""Sampling on a CPU, compiled by numba: a row of logits is read two or three times while the cache holds it.
+"""Sampling on a CPU, compiled by numba: a row of logits is read two or three times while the cache
+holds it.
 
-The same choice as `ttc.sampling.draw_with_torch`, which is the specification. Logits are taken as the bits of float32,
-or of bfloat16, which is float32's upper half (`shift` 16): comparing them as integers finds the largest and any NaN.
-"Scaled" is divided by the temperature, in float32.
+The same choice as `ttc.sampling.draw_with_torch`, which is the specification. Logits are taken as
+the bits of float32, or of bfloat16, which is float32's upper half (`shift` 16): comparing them as
+integers finds the largest and any NaN. "Scaled" is divided by the temperature, in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ BINS = 1024
 LOWEST = np.float32(-87.0)
 """exp() of less is no normal float32; it counts as 0."""
 
-C1, C2, C3 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+C1, C2, C3 = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xBF58476D1CE4E5B9),
+    np.uint64(0x94D049BB133111EB),
+)
 INFINITY_BITS = 0x7F800000
 SUM = {"reassoc", "nsz"}  # sums in any order, which lets the compiler use vectors
 
@@ -60,7 +65,8 @@ def _exp(x: Any) -> Any:
 
 @njit(cache=True)
 def _scaled(bits: Any, shift: Any, temperature: Any) -> Any:
-    """A logit, divided by `temperature` if that is not None: a division takes as long as ten other operations."""
+    """A logit, divided by `temperature` if that is not None: a division takes as long as ten other
+    operations."""
     logit = _as_float32(np.int32(np.int32(bits) << shift))
     return logit if temperature is None else logit / temperature
 
@@ -75,7 +81,10 @@ def _block_maxima(row: Any, shift: Any, maxima: Any) -> Any:
         for i in range(block * BLOCK, min(block * BLOCK + BLOCK, len(row))):
             bits = np.int32(np.int32(row[i]) << shift)
             magnitude = max(magnitude, np.int32(bits & np.int32(0x7FFFFFFF)))
-            top = max(top, np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF))))
+            top = max(
+                top,
+                np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF))),
+            )
         bits = np.int32(top ^ np.int32(np.int32(top >> np.int32(31)) & np.int32(0x7FFFFFFF)))
         maxima[block] = _as_float32(bits)
         largest = max(largest, maxima[block])
@@ -84,7 +93,8 @@ def _block_maxima(row: Any, shift: Any, maxima: Any) -> Any:
 
 @njit(cache=True, fastmath=SUM)
 def _masses(row: Any, shift: Any, temperature: Any, top: Any, low: Any, high: Any) -> Any:
-    """Sums of exp(scaled - top): over the row, and over low <= scaled <= high. temperature: None for 1."""
+    """Sums of exp(scaled - top): over the row, and over low <= scaled <= high. temperature: None
+    for 1."""
     total: Any = 0.0
     between: Any = 0.0
     for start in range(0, len(row), 4 * BLOCK):
@@ -118,7 +128,8 @@ def _distances(row: Any, shift: Any, top: Any) -> Any:
 
 @njit(cache=True)
 def _select(values: Any, k: Any) -> Any:
-    """Move the k largest of `values` to its end, the smallest of them first (Hoare's quickselect). Returns them."""
+    """Move the k largest of `values` to its end, the smallest of them first (Hoare's quickselect).
+    Returns them."""
     first, last, place = 0, len(values) - 1, len(values) - k
     while first < last:
         pivot, i, j = values[(first + last) // 2], first, last
@@ -142,8 +153,8 @@ def _select(values: Any, k: Any) -> Any:
 
 @njit(cache=True)
 def _largest(row: Any, shift: Any, temperature: Any, maxima: Any, k: Any) -> Any:
-    """The k largest scaled logits, the smallest of them first. Each of k blocks has one as large as the k-th largest of
-    the blocks' maxima, so only larger ones are looked at."""
+    """The k largest scaled logits, the smallest of them first. Each of k blocks has one as large as
+    the k-th largest of the blocks' maxima, so only larger ones are looked at."""
     least = np.float32(-np.inf)
     if k <= len(maxima):
         least = _select(maxima.copy(), k)[0] / temperature
@@ -161,13 +172,21 @@ def _largest(row: Any, shift: Any, temperature: Any, maxima: Any, k: Any) -> Any
 
 @njit(cache=True)
 def _cut_at_mass(
-    row: Any, shift: Any, temperature: Any, maxima: Any, top: Any, floor: Any, target: Any, head: Any
+    row: Any,
+    shift: Any,
+    temperature: Any,
+    maxima: Any,
+    top: Any,
+    floor: Any,
+    target: Any,
+    head: Any,
 ) -> Any:
-    """Top-p among scaled logits >= floor: the last token kept, as (scaled, index), in the order of `is_kept`.
+    """Top-p among scaled logits >= floor: the last token kept, as (scaled, index), in the order of
+    `is_kept`.
 
-    A token is kept while the sum of exp(scaled - top) over those before it is less than `target`. First the interval of
-    scaled values where the sum reaches it is found, within `head` of the maximum if it lies there; only its tokens are
-    sorted.
+    A token is kept while the sum of exp(scaled - top) over those before it is less than `target`.
+    First the interval of scaled values where the sum reaches it is found, within `head` of the
+    maximum if it lies there; only its tokens are sorted.
     """
     before, start, width = 0.0, np.float32(0.0), np.float32(head)
     sums, counts = np.empty(BINS), np.empty(BINS, np.int64)
@@ -193,7 +212,11 @@ def _cut_at_mass(
         start, width = np.float32(head), -LOWEST
     if crossing == BINS:  # everything is kept, by rounding
         return floor, len(row)
-    values, tokens, count = np.empty(counts[crossing], np.float32), np.empty(counts[crossing], np.int64), 0
+    values, tokens, count = (
+        np.empty(counts[crossing], np.float32),
+        np.empty(counts[crossing], np.int64),
+        0,
+    )
     for block in range(len(maxima)):
         if top - maxima[block] / temperature >= start + width:
             continue
@@ -215,7 +238,8 @@ def _cut_at_mass(
 
 @njit(cache=True)
 def is_kept(x: Any, token: Any, cut: Any, cut_token: Any) -> Any:
-    """Whether the filters leave a token: larger logits come first, and of equal ones the earlier token."""
+    """Whether the filters leave a token: larger logits come first, and of equal ones the earlier
+    token."""
     return x > cut or (x == cut and token <= cut_token)
 
 
@@ -234,7 +258,9 @@ def cut_of(
     if top_p < 1:
         if cut > -np.inf or temperature != 1:
             _, total = _masses(row, shift, temperature, top, cut, top)
-        cut, cut_token = _cut_at_mass(row, shift, temperature, maxima, top, cut, top_p * total, head)
+        cut, cut_token = _cut_at_mass(
+            row, shift, temperature, maxima, top, cut, top_p * total, head
+        )
     floor = np.float32(top + log_min_p)
     if floor > cut:
         cut, cut_token = floor, len(row)
@@ -260,9 +286,11 @@ def _race(
     row: Any, shift: Any, temperature: Any, maxima: Any, top: Any, cut: Any, cut_token: Any, above: Any, upto: Any,
     state: Any,
 ) -> Any:  # fmt: skip
-    """The kept token with above < scaled <= upto whose scaled logit - top plus Gumbel noise is largest, and that sum.
+    """The kept token with above < scaled <= upto whose scaled logit - top plus Gumbel noise is
+    largest, and that sum.
 
-    The sum beats `best` if -log(u) < exp(x - top - best), and -log(u) >= 1 - u: few tokens need a logarithm.
+    The sum beats `best` if -log(u) < exp(x - top - best), and -log(u) >= 1 - u: few tokens need a
+    logarithm.
     """
     winner, best, bound = -1, -np.inf, np.inf
     for block in range(len(maxima)):
@@ -306,17 +334,28 @@ def _one_row(
         return
     top = largest / temperature if temperature > 0 else largest
     limit = np.float32(top - head)
-    # at a lower temperature the same tokens lie beyond another logit, and some more are counted in, for rounding
-    edge = limit if temperature == 1 else np.float32(largest - head * temperature * np.float32(1 - 1e-5))
+    # at a lower temperature the same tokens lie beyond another logit, and some more are counted in,
+    # for rounding
+    edge = (
+        limit
+        if temperature == 1
+        else np.float32(largest - head * temperature * np.float32(1 - 1e-5))
+    )
     total, beyond = _masses(row, shift, None, largest, nothing, edge)
-    if temperature == 0 or limit >= top:  # so low a temperature is greedy: the noise is lost in rounding
+    # so low a temperature is greedy: the noise is lost in rounding
+    if temperature == 0 or limit >= top:
         token = _first(row, shift, maxima, largest)
     else:
-        cut, cut_token = cut_of(row, shift, temperature, maxima, top, total, top_k, top_p, log_min_p, head)
+        cut, cut_token = cut_of(
+            row, shift, temperature, maxima, top, total, top_k, top_p, log_min_p, head
+        )
         token, best = _race(row, shift, temperature, maxima, top, cut, cut_token, limit, top, state)
         noise = -np.log(-np.log(_uniform(state, tail)))
-        # the tokens beyond the head take part as one; filters and temperatures below 1 leave them less than `beyond`
-        if cut <= limit and (temperature > 1 or (beyond > 0 and np.log(1.001 * beyond) + noise > best)):
+        # the tokens beyond the head take part as one; filters and temperatures below 1 leave them
+        # less than `beyond`
+        if cut <= limit and (
+            temperature > 1 or (beyond > 0 and np.log(1.001 * beyond) + noise > best)
+        ):
             if cut > nothing or temperature != 1:
                 _, beyond = _masses(row, shift, temperature, top, cut, limit)
             for i in range(cut_token + 1, len(row)):
@@ -324,7 +363,9 @@ def _one_row(
                     beyond -= _exp(cut - top)
             if beyond > 0 and np.log(beyond) + noise > best:
                 lowest = np.float32(top + LOWEST)
-                other, _ = _race(row, shift, temperature, maxima, top, cut, cut_token, lowest, limit, state)
+                other, _ = _race(
+                    row, shift, temperature, maxima, top, cut, cut_token, lowest, limit, state
+                )
                 token = token if other < 0 else other
     out[0] = token
     out[1] = _scaled(row[token], shift, None) - largest - np.log(total)
@@ -346,8 +387,21 @@ def draw_rows(
 ) -> None:  # fmt: skip
     """Fill in the columns of `ttc.sampling.Draws` for each row; -1 where the logits are not finite.
 
-    logits: (rows, vocab), int32 or, with `shift` 16, int16. states: (rows,) uint64. out: float64, (rows, 3), or
-    (rows, 6) where `confidence_k` is above 0: how many of the likeliest tokens the mean log-probability is of.
+    logits: (rows, vocab), int32 or, with `shift` 16, int16. states: (rows,) uint64. out: float64,
+    (rows, 3), or (rows, 6) where `confidence_k` is above 0: how many of the likeliest tokens the
+    mean log-probability is of.
     """
     for r in range(len(logits)):
-        _one_row(logits[r], shift, temperature, top_k, top_p, log_min_p, head, tail, states[r], confidence_k, out[r])
+        _one_row(
+            logits[r],
+            shift,
+            temperature,
+            top_k,
+            top_p,
+            log_min_p,
+            head,
+            tail,
+            states[r],
+            confidence_k,
+            out[r],
+        )

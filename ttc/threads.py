@@ -1,7 +1,7 @@
 """The threads that share work on a CPU: PyTorch's own OpenMP threads, where they can be had.
 
-These wait for their next work without sleeping for some milliseconds. Threads of another pool would compete with them
-for the same cores meanwhile.
+These wait for their next work without sleeping for some milliseconds. Threads of another pool would
+compete with them for the same cores meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @cache
 def team() -> Callable[[int, int, int], None]:
-    """What runs a C function of one pointer on several threads: (its address, the pointer, how many threads)."""
+    """What runs a C function of one pointer on several threads: (its address, the pointer, how many
+    threads)."""
     try:
         parallel = ctypes.CDLL(None).GOMP_parallel
     except (TypeError, AttributeError):
@@ -37,7 +38,8 @@ def by_pool(function: int, parameters: int, threads: int) -> None:
 
 
 def run_parts(work: Callable[[int], None], parts: int) -> None:
-    """Call `work` with each number below `parts`, each in a thread of the team. Raises what a call has raised.
+    """Call `work` with each number below `parts`, each in a thread of the team. Raises what a call
+    has raised.
 
     It pays where the calls let go of Python's lock.
     """

@@ -1,4 +1,5 @@
-"""A timeline of computing and copying in Chrome's trace format (chrome://tracing, ui.perfetto.dev)."""
+"""A timeline of computing and copying in Chrome's trace format (chrome://tracing,
+ui.perfetto.dev)."""
 
 from __future__ import annotations
 

@@ -10,14 +10,15 @@ from dataclasses import asdict, dataclass, fields
 class Usage:
     """A meter. One is shared by all branches under a root; the engine adds to it as it works.
 
-    `prompt_tokens` counts tokens whose KV was really computed by `root` and `extend`, `shared_tokens` those
-    that were found in the tree instead, `recomputed_tokens` those whose KV a `BlockCache` had evicted,
-    `substituted_tokens` those in whose place a similar prompt's KV was used (approximate); finding that out ran
-    `probe_layer_rows` rows x layers that no KV came of.
-    `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the ratings that a gate
-    answered without its verifier, `gated_branches` those that a `DecodeGate` stopped.
-    Of scoring passes with an early exit, `exit_layer_rows` counts the rows x layers that were computed,
-    `exit_layer_rows_saved` those that were left out, `lens_rows` the rows that norm and head were applied to.
+    `prompt_tokens` counts tokens whose KV was really computed by `root` and `extend`,
+    `shared_tokens` those that were found in the tree instead, `recomputed_tokens` those whose KV a
+    `BlockCache` had evicted, `substituted_tokens` those in whose place a similar prompt's KV was
+    used (approximate); finding that out ran `probe_layer_rows` rows x layers that no KV came of.
+    `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the
+    ratings that a gate answered without its verifier, `gated_branches` those that a `DecodeGate`
+    stopped. Of scoring passes with an early exit, `exit_layer_rows` counts the rows x layers that
+    were computed, `exit_layer_rows_saved` those that were left out, `lens_rows` the rows that norm
+    and head were applied to.
     """
 
     prompt_tokens: int = 0

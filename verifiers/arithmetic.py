@@ -14,7 +14,6 @@ from ttc.protocols import Backend
 from ttc.text.answers import extract_answer
 from ttc.text.numbers import as_number
 from ttc.tree.branch import Branch
-
 from verifiers.equations import (
     MAX_DIGITS,
     Equation,

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
+
 from ttc.checks import check_kind, check_whole
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.protocols import Backend
 from ttc.text.chat import has_template
 from ttc.tree.branch import Branch
-
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import Layout, TreeMirror
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+
 from ttc.errors import UnsupportedModel
 from ttc.tree.branch import Branch
-
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import Layout
 

@@ -13,6 +13,7 @@ from weakref import ReferenceType, ref
 
 from jinja2 import TemplateError
 from torch import Tensor
+
 from ttc.checks import check_kind
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
@@ -24,7 +25,6 @@ from ttc.text.chat import encoded, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
-
 from verifiers.reward_model_pass import Layout, TreeMirror
 
 MARK = "\x00"

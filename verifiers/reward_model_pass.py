@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary
 
 from torch import Tensor
+
 from ttc.engine import Engine
 from ttc.errors import VerifierError
 from ttc.passes.outputs import Outputs

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
-from ttc.errors import UnsupportedModel
 
+from ttc.errors import UnsupportedModel
 from verifiers.reward_model import RewardModel
 
 GOOD, BAD = "+", "-"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from ttc.errors import UnsupportedModel
 
+from ttc.errors import UnsupportedModel
 from verifiers.reward_model import RewardModel
 
 

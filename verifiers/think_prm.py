@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
 from ttc.checks import check_whole
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
-
 from verifiers.math_shepherd import numbered
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import Layout

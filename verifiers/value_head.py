@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.loading import load, load_headed
 from ttc.model.packed_linear import PackedLinear, pack_linears
 from ttc.model.reward_heads import HeadedModel
-
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import TreeMirror
 

@@ -16,7 +16,8 @@ def choices(group: str) -> list[str]:
 
 
 def public_classes(folder: str) -> dict[str, str]:
-    """The names of the public classes that a folder's files define, by the names of their choices."""
+    """The names of the public classes that a folder's files define, by the names of their
+    choices."""
     homes = public_names(folder.partition(".")[0])
     return {
         file.rpartition(".")[2].removesuffix("_verifier"): name
@@ -26,7 +27,8 @@ def public_classes(folder: str) -> dict[str, str]:
 
 
 def written(group: str) -> list[str]:
-    """The choices that have a file in `conf`: those with other settings than their class's defaults, and words."""
+    """The choices that have a file in `conf`: those with other settings than their class's
+    defaults, and words."""
     folder = conf() / group
     return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
 

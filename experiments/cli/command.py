@@ -1,4 +1,5 @@
-"""What every command does around its work: a first line at once, a quiet screen, errors in a line, Ctrl-C."""
+"""What every command does around its work: a first line at once, a quiet screen, errors in a line,
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ FULL_ERRORS = "HYDRA_FULL_ERROR"
 """Hydra's environment variable: where it is 1, an error comes with its traceback."""
 
 
-def perform_or_help(work: Callable[[], Any], page: str, given: str, stopped: str = "stopped") -> None:
+def perform_or_help(
+    work: Callable[[], Any], page: str, given: str, stopped: str = "stopped"
+) -> None:
     """As `perform`, or where --help was typed, print that page of `experiments.cli.help`."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         from experiments.cli.help import shown
@@ -30,7 +33,8 @@ def perform_or_help(work: Callable[[], Any], page: str, given: str, stopped: str
 
 
 def perform(work: Callable[[], Any], given: str, stopped: str = "stopped") -> None:
-    """Say what is started, then import and do it; ends the process with `work`'s exit code, if it returns one.
+    """Say what is started, then import and do it; ends the process with `work`'s exit code, if it
+    returns one.
 
     given: what the user typed. stopped: what Ctrl-C says, unless `work` knows more.
     """

@@ -9,14 +9,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 _LATEX = (
-    "abla|atural|cong|e|earrow|eg|eq|exists|ewline|geq|gtr|i|leq|less|mid|olimits|onumber|ot|otin|parallel|sim|u|warrow"
+    "abla|atural|cong|e|earrow|eg|eq|exists|ewline|geq|gtr|i|leq|less|mid|olimits|onumber|ot|otin|"
+    "parallel|sim|u|warrow"
 )
 """What follows `\\n` in LaTeX's commands."""
 _TYPED = re.compile(rf"\\\\|\\n(?!(?:{_LATEX})(?![a-z]))|\\t(?![a-z])")
 
 
 def typed(text: str) -> str:
-    r"""`text` with line breaks for `\n` and tabs for `\t`, where these two begin no LaTeX command (`\neq`, `\text`).
+    r"""`text` with line breaks for `\n` and tabs for `\t`, where these two begin no LaTeX command
+    (`\neq`, `\text`).
 
     All else stays, two backslashes too: `\\n` is LaTeX's line break and an n.
     """
@@ -24,8 +26,8 @@ def typed(text: str) -> str:
 
 
 def resolve_escapes(config: DictConfig) -> None:
-    """Apply `typed`, in place, to every text of a run's configuration that is put to the model or looked for in what it
-    writes."""
+    """Apply `typed`, in place, to every text of a run's configuration that is put to the model or
+    looked for in what it writes."""
     _resolve(config.dataset, ("instruction", "system", "end", "examples"))
     _resolve(config.search, list(config.search))
     _resolve(config.verifier, ("question", "inner"))
@@ -33,7 +35,9 @@ def resolve_escapes(config: DictConfig) -> None:
 
 def _resolve(part: Any, keys: Iterable[Any]) -> None:
     for key in keys:
-        if OmegaConf.is_dict(part) and (key not in part or key == "_target_" or OmegaConf.is_missing(part, key)):
+        if OmegaConf.is_dict(part) and (
+            key not in part or key == "_target_" or OmegaConf.is_missing(part, key)
+        ):
             continue
         value = part[key]
         if isinstance(value, str):

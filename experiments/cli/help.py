@@ -7,7 +7,18 @@ from pathlib import Path
 from experiments.cli.choices import choices, conf
 from experiments.cli.package_check import check
 
-GROUPS = ("model", "dataset", "search", "verifier", "memory", "placement", "cache", "sharing", "gate", "backend")
+GROUPS = (
+    "model",
+    "dataset",
+    "search",
+    "verifier",
+    "memory",
+    "placement",
+    "cache",
+    "sharing",
+    "gate",
+    "backend",
+)
 PAGES = Path(__file__).with_name("pages")
 
 
@@ -22,7 +33,9 @@ def page() -> str:
     import yaml
 
     entries = yaml.safe_load((conf() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
-    defaults = {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}
+    defaults = {
+        group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()
+    }
     lines = []
     for group in GROUPS:
         names = [f"{name}*" if name == defaults[group] else name for name in choices(group)]

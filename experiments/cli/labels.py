@@ -18,7 +18,9 @@ def telling_settings(rows: Sequence[Settings]) -> list[str]:
     Where two rows have another class in a group, the class tells them apart, and not its settings.
     """
     keys = {key for row in rows for key in row}
-    return sorted(filter(lambda key: _tells(key, rows), keys), key=lambda key: (not _names(key), key))
+    return sorted(
+        filter(lambda key: _tells(key, rows), keys), key=lambda key: (not _names(key), key)
+    )
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
@@ -79,5 +81,6 @@ def _is_kind(key: str) -> bool:
 
 
 def _names(key: str) -> bool:
-    """Whether a value is understood without its key: it names a class or a model, or is a group's choice."""
+    """Whether a value is understood without its key: it names a class or a model, or is a group's
+    choice."""
     return _is_kind(key) or "." not in key

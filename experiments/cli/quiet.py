@@ -22,4 +22,6 @@ def quiet() -> None:
     ):
         os.environ.setdefault(name, value)
     if not sys.warnoptions and "PYTHONWARNINGS" not in os.environ:
-        warnings.filterwarnings("ignore", module=r"(torch|transformers|datasets|huggingface_hub|reasoning_gym)(\.|$)")
+        warnings.filterwarnings(
+            "ignore", module=r"(torch|transformers|datasets|huggingface_hub|reasoning_gym)(\.|$)"
+        )

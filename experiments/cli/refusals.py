@@ -1,11 +1,17 @@
-"""Errors that a user can mend, in a few words: what was given, what is wrong with it, and what to give instead."""
+"""Errors that a user can mend, in a few words: what was given, what is wrong with it, and what to
+give instead."""
 
 from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
 
-from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
+from hydra.errors import (
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -25,7 +31,8 @@ def reason(error: BaseException | None) -> str | None:
     if isinstance(error, TTCError):
         return str(error)
     if isinstance(error, InstantiationException):
-        if isinstance(error.__cause__, TypeError):  # a setting that was added with +, and the class does not have
+        # a setting that was added with +, and the class does not have
+        if isinstance(error.__cause__, TypeError):
             return " ".join(str(error).splitlines()[:2])
         return reason(error.__cause__) or _unknown_class(error)
     if isinstance(error, MissingConfigException):
@@ -47,7 +54,8 @@ def reason(error: BaseException | None) -> str | None:
 
 
 def _unknown_class(error: InstantiationException) -> str | None:
-    """What to tell of a class within a part, as in `verifier.inner._target_`, that cannot be imported."""
+    """What to tell of a class within a part, as in `verifier.inner._target_`, that cannot be
+    imported."""
     located = re.match(r"Error (?:locating target|loading) '([^']*)'", str(error))
     if located is None:
         return None
@@ -61,7 +69,8 @@ def _unknown_class(error: InstantiationException) -> str | None:
 
 def _unknown_choice(error: MissingConfigException) -> str:
     listed = error.options or ()
-    choices = [name for name in listed if not name.endswith("schema") and "." not in name]  # those are classes
+    # those are classes
+    choices = [name for name in listed if not name.endswith("schema") and "." not in name]
     if not choices:
         return str(error).splitlines()[0]
     path = PurePosixPath(error.missing_cfg_file or "")

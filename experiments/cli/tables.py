@@ -1,4 +1,5 @@
-"""Tables as people read them: on a terminal, in Markdown, and as a page of HTML that needs no other file."""
+"""Tables as people read them: on a terminal, in Markdown, and as a page of HTML that needs no other
+file."""
 
 from __future__ import annotations
 
@@ -29,11 +30,17 @@ class Table:
     notes: Sequence[str] = ()
 
     def text(self) -> str:
-        """For a terminal of 80 columns. What is the same in every line is told once; a wide table becomes several, each
-        with the first column."""
+        """For a terminal of 80 columns. What is the same in every line is told once; a wide table
+        becomes several, each with the first column."""
         columns = list(zip(self.columns, *self.lines, strict=True))
-        alike = [column for column in columns[1:] if column[0] not in RESULTS and _all_alike(column[1:])]
-        told = [f"in every row: {'; '.join(f'{name}: {value}' for name, value, *_ in alike)}"] if alike else []
+        alike = [
+            column for column in columns[1:] if column[0] not in RESULTS and _all_alike(column[1:])
+        ]
+        told = (
+            [f"in every row: {'; '.join(f'{name}: {value}' for name, value, *_ in alike)}"]
+            if alike
+            else []
+        )
         shown = [column for column in columns if column not in alike]
         parts = [_aligned(block) for block in _blocks(shown)] if len(shown) > 1 else []
         notes = [textwrap.fill(note, WIDTH) for note in (*told, *self.notes)]
@@ -41,7 +48,10 @@ class Table:
 
     def markdown(self) -> str:
         """The title, unless it is empty, the table and the notes."""
-        cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in (self.columns, *self.lines)]
+        cells = [
+            [cell.replace("|", "\\|").replace("\n", " ") for cell in line]
+            for line in (self.columns, *self.lines)
+        ]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         head, *rest = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in cells]
         rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
@@ -50,7 +60,9 @@ class Table:
 
     def latex(self) -> str:
         """A tabular of the package booktabs; title and notes are comments."""
-        head, *rest = [" & ".join(map(_in_latex, line)) + r" \\" for line in (self.columns, *self.lines)]
+        head, *rest = [
+            " & ".join(map(_in_latex, line)) + r" \\" for line in (self.columns, *self.lines)
+        ]
         begin = rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}"
         lines = [begin, r"\toprule", head, r"\midrule", *rest, r"\bottomrule", r"\end{tabular}"]
         notes = [f"% {' '.join(note.split())}" for note in self.notes]
@@ -59,12 +71,19 @@ class Table:
     def html(self) -> str:
         lines = [_html_row(self.columns, "th"), *(_html_row(cells, "td") for cells in self.lines)]
         notes = [f"<p>{html.escape(note)}</p>" for note in self.notes]
-        return "\n".join([f"<h2>{html.escape(self.title)}</h2>", "<table>", *lines, "</table>", *notes])
+        return "\n".join(
+            [f"<h2>{html.escape(self.title)}</h2>", "<table>", *lines, "</table>", *notes]
+        )
 
 
 def _in_latex(text: str) -> str:
     special = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}"}
-    special |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}"}
+    special |= {
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+    }
     return "".join(special.get(c, c) for c in text.replace("\n", " "))
 
 
@@ -115,12 +134,16 @@ STYLE = (
 )
 
 
-def page(title: str, tables: Sequence[Table], svg: str | None = None, above: Sequence[str] = ()) -> str:
+def page(
+    title: str, tables: Sequence[Table], svg: str | None = None, above: Sequence[str] = ()
+) -> str:
     """One page that needs no network. svg: a picture below the first table."""
     parts = [f"<p>{html.escape(line)}</p>" for line in above]
     parts += [tables[0].html(), *([svg] if svg else []), *(table.html() for table in tables[1:])]
     head = f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
-    return "\n".join([f"{head}<style>{STYLE}</style>", f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"])
+    return "\n".join(
+        [f"{head}<style>{STYLE}</style>", f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"]
+    )
 
 
 def labelled(rows: Sequence[tuple[str, str]]) -> str:
@@ -145,7 +168,9 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             cells |= _flat(value, f"{prefix}{key}.")
         else:
-            cells[f"{prefix}{key}"] = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            cells[f"{prefix}{key}"] = (
+                " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            )
     return cells
 
 

@@ -23,7 +23,8 @@ WIDTH = 64
 
 @dataclass(frozen=True)
 class Step:
-    """A node as it is drawn. state: "growing" while its step is under way, else as `Node.status` has it."""
+    """A node as it is drawn. state: "growing" while its step is under way, else as `Node.status`
+    has it."""
 
     node: Node
     text: str
@@ -32,7 +33,8 @@ class Step:
 
 
 def steps_under_way(active: ActiveSearch) -> list[Step]:
-    """The nodes of a problem that is under way, those that are being written with their text so far."""
+    """The nodes of a problem that is under way, those that are being written with their text so
+    far."""
     growing = set(active.growing)
     steps = []
     for branch, node in active.nodes.items():
@@ -52,7 +54,8 @@ def steps_of(result: Result) -> list[Step]:
 
 
 def drawn(question: str, steps: Sequence[Step]) -> Tree:
-    """The tree: what is alive step by step, equal branches as one, and of what was pruned how much there is."""
+    """The tree: what is alive step by step, equal branches as one, and of what was pruned how much
+    there is."""
     children: dict[int | None, list[Step]] = defaultdict(list)
     for step in steps:
         children[step.node.parent].append(step)
@@ -66,7 +69,8 @@ def drawn(question: str, steps: Sequence[Step]) -> Tree:
 
 
 def _alive(steps: Sequence[Step]) -> set[int]:
-    """The ids of nodes that were not pruned, or that have a descendant that was not. Parents come before children."""
+    """The ids of nodes that were not pruned, or that have a descendant that was not. Parents come
+    before children."""
     alive: set[int] = set()
     for step in reversed(steps):
         if step.state in ("growing", "kept", "finished", "root") or step.node.id in alive:
@@ -77,7 +81,11 @@ def _alive(steps: Sequence[Step]) -> set[int]:
 
 
 def _grow(
-    tree: Tree, parent: int, children: Mapping[int | None, list[Step]], alive: set[int], span: tuple[float, float]
+    tree: Tree,
+    parent: int,
+    children: Mapping[int | None, list[Step]],
+    alive: set[int],
+    span: tuple[float, float],
 ) -> None:
     living = [step for step in children[parent] if step.node.id in alive]
     pruned = [step for step in children[parent] if step.node.id not in alive]
@@ -86,7 +94,9 @@ def _grow(
         leaf = not children[step.node.id]
         same = step.text, step.node.score, step.state, step.chosen
         alike.setdefault(same if leaf and not step.chosen else (step.node.id,), []).append(step)
-    ranked = sorted(alike.values(), key=lambda group: (group[0].chosen, _rank(group[0])), reverse=True)
+    ranked = sorted(
+        alike.values(), key=lambda group: (group[0].chosen, _rank(group[0])), reverse=True
+    )
     for group in ranked[:SHOWN]:
         branch = tree.add(_label(group[0], len(group), span))
         if len(group) == 1:

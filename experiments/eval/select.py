@@ -1,4 +1,5 @@
-"""`python -m experiments.select outputs/NAME`: score every selection rule on the records of a run, without a model."""
+"""`python -m experiments.select outputs/NAME`: score every selection rule on the records of a run,
+without a model."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ MISSING = {
 
 @dataclass(frozen=True)
 class Solved:
-    """One problem's candidates in the order of their index, and which of them are right. None, if it failed."""
+    """One problem's candidates in the order of their index, and which of them are right. None, if
+    it failed."""
 
     id: str
     samples: list[Sample]
@@ -46,7 +48,9 @@ class Solved:
     def of_record(cls, record: dict[str, Any]) -> Solved:
         branches = sorted(counted(record), key=lambda branch: branch["path"])
         samples = [Sample.of_record(branch) for branch in branches]
-        return cls(record["id"], samples, [b["correct"] for b in branches], [b["tokens"] for b in branches])
+        return cls(
+            record["id"], samples, [b["correct"] for b in branches], [b["tokens"] for b in branches]
+        )
 
 
 def load(folder: Path) -> list[Solved]:
@@ -54,10 +58,14 @@ def load(folder: Path) -> list[Solved]:
     file = folder / "records.jsonl"
     if not file.is_file():
         what = "holds no records.jsonl" if folder.is_dir() else "is no folder"
-        raise InvalidInput(f"{folder} {what}; give the folder of a run, as outputs/NAME, once a problem is done")
+        raise InvalidInput(
+            f"{folder} {what}; give the folder of a run, as outputs/NAME, once a problem is done"
+        )
     problems = [Solved.of_record(record) for record in read_records(file)[0].values()]
     if not any(problem.samples for problem in problems):
-        raise InvalidInput(f"none of the {len(problems)} records in {file} has a candidate; `error` in each says why")
+        raise InvalidInput(
+            f"none of the {len(problems)} records in {file} has a candidate; `error` in each says why"
+        )
     return problems
 
 
@@ -70,15 +78,21 @@ def problems_left(folder: Path, solved: Collection[str]) -> int:
 def usable(rules: Sequence[Rule], problems: Sequence[Solved]) -> tuple[list[Rule], dict[str, str]]:
     """The rules whose field some candidate has, and why the others cannot be scored."""
     samples = [sample for problem in problems for sample in problem.samples]
-    known = {field for field in MISSING if any(getattr(sample, field) is not None for sample in samples)}
-    missing = {rule.name: MISSING[rule.needs] for rule in rules if rule.needs not in {"answer", *known}}
+    known = {
+        field for field in MISSING if any(getattr(sample, field) is not None for sample in samples)
+    }
+    missing = {
+        rule.name: MISSING[rule.needs] for rule in rules if rule.needs not in {"answer", *known}
+    }
     return [rule for rule in rules if rule.name not in missing], missing
 
 
 def subsets(problem: Solved, n: int, draws: int, seed: int) -> Iterator[list[int]]:
-    """The candidates that a rule chooses among: the first n, or for `draws` above 0 that many random subsets of n.
+    """The candidates that a rule chooses among: the first n, or for `draws` above 0 that many
+    random subsets of n.
 
-    A subset keeps the order of the index. A problem with no more than n candidates has one subset, all of them.
+    A subset keeps the order of the index. A problem with no more than n candidates has one subset,
+    all of them.
     """
     count = len(problem.samples)
     if draws == 0 or n >= count:
@@ -89,16 +103,21 @@ def subsets(problem: Solved, n: int, draws: int, seed: int) -> Iterator[list[int
         yield sorted(rng.choice(count, n, replace=False).tolist())
 
 
-def score(problems: Sequence[Solved], rules: Sequence[Rule], draws: int = 0, seed: int = 0) -> list[dict[str, Any]]:
-    """Accuracy of each rule for each n up to the largest number of candidates, with Wilson's 95% interval.
+def score(
+    problems: Sequence[Solved], rules: Sequence[Rule], draws: int = 0, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Accuracy of each rule for each n up to the largest number of candidates, with Wilson's 95%
+    interval.
 
-    A problem counts with the share of its subsets in which the rule chooses a right candidate, so that an interval over
-    several subsets is rather too wide than too narrow. One that failed counts as wrong. tokens: the mean number of
-    generated tokens of the n candidates.
+    A problem counts with the share of its subsets in which the rule chooses a right candidate, so
+    that an interval over several subsets is rather too wide than too narrow. One that failed counts
+    as wrong. tokens: the mean number of generated tokens of the n candidates.
     """
     rows = []
     for n in range(1, max(len(problem.samples) for problem in problems) + 1):
-        shares: dict[str, list[float]] = {name: [] for name in [*(rule.name for rule in rules), ANY]}
+        shares: dict[str, list[float]] = {
+            name: [] for name in [*(rule.name for rule in rules), ANY]
+        }
         tokens = []
         for problem in problems:
             chosen = list(subsets(problem, n, draws, seed))
@@ -112,7 +131,10 @@ def score(problems: Sequence[Solved], rules: Sequence[Rule], draws: int = 0, see
                     hits += sum(chance for chance, mark in zip(chances, marks, strict=True) if mark)
                 shares[rule.name].append(hits / len(chosen))
         for name, values in shares.items():
-            figures = {"accuracy": sum(values) / len(values), "accuracy_95": list(wilson(sum(values), len(values)))}
+            figures = {
+                "accuracy": sum(values) / len(values),
+                "accuracy_95": list(wilson(sum(values), len(values))),
+            }
             rows.append({"rule": name, "n": n, **figures, "tokens": sum(tokens) / len(tokens)})
     return rows
 
@@ -140,19 +162,29 @@ def cells(rows: Sequence[dict[str, Any]], numbers: Sequence[int]) -> list[list[s
 
 def plain(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    padded = (
+        [cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines
+    )
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def about(folder: Path, problems: Sequence[Solved], draws: int, seed: int) -> list[str]:
     """What the figures are of."""
     counts = [len(problem.samples) for problem in problems]
-    how = f"the mean over {draws} random subsets of n, seed {seed}" if draws else "the first n by index"
-    lines = [f"{folder}: {len(problems)} problems, up to {max(counts)} candidates each; accuracy in percent, {how}"]
+    how = (
+        f"the mean over {draws} random subsets of n, seed {seed}"
+        if draws
+        else "the first n by index"
+    )
+    lines = [
+        f"{folder}: {len(problems)} problems, up to {max(counts)} candidates each; accuracy in percent, {how}"
+    ]
     if none := counts.count(0):
         lines.append(f"{none} problems have no candidate and count as wrong")
     if fewer := sum(0 < count < max(counts) for count in counts):
-        lines.append(f"{fewer} problems have fewer than {max(counts)} candidates; where n is more, all of them count")
+        lines.append(
+            f"{fewer} problems have fewer than {max(counts)} candidates; where n is more, all of them count"
+        )
     return lines
 
 
@@ -183,7 +215,9 @@ def report(arguments: argparse.Namespace) -> str:
     left_out = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
     if arguments.format == "markdown":
         return "\n\n".join([*notes, Table("", lines[0], lines[1:]).markdown(), *left_out])
-    return "\n".join([*notes, "", plain(lines), *(["", "not scored:"] if left_out else []), *left_out])
+    return "\n".join(
+        [*notes, "", plain(lines), *(["", "not scored:"] if left_out else []), *left_out]
+    )
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -192,13 +226,28 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         description="Score every rule that chooses among the candidates of a run, for every number of candidates.",
     )
     parser.add_argument("folder", type=Path, help="a run's folder, as outputs/NAME")
-    parser.add_argument("--rules", type=lambda text: text.split(","), help="some of them, with commas; default: all")
-    parser.add_argument("--draws", type=int, default=0, help="random subsets of n candidates; default: 0, the first n")
+    parser.add_argument(
+        "--rules", type=lambda text: text.split(","), help="some of them, with commas; default: all"
+    )
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=0,
+        help="random subsets of n candidates; default: 0, the first n",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the random subsets")
-    parser.add_argument("--measure", choices=get_args(Measure), default="lowest", help="of the confidence votes")
-    parser.add_argument("--window", type=int, default=2048, help="tokens of a group, for the confidence votes")
-    parser.add_argument("--temperature", type=float, default=0.1, help="of soft best-of-n, in units of the score")
-    parser.add_argument("--format", choices=("table", "markdown", "json"), default="table", help="json has every n")
+    parser.add_argument(
+        "--measure", choices=get_args(Measure), default="lowest", help="of the confidence votes"
+    )
+    parser.add_argument(
+        "--window", type=int, default=2048, help="tokens of a group, for the confidence votes"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.1, help="of soft best-of-n, in units of the score"
+    )
+    parser.add_argument(
+        "--format", choices=("table", "markdown", "json"), default="table", help="json has every n"
+    )
     parser.add_argument("--out", type=Path, help="a file to write to, in place of the screen")
     return parser.parse_args(words)
 

@@ -1,10 +1,11 @@
-"""`python -m experiments.compute_optimal outputs/A outputs/B ...`: fit from runs which search each difficulty gets.
+"""`python -m experiments.compute_optimal outputs/A outputs/B ...`: fit from runs which search each
+difficulty gets.
 
-Every run is one strategy, on the same problems with the same model. How hard a problem is comes from the mean score of
-the first samples of the first run that has scored samples. For each bin of difficulty the strategy with the highest
-accuracy is chosen, within a budget of tokens that the first samples count towards. What that is worth is measured in
-two folds: fitted on one half of the problems, applied to the other, against the single strategy that was best on the
-same half.
+Every run is one strategy, on the same problems with the same model. How hard a problem is comes
+from the mean score of the first samples of the first run that has scored samples. For each bin of
+difficulty the strategy with the highest accuracy is chosen, within a budget of tokens that the
+first samples count towards. What that is worth is measured in two folds: fitted on one half of the
+problems, applied to the other, against the single strategy that was best on the same half.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ SAMPLING = ("search.BestOfN", "search.SelfConsistency")
 class Table:
     """What was measured: a row for each problem.
 
-    ease: the mean score of its first samples. estimate: what these took, in tokens. correct, tokens: (problems,
-    strategies); tokens are generated and verifier tokens.
+    ease: the mean score of its first samples. estimate: what these took, in tokens. correct,
+    tokens: (problems, strategies); tokens are generated and verifier tokens.
     """
 
     ease: np.ndarray
@@ -45,7 +46,9 @@ class Table:
     tokens: np.ndarray
 
     def rows(self, which: np.ndarray) -> Table:
-        return Table(self.ease[which], self.estimate[which], self.correct[which], self.tokens[which])
+        return Table(
+            self.ease[which], self.estimate[which], self.correct[which], self.tokens[which]
+        )
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
         for part in ("model", "dataset"):
             one, other = (side.config[f"{part}.name"] for side in (runs[0], run))
             if one != other:
-                raise InvalidInput(f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs of one")
+                raise InvalidInput(
+                    f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs of one"
+                )
     for run in runs:
         for name in LIMITS:  # of a whole run, which a strategy within a search does not have
             if (limit := run.config.get(f"run.{name}")) is not None:
@@ -112,22 +117,27 @@ def _spent(usage: dict[str, Any]) -> int:
 def scored_samples(run: Run, problem: str, count: int) -> list[dict[str, Any]]:
     """The first samples of a problem by index, [] where there are not so many with a score."""
     branches = sorted(run.records[problem]["branches"], key=lambda branch: branch["path"])[:count]
-    return branches if len(branches) == count and all(b["score"] is not None for b in branches) else []
+    return (
+        branches if len(branches) == count and all(b["score"] is not None for b in branches) else []
+    )
 
 
 def best_fixed(table: Table, budget: float) -> int:
-    """The strategy with the highest accuracy whose mean tokens lie within the budget; of equals the cheaper one."""
+    """The strategy with the highest accuracy whose mean tokens lie within the budget; of equals the
+    cheaper one."""
     tokens = table.tokens.mean(0)
     return _best(table.correct.mean(0), tokens, tokens <= budget, budget)
 
 
 def fit(table: Table, bins: int, budget: float) -> Choice:
-    """The best strategy of each quantile bin, where the first samples count towards the budget too."""
+    """The best strategy of each quantile bin, where the first samples count towards the budget
+    too."""
     edges = np.quantile(table.ease, np.arange(1, bins) / bins)
     places = np.searchsorted(edges, table.ease, side="right")
     chosen = []
     for i in range(bins):
-        rows = table.rows(places == i) if (places == i).any() else table  # ties can leave a bin empty
+        # ties can leave a bin empty
+        rows = table.rows(places == i) if (places == i).any() else table
         tokens = rows.tokens.mean(0) + rows.estimate.mean()
         chosen.append(_best(rows.correct.mean(0), tokens, tokens <= budget, budget))
     return Choice(edges.tolist(), chosen)
@@ -135,12 +145,15 @@ def fit(table: Table, bins: int, budget: float) -> Choice:
 
 def _best(accuracy: np.ndarray, tokens: np.ndarray, allowed: np.ndarray, budget: float) -> int:
     if not allowed.any():
-        raise InvalidInput(f"--budget={budget:g} is less than the {tokens.min():.0f} tokens of the cheapest strategy")
+        raise InvalidInput(
+            f"--budget={budget:g} is less than the {tokens.min():.0f} tokens of the cheapest strategy"
+        )
     return min(np.flatnonzero(allowed).tolist(), key=lambda i: (-accuracy[i], tokens[i]))
 
 
 def two_fold(table: Table, bins: int, budget: float, seed: int) -> dict[str, Any]:
-    """Accuracy and tokens of the fitted choice and of the best fixed strategy, on halves they were not fitted on."""
+    """Accuracy and tokens of the fitted choice and of the best fixed strategy, on halves they were
+    not fitted on."""
     halves = np.array_split(np.random.default_rng(seed).permutation(len(table.ease)), 2)
     rows: list[list[float]] = []
     for train, test in (halves, halves[::-1]):
@@ -174,7 +187,9 @@ def report(arguments: argparse.Namespace) -> str:
             raise InvalidInput(f"--{name}={value} must be at least {least}")
     runs = [Run.load(folder) for folder in arguments.folders]
     if len(runs) < 2:
-        raise InvalidInput("one run is one strategy, and there is nothing to choose; give two or more folders")
+        raise InvalidInput(
+            "one run is one strategy, and there is nothing to choose; give two or more folders"
+        )
     table, source, common = measured(runs, arguments.samples)
     problems = len(table.ease)
     if problems < 4 * arguments.bins:
@@ -184,7 +199,8 @@ def report(arguments: argparse.Namespace) -> str:
         )
     budget = arguments.budget
     if budget is None:
-        budget = float((table.tokens + table.estimate[:, None]).max() + 1)  # every strategy is within it
+        # every strategy is within it
+        budget = float((table.tokens + table.estimate[:, None]).max() + 1)
     worth = two_fold(table, arguments.bins, budget, arguments.seed)
     choice = fit(table, arguments.bins, budget)
     search = source.settings["search"]
@@ -221,13 +237,24 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m experiments.compute_optimal",
         description="Fit which search each difficulty gets, from the records of runs on the same problems.",
     )
-    parser.add_argument("folders", nargs="+", type=Path, help="folders of runs, each of which is a strategy")
-    parser.add_argument("--samples", type=int, default=4, help="first samples that difficulty is estimated from")
-    parser.add_argument("--bins", type=int, default=5, help="quantile bins of difficulty")
-    parser.add_argument("--budget", type=float, help="tokens per problem, on average; default: enough for every run")
-    parser.add_argument("--seed", type=int, default=0, help="of the two halves and of the bootstrap")
     parser.add_argument(
-        "--out", type=Path, default=Path("fitted/search/fitted.yaml"), help="default: fitted/search/fitted.yaml"
+        "folders", nargs="+", type=Path, help="folders of runs, each of which is a strategy"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=4, help="first samples that difficulty is estimated from"
+    )
+    parser.add_argument("--bins", type=int, default=5, help="quantile bins of difficulty")
+    parser.add_argument(
+        "--budget", type=float, help="tokens per problem, on average; default: enough for every run"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the two halves and of the bootstrap"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("fitted/search/fitted.yaml"),
+        help="default: fitted/search/fitted.yaml",
     )
     return parser.parse_args(words)
 

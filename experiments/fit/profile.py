@@ -1,4 +1,5 @@
-"""`python -m experiments.profile`: measure this machine for the cost model, and write what was found to a file."""
+"""`python -m experiments.profile`: measure this machine for the cost model, and write what was
+found to a file."""
 
 from __future__ import annotations
 
@@ -21,31 +22,49 @@ DTYPES = ("bfloat16", "float32", "float16")
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m experiments.profile", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("profile.json"), help="default: profile.json")
-    parser.add_argument("--dtypes", default="bfloat16,float32", help=f"with commas, of {', '.join(DTYPES)}")
     parser.add_argument(
-        "--link-gbps", type=float, default=16.0, help="without a GPU: of the simulated link; default: 16"
+        "--out", type=Path, default=Path("profile.json"), help="default: profile.json"
+    )
+    parser.add_argument(
+        "--dtypes", default="bfloat16,float32", help=f"with commas, of {', '.join(DTYPES)}"
+    )
+    parser.add_argument(
+        "--link-gbps",
+        type=float,
+        default=16.0,
+        help="without a GPU: of the simulated link; default: 16",
     )
     arguments = parser.parse_args()
     perform(lambda: measure(arguments), f"profile {' '.join(sys.argv[1:])}")
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Measure, print and write. Raises InvalidInput for an unknown dtype, a link without speed or a file that cannot be
-    written, before anything is measured."""
+    """Measure, print and write. Raises InvalidInput for an unknown dtype, a link without speed or a
+    file that cannot be written, before anything is measured."""
     dtypes = list(dict.fromkeys(name.strip() for name in arguments.dtypes.split(",")))
     for name in dtypes:
         if name not in DTYPES:
-            raise InvalidInput(f"--dtypes {name!r} is unknown; use names of {', '.join(DTYPES)}, with commas")
+            raise InvalidInput(
+                f"--dtypes {name!r} is unknown; use names of {', '.join(DTYPES)}, with commas"
+            )
     if not arguments.link_gbps > 0:
-        raise InvalidInput(f"--link-gbps {arguments.link_gbps} must be above 0, as 16 for PCIe 4.0 x8")
+        raise InvalidInput(
+            f"--link-gbps {arguments.link_gbps} must be above 0, as 16 for PCIe 4.0 x8"
+        )
     if not arguments.out.parent.is_dir() or arguments.out.is_dir():
-        raise InvalidInput(f"--out {arguments.out} cannot be written; name a file in a folder that is there")
+        raise InvalidInput(
+            f"--out {arguments.out} cannot be written; name a file in a folder that is there"
+        )
 
     import torch
 
     from experiments.runs.provenance import provenance
-    from ttc.calibration.measure_device import profile_attention, profile_device, profile_link, profile_memory
+    from ttc.calibration.measure_device import (
+        profile_attention,
+        profile_device,
+        profile_link,
+        profile_memory,
+    )
     from ttc.model.packed_linear import packs
 
     start = perf_counter()
@@ -61,14 +80,20 @@ def measure(arguments: argparse.Namespace) -> None:
             for runner in ("auto", "modules"):
                 devices.append(profile_device(device, dtype, runner, memory, attention))
             if packs(device, dtype):
-                devices.append(profile_device(device, dtype, "modules", memory, attention, pack=False))
+                devices.append(
+                    profile_device(device, dtype, "modules", memory, attention, pack=False)
+                )
     link = profile_link(torch.device(kinds[0]), arguments.link_gbps)
     record = provenance(
         f"python -m experiments.profile {' '.join(sys.argv[1:])}".strip(),
         model=f"random layers in {', '.join(dtypes)}",
         simulated="the link" if link.simulated else "nothing",
     )
-    record |= {"seconds": perf_counter() - start, "devices": [asdict(d) for d in devices], "link": asdict(link)}
+    record |= {
+        "seconds": perf_counter() - start,
+        "devices": [asdict(d) for d in devices],
+        "link": asdict(link),
+    }
     arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(", ".join(f"{what}: {name}" for what, name in hardware().items()), end="\n\n")
     print(report(Profile({d.name: d for d in devices}, link)))
@@ -89,11 +114,23 @@ def report(profile: Profile) -> str:
     }
     lines = [[what, *map(cell, devices)] for what, cell in rows.items()]
     for n in devices[0].block_overheads:
-        lines.append([f"a block's overhead, ms, rows: {n}", *(f"{d.block_overheads[n] * 1e3:.3f}" for d in devices)])
+        lines.append(
+            [
+                f"a block's overhead, ms, rows: {n}",
+                *(f"{d.block_overheads[n] * 1e3:.3f}" for d in devices),
+            ]
+        )
     for n in devices[0].flops:
-        lines.append([f"GFLOP/s of products, rows: {n}", *(f"{d.flops[n] / 1e9:.0f}" for d in devices)])
+        lines.append(
+            [f"GFLOP/s of products, rows: {n}", *(f"{d.flops[n] / 1e9:.0f}" for d in devices)]
+        )
     for n in devices[0].attention_flops:
-        lines.append([f"GFLOP/s of attention, rows: {n}", *(f"{d.attention_flops[n] / 1e9:.0f}" for d in devices)])
+        lines.append(
+            [
+                f"GFLOP/s of attention, rows: {n}",
+                *(f"{d.attention_flops[n] / 1e9:.0f}" for d in devices),
+            ]
+        )
     link = profile.link
     to_device = f"{link.to_device_bandwidth / 1e9:.1f} GB/s and {link.to_device_latency_s * 1e6:.0f} µs to the device"
     to_host = f"{link.to_host_bandwidth / 1e9:.1f} GB/s and {link.to_host_latency_s * 1e6:.0f} µs to the host"

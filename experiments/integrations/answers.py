@@ -12,7 +12,8 @@ from typing import Any
 class Answers:
     """Answers by their questions, apart for each configuration.
 
-    file: where they are kept, None for nowhere. identity: all that an answer depends on apart from its question.
+    file: where they are kept, None for nowhere. identity: all that an answer depends on apart from
+    its question.
     reused: how many were there already.
     """
 
@@ -38,4 +39,6 @@ class Answers:
             self.known[self._key(question)] = answer
 
     def _key(self, question: Sequence[Any]) -> str:
-        return hashlib.sha256(json.dumps([self.identity, *question], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([self.identity, *question], sort_keys=True).encode()
+        ).hexdigest()

@@ -1,4 +1,5 @@
-"""A search as a model of Inspect, under names that begin with `ttc/`; Inspect finds it by its entry point."""
+"""A search as a model of Inspect, under names that begin with `ttc/`; Inspect finds it by its entry
+point."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ UNUSED = (
 )
 """What a task may ask of a model's answer, and a search does not have."""
 READ = ("text", "reasoning")
-"""Parts of a message that may come. A chat template is given the text alone: thoughts of earlier turns are left out."""
+"""Parts of a message that may come. A chat template is given the text alone: thoughts of earlier
+turns are left out."""
 CONNECTIONS = 64
 """Requests that wait side by side, unless Inspect is told another number (`--max-connections`)."""
 GATHER_S = 0.05
@@ -57,12 +59,13 @@ STOPPED: dict[str | None, StopReason] = {"eos": "stop", "end": "stop", "context"
 class SearchModel(ModelAPI):
     """`ttc/MODEL`: a model by alias, folder or hub id, asked through a search.
 
-    model_args: settings by the names of `experiments.run`, as {"search": "best_of_n", "search.n": 8, "verifier":
-    "arithmetic"}; greedy without any. base_url: a server that runs the model instead (`backend=openai`).
+    model_args: settings by the names of `experiments.run`, as {"search": "best_of_n", "search.n":
+    8, "verifier": "arithmetic"}; greedy without any. base_url: a server that runs the model instead
+    (`backend=openai`).
 
-    `max_tokens` and a temperature above 0 are the task's where the search does not set them. A sample is seeded by
-    `run.seed`, Inspect's seed, the sample, the epoch, and how often it asked the same before. Requests that wait at the
-    same time are solved together.
+    `max_tokens` and a temperature above 0 are the task's where the search does not set them. A
+    sample is seeded by `run.seed`, Inspect's seed, the sample, the epoch, and how often it asked
+    the same before. Requests that wait at the same time are solved together.
     """
 
     def __init__(
@@ -85,14 +88,20 @@ class SearchModel(ModelAPI):
         return CONNECTIONS
 
     async def generate(
-        self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
     ) -> ModelOutput:
         if tools:
             raise InvalidInput(
                 f"a search calls no tools, and the task offers {tools[0].name}; use a model without ttc/"
             )
         if refused := [name for name in UNUSED if getattr(config, name) not in (None, False)]:
-            raise InvalidInput(f"{refused[0]}={getattr(config, refused[0])} means nothing to a search; leave it out")
+            raise InvalidInput(
+                f"{refused[0]}={getattr(config, refused[0])} means nothing to a search; leave it out"
+            )
         request = self._problem(input, config), _asked(config)
         if self.limiter is None:
             self.limiter = CapacityLimiter(config.max_connections or CONNECTIONS)
@@ -110,7 +119,9 @@ class SearchModel(ModelAPI):
     def prompt(self, messages: Sequence[ChatMessage]) -> str:
         """The messages through the model's chat template; as plain texts where it has none."""
         for message in messages:
-            if not isinstance(message.content, str) and any(part.type not in READ for part in message.content):
+            if not isinstance(message.content, str) and any(
+                part.type not in READ for part in message.content
+            ):
                 raise InvalidInput("a message holds more than text; searches read text alone")
         if getattr(self.tokenizer, "chat_template", None) is None:
             return "\n\n".join(message.text for message in messages)
@@ -130,7 +141,9 @@ class SearchModel(ModelAPI):
         template = Verbatim(chat_turns=getattr(self.tokenizer, "chat_template", None) is not None)
         for asked in dict.fromkeys(asked for _, asked in requests):
             problems = [problem for problem, options in requests if options == asked]
-            results |= {result.problem.id: result for result in self.solver.solve(problems, template, asked)}
+            results |= {
+                result.problem.id: result for result in self.solver.solve(problems, template, asked)
+            }
         return [results[problem.id] for problem, _ in requests]
 
     def _output(self, result: Result) -> ModelOutput:
@@ -139,7 +152,10 @@ class SearchModel(ModelAPI):
         best, usage = result.best, result.usage
         content: str | list[Content] = ""
         if best is not None and best.thought:
-            content = [ContentReasoning(reasoning=best.thought), ContentText(text=best.answer_text or "")]
+            content = [
+                ContentReasoning(reasoning=best.thought),
+                ContentText(text=best.answer_text or ""),
+            ]
         elif best is not None and best.answer_text != best.text:  # an empty thought
             content = best.answer_text or ""
         elif best is not None:
@@ -166,7 +182,8 @@ class SearchModel(ModelAPI):
 
 
 class Together:
-    """Calls from many threads, answered in batches: who comes first works for all who wait by then."""
+    """Calls from many threads, answered in batches: who comes first works for all who wait by
+    then."""
 
     def __init__(self, work: Callable[[list[Any]], Sequence[Any]]):
         self.work = work
@@ -199,6 +216,8 @@ class Together:
 
 def _asked(config: GenerateConfig) -> Asked:
     """What a task's settings ask of the search."""
-    given = [(name, getattr(config, name)) for name in SAMPLING if getattr(config, name) is not None]
+    given = [
+        (name, getattr(config, name)) for name in SAMPLING if getattr(config, name) is not None
+    ]
     sampling = tuple(given) if config.temperature else ()
     return Asked(config.max_tokens, tuple(config.stop_seqs or ()), sampling)

@@ -1,7 +1,7 @@
 """A search as a model of lm-evaluation-harness.
 
-Its tasks bring prompts, filters and metrics. Answers come from a search; log-likelihoods come from the model, which a
-search cannot change.
+Its tasks bring prompts, filters and metrics. Answers come from a search; log-likelihoods come from
+the model, which a search cannot change.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
 @dataclass(frozen=True)
 class Context(Verbatim):
-    """A prompt of the harness. The tokenizer puts its special tokens around it, unless it begins with one already: so
-    does the harness's own `hf` (`tok_batch_encode`)."""
+    """A prompt of the harness. The tokenizer puts its special tokens around it, unless it begins
+    with one already: so does the harness's own `hf` (`tok_batch_encode`)."""
 
     def has_special_tokens(self, text: str, tokenizer: Any) -> bool:
         return has_bos_prefix(text, getattr(tokenizer, "bos_token", None))
@@ -56,15 +56,17 @@ class Context(Verbatim):
 class SearchLM(TemplateLM):
     """`--model ttc`.
 
-    solver: the search and what it runs on. max_length: tokens of a prompt and its answer; by default the model's
-    context. max_gen_toks: of an answer, for tasks that do not say. think_end_token: what stands before it is thinking,
-    and is cut off; by default the marks of the model's own thoughts say so (`model.thinking_marks`).
+    solver: the search and what it runs on. max_length: tokens of a prompt and its answer; by
+    default the model's context. max_gen_toks: of an answer, for tasks that do not say.
+    think_end_token: what stands before it is thinking, and is cut off; by default the marks of the
+    model's own thoughts say so (`model.thinking_marks`).
     cache: a file that keeps answers, apart for each configuration.
 
-    Equal to the harness's own `hf` with `search=greedy` in float32: the same tokens, the same truncation on the left,
-    the same cut at stop strings. `temperature` and its like are a task's where it samples (`do_sample`) and the search
-    does not set them. A sample is seeded by `run.seed`, the task, the number of the document, and how often it was
-    asked before, so `repeats` are different samples.
+    Equal to the harness's own `hf` with `search=greedy` in float32: the same tokens, the same
+    truncation on the left, the same cut at stop strings. `temperature` and its like are a task's
+    where it samples (`do_sample`) and the search does not set them. A sample is seeded by
+    `run.seed`, the task, the number of the document, and how often it was asked before, so
+    `repeats` are different samples.
     """
 
     def __init__(
@@ -81,10 +83,17 @@ class SearchLM(TemplateLM):
         self.tokenizer = solver.backend.tokenizer
         self.max_length = max_length or solver.context_length or DEFAULT_MAX_LENGTH
         if solver.context_length is not None and self.max_length > solver.context_length:
-            raise InvalidInput(f"max_length={max_length} is more than the model's context of {solver.context_length}")
+            raise InvalidInput(
+                f"max_length={max_length} is more than the model's context of {solver.context_length}"
+            )
         self.max_gen_toks, self.think_end_token = int(max_gen_toks), think_end_token
         lengths = {"max_length": self.max_length, "max_gen_toks": self.max_gen_toks}
-        self.identity = {"version": __version__, **solver.identity, **lengths, "think_end_token": think_end_token}
+        self.identity = {
+            "version": __version__,
+            **solver.identity,
+            **lengths,
+            "think_end_token": think_end_token,
+        }
         self.answers = Answers(cache, self.identity)
         self.chat = False  # whether the prompts went through the chat template
         self.usage, self.solved = Usage(), 0
@@ -95,15 +104,23 @@ class SearchLM(TemplateLM):
     ) -> SearchLM:
         """From `model_args`. Raises InvalidInput for settings that are wrong or not used."""
         options = {
-            name: arg_dict[name] for name in ("max_length", "max_gen_toks", "think_end_token") if name in arg_dict
+            name: arg_dict[name]
+            for name in ("max_length", "max_gen_toks", "think_end_token")
+            if name in arg_dict
         }
         if "cache_file" in arg_dict:
             options["cache"] = str(arg_dict["cache_file"])
-        settings = {k: v for k, v in arg_dict.items() if k not in (*options, "cache_file", "trust_remote_code")}
+        settings = {
+            k: v
+            for k, v in arg_dict.items()
+            if k not in (*options, "cache_file", "trust_remote_code")
+        }
         return cls(Solver.of(settings), **options)
 
     @classmethod
-    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> SearchLM:
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
+    ) -> SearchLM:
         from lm_eval.utils import simple_parse_args_string
 
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
@@ -117,7 +134,8 @@ class SearchLM(TemplateLM):
             )
         super().set_cache_hook(cache_hook)
 
-    # ---------------------------------------------------------------- what the harness asks of a model
+    # ---------------------------------------------------------------- what the harness asks of a
+    # model
 
     @property
     def eot_token_id(self) -> int:
@@ -132,13 +150,19 @@ class SearchLM(TemplateLM):
     def tokenizer_name(self) -> str:
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id])):
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        if add_special_tokens is None and has_bos_prefix(
+            string, self.tokenizer.decode([self.prefix_token_id])
+        ):
             add_special_tokens = False
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         return list(self.tokenizer.encode(string, **special))
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         self.chat = True
         return str(
             self.tokenizer.apply_chat_template(
@@ -150,7 +174,8 @@ class SearchLM(TemplateLM):
         )
 
     def get_model_info(self) -> dict[str, Any]:
-        """What `results_*.json` says of the model: all settings, the versions, and what the answers have cost."""
+        """What `results_*.json` says of the model: all settings, the versions, and what the answers
+        have cost."""
         return {
             "ttc": self.identity,
             "ttc_commit": commit(),
@@ -176,8 +201,12 @@ class SearchLM(TemplateLM):
                 answers[place] = known
             else:
                 problem = Problem(context, f"{about[0]}-{about[1]}-{about[2]}")
-                todo.setdefault(json.dumps(options, sort_keys=True), []).append((place, problem, key))
-        with tqdm(total=len(requests), initial=len(answers), disable=disable_tqdm, desc="searches") as bar:
+                todo.setdefault(json.dumps(options, sort_keys=True), []).append(
+                    (place, problem, key)
+                )
+        with tqdm(
+            total=len(requests), initial=len(answers), disable=disable_tqdm, desc="searches"
+        ) as bar:
             for text, asked in todo.items():
                 for place, answer in self._searched(json.loads(text), asked):
                     answers[place] = answer
@@ -204,17 +233,23 @@ class SearchLM(TemplateLM):
             yield place, answer
 
     def _said(self, result: Result) -> str:
-        """What follows the thoughts of a result's text; all of it where the harness is told what ends them."""
+        """What follows the thoughts of a result's text; all of it where the harness is told what
+        ends them."""
         if result.best is None:
             return ""
         if self.think_end_token or result.best.answer_text == result.best.text:
             return str(self.tokenizer.decode(result.best.generated, skip_special_tokens=True))
-        return (result.best.answer_text or "").lstrip()  # as the harness does after its own `think_end_token`
+        # as the harness does after its own `think_end_token`
+        return (result.best.answer_text or "").lstrip()
 
     def read_options(self, options: dict[str, Any]) -> tuple[list[str], Asked]:
         """A task's `generation_kwargs` as a stop list and as what is asked of the search."""
         given = dict(normalize_gen_kwargs(options, self.max_gen_toks))
-        eos = None if self.tokenizer.eos_token_id is None else self.tokenizer.decode([self.eot_token_id])
+        eos = (
+            None
+            if self.tokenizer.eos_token_id is None
+            else self.tokenizer.decode([self.eot_token_id])
+        )
         until = handle_stop_sequences(given.pop("until"), eos=eos)
         max_tokens = int(given.pop("max_gen_toks"))
         samples = given.pop("do_sample")
@@ -236,21 +271,31 @@ class SearchLM(TemplateLM):
 
     # ---------------------------------------------------------------- log-likelihoods
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         known = [self.answers.get(("loglikelihood", *request.args)) for request in requests]
         todo = [request for request, answer in zip(requests, known, strict=True) if answer is None]
         new = iter(super().loglikelihood(todo, disable_tqdm) if todo else [])
         return [next(new) if answer is None else (answer[0], answer[1]) for answer in known]
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
         """The log-likelihood of each text, in windows of the model's context where it is longer."""
         totals = []
         for request in requests:
             (text,) = request.args
             if (total := self.answers.get(("loglikelihood_rolling", text))) is None:
-                windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
-                encoded: list[Encoded] = [(None, *make_disjoint_window(window)) for window in windows]
-                total = sum(score for score, _ in self._loglikelihood_tokens(encoded, disable_tqdm=True))
+                windows = get_rolling_token_windows(
+                    self.tok_encode(text), self.prefix_token_id, self.max_length, 1
+                )
+                encoded: list[Encoded] = [
+                    (None, *make_disjoint_window(window)) for window in windows
+                ]
+                total = sum(
+                    score for score, _ in self._loglikelihood_tokens(encoded, disable_tqdm=True)
+                )
                 self.answers.keep(("loglikelihood_rolling", text), total)
             totals.append(float(total))
         return totals
@@ -260,15 +305,18 @@ class SearchLM(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """(log-probability of the tokens, whether each is the likeliest) of each request.
 
-        A context is computed once for all that follows it, and let go once its neighbours, which begin alike, have
-        taken over what they share.
+        A context is computed once for all that follows it, and let go once its neighbours, which
+        begin alike, have taken over what they share.
         """
         if not isinstance(self.solver.backend, Engine):
             raise InvalidInput(
                 "log-likelihoods need the model on this machine: use backend=local, or the harness's own "
                 "--model local-completions for a server"
             )
-        cut = [(*self._cut(context, scored), place) for place, (_, context, scored) in enumerate(requests)]
+        cut = [
+            (*self._cut(context, scored), place)
+            for place, (_, context, scored) in enumerate(requests)
+        ]
         groups = [list(group) for _, group in groupby(sorted(cut), key=lambda row: row[0])]
         answers: dict[int, tuple[float, bool]] = {}
         held: list[Any] = []
@@ -297,8 +345,9 @@ class SearchLM(TemplateLM):
         return [answers[place] for place in range(len(requests))]
 
     def _cut(self, context: list[int], scored: list[int]) -> tuple[list[int], list[int], int]:
-        """(context, tokens to score, how many of them are the context's) that the model can take: as `hf` does, tokens
-        on the left are left out. A branch leaves room for a token, so a full context gives its last one away."""
+        """(context, tokens to score, how many of them are the context's) that the model can take:
+        as `hf` does, tokens on the left are left out. A branch leaves room for a token, so a full
+        context gives its last one away."""
         tokens = (context + scored)[-(self.max_length + 1) :]
         if len(scored) >= len(tokens):
             raise InvalidInput(

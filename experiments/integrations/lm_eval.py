@@ -1,4 +1,5 @@
-"""`python -m experiments.lm_eval run --model ttc ...`: lm-evaluation-harness, and searches as one of its models."""
+"""`python -m experiments.lm_eval run --model ttc ...`: lm-evaluation-harness, and searches as one
+of its models."""
 
 from __future__ import annotations
 
@@ -53,11 +54,14 @@ def check_installed() -> None:
     installed = version("lm_eval")
     if tuple(map(int, re.findall(r"\d+", installed)[:3])) < OLDEST:
         least = ".".join(map(str, OLDEST))
-        raise InvalidInput(f"lm-evaluation-harness {installed} is too old, {least} or newer is needed: {INSTALL}")
+        raise InvalidInput(
+            f"lm-evaluation-harness {installed} is too old, {least} or newer is needed: {INSTALL}"
+        )
 
 
 def register() -> None:
-    """Make the model known to the harness under its name. Newer releases find it by the entry point."""
+    """Make the model known to the harness under its name. Newer releases find it by the entry
+    point."""
     import lm_eval.models  # noqa: F401  which fills the registry
     from lm_eval.api.registry import model_registry
 
@@ -66,7 +70,8 @@ def register() -> None:
 
 
 def own_settings(arguments: argparse.Namespace) -> argparse.Namespace:
-    """With `--model ttc`, the cache is one that knows searches apart, and the device is the engine's."""
+    """With `--model ttc`, the cache is one that knows searches apart, and the device is the
+    engine's."""
     if getattr(arguments, "model", None) == NAME:
         given = dict(arguments.model_args or {})
         if arguments.use_cache is not None:

@@ -1,4 +1,5 @@
-"""`python -m experiments.on_ray --workers N ...`: a run whose shards Ray Data solves on the machines of a cluster."""
+"""`python -m experiments.on_ray --workers N ...`: a run whose shards Ray Data solves on the
+machines of a cluster."""
 
 from __future__ import annotations
 
@@ -18,11 +19,20 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         description="Solve a run on a Ray cluster: each worker loads the model once and solves shards of the problems; "
         "their records come back here and are merged. Without a cluster, Ray uses this machine alone.",
     )
-    parser.add_argument("--workers", type=int, required=True, metavar="N", help="processes with a model each")
-    parser.add_argument("--shards", type=int, metavar="N", help="parts of the problems (4 for each worker)")
+    parser.add_argument(
+        "--workers", type=int, required=True, metavar="N", help="processes with a model each"
+    )
+    parser.add_argument(
+        "--shards", type=int, metavar="N", help="parts of the problems (4 for each worker)"
+    )
     parser.add_argument("--gpus", type=float, default=0, metavar="X", help="of each worker (0)")
     parser.add_argument("--cpus", type=float, default=1, metavar="X", help="of each worker (1)")
-    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="as for experiments.run; run.name is needed")
+    parser.add_argument(
+        "overrides",
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="as for experiments.run; run.name is needed",
+    )
     return parser.parse_args(words)
 
 
@@ -40,13 +50,17 @@ class Worker:
         from experiments.runs.records import run_folder
 
         with tempfile.TemporaryDirectory() as place:
-            config = composed([*self.overrides, f"run.shard={row['shard']}", f"run.output_dir={place}"])
+            config = composed(
+                [*self.overrides, f"run.shard={row['shard']}", f"run.output_dir={place}"]
+            )
             try:
                 run(config)
             except Exception as error:
                 return {"folder": None, "names": [], "texts": [explained(error)]}
             folder = run_folder(config)
-            files = sorted(file for file in folder.iterdir() if file.suffix in (".json", ".jsonl", ".yaml"))
+            files = sorted(
+                file for file in folder.iterdir() if file.suffix in (".json", ".jsonl", ".yaml")
+            )
             return {
                 "folder": folder.name,
                 "names": [file.name for file in files],
@@ -54,8 +68,11 @@ class Worker:
             }
 
 
-def solve(workers: int, shards: int | None, gpus: float, cpus: float, overrides: Sequence[str]) -> Path:
-    """Write the shards' folders and the merged run; returns the latter. Shards that are here already are kept."""
+def solve(
+    workers: int, shards: int | None, gpus: float, cpus: float, overrides: Sequence[str]
+) -> Path:
+    """Write the shards' folders and the merged run; returns the latter. Shards that are here
+    already are kept."""
     from experiments.cli.output import say
     from experiments.eval.merge.merging import merge
     from experiments.runs.hydra_command import composed
@@ -72,7 +89,10 @@ def solve(workers: int, shards: int | None, gpus: float, cpus: float, overrides:
     if config.run.shard is not None:
         raise InvalidInput(f"run.shard={config.run.shard} is set here by --shards; leave it out")
     whole = run_folder(config)
-    folders = {f"{i}/{count}": whole.with_name(Shard(i, count).name(whole.name)) for i in range(1, count + 1)}
+    folders = {
+        f"{i}/{count}": whole.with_name(Shard(i, count).name(whole.name))
+        for i in range(1, count + 1)
+    }
     try:
         import ray
     except ImportError:
@@ -84,7 +104,9 @@ def solve(workers: int, shards: int | None, gpus: float, cpus: float, overrides:
         if not ray.is_initialized():
             ray.init(logging_level="ERROR")  # the cluster that RAY_ADDRESS names, else this machine
         ray.data.DataContext.get_current().enable_progress_bars = False
-        parts = ray.data.from_items([{"shard": shard} for shard in left], override_num_blocks=len(left))
+        parts = ray.data.from_items(
+            [{"shard": shard} for shard in left], override_num_blocks=len(left)
+        )
         solved = parts.map(
             Worker,
             fn_constructor_args=(list(overrides),),
@@ -98,11 +120,14 @@ def solve(workers: int, shards: int | None, gpus: float, cpus: float, overrides:
                 continue
             folder = whole.with_name(row["folder"])
             folder.mkdir(parents=True, exist_ok=True)
-            for name, text in sorted(zip(row["names"], row["texts"], strict=True)):  # summary.json comes last
+            # summary.json comes last
+            for name, text in sorted(zip(row["names"], row["texts"], strict=True)):
                 (folder / name).write_text(text, encoding="utf-8")
             say(f"{folder.name} is done")
     if failed:
-        raise InvalidInput(f"{len(failed)} of {count} shards failed: {failed[0]}; the same command goes on")
+        raise InvalidInput(
+            f"{len(failed)} of {count} shards failed: {failed[0]}; the same command goes on"
+        )
     merge(whole, list(folders.values()))
     return whole
 

@@ -54,8 +54,8 @@ DEFAULTS = {"search": "greedy", "verifier": "none"}
 class Verbatim(PromptTemplate):
     """A prompt that another program has made, as it stands.
 
-    keep: so many of its last tokens are kept, None for all. chat_turns: the prompt has gone through the chat template,
-    and so does what a search says in further turns.
+    keep: so many of its last tokens are kept, None for all. chat_turns: the prompt has gone through
+    the chat template, and so does what a search says in further turns.
     """
 
     instruction: str = "{question}"
@@ -65,14 +65,21 @@ class Verbatim(PromptTemplate):
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
         text = self.text(question, tokenizer)
-        tokens = encoded(text, tokenizer) if self.has_special_tokens(text, tokenizer) else raw_tokens(text, tokenizer)
+        tokens = (
+            encoded(text, tokenizer)
+            if self.has_special_tokens(text, tokenizer)
+            else raw_tokens(text, tokenizer)
+        )
         return tokens if self.keep is None else tokens[-self.keep :]
 
     def has_special_tokens(self, text: str, tokenizer: Any) -> bool:
-        """Whether the text holds all special tokens that it is to have, as what a chat template has written does."""
+        """Whether the text holds all special tokens that it is to have, as what a chat template has
+        written does."""
         return self.chat_turns
 
-    def next_turn(self, words: str, tokenizer: Any, question: str = "?", said: Sequence[str] = ("",)) -> str:
+    def next_turn(
+        self, words: str, tokenizer: Any, question: str = "?", said: Sequence[str] = ("",)
+    ) -> str:
         if self.chat_turns and has_template(tokenizer):
             return next_turn_text(QUESTION, words, tokenizer)
         return super().next_turn(words, tokenizer, question, said)
@@ -80,7 +87,8 @@ class Verbatim(PromptTemplate):
     def next_prompt(
         self, words: str, tokenizer: Any, question: str, said: Sequence[str], tokens: Sequence[int]
     ) -> list[int]:
-        """`tokens` and what follows them: the messages that the prompt was made of are not known here."""
+        """`tokens` and what follows them: the messages that the prompt was made of are not known
+        here."""
         return [*tokens, *following(self.next_turn(words, tokenizer, question, said), tokenizer)]
 
     def end_of_prompt(self, question: str, tokenizer: Any, said: Sequence[str] = ()) -> str | None:
@@ -91,8 +99,8 @@ class Verbatim(PromptTemplate):
 class Asked:
     """What a program asks of an answer; what the search's own settings say goes first.
 
-    max_tokens: of the answer, None for the search's. end: strings that end it. sampling: temperature, top_k, top_p
-    and min_p, where given.
+    max_tokens: of the answer, None for the search's. end: strings that end it. sampling:
+    temperature, top_k, top_p and min_p, where given.
     """
 
     max_tokens: int | None
@@ -104,8 +112,10 @@ class Asked:
 class Solver:
     """A search on a backend.
 
-    options: how problems are solved where a program does not say. batch: the most problems under way at once.
-    settings: what was set by the user, as the values of Hydra's overrides. identity: all that answers depend on.
+    options: how problems are solved where a program does not say. batch: the most problems under
+    way at once.
+    settings: what was set by the user, as the values of Hydra's overrides. identity: all that
+    answers depend on.
     """
 
     backend: Engine | RemoteBackend
@@ -117,7 +127,8 @@ class Solver:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Solver:
-        """From settings by the names of `experiments.run`. Raises InvalidInput for those that are wrong or not used."""
+        """From settings by the names of `experiments.run`. Raises InvalidInput for those that are
+        wrong or not used."""
         named = {SHORT.get(name, name): value for name, value in settings.items()}
         config = configuration(named)
         search, verifier = make_search(config)
@@ -125,7 +136,10 @@ class Solver:
         chosen = {name: as_dict(config[name], resolve=True) for name in GROUPS}
         remote = {}
         if isinstance(backend, RemoteBackend):
-            remote = {"served": backend.capabilities.model, "asked": backend.generation_settings.describe()}
+            remote = {
+                "served": backend.capabilities.model,
+                "asked": backend.generation_settings.describe(),
+            }
         identity = {
             **chosen,
             "run": {name: config.run[name] for name in ("seed", *LIMITS)},
@@ -144,10 +158,15 @@ class Solver:
         return cls(backend, search, options, config.run.batch, named, identity)
 
     def check(self, asked: Asked) -> Search:
-        """The search that answers what is asked. Raises InvalidInput where a task samples and the search does not."""
+        """The search that answers what is asked. Raises InvalidInput where a task samples and the
+        search does not."""
         names = {f.name for f in fields(self.search)}
         changes: dict[str, Any] = {}
-        if asked.max_tokens is not None and "max_tokens" in names and "search.max_tokens" not in self.settings:
+        if (
+            asked.max_tokens is not None
+            and "max_tokens" in names
+            and "search.max_tokens" not in self.settings
+        ):
             changes["max_tokens"] = asked.max_tokens
         for name, value in asked.sampling:
             if f"search.{name}" not in self.settings:
@@ -157,7 +176,9 @@ class Solver:
         except InvalidInput as error:
             raise InvalidInput(f"the task asks for {dict(asked.sampling)}: {error}") from error
 
-    def solve(self, problems: Sequence[Problem], template: PromptTemplate, asked: Asked) -> Iterator[Result]:
+    def solve(
+        self, problems: Sequence[Problem], template: PromptTemplate, asked: Asked
+    ) -> Iterator[Result]:
         """The results of these problems, each as soon as it is there."""
         options = replace(self.options, template=template, end=asked.end)
         config = SearchConfig.of(self.check(asked), self.backend, options)
@@ -170,17 +191,22 @@ class Solver:
 
 
 def configuration(settings: Mapping[str, Any]) -> DictConfig:
-    """The configuration of a run with these settings, `search=greedy verifier=none` unless they name others."""
+    """The configuration of a run with these settings, `search=greedy verifier=none` unless they
+    name others."""
     for name in settings:
         group, _, rest = name.partition(".")
-        if not (group in GROUPS or (group == "run" and rest in RUN) or name == SHORT["answer_kind"]):
+        if not (
+            group in GROUPS or (group == "run" and rest in RUN) or name == SHORT["answer_kind"]
+        ):
             raise InvalidInput(
                 f"{name} is no setting of a search or its model, and tasks bring their own data and prompts; use "
                 f"{', '.join(SHORT)}, run.{{{','.join(RUN)}}} or those of {', '.join(GROUPS)}, as search=best_of_n "
                 "search.n=8"
             )
     given = {**DEFAULTS, **settings, "run.name": "unused"}
-    overrides = [f"{name}={as_override(value) if '.' in name else value}" for name, value in given.items()]
+    overrides = [
+        f"{name}={as_override(value) if '.' in name else value}" for name, value in given.items()
+    ]
     try:
         config = composed(overrides)
         if missing := sorted(OmegaConf.missing_keys(config)):

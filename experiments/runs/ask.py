@@ -1,4 +1,5 @@
-"""The command `ttc "question"`: one question, the tree as it grows, the answer, and what it cost."""
+"""The command `ttc "question"`: one question, the tree as it grows, the answer, and what it
+cost."""
 
 from __future__ import annotations
 
@@ -73,9 +74,15 @@ def ask(arguments: argparse.Namespace) -> int:
 
     for setting in arguments.settings:
         if "=" not in setting:
-            raise InvalidInput(f"{setting!r} is no SETTING=VALUE; put the whole question into quotes")
+            raise InvalidInput(
+                f"{setting!r} is no SETTING=VALUE; put the whole question into quotes"
+            )
     show_logged()
-    chosen = [f"search={arguments.search}", f"verifier={arguments.verifier}", f"run.seed={arguments.seed}"]
+    chosen = [
+        f"search={arguments.search}",
+        f"verifier={arguments.verifier}",
+        f"run.seed={arguments.seed}",
+    ]
     config = composed([*chosen, *arguments.settings], "ask")
     if arguments.model is not None:
         config.model.name = arguments.model
@@ -95,8 +102,11 @@ def ask(arguments: argparse.Namespace) -> int:
     return int(result.error is not None)
 
 
-def watched(question: str, config: SearchConfig, backend: Backend, console: Console | None = None) -> Result:
-    """The result of a search, which is shown while it runs: as a tree on a terminal, else in plain lines."""
+def watched(
+    question: str, config: SearchConfig, backend: Backend, console: Console | None = None
+) -> Result:
+    """The result of a search, which is shown while it runs: as a tree on a terminal, else in plain
+    lines."""
     from rich.console import Console
     from rich.live import Live
 
@@ -117,8 +127,14 @@ def watched(question: str, config: SearchConfig, backend: Backend, console: Cons
                     result = progress.result or result
                     if not console.is_terminal and progress.result is None:
                         console.print(line(progress), highlight=False, markup=False, soft_wrap=True)
-                if console.is_terminal and number in driver.active and time.monotonic() - shown > PAUSE_S:
-                    live.update(drawn(question, steps_under_way(driver.active[number])), refresh=True)
+                if (
+                    console.is_terminal
+                    and number in driver.active
+                    and time.monotonic() - shown > PAUSE_S
+                ):
+                    live.update(
+                        drawn(question, steps_under_way(driver.active[number])), refresh=True
+                    )
                     shown = time.monotonic()
             assert result is not None
             live.update(drawn(question, steps_of(result)), refresh=True)
@@ -146,13 +162,24 @@ def outcome(result: Result, backend: Backend) -> str:
     if result.error is not None:
         lines.append(f"error: {result.error}")
     if (best := result.best) is not None:  # marks that are special tokens would be lost in its text
-        parts = [f"thought: {best.thought.strip()}", best.answer_text or ""] if best.thought else [best.text]
+        parts = (
+            [f"thought: {best.thought.strip()}", best.answer_text or ""]
+            if best.thought
+            else [best.text]
+        )
         lines.append("\n\n".join(part.strip() for part in parts if part))
-    lines.append(f"\nanswer: {result.answer or 'none was read; dataset.answer_kind=text takes the whole text'}")
-    cost = [f"{usage.generated_tokens:,} generated tokens", f"{usage.verifier_tokens:,} verifier tokens"]
+    lines.append(
+        f"\nanswer: {result.answer or 'none was read; dataset.answer_kind=text takes the whole text'}"
+    )
+    cost = [
+        f"{usage.generated_tokens:,} generated tokens",
+        f"{usage.verifier_tokens:,} verifier tokens",
+    ]
     cost += [f"{len(result.tree):,} nodes", f"{usage.wall_s:.1f} s"]
     if (memory := getattr(backend, "memory", None)) is not None:
-        cost.append(f"at most {as_bytes(memory.device.peak_bytes + memory.host.peak_bytes)} of keys and values")
+        cost.append(
+            f"at most {as_bytes(memory.device.peak_bytes + memory.host.peak_bytes)} of keys and values"
+        )
     lines.append(f"cost:   {', '.join(cost)}")
     if result.stopped is not None:
         lines.append(f"the {result.stopped} ended the search")

@@ -1,4 +1,5 @@
-"""`memory=auto` in a run: the search that is planned for, and how well the time of its steps was predicted."""
+"""`memory=auto` in a run: the search that is planned for, and how well the time of its steps was
+predicted."""
 
 from __future__ import annotations
 
@@ -27,15 +28,16 @@ def is_auto(config: DictConfig) -> bool:
 
 
 def auto_of(config: DictConfig) -> Auto:
-    """`memory=auto` as configured, planning for what the search asks for where the configuration leaves that open."""
+    """`memory=auto` as configured, planning for what the search asks for where the configuration
+    leaves that open."""
     auto: Auto = instantiate(config.memory)
     asked: dict[str, Any] = asked_for(instantiate(config.search, _convert_="all"))
     return replace(auto, **{name: n for name, n in asked.items() if getattr(auto, name) is None})
 
 
 def asked_for(search: Search) -> dict[str, int]:
-    """branches, step_tokens and output_tokens: of the first step that a search asks for, and of as many as it makes.
-    Nothing for a search that looks at what a model has written before it asks."""
+    """branches, step_tokens and output_tokens: of the first step that a search asks for, and of as
+    many as it makes. Nothing for a search that looks at what a model has written before it asks."""
     root = Branch([0], None, 0, Usage(), lambda tokens: "")
     steps = search.run(root, Case())
     answer: Any = None
@@ -53,8 +55,8 @@ def asked_for(search: Search) -> dict[str, int]:
 
 
 class StepMeter:
-    """Times the decoding steps of an engine that was planned, and counts what crosses the link in them. Rating and
-    prefill are not counted, as in the plan."""
+    """Times the decoding steps of an engine that was planned, and counts what crosses the link in
+    them. Rating and prefill are not counted, as in the plan."""
 
     def __init__(self, engine: Engine):
         assert engine.chosen is not None
@@ -63,7 +65,8 @@ class StepMeter:
         self.link_bytes = 0
         self._crossed = engine.memory.link.to_device_bytes
         self.rows = 0  # tokens decoded
-        self.sums = dict.fromkeys(("branches", "problems", "prompt", "written"), 0)  # what was there at each, added up
+        # what was there at each, added up
+        self.sums = dict.fromkeys(("branches", "problems", "prompt", "written"), 0)
         self._batch = engine.running_batch
         engine.running_batch = self.running_batch  # type: ignore[method-assign]
 
@@ -93,8 +96,8 @@ class StepMeter:
         return batch
 
     def record(self) -> dict[str, Any]:
-        """What was chosen and predicted, and the time and the bytes of a step, measured and predicted again for the
-        branches and lengths that there were on average."""
+        """What was chosen and predicted, and the time and the bytes of a step, measured and
+        predicted again for the branches and lengths that there were on average."""
         planned, option = self.chosen.planned, self.chosen.option
         record: dict[str, Any] = {
             "chosen": self.chosen.settings,
@@ -105,13 +108,18 @@ class StepMeter:
             return record
         step = planned.search.step_tokens
         mean = {name: max(1, round(total / self.rows)) for name, total in self.sums.items()}
-        search = Steps(mean["prompt"], max(step, 2 * mean["written"]), mean["branches"], step, mean["problems"])
+        search = Steps(
+            mean["prompt"], max(step, 2 * mean["written"]), mean["branches"], step, mean["problems"]
+        )
         steps = self.rows / (mean["branches"] * step)
         predicted = planned.predicted(option, search)
         measured = self.seconds / steps
         record |= {"searched": asdict(search), "measured_step_s": measured}
         record["measured_step_link_bytes"] = round(self.link_bytes / steps)
         if predicted.feasible:
-            record |= {"predicted_step_s": predicted.step_s, "error": predicted.step_s / measured - 1}
+            record |= {
+                "predicted_step_s": predicted.step_s,
+                "error": predicted.step_s / measured - 1,
+            }
             record["predicted_step_link_bytes"] = predicted.link_bytes
         return record

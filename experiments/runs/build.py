@@ -40,11 +40,11 @@ from ttc.tree.sharing import Sharing
 
 
 def resolved(config: DictConfig) -> DictConfig:
-    """The configuration with typed escapes resolved, and with inner verifiers and calibrations in place of their names,
-    so that the run's folder shows the settings that are used.
+    """The configuration with typed escapes resolved, and with inner verifiers and calibrations in
+    place of their names, so that the run's folder shows the settings that are used.
 
-    Raises InvalidInput for an unknown name, and for a calibration that was made for another model, data set or search,
-    or on the same problems.
+    Raises InvalidInput for an unknown name, and for a calibration that was made for another model,
+    data set or search, or on the same problems.
     """
     config = config.copy()
     resolve_escapes(config)
@@ -53,16 +53,23 @@ def resolved(config: DictConfig) -> DictConfig:
         verifier.inner = _by_name(name, "verifier.inner")
     if "parts" in verifier:
         parts = verifier.parts
-        verifier.parts = [_by_name(part, "verifier.parts") if isinstance(part, str) else part for part in parts]
+        verifier.parts = [
+            _by_name(part, "verifier.parts") if isinstance(part, str) else part for part in parts
+        ]
     if (file := verifier.get("calibration")) is not None:
         gate = _calibration(GateCalibration, file, config)
         verifier.tau_conf = gate.tau_conf
         verifier.r_gap = gate.r_gap
-    for where, part in (("verifier", verifier), ("verifier.inner", verifier.get("inner") or DictConfig({}))):
+    for where, part in (
+        ("verifier", verifier),
+        ("verifier.inner", verifier.get("inner") or DictConfig({})),
+    ):
         exit = part.get("exit")
         if exit is not None and OmegaConf.get_type(exit) is CalibratedExitConfig:
             if OmegaConf.is_missing(exit, "calibration"):
-                raise InvalidInput(f"{where}.exit.calibration is not given; name a file of experiments.calibrate")
+                raise InvalidInput(
+                    f"{where}.exit.calibration is not given; name a file of experiments.calibrate"
+                )
             made = _calibration(ExitCalibration, exit.calibration, config).exit
             part.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(made)))
     return config
@@ -73,7 +80,9 @@ C = TypeVar("C", GateCalibration, ExitCalibration)
 
 def _calibration(kind: type[C], file: str, config: DictConfig) -> C:
     made = kind.load(file, model=config.model.name, dataset=config.dataset.name)
-    made.check_use(file, as_dict(config.dataset, resolve=True), as_dict(config.search, resolve=True))
+    made.check_use(
+        file, as_dict(config.dataset, resolve=True), as_dict(config.search, resolve=True)
+    )
     return made
 
 
@@ -84,23 +93,30 @@ def _by_name(name: str, where: str) -> Any:
 
 
 def make_verifier(config: DictConfig) -> Verifier | None:
-    loaded = {"calibration": None} if "calibration" in config.verifier else {}  # its thresholds stand in `resolved`
+    # its thresholds stand in `resolved`
+    loaded = {"calibration": None} if "calibration" in config.verifier else {}
     verifier: Verifier | None = _made(config.verifier, **loaded)
     return verifier
 
 
 def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
-    """The search, and the verifier if it asks for one, else `config` names none. Raises InvalidInput where the two do
-    not go together."""
+    """The search, and the verifier if it asks for one, else `config` names none. Raises
+    InvalidInput where the two do not go together."""
     search: Search = instantiate(config.search, _convert_="all")
     verifier = make_verifier(config)
     if search.needs_verifier and verifier is None:
-        raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
+        raise InvalidInput(
+            f"{type(search).__name__} selects by score; choose a verifier other than none"
+        )
     if not search.needs_verifier:  # it would not be asked, so the run's folder must not name it
         verifier = None
         config.verifier = OmegaConf.create({"_target_": None})
     exit = getattr(getattr(verifier, "inner", verifier), "exit", None)
-    if search.compares_ratings and exit is not None and (exit.rule == "ranking" or exit.common_depth):
+    if (
+        search.compares_ratings
+        and exit is not None
+        and (exit.rule == "ranking" or exit.common_depth)
+    ):
         raise InvalidInput(
             f"{type(search).__name__} compares scores of different ratings, which do not compare where each rating "
             "leaves at a depth of its own; use a search that rates once, or verifier.exit.rule=entropy"
@@ -127,7 +143,9 @@ def make_template(config: DictConfig) -> PromptTemplate:
     examples = (*((e.question, e.answer) for e in data.examples), *load_examples(data))
     options = as_dict(data.chat_options)
     keep = data.keep_generated
-    return PromptTemplate(data.instruction, data.system, examples, data.chat, data.raw, options, keep_generated=keep)
+    return PromptTemplate(
+        data.instruction, data.system, examples, data.chat, data.raw, options, keep_generated=keep
+    )
 
 
 def make_budget(config: DictConfig) -> Budget:
@@ -135,7 +153,10 @@ def make_budget(config: DictConfig) -> Budget:
 
 
 def solve_options(
-    config: DictConfig, reading: Reading, verifier: Verifier | None = None, template: PromptTemplate | None = None
+    config: DictConfig,
+    reading: Reading,
+    verifier: Verifier | None = None,
+    template: PromptTemplate | None = None,
 ) -> SolveOptions:
     return SolveOptions(
         verifier=verifier,
@@ -152,7 +173,9 @@ def check_run(config: DictConfig) -> None:
     """Refuse budgets and a number of problems with which nothing would be solved."""
     make_budget(config)
     if config.run.batch is not None and config.run.batch < 1:
-        raise InvalidInput(f"run.batch={config.run.batch} must be at least 1, or null for what there is room for")
+        raise InvalidInput(
+            f"run.batch={config.run.batch} must be at least 1, or null for what there is room for"
+        )
 
 
 def make_backend(config: DictConfig) -> Engine | RemoteBackend:
@@ -162,10 +185,14 @@ def make_backend(config: DictConfig) -> Engine | RemoteBackend:
     name = config.model.name
     source = source_options(config)
     tokenizer = load_tokenizer(name, **source)
-    settings = settings_beside(name, tokenizer, **source) if config.model.generation_settings else None
+    settings = (
+        settings_beside(name, tokenizer, **source) if config.model.generation_settings else None
+    )
     backend = RemoteBackend(instantiate(config.backend), tokenizer, settings)
     say_settings(settings)
-    say(f"{backend.capabilities.model} at {config.backend.base_url}: {backend.capabilities.describe()}")
+    say(
+        f"{backend.capabilities.model} at {config.backend.base_url}: {backend.capabilities.describe()}"
+    )
     return backend
 
 
@@ -179,13 +206,22 @@ def is_remote(config: DictConfig) -> bool:
 
 
 def check_backend(config: DictConfig) -> None:
-    """Raise InvalidInput for settings of the engine of this machine where a server runs the model."""
+    """Raise InvalidInput for settings of the engine of this machine where a server runs the
+    model."""
     if not is_remote(config):
         return
     plain = {"device": "auto", "dtype": "auto", "device_map": None}
-    unused = [f"model.{name}={config.model[name]}" for name, value in plain.items() if config.model[name] != value]
+    unused = [
+        f"model.{name}={config.model[name]}"
+        for name, value in plain.items()
+        if config.model[name] != value
+    ]
     for group in LOCAL_GROUPS:
-        default = OmegaConf.structured(schema_of(DEFAULTS[group])) if group in DEFAULTS else {"_target_": None}
+        default = (
+            OmegaConf.structured(schema_of(DEFAULTS[group]))
+            if group in DEFAULTS
+            else {"_target_": None}
+        )
         if config[group] != default:
             unused.append(group)
     if unused:
@@ -199,7 +235,9 @@ def check_backend(config: DictConfig) -> None:
 def make_engine(config: DictConfig) -> Engine:
     """An engine of this machine, for what cannot be done elsewhere."""
     if is_remote(config):
-        raise InvalidInput("a server cannot do this; it needs the model on this machine: use backend=local")
+        raise InvalidInput(
+            "a server cannot do this; it needs the model on this machine: use backend=local"
+        )
     name, dtype = config.model.name, config.model.dtype
     source = source_options(config)
     options = engine_options(config)
@@ -214,24 +252,33 @@ def make_engine(config: DictConfig) -> Engine:
     engine.chosen = chosen
     say_settings(engine.generation_settings)
     if not engine.limits.eos_ids and (end := getattr(tokenizer, "eos_token", None)) is not None:
-        say(f"the model's generation_config names no end token (its tokenizer has {end!r}): texts end at their limits")
+        say(
+            f"the model's generation_config names no end token (its tokenizer has {end!r}): texts end at their limits"
+        )
     return engine
 
 
 def say_settings(settings: GenerationSettings | None) -> None:
     if settings is not None and settings.asked:
-        say(f"as the model's generation_config asks: {settings.describe()} (model.generation_settings=false: without)")
+        say(
+            f"as the model's generation_config asks: {settings.describe()} (model.generation_settings=false: without)"
+        )
 
 
 def make_placement(config: DictConfig) -> Placement | None:
     """Which units a split has on the host may be left to memory=auto."""
-    profile = {"profile": config.memory.profile} if is_auto(config) and "profile" in config.placement else {}
+    profile = (
+        {"profile": config.memory.profile}
+        if is_auto(config) and "profile" in config.placement
+        else {}
+    )
     placement: Placement | None = _made(config.placement, **profile)
     return placement
 
 
 def devices_in(config: DictConfig) -> tuple[str, Over | None]:
-    """(device, map): what `model.device` or `model.device_map` names, and a map over several devices."""
+    """(device, map): what `model.device` or `model.device_map` names, and a map over several
+    devices."""
     if (device_map := as_dict(config.model).get("device_map")) is None:
         return str(config.model.device), None
     device, over = devices_of(device_map, config.model.device)
@@ -242,34 +289,49 @@ def device_of(config: DictConfig) -> str:
     """The one device of what runs on no more."""
     device, over = devices_in(config)
     if over is not None:
-        raise InvalidInput(f"model.device_map={config.model.device_map} names several devices; this runs on one")
+        raise InvalidInput(
+            f"model.device_map={config.model.device_map} names several devices; this runs on one"
+        )
     return device
 
 
 def source_options(config: DictConfig) -> dict[str, Any]:
     """What a model's name leaves open of where it is read from."""
-    return {"gguf_file": config.model.gguf_file, "trust_remote_code": config.model.trust_remote_code}
+    return {
+        "gguf_file": config.model.gguf_file,
+        "trust_remote_code": config.model.trust_remote_code,
+    }
 
 
 last_loaded: dict[tuple[str, str, str, str], tuple[Any, Any, ModelRunner]] = {}
 
 
 def loaded(
-    name: str, device: str, dtype: str, placement: Placement | None = None, over: Over | None = None, **source: Any
+    name: str,
+    device: str,
+    dtype: str,
+    placement: Placement | None = None,
+    over: Over | None = None,
+    **source: Any,
 ) -> tuple[Any, Any, ModelRunner]:
-    """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share it."""
+    """(model, tokenizer, runner). The last one stays loaded, so that the jobs of a sweep share
+    it."""
     key = (name, device, dtype, repr((placement, over, source)))
     if key not in last_loaded:
         say(f"loading {name}")
         last_loaded.clear()
         gc.collect()
-        last_loaded[key] = load_runner(name, placement, over=over, device=device, dtype=dtype, **source)
+        last_loaded[key] = load_runner(
+            name, placement, over=over, device=device, dtype=dtype, **source
+        )
     return last_loaded[key]
 
 
 def engine_options(config: DictConfig) -> dict[str, Any]:
     return {
-        "memory": auto_of(config) if is_auto(config) else instantiate(config.memory, _convert_="all"),
+        "memory": auto_of(config)
+        if is_auto(config)
+        else instantiate(config.memory, _convert_="all"),
         **{group: _made(config[group]) for group in ("cache", "sharing", "gate")},
         "generation_settings": config.model.generation_settings,
     }

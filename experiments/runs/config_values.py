@@ -8,8 +8,11 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 
-def as_dict(config: DictConfig | ListConfig | dict[str, Any], resolve: bool = False) -> dict[str, Any]:
-    """A configuration's keys and values as a dictionary. resolve: replace its interpolations by their values."""
+def as_dict(
+    config: DictConfig | ListConfig | dict[str, Any], resolve: bool = False
+) -> dict[str, Any]:
+    """A configuration's keys and values as a dictionary. resolve: replace its interpolations by
+    their values."""
     if isinstance(config, dict):
         return config
     values = OmegaConf.to_container(config, resolve=resolve)
@@ -29,7 +32,9 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], free: Iterable[str] = ()) -> Iterator[str]:
+def changed_values(
+    before: Mapping[str, Any], now: Mapping[str, Any], free: Iterable[str] = ()
+) -> Iterator[str]:
     """A line for each key that has another value now. free: keys that may differ."""
     for key in sorted((before.keys() | now.keys()) - set(free)):
         if before.get(key) != now.get(key):

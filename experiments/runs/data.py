@@ -32,8 +32,8 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class Task:
-    """failures: (id, reason) of rows that could not become problems. is_correct: raises InvalidInput where a user's
-    grader fails."""
+    """failures: (id, reason) of rows that could not become problems. is_correct: raises
+    InvalidInput where a user's grader fails."""
 
     problems: list[Problem]
     failures: list[tuple[str, str]]
@@ -42,7 +42,8 @@ class Task:
 
 
 def graded(task: Task, result: Result) -> dict[str, Any]:
-    """A result's answer and whether it is right, also if only what is stated in the form asked for counts."""
+    """A result's answer and whether it is right, also if only what is stated in the form asked for
+    counts."""
     return {
         "answer": result.answer,
         "correct": task.is_correct(result.problem, result.answer),
@@ -51,7 +52,8 @@ def graded(task: Task, result: Result) -> dict[str, Any]:
 
 
 def load_task(config: DatasetConfig) -> Task:
-    """The problems that `config` describes. A row that cannot be used is a failure of that one problem."""
+    """The problems that `config` describes. A row that cannot be used is a failure of that one
+    problem."""
     task = _load(config)
     padded = [replace(p, question=_padded(p.question, config.pad_chars)) for p in task.problems]
     return replace(task, problems=padded)
@@ -79,7 +81,9 @@ def _padded(question: str, chars: int) -> str:
 
 def _load(config: DatasetConfig) -> Task:
     if config.offset < 0 or (config.limit is not None and config.limit < 1):
-        raise InvalidInput(f"dataset.offset={config.offset} must be 0 or more, dataset.limit={config.limit} at least 1")
+        raise InvalidInput(
+            f"dataset.offset={config.offset} must be 0 or more, dataset.limit={config.limit} at least 1"
+        )
     reading = Reading.of(config)
     stop = None if config.limit is None else config.offset + config.limit
     if config.task is not None:
@@ -94,7 +98,9 @@ def _load(config: DatasetConfig) -> Task:
                 "read; for a file: dataset=file dataset.path=FILE"
             )
         made = _reasoning_gym(config, reading, config.offset, stop)
-        return checked_grader(replace(made, is_correct=reading.is_correct) if config.grader else made)
+        return checked_grader(
+            replace(made, is_correct=reading.is_correct) if config.grader else made
+        )
     rows = _rows(config)
     if not rows[config.offset :]:
         raise InvalidInput(
@@ -117,21 +123,25 @@ def _load(config: DatasetConfig) -> Task:
 
 
 def checked_grader(task: Task) -> Task:
-    """The task, once a user's grader has graded a gold answer: one that cannot take a text is known before the run."""
+    """The task, once a user's grader has graded a gold answer: one that cannot take a text is known
+    before the run."""
     if task.reading.same is not None:
         task.is_correct(task.problems[0], task.problems[0].answer)
     return task
 
 
 def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
-    """The `dataset.shots` solved (question, answer) pairs that stand before each question: the first usable rows, or
-    drawn by `dataset.shots_seed`. An answer is the row's worked solution where it has one."""
+    """The `dataset.shots` solved (question, answer) pairs that stand before each question: the
+    first usable rows, or drawn by `dataset.shots_seed`. An answer is the row's worked solution
+    where it has one."""
     if config.shots == 0:
         return []
     if config.shots < 0:
         raise InvalidInput(f"dataset.shots={config.shots} must be 0 or more")
     if config.shots_path is not None:
-        rows = rows_of_file(config.shots_path, "dataset.shots_path", config.shots_split or config.split)
+        rows = rows_of_file(
+            config.shots_path, "dataset.shots_path", config.shots_split or config.split
+        )
     elif config.shots_split is not None and config.hub is not None and config.path is None:
         rows = rows_of_hub(config.hub, config.subset, config.shots_split)
     else:
@@ -142,11 +152,14 @@ def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
     usable, failures = _read(list(enumerate(rows)), config)
     if len(usable) < config.shots:
         why = f"; {failures[0][0]}: {failures[0][1]}" if failures else ""
-        raise InvalidInput(f"dataset.shots={config.shots} examples are wanted, and {len(usable)} rows can be used{why}")
+        raise InvalidInput(
+            f"dataset.shots={config.shots} examples are wanted, and {len(usable)} rows can be used{why}"
+        )
     if config.shots_seed is not None:
         random.Random(config.shots_seed).shuffle(usable)
     return [
-        (p.question, str(p.metadata.get("solution") or f"The answer is {p.answer}.")) for p in usable[: config.shots]
+        (p.question, str(p.metadata.get("solution") or f"The answer is {p.answer}."))
+        for p in usable[: config.shots]
     ]
 
 
@@ -155,10 +168,14 @@ def _rows(config: DatasetConfig) -> list[Row]:
         return rows_of_file(config.path, split=config.split)
     if config.hub is not None:
         return rows_of_hub(config.hub, config.subset, config.split)
-    raise InvalidInput(f"the data set {config.name} names no source; give dataset.path, dataset.hub or dataset.task")
+    raise InvalidInput(
+        f"the data set {config.name} names no source; give dataset.path, dataset.hub or dataset.task"
+    )
 
 
-def _read(rows: list[tuple[int, Row]], config: DatasetConfig) -> tuple[list[Problem], list[tuple[str, str]]]:
+def _read(
+    rows: list[tuple[int, Row]], config: DatasetConfig
+) -> tuple[list[Problem], list[tuple[str, str]]]:
     """The problems of numbered rows, and (name, reason) of each row that cannot be one."""
     read = find_reader(config.reader)
     problems: dict[str, Problem] = {}
@@ -174,7 +191,9 @@ def _read(rows: list[tuple[int, Row]], config: DatasetConfig) -> tuple[list[Prob
             if problem.id in problems:
                 raise InvalidInput(f"the id {problem.id!r} stands on an earlier row already")
             problems[problem.id] = problem
-        except Exception as error:  # readers may be anyone's: a row that ends one is that row's failure
+        except (
+            Exception
+        ) as error:  # readers may be anyone's: a row that ends one is that row's failure
             reason = str(error)
             if isinstance(error, KeyError):
                 fields = f", only {', '.join(map(str, row))}" if isinstance(row, dict) else ""
@@ -185,7 +204,9 @@ def _read(rows: list[tuple[int, Row]], config: DatasetConfig) -> tuple[list[Prob
 
 def _checked_row(row: Any) -> Row:
     if not isinstance(row, dict):
-        raise InvalidInput(f"the row is {row!r:.60}, of type {type(row).__name__}; give an object with fields")
+        raise InvalidInput(
+            f"the row is {row!r:.60}, of type {type(row).__name__}; give an object with fields"
+        )
     if row.keys() == {UNREADABLE}:
         raise InvalidInput(f"the line is not JSON: {row[UNREADABLE]}")
     return row
@@ -193,7 +214,9 @@ def _checked_row(row: Any) -> Row:
 
 def _checked(problem: Any, config: DatasetConfig) -> Problem:
     if not isinstance(problem, Problem):
-        raise InvalidInput(f"dataset.reader={config.reader} gave a {type(problem).__name__}, not a ttc Problem")
+        raise InvalidInput(
+            f"dataset.reader={config.reader} gave a {type(problem).__name__}, not a ttc Problem"
+        )
     check_text(problem.question, "the question")
     check_text(problem.id, "the id")
     check_text(problem.answer, "the gold answer")
@@ -205,7 +228,8 @@ def _checked(problem: Any, config: DatasetConfig) -> Problem:
 
 
 def find_reader(name: str) -> Reader:
-    """The reader of that name, or the function at a dotted path, which may lie in the folder of the command."""
+    """The reader of that name, or the function at a dotted path, which may lie in the folder of the
+    command."""
     if name in READERS:
         return READERS[name]
     if "." not in name:
@@ -215,7 +239,9 @@ def find_reader(name: str) -> Reader:
         )
     reader: Reader = find(name, "dataset.reader")
     if not callable(reader):
-        raise InvalidInput(f"dataset.reader={name} is a {type(reader).__name__}, not a function (row, id, dataset)")
+        raise InvalidInput(
+            f"dataset.reader={name} is a {type(reader).__name__}, not a function (row, id, dataset)"
+        )
     return reader
 
 
@@ -249,17 +275,23 @@ def _math500(row: Row, name: str, config: DatasetConfig) -> Problem:
 
 
 def _competition(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """AIME and AMC, whose sets on the hub differ in names (problem, Problem, question) and write 27 as 27.0."""
+    """AIME and AMC, whose sets on the hub differ in names (problem, Problem, question) and write 27
+    as 27.0."""
     fields = {str(key).lower(): key for key in row}
     asked = config.fields.question or fields.get("problem") or fields.get("question") or "problem"
     gold = _text(row, config.fields.answer or fields.get("answer") or "answer")
     solution = row.get(config.fields.solution or fields.get("solution") or "solution")
-    return Problem(_text(row, asked), name, re.sub(r"\.0+$", "", gold), {"solution": solution} if solution else {})
+    return Problem(
+        _text(row, asked),
+        name,
+        re.sub(r"\.0+$", "", gold),
+        {"solution": solution} if solution else {},
+    )
 
 
 def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """Up to ten choices. Those that are N/A are left out, and the others keep their letters, which the worked solution
-    uses; it begins with `A: `."""
+    """Up to ten choices. Those that are N/A are left out, and the others keep their letters, which
+    the worked solution uses; it begins with `A: `."""
     gold = _text(row, config.fields.answer or "answer")
     options = zip(LETTERS, map(str, row["options"]), strict=False)
     choices = {letter: text for letter, text in options if text.strip() != "N/A"}
@@ -267,7 +299,12 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
         raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(choices)}")
     asked = _text(row, config.fields.question or "question")
     question = with_choices(asked, choices)
-    worked = str(row.get(config.fields.solution or "cot_content") or "").strip().removeprefix("A:").strip()
+    worked = (
+        str(row.get(config.fields.solution or "cot_content") or "")
+        .strip()
+        .removeprefix("A:")
+        .strip()
+    )
     about = {"category": row.get("category"), "choices": "".join(choices)}
     about |= {"solution": worked} if worked else {}
     return Problem(question, name, gold, about)
@@ -282,7 +319,8 @@ def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
 
 
 def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """The right answer comes first in the file; the order is shuffled by a seed and the question itself."""
+    """The right answer comes first in the file; the order is shuffled by a seed and the question
+    itself."""
     columns = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
     question = _text(row, "Question")
     order = list(range(len(columns)))
@@ -317,7 +355,9 @@ READERS: dict[str, Reader] = {
 def _with_letters(question: str, name: str, choices: list[str], right: int) -> Problem:
     """A problem whose question is followed by its lettered choices."""
     lettered = dict(zip(LETTERS, choices, strict=False))
-    return Problem(with_choices(question, lettered), name, LETTERS[right], {"choices": "".join(lettered)})
+    return Problem(
+        with_choices(question, lettered), name, LETTERS[right], {"choices": "".join(lettered)}
+    )
 
 
 def with_choices(question: str, choices: Mapping[str, str]) -> str:
@@ -356,7 +396,9 @@ def _reasoning_gym(config: DatasetConfig, reading: Reading, start: int, stop: in
     try:
         made = reasoning_gym.create_dataset(config.task, size=stop, seed=config.seed, **params)
     except (ValueError, TypeError, AssertionError) as error:
-        raise InvalidInput(f"reasoning-gym refuses dataset.task={config.task} with {params}: {error}") from error
+        raise InvalidInput(
+            f"reasoning-gym refuses dataset.task={config.task} with {params}: {error}"
+        ) from error
     try:
         entries = {f"{config.name}-{i}": made[i] for i in range(start, stop)}
     except AttributeError as error:
@@ -365,7 +407,9 @@ def _reasoning_gym(config: DatasetConfig, reading: Reading, start: int, stop: in
                 f"dataset.task={config.task} needs pycosat: pip install pycosat (and a C compiler)"
             ) from error
         raise
-    problems = [Problem(e["question"].rstrip(), name, str(e["answer"])) for name, e in entries.items()]
+    problems = [
+        Problem(e["question"].rstrip(), name, str(e["answer"])) for name, e in entries.items()
+    ]
 
     def is_correct(problem: Problem, answer: str | None) -> bool:
         return answer is not None and made.score_answer(answer, entries[problem.id]) >= 1.0

@@ -13,7 +13,8 @@ SHOWN = 3
 
 
 def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
-    """The resolved configuration, the first three prompts as the model would get them, and the rows that fail.
+    """The resolved configuration, the first three prompts as the model would get them, and the rows
+    that fail.
 
     Prompts of a private data set are shown with run.show_questions=true alone.
     """
@@ -24,7 +25,11 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
         tokens = len(template.tokens(problem.question, tokenizer))
         if config.dataset.private and not config.run.show_questions:
             text = "(not to be published: run.show_questions=true shows it)"
-        parts.append(f"--- prompt of {problem.id}, {tokens} tokens, gold answer {problem.answer} ---\n{text}")
-    parts.append(f"--- {len(task.problems)} problems, {len(task.failures)} rows that cannot be used ---")
+        parts.append(
+            f"--- prompt of {problem.id}, {tokens} tokens, gold answer {problem.answer} ---\n{text}"
+        )
+    parts.append(
+        f"--- {len(task.problems)} problems, {len(task.failures)} rows that cannot be used ---"
+    )
     parts += [f"{name}: {reason}" for name, reason in task.failures[:SHOWN]]
     return "\n\n".join(parts)

@@ -1,4 +1,5 @@
-"""One solved problem, as a person reads it: the steps of the branch that won, and what it won against."""
+"""One solved problem, as a person reads it: the steps of the branch that won, and what it won
+against."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ WIDTH = 80
 
 
 def telling(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The record that shows most: solved, with a wrong loser that is rated far below; else a solved one; else any."""
+    """The record that shows most: solved, with a wrong loser that is rated far below; else a solved
+    one; else any."""
     shown = [r for r in records if r["branches"] and r["question"]]
     solved = [r for r in shown if r["correct"] and len(r["branches"]) > 1]
     contested = [r for r in solved if any(not b["correct"] for b in r["branches"])]
@@ -39,12 +41,18 @@ def winning_steps(record: dict[str, Any]) -> list[tuple[str, float | None]]:
 
 
 def example(record: dict[str, Any]) -> str:
-    """A solved problem in a dozen lines: the question, the winner's steps with their scores, a line for each loser."""
+    """A solved problem in a dozen lines: the question, the winner's steps with their scores, a line
+    for each loser."""
     best, *losers = record["branches"]
-    lines = ["\nOne problem, from its record:", *(f"  {line}" for line in record["question"].splitlines())]
+    lines = [
+        "\nOne problem, from its record:",
+        *(f"  {line}" for line in record["question"].splitlines()),
+    ]
     lines.append(f"\nThe branch that won, step by step (score {_score(best['score'])}):")
     for text, score in winning_steps(record):
-        lines += [f"  {_score(score):>6}  {line}" for line in text.strip().splitlines() if line.strip()]
+        lines += [
+            f"  {_score(score):>6}  {line}" for line in text.strip().splitlines() if line.strip()
+        ]
     verdict = "right" if record["correct"] else f"wrong, it is {record['gold']}"
     lines.append(f"Its answer is {record['answer']}, which is {verdict}.")
     if losers:

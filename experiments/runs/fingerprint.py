@@ -1,4 +1,5 @@
-"""What a run was made from, beyond its configuration: the rows and the weights that lay under the same names."""
+"""What a run was made from, beyond its configuration: the rows and the weights that lay under the
+same names."""
 
 from __future__ import annotations
 
@@ -19,22 +20,33 @@ UNUSABLE = "unusable"
 
 
 def fingerprint(
-    model: str, problems: Sequence[Problem], failures: Sequence[tuple[str, str]], examples: Sequence[tuple[str, str]]
+    model: str,
+    problems: Sequence[Problem],
+    failures: Sequence[tuple[str, str]],
+    examples: Sequence[tuple[str, str]],
 ) -> dict[str, dict[str, str]]:
-    """The parts of a run's fingerprint: problems, with the rows that cannot be used, solved examples and model."""
+    """The parts of a run's fingerprint: problems, with the rows that cannot be used, solved
+    examples and model."""
     shown = {"all": _digest(repr(list(examples)).encode())} if examples else {}
-    return {"data": data_fingerprint(problems, failures), "examples": shown, "model": model_fingerprint(model)}
+    return {
+        "data": data_fingerprint(problems, failures),
+        "examples": shown,
+        "model": model_fingerprint(model),
+    }
 
 
-def data_fingerprint(problems: Sequence[Problem], failures: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """One short hash of question and gold answer for each problem's id, so that no question is published."""
+def data_fingerprint(
+    problems: Sequence[Problem], failures: Sequence[tuple[str, str]]
+) -> dict[str, str]:
+    """One short hash of question and gold answer for each problem's id, so that no question is
+    published."""
     rows = {p.id: _digest(f"{p.question}\x00{p.answer}".encode()) for p in problems}
     return rows | {name: UNUSABLE for name, _ in failures}
 
 
 def model_fingerprint(name: str) -> dict[str, str]:
-    """What the weights under `name` are: the size and a hash of each file, or the revision of a model of the hub; the
-    empty dictionary for one that is not in the cache yet."""
+    """What the weights under `name` are: the size and a hash of each file, or the revision of a
+    model of the hub; the empty dictionary for one that is not in the cache yet."""
     from ttc.model.default_model import SMOLLM2, SMOLLM2_PACKAGE, SMOLLM2_VERSION
     from ttc.model.model_files import local_path
 
@@ -49,11 +61,18 @@ def model_fingerprint(name: str) -> dict[str, str]:
 
 
 def reward_fingerprint(verifier: Any) -> dict[str, str]:
-    """The same of every model that a verifier's configuration names, its inner verifiers' included."""
-    return {f"{name}, {part}": mark for name in models_of(verifier) for part, mark in model_fingerprint(name).items()}
+    """The same of every model that a verifier's configuration names, its inner verifiers'
+    included."""
+    return {
+        f"{name}, {part}": mark
+        for name in models_of(verifier)
+        for part, mark in model_fingerprint(name).items()
+    }
 
 
-def differences(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> list[str]:
+def differences(
+    before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]
+) -> list[str]:
     """What changed between two fingerprints, a line each.
 
     Rows that only one of them has are no change of the data: dataset.limit decides which are used.
@@ -61,8 +80,12 @@ def differences(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mappi
     rows, rows_now = before.get("data", {}), now.get("data", {})
     lines = []
     if changed := [name for name in rows if rows_now.get(name, rows[name]) != rows[name]]:
-        shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-        lines.append(f"the question or gold answer of {len(changed)} of {len(rows)} solved problems: {shown}")
+        shown = ", ".join(changed[:5]) + (
+            f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        )
+        lines.append(
+            f"the question or gold answer of {len(changed)} of {len(rows)} solved problems: {shown}"
+        )
     for part, what in (
         ("examples", "solved examples"),
         ("model", "model"),
@@ -76,7 +99,9 @@ def differences(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mappi
         names = old.keys() & new.keys() if part == "code" else old.keys() | new.keys()
         for name in sorted(names):
             if old.get(name) != new.get(name):
-                lines.append(f"the {what}, {name}: {old.get(name, 'missing')} -> {new.get(name, 'missing')}")
+                lines.append(
+                    f"the {what}, {name}: {old.get(name, 'missing')} -> {new.get(name, 'missing')}"
+                )
     return lines
 
 

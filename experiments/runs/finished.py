@@ -34,11 +34,14 @@ class Run:
 
     @classmethod
     def load(cls, folder: Path) -> Run:
-        """Raises InvalidInput for a folder that is not that of a run, and for records of another kind."""
+        """Raises InvalidInput for a folder that is not that of a run, and for records of another
+        kind."""
         for name in ("config.yaml", "records.jsonl"):
             if not (folder / name).is_file():
                 what = f"holds no {name}" if folder.is_dir() else "is no folder"
-                raise InvalidInput(f"{folder} {what}; give folders of runs, as outputs/NAME, with a problem done")
+                raise InvalidInput(
+                    f"{folder} {what}; give folders of runs, as outputs/NAME, with a problem done"
+                )
         config = folder / "config.yaml"
         try:
             settings = as_dict(OmegaConf.load(config))
@@ -51,19 +54,27 @@ class Run:
             TypeError,
             AttributeError,
         ) as error:
-            raise InvalidInput(f"{config} cannot be read ({str(error).splitlines()[0]}); restore it") from error
+            raise InvalidInput(
+                f"{config} cannot be read ({str(error).splitlines()[0]}); restore it"
+            ) from error
         file = folder / "records.jsonl"
         records = read_records(file)[0]
         if not records:
-            raise InvalidInput(f"{file} holds no problem yet; wait for the run, or leave the folder out")
+            raise InvalidInput(
+                f"{file} holds no problem yet; wait for the run, or leave the folder out"
+            )
         for number, record in enumerate(records.values(), 1):
             if missing := [name for name in NEEDED if name not in record]:
                 raise InvalidInput(
                     f"{file}, record {number} has no {' and no '.join(missing)}: another version or program wrote it, "
                     "so it cannot be compared; run again under another run.name"
                 )
-            if wrong := [name for name, types in TYPES.items() if not isinstance(record[name], types)]:
-                raise InvalidInput(f"{file}, record {number} is damaged: {wrong[0]} is {record[wrong[0]]!r:.60}")
+            if wrong := [
+                name for name, types in TYPES.items() if not isinstance(record[name], types)
+            ]:
+                raise InvalidInput(
+                    f"{file}, record {number} is damaged: {wrong[0]} is {record[wrong[0]]!r:.60}"
+                )
         return cls(
             folder,
             settings,

@@ -41,9 +41,11 @@ ELSEWHERE = {
 
 
 def as_settings(words: Sequence[str], flags: Mapping[str, str]) -> list[str]:
-    """The words of a command line with `SETTING=VALUE` in the place of these flags and their values.
+    """The words of a command line with `SETTING=VALUE` in the place of these flags and their
+    values.
 
-    Raises InvalidInput for a flag that is neither one of these nor Hydra's, and for one without a value.
+    Raises InvalidInput for a flag that is neither one of these nor Hydra's, and for one without a
+    value.
     """
     return list(_settings(iter(words), flags))
 
@@ -58,7 +60,9 @@ def _settings(words: Iterator[str], flags: Mapping[str, str]) -> Iterator[str]:
         else:
             value = value if given else next(words, "")
             if not value or value.startswith("--"):
-                raise InvalidInput(f"{flag} needs a value; give {flag} VALUE or {flags[flag]}=VALUE")
+                raise InvalidInput(
+                    f"{flag} needs a value; give {flag} VALUE or {flags[flag]}=VALUE"
+                )
             yield f"{flags[flag]}={_quoted(value)}"
 
 
@@ -81,11 +85,18 @@ def _unknown(flag: str, flags: Mapping[str, str]) -> str:
 
 def _setting_like(flag: str) -> str | None:
     """The setting whose name is the most like a flag's."""
-    groups = {"serve": ServeConfig, "run": RunConfig, "model": ModelConfig, "dataset": DatasetConfig}
+    groups = {
+        "serve": ServeConfig,
+        "run": RunConfig,
+        "model": ModelConfig,
+        "dataset": DatasetConfig,
+    }
     settings: dict[str, str] = {}
     for group, kind in groups.items():
         for field in fields(kind):
             settings.setdefault(field.name, f"{group}.{field.name}")
             settings[f"{group}_{field.name}"] = f"{group}.{field.name}"
-    close = get_close_matches(flag.lstrip("-").replace("-", "_").replace(".", "_"), settings, 1, 0.8)
+    close = get_close_matches(
+        flag.lstrip("-").replace("-", "_").replace(".", "_"), settings, 1, 0.8
+    )
     return settings[close[0]] if close else None

@@ -28,8 +28,8 @@ REMEMBERED = 4096
 class Reading:
     """How answers are read out of texts, and which of them are one answer in a vote.
 
-    kind: the answer_kind. extract: `dataset.extract`, which reads in its place. same: `dataset.grader`, which
-    compares in its place. Both raise InvalidInput where they fail.
+    kind: the answer_kind. extract: `dataset.extract`, which reads in its place. same:
+    `dataset.grader`, which compares in its place. Both raise InvalidInput where they fail.
     """
 
     kind: str
@@ -43,18 +43,21 @@ class Reading:
         return cls(config.answer_kind, user_extract(config.extract), user_grader(config.grader))
 
     def answer(self, problem: Problem, candidate: Candidate) -> str | None:
-        """Read from what follows its thoughts. Raises InvalidInput where `dataset.extract` fails."""
+        """Read from what follows its thoughts. Raises InvalidInput where `dataset.extract`
+        fails."""
         return answer_of(candidate, self.voting(problem) if self.extract is None else self.extract)
 
     def strict(self, result: Result) -> str | None:
-        """The answer as it counts for strict accuracy: stated in the form that is asked for, if there is one."""
+        """The answer as it counts for strict accuracy: stated in the form that is asked for, if
+        there is one."""
         if self.extract is not None or self.kind == "text" or result.best is None:
             return result.answer
         reader = AnswerReader(self.kind, strict=True)
         return answer_of(result.best, reader.among(result.problem.metadata.get("choices")))
 
     def is_correct(self, problem: Problem, answer: str | None) -> bool:
-        """Whether an answer is right; none never is. Raises InvalidInput where `dataset.grader` fails."""
+        """Whether an answer is right; none never is. Raises InvalidInput where `dataset.grader`
+        fails."""
         if answer is None or problem.answer is None:
             return False
         if self.same is not None:
@@ -62,8 +65,9 @@ class Reading:
         return same_answer(problem.answer, answer, self.kind)
 
     def voting(self, problem: Problem | None = None) -> AnswerReader:
-        """What a search reads by. Texts that `dataset.extract` fails on have no answer there, and answers that
-        `dataset.grader` fails on differ; the problem fails when its branches are graded."""
+        """What a search reads by. Texts that `dataset.extract` fails on have no answer there, and
+        answers that `dataset.grader` fails on differ; the problem fails when its branches are
+        graded."""
         if self.extract is not None:
             return AnswerReader(self.kind, extract=self._read, same=self._equal)
         reader = AnswerReader(self.kind, same=None if self.same is None else self._equal)
@@ -90,8 +94,8 @@ class Reading:
 
 
 def user_extract(path: str | None) -> Extract | None:
-    """`dataset.extract`, a function (text) -> answer or None, with its errors named after it. It is tried on an empty
-    text, which a model may write."""
+    """`dataset.extract`, a function (text) -> answer or None, with its errors named after it. It is
+    tried on an empty text, which a model may write."""
     if path is None:
         return None
     function = _function(path, "dataset.extract", "(text) -> the answer, or None", ("",))

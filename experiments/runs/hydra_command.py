@@ -27,8 +27,8 @@ def composed(overrides: Sequence[str], name: str = "config") -> DictConfig:
 
 
 def configured(name: str, work: Callable[[DictConfig, list[str]], Any]) -> None:
-    """Do `work` with the configuration of `conf/NAME.yaml` and the settings that were typed. Known errors end the
-    process with one line."""
+    """Do `work` with the configuration of `conf/NAME.yaml` and the settings that were typed. Known
+    errors end the process with one line."""
     register()
     os.environ[FULL_ERRORS] = "1"  # Hydra then leaves it to `perform` to show them
 

@@ -21,7 +21,8 @@ def read(word: str) -> Override | None:
 
 
 def values(override: Override) -> list[Any]:
-    """The value of an override, or those of a sweep over values that are listed; none of another sweep."""
+    """The value of an override, or those of a sweep over values that are listed; none of another
+    sweep."""
     if not override.is_sweep_override():
         return [override.value()]
     if not isinstance(override.value(), ChoiceSweep):
@@ -38,7 +39,8 @@ def as_override(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)  # only backslashes before a quote, or at the end, count twice
+        # only backslashes before a quote, or at the end, count twice
+        escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
         return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
     if isinstance(value, list):
         return "[" + ",".join(map(as_override, value)) + "]"

@@ -11,8 +11,8 @@ from typing import Any
 
 
 def count_parameters(name: str) -> int | None:
-    """The parameters of a folder, a .gguf file or a model in the hub's cache; None where its files do not tell. Tied
-    weights count once, as they are stored."""
+    """The parameters of a folder, a .gguf file or a model in the hub's cache; None where its files
+    do not tell. Tied weights count once, as they are stored."""
     from ttc.model.model_files import local_path
 
     path = local_path(name)
@@ -24,25 +24,32 @@ def count_parameters(name: str) -> int | None:
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
         return None
-    return sum(_of_gguf(file) if file.suffix == ".gguf" else _of_safetensors(file) for file in files)
+    return sum(
+        _of_gguf(file) if file.suffix == ".gguf" else _of_safetensors(file) for file in files
+    )
 
 
 def run_parameters(model: str, verifier: Mapping[str, Any]) -> dict[str, int]:
-    """{"model": ..., "verifier": ...}: of the searched model, and of the largest one that rates; unknown ones are left
-    out. A verifier that names no model asks the searched one."""
+    """{"model": ..., "verifier": ...}: of the searched model, and of the largest one that rates;
+    unknown ones are left out. A verifier that names no model asks the searched one."""
     raters = sorted(set(models_of(verifier)))
     counts = {"model": count_parameters(model)}
     rated = [count_parameters(name) for name in raters] if raters else [counts["model"]]
-    counts["verifier"] = None if None in rated else max(count for count in rated if count is not None)
+    counts["verifier"] = (
+        None if None in rated else max(count for count in rated if count is not None)
+    )
     return {part: count for part, count in counts.items() if count is not None}
 
 
 def flops(usage: Mapping[str, float], parameters: Mapping[str, int]) -> float | None:
-    """2 x parameters x tokens (Kaplan et al., 2020), of tokens that were really computed; None without the parameters.
+    """2 x parameters x tokens (Kaplan et al., 2020), of tokens that were really computed; None
+    without the parameters.
 
     An estimate: attention over the context is left out, and a mixture of experts counts whole.
     """
-    tokens = sum(usage.get(part, 0) for part in ("prompt_tokens", "recomputed_tokens", "generated_tokens"))
+    tokens = sum(
+        usage.get(part, 0) for part in ("prompt_tokens", "recomputed_tokens", "generated_tokens")
+    )
     rated = usage.get("verifier_tokens", 0)
     if "model" not in parameters or (rated and "verifier" not in parameters):
         return None
@@ -54,7 +61,9 @@ def models_of(verifier: Mapping[str, Any]) -> Iterator[str]:
     for key, value in verifier.items():
         if key == "model" and isinstance(value, str):
             yield value
-        for inner in [value] if isinstance(value, Mapping) else value if isinstance(value, list) else []:
+        for inner in (
+            [value] if isinstance(value, Mapping) else value if isinstance(value, list) else []
+        ):
             if isinstance(inner, Mapping):
                 yield from models_of(inner)
 
@@ -74,7 +83,9 @@ def _of_safetensors(file: Path) -> int:
     with file.open("rb") as data:
         (size,) = struct.unpack("<Q", data.read(8))
         head = json.loads(data.read(size))
-    return sum(math.prod(tensor["shape"]) for name, tensor in head.items() if name != "__metadata__")
+    return sum(
+        math.prod(tensor["shape"]) for name, tensor in head.items() if name != "__metadata__"
+    )
 
 
 def _of_gguf(file: Path) -> int:

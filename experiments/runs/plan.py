@@ -1,4 +1,5 @@
-"""`python -m experiments.plan`: every way to run a search with a model on this machine, and which is the fastest.
+"""`python -m experiments.plan`: every way to run a search with a model on this machine, and which
+is the fastest.
 
 Settings are those of a run with `memory=auto`. No weights are read.
 """
@@ -26,7 +27,8 @@ def launch() -> None:
 
 
 def show(config: Any, overrides: Sequence[str]) -> None:
-    """Print the table, what is fastest, and the command that runs it. Raises OutOfMemory where nothing fits."""
+    """Print the table, what is fastest, and the command that runs it. Raises OutOfMemory where
+    nothing fits."""
     from experiments.runs.auto_memory import auto_of, is_auto
     from experiments.runs.build import device_of, make_placement
     from ttc.cost_model.options import best
@@ -34,34 +36,65 @@ def show(config: Any, overrides: Sequence[str]) -> None:
     from ttc.placement.auto import Chosen
 
     if not is_auto(config):
-        raise InvalidInput("a plan chooses the memory policy; leave memory=... out, and give memory.budget_gib=X alone")
+        raise InvalidInput(
+            "a plan chooses the memory policy; leave memory=... out, and give memory.budget_gib=X alone"
+        )
     auto, model = auto_of(config), config.model
-    planned = auto.plan(model.name, device=device_of(config), dtype=model.dtype, placement=make_placement(config))
+    planned = auto.plan(
+        model.name, device=device_of(config), dtype=model.dtype, placement=make_placement(config)
+    )
     options = planned.options()
     output.show(table(options, planned, model.name).markdown())
     chosen = Chosen(planned, best(options))
-    kept = [o for o in overrides if o.lstrip("+").partition("=")[0].partition(".")[0] not in ("memory", "placement")]
-    output.show(f"\nfastest: {shlex.join(['python', '-m', 'experiments.run', *kept, *chosen.settings])}")
+    kept = [
+        o
+        for o in overrides
+        if o.lstrip("+").partition("=")[0].partition(".")[0] not in ("memory", "placement")
+    ]
+    output.show(
+        f"\nfastest: {shlex.join(['python', '-m', 'experiments.run', *kept, *chosen.settings])}"
+    )
 
 
 def table(options: Sequence[Any], planned: Any, model: str) -> Any:
-    """A line for each option: those that are possible, the fastest first, then the others with what they need."""
+    """A line for each option: those that are possible, the fastest first, then the others with what
+    they need."""
     from experiments.cli.tables import Table, amount
 
     lines = []
     search, count = planned.search, planned.problems
     heads = ["placement", "memory", "problems", "a step, ms", "for each problem, ms"]
-    at_once = "as many problems at once as a run begins" if count is None else f"problems at once: {count}"
+    at_once = (
+        "as many problems at once as a run begins"
+        if count is None
+        else f"problems at once: {count}"
+    )
     for option in sorted(options, key=lambda option: float(f"{option.problem_s:.6g}")):
         number = "" if option.number is None else f" {option.number}"
         number += f", helped {option.share:.0%}" if option.share else ""
-        times = [f"{s * 1e3:.1f}" if option.feasible else "-" for s in (option.step_s, option.problem_s)]
-        need = [amount(n) if n else "-" for n in (option.device_bytes, option.host_bytes, option.link_bytes)]
-        lines.append([f"{option.placement}{number}", option.memory, str(option.problems), *times, *need, option.reason])
+        times = [
+            f"{s * 1e3:.1f}" if option.feasible else "-" for s in (option.step_s, option.problem_s)
+        ]
+        need = [
+            amount(n) if n else "-"
+            for n in (option.device_bytes, option.host_bytes, option.link_bytes)
+        ]
+        lines.append(
+            [
+                f"{option.placement}{number}",
+                option.memory,
+                str(option.problems),
+                *times,
+                *need,
+                option.reason,
+            ]
+        )
     return Table(
         f"{model}: {search.branches} branches on {search.prompt_tokens} tokens, {search.output_tokens} tokens each, "
         f"{search.step_tokens} a step; {at_once}",
         [*heads, "bytes on the device", "on the host", "over the link", "not possible"],
         lines,
-        ["Of what is not possible, the bytes are those that it needs."] if any(o.reason for o in options) else [],
+        ["Of what is not possible, the bytes are those that it needs."]
+        if any(o.reason for o in options)
+        else [],
     )

@@ -1,4 +1,5 @@
-"""The loop over a data set's problems: each is solved by a search, and its record survives whatever ends the run."""
+"""The loop over a data set's problems: each is solved by a search, and its record survives whatever
+ends the run."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def run(config: DictConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is about to solve what is left of it. shard: None where this process solves all of it."""
+    """A run that is about to solve what is left of it. shard: None where this process solves all of
+    it."""
 
     config: DictConfig
     search: Any
@@ -78,7 +80,8 @@ class Job:
 
     @classmethod
     def of(cls, config: DictConfig) -> Job:
-        """What a configuration describes. Raises InvalidInput for what could not run, before any weights are read."""
+        """What a configuration describes. Raises InvalidInput for what could not run, before any
+        weights are read."""
         check_backend(config)
         search, verifier = make_search(config)
         check_run(config)
@@ -108,51 +111,69 @@ class Job:
     def part(self) -> str:
         if self.shard is None:
             return ""
-        return f", part {self.shard.index} of {self.shard.count}, threads: {torch.get_num_threads()}"
+        return (
+            f", part {self.shard.index} of {self.shard.count}, threads: {torch.get_num_threads()}"
+        )
 
     def solve(self, folder: RunFolder, inputs: dict[str, dict[str, str]]) -> dict[str, Any]:
-        """Write a record of each problem that has none yet, and then the summary. inputs: what `inputs` says."""
+        """Write a record of each problem that has none yet, and then the summary. inputs: what
+        `inputs` says."""
         if self.config.run.retry_failed:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
         folder.check_inputs(inputs)
         folder.made_by({"commit": commit(), "machine": machine()})
         problems = [problem for problem in self.task.problems if problem.id not in folder.records]
-        unusable = [(name, reason) for name, reason in self.task.failures if name not in folder.records]
+        unusable = [
+            (name, reason) for name, reason in self.task.failures if name not in folder.records
+        ]
         if done := self.total - len(problems) - len(unusable):
             say(f"{done} of {self.total} were done already")
         engine = make_backend(self.config) if problems else None
-        meter = StepMeter(engine) if isinstance(engine, Engine) and engine.chosen is not None else None
+        meter = (
+            StepMeter(engine) if isinstance(engine, Engine) and engine.chosen is not None else None
+        )
         self._check_model(engine, inputs, folder)
         if engine is not None and self.search.needs_verifier:
             _try_verifier(self.verifier, self.template, engine, problems)
         for name, reason in unusable:
-            result = Result(Problem("", name), None, [], None, Usage(), [], self.config.run.seed, reason)
+            result = Result(
+                Problem("", name), None, [], None, Usage(), [], self.config.run.seed, reason
+            )
             folder.append(problem_record(result, self.task))
         if engine is not None:
             self._solve(engine, problems, folder)
         if isinstance(engine, RemoteBackend):
             engine.close()
-        summary = summary_of(self.config, [folder.records[name] for name in self._ids()], folder.goes)
+        summary = summary_of(
+            self.config, [folder.records[name] for name in self._ids()], folder.goes
+        )
         if meter is not None:
             summary["plan"] = meter.record()
         folder.write_summary(summary)
         return summary
 
     def _ids(self) -> list[str]:
-        return [problem.id for problem in self.task.problems] + [name for name, _ in self.task.failures]
+        return [problem.id for problem in self.task.problems] + [
+            name for name, _ in self.task.failures
+        ]
 
     def inputs(self) -> dict[str, dict[str, str]]:
         """Fingerprints of all that the records are made from."""
         config, task = self.config, self.task
-        inputs = fingerprint(config.model.name, task.problems, task.failures, self.template.examples)
+        inputs = fingerprint(
+            config.model.name, task.problems, task.failures, self.template.examples
+        )
         if is_remote(config):
             inputs["model"] = {}  # until the server says which it is
         inputs["verifier"] = reward_fingerprint(as_dict(config.verifier, resolve=True))
         inputs["code"] = code_fingerprint(config)
         return inputs
 
-    def _check_model(self, engine: Backend | None, inputs: dict[str, dict[str, str]], folder: RunFolder) -> None:
-        """Refuse to go on with another model than the records', where only a loaded one shows which it is."""
+    def _check_model(
+        self, engine: Backend | None, inputs: dict[str, dict[str, str]], folder: RunFolder
+    ) -> None:
+        """Refuse to go on with another model than the records', where only a loaded one shows which
+        it is."""
         if isinstance(engine, RemoteBackend):
             can = engine.capabilities
             served = {"served": f"{can.model}, context {can.context_length}"}
@@ -168,7 +189,10 @@ class Job:
         options = solve_options(config, self.task.reading, self.verifier, self.template)
         search_config = SearchConfig.of(self.search, engine, options)
         results = results_of(engine, search_config, problems, concurrency=config.run.batch)
-        with closing(results), Progress(config.dataset.name, self.total, folder.records, engine) as progress:
+        with (
+            closing(results),
+            Progress(config.dataset.name, self.total, folder.records, engine) as progress,
+        ):
             for result in results:
                 progress.solved(result.usage.generated_tokens)
                 record = full_record(result, self.task, config, self.template, engine)
@@ -201,8 +225,11 @@ def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
         raise KeyboardInterrupt(f"{safe}\nrun the same command to go on") from None
 
 
-def _try_verifier(verifier: Any, template: PromptTemplate, engine: Backend, problems: list[Problem]) -> None:
-    """Rate one short branch, so that a verifier that cannot work is known before the run. Raises VerifierError."""
+def _try_verifier(
+    verifier: Any, template: PromptTemplate, engine: Backend, problems: list[Problem]
+) -> None:
+    """Rate one short branch, so that a verifier that cannot work is known before the run. Raises
+    VerifierError."""
     inner = getattr(verifier, "inner", verifier)  # a gate might leave it out
     for problem in problems:  # the first that can be used
         try:
@@ -213,4 +240,6 @@ def _try_verifier(verifier: Any, template: PromptTemplate, engine: Backend, prob
         except VerifierError as error:
             if isinstance(error.__cause__, ContentRefused | BranchRefused):  # of this problem alone
                 continue
-            raise VerifierError(f"{error}, on a branch made to try it; no problem was solved") from error
+            raise VerifierError(
+                f"{error}, on a branch made to try it; no problem was solved"
+            ) from error

@@ -20,10 +20,15 @@ TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wal
 """The parts of a problem's usage that depend on the machine and on what else ran."""
 
 
-def full_record(result: Result, task: Task, config: DictConfig, template: PromptTemplate, engine: Backend) -> Any:
-    """The record of a problem that a run has solved: `problem_record`, the exact prompt, and what cut the text off."""
+def full_record(
+    result: Result, task: Task, config: DictConfig, template: PromptTemplate, engine: Backend
+) -> Any:
+    """The record of a problem that a run has solved: `problem_record`, the exact prompt, and what
+    cut the text off."""
     record = problem_record(result, task, config.run.record_tokens)
-    record["prompt"] = None if result.best is None else template.text(result.problem.question, engine.tokenizer)
+    record["prompt"] = (
+        None if result.best is None else template.text(result.problem.question, engine.tokenizer)
+    )
     if config.dataset.private:
         record |= {"question": None, "prompt": None}
     record["truncated_by"] = _truncated_by(result, config.run)
@@ -79,8 +84,8 @@ def votes_by_path(result: Result, task: Task, answers: Sequence[str | None]) -> 
 
 
 def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
-    """Each branch's answer and whether it is right; the same of the result; and its error, which is that of a function
-    of the user's own where one fails on a branch."""
+    """Each branch's answer and whether it is right; the same of the result; and its error, which is
+    that of a function of the user's own where one fails on a branch."""
     problem = result.problem
     error = result.error
     try:
@@ -105,13 +110,17 @@ def _has_no_end(result: Result) -> bool:
 
 
 def _truncated_by(result: Result, limits: DictConfig) -> str | None:
-    """What left the chosen text without an end: "context", a budget by the name of its setting, or "search"."""
+    """What left the chosen text without an end: "context", a budget by the name of its setting, or
+    "search"."""
     if result.best is None or not _has_no_end(result):
         return None
     if result.best.finish_reason == "context":
         return "context"
     generated = result.usage.generated_tokens
-    spent = {"max_generated_tokens": generated, "max_tokens": generated + result.usage.verifier_tokens}
+    spent = {
+        "max_generated_tokens": generated,
+        "max_tokens": generated + result.usage.verifier_tokens,
+    }
     for name, tokens in spent.items():
         if limits[name] is not None and tokens >= limits[name]:
             return f"run.{name}"

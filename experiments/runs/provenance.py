@@ -1,4 +1,5 @@
-"""Where a record of figures comes from: the command, the machine, the versions, the commit, and the code measured."""
+"""Where a record of figures comes from: the command, the machine, the versions, the commit, and the
+code measured."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def provenance(command: str, *, model: str, simulated: str = "nothing") -> dict[str, Any]:
-    """What stands at the head of every record. model: which one, its dtype, and whether its weights are real.
+    """What stands at the head of every record. model: which one, its dtype, and whether its weights
+    are real.
 
-    code: a hash of each module of the project that this process has loaded. Call it when everything was measured.
+    code: a hash of each module of the project that this process has loaded. Call it when everything
+    was measured.
     """
     loaded = sorted(name for name in sys.modules if name.partition(".")[0] in MEASURED)
     return {
@@ -44,10 +47,13 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit that this tree stands on, with "+" where it has other changes to its code; None outside of git."""
+    """The commit that this tree stands on, with "+" where it has other changes to its code; None
+    outside of git."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", ROOT, *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         changes = git("status", "--porcelain", "--", *MEASURED, "experiments/*.py")
@@ -63,7 +69,8 @@ def changed_modules(record: dict[str, Any]) -> list[str]:
 
 @cache
 def code_hash(name: str) -> str:
-    """A short hash of what a module does: comments, docstrings and layout do not count. Empty if there is none."""
+    """A short hash of what a module does: comments, docstrings and layout do not count. Empty if
+    there is none."""
     try:
         spec = find_spec(name)
     except ModuleNotFoundError:  # its package is gone
@@ -73,6 +80,11 @@ def code_hash(name: str) -> str:
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        if isinstance(body, list):  # a text that stands alone is a docstring
-            node.body = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]  # type: ignore[attr-defined]
+        if isinstance(body, list):
+            body[:] = [statement for statement in body if not _is_docstring(statement)]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+
+
+def _is_docstring(statement: ast.AST) -> bool:
+    """Whether a text stands alone."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

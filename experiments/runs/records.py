@@ -1,4 +1,5 @@
-"""A run's folder: its configuration, and one record per problem that survives whatever ends the run."""
+"""A run's folder: its configuration, and one record per problem that survives whatever ends the
+run."""
 
 from __future__ import annotations
 
@@ -41,13 +42,16 @@ MAY_CHANGE = (
     "backend.retries",
     "backend.wait_s",
 )
-"""Keys that may differ when a run goes on: they change which problems are left, or what is kept of them, never an
-answer."""
+"""Keys that may differ when a run goes on: they change which problems are left, or what is kept of
+them, never an answer."""
 
 
 def check_name(name: str) -> str:
     """The name of a run, which is that of one folder under run.output_dir."""
-    if not re.fullmatch(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,255}", name) or len(os.fsencode(name)) > 255:
+    if (
+        not re.fullmatch(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,255}", name)
+        or len(os.fsencode(name)) > 255
+    ):
         raise InvalidInput(
             f"run.name={name!r} is not the name of one folder (no slash, not . or .., at most 255 bytes); "
             "run.output_dir says where the folder lies"
@@ -63,11 +67,12 @@ def run_folder(config: DictConfig) -> Path:
 
 
 class RunFolder:
-    """`outputs/<name>/` with config.yaml, records.jsonl, summary.json, fingerprint.json and provenance.json, locked
-    against other processes.
+    """`outputs/<name>/` with config.yaml, records.jsonl, summary.json, fingerprint.json and
+    provenance.json, locked against other processes.
 
-    goes: what each go that wrote records was made by (commit, machine, versions), without repetitions. Raises
-    InvalidInput when the folder was made with another configuration or is in use.
+    goes: what each go that wrote records was made by (commit, machine, versions), without
+    repetitions. Raises InvalidInput when the folder was made with another configuration or is in
+    use.
     """
 
     def __init__(self, config: DictConfig):
@@ -104,12 +109,14 @@ class RunFolder:
         return lock
 
     def check_inputs(self, now: dict[str, dict[str, str]]) -> None:
-        """Keep the fingerprint of what the run is made from, to be written with the next record. Raises InvalidInput if
-        the finished records were made from something else."""
+        """Keep the fingerprint of what the run is made from, to be written with the next record.
+        Raises InvalidInput if the finished records were made from something else."""
         file = self.path / "fingerprint.json"
         before: dict[str, dict[str, str]] = read_json(file, {}) if self.records else {}
         if before:
-            before["data"] = {name: row for name, row in before.get("data", {}).items() if name in self.records}
+            before["data"] = {
+                name: row for name, row in before.get("data", {}).items() if name in self.records
+            }
         if changed := listed(differences(before, now)):
             raise InvalidInput(
                 f"{self.path} holds results from other data, weights or code, which lay under the same names:\n"
@@ -119,7 +126,8 @@ class RunFolder:
         self._inputs = {part: before.get(part, {}) | now.get(part, {}) for part in before | now}
 
     def made_by(self, *made: dict[str, Any]) -> None:
-        """Keep what this go is made by, to be written with its first record; several, for records of several runs."""
+        """Keep what this go is made by, to be written with its first record; several, for records
+        of several runs."""
         if self.records:
             self.goes = read_json(self.path / "provenance.json", [])
         self._made = [go for i, go in enumerate(made) if go not in (*self.goes, *made[:i])]
@@ -210,7 +218,8 @@ class RunFolder:
 
 
 def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """A run's records by their ids, and the bytes that hold them: a last line that a kill has torn is none of them."""
+    """A run's records by their ids, and the bytes that hold them: a last line that a kill has torn
+    is none of them."""
     records: dict[str, dict[str, Any]] = {}
     data = file.read_bytes()
     good = 0
@@ -225,17 +234,21 @@ def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
         except (ValueError, RecursionError) as error:
             if last:
                 break
-            raise InvalidInput(f"{file}, line {number} is damaged; restore it or delete that line") from error
+            raise InvalidInput(
+                f"{file}, line {number} is damaged; restore it or delete that line"
+            ) from error
         records[record["id"]] = record
         good += len(line)
     return records, good
 
 
 def own_figures(branch: BranchRecord) -> dict[str, Any]:
-    """What the model's probabilities say of a branch, for rules that choose by them; None is what was not measured.
+    """What the model's probabilities say of a branch, for rules that choose by them; None is what
+    was not measured.
 
-    logprob, self_certainty: means over the tokens (see `ttc.sampling.Draws`). confidences: each token's C_t (DeepConf),
-    minus the mean log-probability of the 20 likeliest. The last two need `search.statistics=true`.
+    logprob, self_certainty: means over the tokens (see `ttc.sampling.Draws`). confidences: each
+    token's C_t (DeepConf), minus the mean log-probability of the 20 likeliest. The last two need
+    `search.statistics=true`.
     """
     confidences = [round(-value, 3) for value in branch.top_k_logprobs if math.isfinite(value)]
     return {
@@ -246,8 +259,8 @@ def own_figures(branch: BranchRecord) -> dict[str, Any]:
 
 
 def tree_node(node: Node, with_tokens: bool) -> dict[str, Any]:
-    """A node of a record's tree. own_tokens: how many tokens it adds; which ones, and their log-probabilities, are kept
-    `with_tokens` alone."""
+    """A node of a record's tree. own_tokens: how many tokens it adds; which ones, and their
+    log-probabilities, are kept `with_tokens` alone."""
     row = node.to_dict()
     token_ids = row.pop("token_ids")
     logprobs = row.pop("logprobs")
@@ -260,7 +273,9 @@ def tree_node(node: Node, with_tokens: bool) -> dict[str, Any]:
 
 def check_tree(folder: Path, record: dict[str, Any]) -> None:
     """Raise InvalidInput for a record whose tree is not as this version writes it."""
-    missing = [name for name in ("tree", "timing", "correct_strict", "answer") if name not in record]
+    missing = [
+        name for name in ("tree", "timing", "correct_strict", "answer") if name not in record
+    ]
     if not missing and any("own_tokens" not in node for node in record["tree"]):
         missing = ["own_tokens in its tree"]
     if missing:
@@ -279,7 +294,8 @@ def chosen_branch(record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def vote_of(branch: dict[str, Any]) -> str | None:
-    """What a branch of a record votes for: what the grader's equality made it when it was written."""
+    """What a branch of a record votes for: what the grader's equality made it when it was
+    written."""
     return branch["vote"] if "vote" in branch else canonical(branch["answer"])
 
 
@@ -296,7 +312,10 @@ def as_json(value: Any, indent: int = 1) -> str:
 
 def as_lines(records: Iterable[dict[str, Any]]) -> str:
     """A line of JSON for each."""
-    return "".join(_encodable(json.dumps(record, ensure_ascii=False, allow_nan=False)) + "\n" for record in records)
+    return "".join(
+        _encodable(json.dumps(record, ensure_ascii=False, allow_nan=False)) + "\n"
+        for record in records
+    )
 
 
 def _encodable(text: str) -> str:
@@ -305,8 +324,8 @@ def _encodable(text: str) -> str:
 
 
 def read_json(file: Path, default: Any) -> Any:
-    """What a file of a run's folder holds. Raises InvalidInput for one that is damaged or of another type than the
-    default."""
+    """What a file of a run's folder holds. Raises InvalidInput for one that is damaged or of
+    another type than the default."""
     if not file.is_file():
         return default
     try:

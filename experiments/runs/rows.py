@@ -30,7 +30,9 @@ def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> l
     if not path.is_file():
         raise InvalidInput(f"{key}={name} is not a file or folder")
     if path.suffix not in SUFFIXES:
-        raise InvalidInput(f"{key}={name} ends in {path.suffix!r}; use one of {', '.join(SUFFIXES)}")
+        raise InvalidInput(
+            f"{key}={name} ends in {path.suffix!r}; use one of {', '.join(SUFFIXES)}"
+        )
     try:
         if path.suffix == ".parquet":
             return _parquet_rows(path)
@@ -42,8 +44,9 @@ def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> l
 
 
 def _folder_rows(path: Path, given: str, split: str) -> list[Row]:
-    """The rows of what `save_to_disk` of datasets wrote, of one set or of several splits, or of a folder of parquet
-    files, whose splits are folders or the beginnings of names (`test-00000-of-00001.parquet`), as on the hub."""
+    """The rows of what `save_to_disk` of datasets wrote, of one set or of several splits, or of a
+    folder of parquet files, whose splits are folders or the beginnings of names
+    (`test-00000-of-00001.parquet`), as on the hub."""
     import datasets
 
     try:
@@ -65,7 +68,8 @@ def _folder_rows(path: Path, given: str, split: str) -> list[Row]:
 
 
 def _split_name(file: Path) -> str:
-    """Of a parquet file within its folder: "test" of test-00000-of-00001.parquet, test.parquet and test/0.parquet."""
+    """Of a parquet file within its folder: "test" of test-00000-of-00001.parquet, test.parquet and
+    test/0.parquet."""
     begins = re.match(r"[A-Za-z]\w*?(?=[-.]|$)", file.stem)
     inside = [part for part in file.parts[:-1] if part != "data"]
     return inside[-1] if inside else begins[0] if begins else ""
@@ -75,12 +79,15 @@ def _split_of(splits: Mapping[str, T], given: str, split: str) -> T:
     if len(splits) == 1:
         return next(iter(splits.values()))
     if split not in splits:
-        raise InvalidInput(f"{given} has no split {split!r}; use dataset.split={' or '.join(map(str, splits))}")
+        raise InvalidInput(
+            f"{given} has no split {split!r}; use dataset.split={' or '.join(map(str, splits))}"
+        )
     return splits[split]
 
 
 def rows_of_hub(name: str, subset: str | None, split: str) -> list[Row]:
-    """The rows of one split of a data set of the hub; without a network, those of an earlier download."""
+    """The rows of one split of a data set of the hub; without a network, those of an earlier
+    download."""
     import datasets
 
     with reached(name, "dataset") as online:
@@ -100,14 +107,21 @@ def _json_rows(path: Path) -> list[Row]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is not UTF-8 text ({error}); convert it, as with iconv -t utf-8") from error
+        raise InvalidInput(
+            f"{path} is not UTF-8 text ({error}); convert it, as with iconv -t utf-8"
+        ) from error
     if path.suffix == ".json":
         try:
             rows = json.loads(text)
-        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets in brackets
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # numbers of thousands of digits, brackets in brackets
             raise InvalidInput(f"{path} is not JSON: {error}") from error
         if not isinstance(rows, list):
-            raise InvalidInput(f"{path} holds a {type(rows).__name__}; a .json data set is a list of objects")
+            raise InvalidInput(
+                f"{path} holds a {type(rows).__name__}; a .json data set is a list of objects"
+            )
         return rows
     rows = []
     for line in filter(str.strip, text.split("\n")):  # other separators may stand inside a string
@@ -122,7 +136,9 @@ def _table_rows(path: Path, separator: str) -> list[Row]:
     """Every cell as the text that it is: "None" may be a choice, "007" an answer."""
     import pandas
 
-    table = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    table = pandas.read_csv(
+        path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig"
+    )
     return table.to_dict("records")
 
 

@@ -1,4 +1,5 @@
-"""The default name of a run, which is that of its folder: its data, search, verifier, and what else was set."""
+"""The default name of a run, which is that of its folder: its data, search, verifier, and what else
+was set."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from omegaconf import OmegaConf
 
 from experiments.runs.records import MAY_CHANGE
 
-IN_NAME = ("dataset", "dataset.path", "search", "verifier", "run.seed", "search._target_", "verifier._target_")
+IN_NAME = (
+    "dataset",
+    "dataset.path",
+    "search",
+    "verifier",
+    "run.seed",
+    "search._target_",
+    "verifier._target_",
+)
 """Overrides that the default name of a run shows by itself."""
 
 OURS = ("search", "verifiers", "ttc", "experiments", "conf")
@@ -22,19 +31,26 @@ OURS = ("search", "verifiers", "ttc", "experiments", "conf")
 
 
 def is_own(path: str | None) -> bool:
-    """Whether `path`, as the `_target_` of a search or a verifier, names what is not this project's."""
+    """Whether `path`, as the `_target_` of a search or a verifier, names what is not this
+    project's."""
     return path is not None and path.partition(".")[0] not in OURS
 
 
 def data_label(name: str, path: str | None) -> str:
-    """The data set as a part of a run's name: its name and that of its file, so that each file has its own runs."""
+    """The data set as a part of a run's name: its name and that of its file, so that each file has
+    its own runs."""
     stem = "" if path is None else Path(path).stem
-    parts = [part for part in ("" if name == "file" and stem else name, "" if stem == name else stem) if part]
+    parts = [
+        part
+        for part in ("" if name == "file" and stem else name, "" if stem == name else stem)
+        if part
+    ]
     return re.sub(r"[^\w.=+-]+", "_", "-".join(parts))
 
 
 def class_label(part: Any, choice: str) -> str:
-    """A search or verifier as a part of a run's name: the choice, or the name of the user's own class in its place."""
+    """A search or verifier as a part of a run's name: the choice, or the name of the user's own
+    class in its place."""
     path = part.get("_target_")
     return str(path).rpartition(".")[2] if is_own(path) else choice
 
@@ -49,7 +65,8 @@ def verifier_label(search: Any, verifier: str) -> str:
 
 
 def overrides_suffix(overrides: Sequence[str], silent: Sequence[str]) -> str:
-    """The other overrides of a run as a part of its name, so that each setting of a sweep has a folder of its own."""
+    """The other overrides of a run as a part of its name, so that each setting of a sweep has a
+    folder of its own."""
     kept = [o for o in overrides if o.partition("=")[0].lstrip("+~") not in (*IN_NAME, *silent)]
     text = "".join("-" + re.sub(r"[^\w.=+-]+", "_", o) for o in sorted(kept))
     if len(text) > 120:
@@ -68,7 +85,8 @@ def register_names() -> None:
     OmegaConf.register_new_resolver(
         "verifier_label",
         lambda *, _root_: verifier_label(
-            _root_.search, class_label(_root_.verifier, HydraConfig.get().runtime.choices["verifier"])
+            _root_.search,
+            class_label(_root_.verifier, HydraConfig.get().runtime.choices["verifier"]),
         ),
         replace=True,
     )

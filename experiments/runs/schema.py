@@ -24,11 +24,14 @@ from ttc.text.prompt import STEP_BY_STEP
 class ModelConfig:
     """name: alias, hub id, folder or .gguf file. device, dtype: "auto" or torch's names.
 
-    device_map: in place of a device, as transformers takes it. gguf_file: which of several .gguf files to read.
+    device_map: in place of a device, as transformers takes it. gguf_file: which of several .gguf
+    files to read.
     trust_remote_code: run Python code that comes with the model.
-    thinking_marks: what tells the model's thoughts from its answers, null for what its chat template or vocabulary
-    names, false for none, or the strings that begin and end a thought, as [<think>, </think>].
-    generation_settings: draw tokens as the model's generation_config asks, as transformers' generate does.
+    thinking_marks: what tells the model's thoughts from its answers, null for what its chat
+    template or vocabulary names, false for none, or the strings that begin and end a thought, as
+    [<think>, </think>].
+    generation_settings: draw tokens as the model's generation_config asks, as transformers'
+    generate does.
     """
 
     name: str = "???"
@@ -49,7 +52,8 @@ class Example:
 
 @dataclass
 class FieldNames:
-    """What a row's fields are called, where it is not what the reader expects. solution: worked out, for examples.
+    """What a row's fields are called, where it is not what the reader expects. solution: worked
+    out, for examples.
     source: what several questions share, as a passage, so that their answers are not independent.
     """
 
@@ -64,20 +68,24 @@ class FieldNames:
 class DatasetConfig:
     r"""Where problems come from and how they are asked.
 
-    hub, subset, split: a data set of the hub. path: a local file or folder instead (jsonl, json, csv, tsv, parquet,
-    what datasets' save_to_disk wrote). task, params, size, seed: a task of reasoning-gym.
+    hub, subset, split: a data set of the hub. path: a local file or folder instead (jsonl, json,
+    csv, tsv, parquet, what datasets' save_to_disk wrote). task, params, size, seed: a task of
+    reasoning-gym.
     limit, offset: which problems; a task makes as many as `limit` says.
-    reader: how a row is read, by a name of `data.READERS` or the dotted path of a function (row, id, these settings)
-    -> Problem. extract, grader: dotted paths of functions in place of answer_kind, see `grading`.
-    instruction: the words around a question. raw: they are the whole prompt, with no chat template around them.
+    reader: how a row is read, by a name of `data.READERS` or the dotted path of a function (row,
+    id, these settings) -> Problem. extract, grader: dotted paths of functions in place of
+    answer_kind, see `grading`.
+    instruction: the words around a question. raw: they are the whole prompt, with no chat template
+    around them.
     chat_options: what else the chat template takes, as {enable_thinking: false}.
     keep_generated: see `ttc.text.prompt.PromptTemplate`.
-    examples: solved examples that come first. shots: how many more are taken from shots_path, a file, or shots_split,
-    a split of the hub; its first rows, or rows drawn by shots_seed.
-    end: strings that finish an answer. In these, the instruction, the examples and the search's texts `\n` is a line
-    break and `\t` a tab, unless they begin a LaTeX command (`\neq`).
+    examples: solved examples that come first. shots: how many more are taken from shots_path, a
+    file, or shots_split, a split of the hub; its first rows, or rows drawn by shots_seed.
+    end: strings that finish an answer. In these, the instruction, the examples and the search's
+    texts `\n` is a line break and `\t` a tab, unless they begin a LaTeX command (`\neq`).
     private: the questions are not to be published, so that records keep ids and answers alone.
-    pad_chars: neutral text before each question until it has so many characters, to measure long prompts.
+    pad_chars: neutral text before each question until it has so many characters, to measure long
+    prompts.
     """
 
     name: str = "???"
@@ -136,8 +144,8 @@ class RunConfig:
 
 @dataclass
 class ConfidenceGatedConfig:
-    """inner: the verifier that may be skipped, by name or as verifier/inner=NAME. calibration: a file of
-    `experiments.calibrate`, whose thresholds take the place of tau_conf and r_gap.
+    """inner: the verifier that may be skipped, by name or as verifier/inner=NAME. calibration: a
+    file of `experiments.calibrate`, whose thresholds take the place of tau_conf and r_gap.
     """
 
     _target_: str = "verifiers.ConfidenceGatedVerifier"
@@ -159,7 +167,8 @@ class EnsembleConfig:
 
 @dataclass
 class CalibratedExitConfig:
-    """calibration: a file of `experiments.calibrate` with calibrate.level=2, which holds the exit's settings."""
+    """calibration: a file of `experiments.calibrate` with calibrate.level=2, which holds the exit's
+    settings."""
 
     calibration: str = "???"
 
@@ -256,8 +265,8 @@ POLICIES: dict[str, type] = {**classes("ttc.residency"), "auto": ttc.Auto}
 
 @dataclass(frozen=True)
 class Group:
-    """choices: the classes of a group, by the names of their choices. base: what a user's class inherits from, None for
-    anything that rates.
+    """choices: the classes of a group, by the names of their choices. base: what a user's class
+    inherits from, None for anything that rates.
     """
 
     choices: Mapping[str, type]
@@ -276,7 +285,13 @@ GROUPS = {
 }
 
 
-WITHOUT = {"verifier": "none", "cache": "none", "gate": "none", "placement": "resident", "backend": "local"}
+WITHOUT = {
+    "verifier": "none",
+    "cache": "none",
+    "gate": "none",
+    "placement": "resident",
+    "backend": "local",
+}
 """The choice that leaves a group out."""
 
 
@@ -295,7 +310,8 @@ def plain_hint(hint: Any) -> Any:
 
 
 def schema_of(target: Any) -> type:
-    """A configuration class with the fields of `target`, a dataclass of plain values, and its `_target_`."""
+    """A configuration class with the fields of `target`, a dataclass of plain values, and its
+    `_target_`."""
     hints = get_type_hints(target)
     columns: list[Any] = [("_target_", str, field(default=target_of(target)))]
     for f in fields(target):
@@ -306,9 +322,14 @@ def schema_of(target: Any) -> type:
 
 
 def extended(name: str, part: type) -> type:
-    """`Config` with one more part, to be merged after it: the other fields are missing here and keep their values."""
-    kept: list[Any] = [(f.name, get_type_hints(Config)[f.name], field(default="???")) for f in fields(Config)]
-    return make_dataclass(f"{part.__name__}Job", [*kept, (name, part, field(default_factory=part))], bases=(Config,))
+    """`Config` with one more part, to be merged after it: the other fields are missing here and
+    keep their values."""
+    kept: list[Any] = [
+        (f.name, get_type_hints(Config)[f.name], field(default="???")) for f in fields(Config)
+    ]
+    return make_dataclass(
+        f"{part.__name__}Job", [*kept, (name, part, field(default_factory=part))], bases=(Config,)
+    )
 
 
 def register() -> None:

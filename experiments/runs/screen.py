@@ -46,20 +46,31 @@ T = TypeVar("T")
 
 def bar_options() -> dict[str, Any]:
     """Of every bar."""
-    return {"ncols": min(WIDTH, shutil.get_terminal_size().columns), "leave": False, "disable": False}
+    return {
+        "ncols": min(WIDTH, shutil.get_terminal_size().columns),
+        "leave": False,
+        "disable": False,
+    }
 
 
 def with_progress(
-    items: Iterable[T], label: str, what: str = "problems", every_s: float = 30.0, total: int | None = None
+    items: Iterable[T],
+    label: str,
+    what: str = "problems",
+    every_s: float = 30.0,
+    total: int | None = None,
 ) -> Iterator[T]:
-    """The items one by one, and how far it is: a bar on a terminal, elsewhere a plain line every `every_s` seconds.
+    """The items one by one, and how far it is: a bar on a terminal, elsewhere a plain line every
+    `every_s` seconds.
 
     total: how many there are, of what has no length.
     """
     if total is None and isinstance(items, Sized):
         total = len(items)
     if sys.stderr.isatty():
-        yield from tqdm(items, printable(label), total, file=sys.stderr, unit=f" {what}", **bar_options())
+        yield from tqdm(
+            items, printable(label), total, file=sys.stderr, unit=f" {what}", **bar_options()
+        )
         return
     last = time.monotonic()
     for done, item in enumerate(items):
@@ -72,8 +83,9 @@ def with_progress(
 class Progress:
     """How far a run is: a bar on a terminal, elsewhere a plain line now and then.
 
-    total: the problems of the run. records: those that are done, which grows as the run goes on. engine: a thread asks
-    it twice a second for the tokens under way and the KV in use. every_s: seconds between two plain lines.
+    total: the problems of the run. records: those that are done, which grows as the run goes on.
+    engine: a thread asks it twice a second for the tokens under way and the KV in use. every_s:
+    seconds between two plain lines.
     """
 
     def __init__(
@@ -97,7 +109,9 @@ class Progress:
         self.started = self.last_line = time.monotonic()
         self.bar: tqdm[Any] | None = None
         if self.out.isatty():
-            self.bar = tqdm(total=total, file=self.out, bar_format=self.bar_format(), **bar_options())
+            self.bar = tqdm(
+                total=total, file=self.out, bar_format=self.bar_format(), **bar_options()
+            )
         self._stop = Event()
         self._thread = Thread(target=self._watch, name="progress", daemon=True)
 
@@ -151,16 +165,20 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end if the other problems take as many tokens as those so far; None before the first."""
+        """Seconds until the end if the other problems take as many tokens as those so far; None
+        before the first."""
         if not self.records or not self.tokens:
             return None
-        mean = sum(r["usage"]["generated_tokens"] for r in list(self.records.values())) / len(self.records)
+        mean = sum(r["usage"]["generated_tokens"] for r in list(self.records.values())) / len(
+            self.records
+        )
         under_way = self.tokens - self.solved_tokens
         return max(0.0, mean * (self.total - len(self.records)) - under_way) / self.tokens_per_s
 
     @property
     def accuracy(self) -> tuple[float, float, float] | None:
-        """The accuracy so far and the ends of its 95% interval, in percent; None before the first problem."""
+        """The accuracy so far and the ends of its 95% interval, in percent; None before the first
+        problem."""
         done = list(self.records.values())
         if not done:
             return None
@@ -169,9 +187,17 @@ class Progress:
         return 100 * correct / len(done), 100 * low, 100 * high
 
     def bar_format(self) -> str:
-        """For tqdm: the label, problems, a bar, and the numbers, which leave room for the bar in 80 columns."""
-        accuracy = [] if self.accuracy is None else ["{:.0f}% [{:.0f}-{:.0f}]".format(*self.accuracy)]
-        parts = [*accuracy, f"{short(self.tokens)} tok", f"{short(self.tokens_per_s)}/s", *self._room_and_time()]
+        """For tqdm: the label, problems, a bar, and the numbers, which leave room for the bar in 80
+        columns."""
+        accuracy = (
+            [] if self.accuracy is None else ["{:.0f}% [{:.0f}-{:.0f}]".format(*self.accuracy)]
+        )
+        parts = [
+            *accuracy,
+            f"{short(self.tokens)} tok",
+            f"{short(self.tokens_per_s)}/s",
+            *self._room_and_time(),
+        ]
         label = printable(self.label[:10]).replace("{", "(").replace("}", ")")
         return f"{label} {{n_fmt}}/{{total_fmt}} |{{bar}}| " + " ".join(parts)
 
@@ -235,7 +261,10 @@ def table(name: str, summary: dict[str, Any]) -> str:
         *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
         ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
         ("verifier tokens", f"{summary['verifier_tokens']}"),
-        *((f"approximate: {what.replace('_', ' ')}", str(n)) for what, n in summary["approximate"].items()),
+        *(
+            (f"approximate: {what.replace('_', ' ')}", str(n))
+            for what, n in summary["approximate"].items()
+        ),
     ]
     if any(moved):
         rows.append(("moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back"))
@@ -250,10 +279,14 @@ def failures(summary: dict[str, Any]) -> str:
         return ""
     reasons = summary["failure_reasons"]
     count = summary["failures"]
-    lines = [f"\n{count} of {summary['problems']} problems failed and {'counts' if count == 1 else 'count'} as wrong:"]
+    lines = [
+        f"\n{count} of {summary['problems']} problems failed and {'counts' if count == 1 else 'count'} as wrong:"
+    ]
     lines += [f"  {entry['count']} x {entry['reason']}" for entry in reasons[:SHOWN_REASONS]]
     if more := reasons[SHOWN_REASONS:]:
-        lines.append(f"  {sum(entry['count'] for entry in more)} x other reasons, see `error` in the records")
+        lines.append(
+            f"  {sum(entry['count'] for entry in more)} x other reasons, see `error` in the records"
+        )
     lines.append("the same command with run.retry_failed=true runs them again")
     return "\n".join(lines)
 
@@ -278,6 +311,7 @@ def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> s
 
 
 def _settings(overrides: Sequence[str]) -> dict[str, str]:
-    """What was typed for a job, by its key: `search=greedy` and `+search.n=4` are groups and settings alike."""
+    """What was typed for a job, by its key: `search=greedy` and `+search.n=4` are groups and
+    settings alike."""
     parts = (override.lstrip("+~").partition("=") for override in overrides)
     return {key.replace("/", "."): value for key, _, value in parts}

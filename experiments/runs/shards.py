@@ -1,4 +1,5 @@
-"""A run in parts: which problems a shard has, what its folder is called, and how many threads it takes."""
+"""A run in parts: which problems a shard has, what its folder is called, and how many threads it
+takes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Shard:
         """From "2/4". Raises InvalidInput for anything else."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise InvalidInput(f"run.shard={text} is no part of a whole; the second of four is run.shard=2/4")
+            raise InvalidInput(
+                f"run.shard={text} is no part of a whole; the second of four is run.shard=2/4"
+            )
         return cls(int(match[1]), int(match[2]))
 
     @classmethod
@@ -46,7 +49,8 @@ class Shard:
 def threads(config: DictConfig) -> int | None:
     """How many threads this process should use; None for what the libraries choose by themselves.
 
-    run.threads, else a shard's share of this machine's cores, unless OMP_NUM_THREADS or a Slurm job says otherwise.
+    run.threads, else a shard's share of this machine's cores, unless OMP_NUM_THREADS or a Slurm job
+    says otherwise.
     """
     count = config.run.get("threads")
     if count is not None:

@@ -1,7 +1,10 @@
-"""The statistics of evaluations: intervals, tests of paired answers, and estimates over subsets of samples.
+"""The statistics of evaluations: intervals, tests of paired answers, and estimates over subsets of
+samples.
 
-After Miller, "Adding Error Bars to Evals" (2024, arXiv 2411.00640) where nothing else is said. A value belongs to one
-question: 0 or 1 for a single run, else the mean over its runs. Questions that share a source, as a passage, are a
+After Miller, "Adding Error Bars to Evals" (2024, arXiv 2411.00640) where nothing else is said. A
+value belongs to one
+question: 0 or 1 for a single run, else the mean over its runs. Questions that share a source, as a
+passage, are a
 cluster: they are right or wrong together, so the error is that of the clusters.
 """
 
@@ -24,7 +27,8 @@ Clusters = Sequence[Hashable] | None
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, its standard error (NaN where it is not known) and its 95% interval. interval: by which method."""
+    """A mean, its standard error (NaN where it is not known) and its 95% interval. interval: by
+    which method."""
 
     mean: float
     error: float
@@ -37,9 +41,9 @@ class Estimate:
 class Paired:
     """What two rows differ by on the same questions: the mean of A - B.
 
-    correlation: of A's and B's values; None where one of them is constant. p: two-sided, below 0.05 exactly where the
-    interval leaves out 0. test: "McNemar", "z", or "z, not paired". detectable: see `detectable_effect`; None where
-    the values say nothing about their spread.
+    correlation: of A's and B's values; None where one of them is constant. p: two-sided, below 0.05
+    exactly where the interval leaves out 0. test: "McNemar", "z", or "z, not paired". detectable:
+    see `detectable_effect`; None where the values say nothing about their spread.
     """
 
     difference: Estimate
@@ -61,8 +65,9 @@ def wilson(correct: float, total: int, z: float = Z95) -> tuple[float, float]:
 
 
 def standard_error(values: Sequence[float], clusters: Clusters = None) -> float:
-    """Of the mean of `values`, one per question: the clustered one (Miller, Section 2.2), times sqrt(G / (G - 1)) for G
-    clusters, so that clusters of one question give the plain error. NaN for a single cluster.
+    """Of the mean of `values`, one per question: the clustered one (Miller, Section 2.2), times
+    sqrt(G / (G - 1)) for G clusters, so that clusters of one question give the plain error. NaN for
+    a single cluster.
     """
     gaps = np.asarray(values, dtype=float) - np.mean(values)
     groups = range(len(values)) if clusters is None else clusters
@@ -77,9 +82,9 @@ def standard_error(values: Sequence[float], clusters: Clusters = None) -> float:
 def accuracy(values: Sequence[float], clusters: Clusters = None) -> Estimate:
     """The mean of values in [0, 1] with the interval that fits them.
 
-    Wilson's, if all are 0 or 1 and no questions share a source. Otherwise the mean +- 1.96 standard errors, cut at 0
-    and 1. Where that error is 0 or unknown (all questions alike), Wilson's over the questions, or over the clusters:
-    an interval without width would claim too much.
+    Wilson's, if all are 0 or 1 and no questions share a source. Otherwise the mean +- 1.96 standard
+    errors, cut at 0 and 1. Where that error is 0 or unknown (all questions alike), Wilson's over
+    the questions, or over the clusters: an interval without width would claim too much.
     """
     mean = float(np.mean(values))
     n = len(values)
@@ -89,16 +94,19 @@ def accuracy(values: Sequence[float], clusters: Clusters = None) -> Estimate:
     error = standard_error(values, clusters)
     if error > 0:
         how = "standard error" if apart else "clustered standard error"
-        return Estimate(mean, error, max(0.0, mean - Z95 * error), min(1.0, mean + Z95 * error), how)
+        return Estimate(
+            mean, error, max(0.0, mean - Z95 * error), min(1.0, mean + Z95 * error), how
+        )
     trials = n if clusters is None else len(set(clusters))
     return Estimate(mean, error, *wilson(mean * trials, trials), "Wilson")
 
 
 def paired(a: Sequence[float], b: Sequence[float], clusters: Clusters = None) -> Paired:
-    """A minus B over the same questions, by a score test; the 95% interval holds what it does not reject.
+    """A minus B over the same questions, by a score test; the 95% interval holds what it does not
+    reject.
 
-    McNemar's test with Tango's interval where both are single runs of questions with different sources. Otherwise the
-    same test of the questions', or sources', differences (`_sums_test`).
+    McNemar's test with Tango's interval where both are single runs of questions with different
+    sources. Otherwise the same test of the questions', or sources', differences (`_sums_test`).
     """
     gaps = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
     error = standard_error(gaps.tolist(), clusters)
@@ -117,7 +125,8 @@ def paired(a: Sequence[float], b: Sequence[float], clusters: Clusters = None) ->
 
 
 def mcnemar(only_a: float, only_b: float) -> float:
-    """Two-sided p of McNemar's test (1947) without a correction: the score test, which Tango's interval inverts.
+    """Two-sided p of McNemar's test (1947) without a correction: the score test, which Tango's
+    interval inverts.
 
     only_a, only_b: the questions that one of two runs alone got right.
     """
@@ -126,8 +135,8 @@ def mcnemar(only_a: float, only_b: float) -> float:
 
 
 def tango(only_a: float, only_b: float, total: int, z: float = Z95) -> tuple[float, float]:
-    """The score interval of the difference of two paired proportions (Tango, 1998), with arguments as of `mcnemar`. It
-    leaves out 0 exactly where that gives p < 0.05."""
+    """The score interval of the difference of two paired proportions (Tango, 1998), with arguments
+    as of `mcnemar`. It leaves out 0 exactly where that gives p < 0.05."""
     return -_tango_end(only_b, only_a, total, z), _tango_end(only_a, only_b, total, z)
 
 
@@ -154,9 +163,10 @@ def _tango_end(only_a: float, only_b: float, total: int, z: float) -> float:
 def _sums_test(gaps: np.ndarray, clusters: Clusters, z: float = Z95) -> tuple[float, float, float]:
     """p of no difference, and the ends of the 95% interval, for differences of questions' means.
 
-    Sources are independent, each with a sum S of its questions' differences d - delta. Under the difference delta,
-    sum S / sqrt(sum S^2) is about normal, which for single runs is McNemar's test.
-    Where all sources differ alike, they show no spread: each question then counts as a single run.
+    Sources are independent, each with a sum S of its questions' differences d - delta. Under the
+    difference delta, sum S / sqrt(sum S^2) is about normal, which for single runs is McNemar's
+    test. Where all sources differ alike, they show no spread: each question then counts as a single
+    run.
     """
     groups = range(len(gaps)) if clusters is None else clusters
     place = {group: i for i, group in enumerate(dict.fromkeys(groups))}
@@ -192,8 +202,9 @@ def _two_sided(z: float) -> float:
 
 
 def unpaired(a: Estimate, b: Estimate) -> Paired:
-    """A minus B of rows on different questions. The interval is made of both rows' (Newcombe, 1998, method 10); p is of
-    a z test with the error on its side towards 0, so that both agree on whether there is a difference."""
+    """A minus B of rows on different questions. The interval is made of both rows' (Newcombe, 1998,
+    method 10); p is of a z test with the error on its side towards 0, so that both agree on whether
+    there is a difference."""
     gap = a.mean - b.mean
     low = gap - math.hypot(a.mean - a.low, b.high - b.mean)
     high = gap + math.hypot(a.high - a.mean, b.mean - b.low)
@@ -201,7 +212,13 @@ def unpaired(a: Estimate, b: Estimate) -> Paired:
     p = 1.0 if gap == 0 else _two_sided(gap / towards)
     error = math.hypot(a.error, b.error)
     detectable = detectable_effect(error * error, 1) if error > 0 else None
-    return Paired(Estimate(gap, error, low, high, "both rows' intervals"), None, p, "z, not paired", detectable)
+    return Paired(
+        Estimate(gap, error, low, high, "both rows' intervals"),
+        None,
+        p,
+        "z, not paired",
+        detectable,
+    )
 
 
 def correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -222,7 +239,8 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def detectable_effect(variance: float, n: int, alpha: float = 0.05, power: float = POWER) -> float:
-    """The smallest true difference that n questions show with probability `power` at level `alpha` (Miller, Section 5).
+    """The smallest true difference that n questions show with probability `power` at level `alpha`
+    (Miller, Section 5).
 
     variance: of a question's difference, between questions and within them over its runs.
     """
@@ -234,16 +252,19 @@ def detectable_effect(variance: float, n: int, alpha: float = 0.05, power: float
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k samples is right, from n (Chen et al., 2021, Eq. 1)."""
+    """Unbiased estimate of the chance that one of k samples is right, from n (Chen et al., 2021,
+    Eq. 1)."""
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def maj_at_k(votes: Sequence[tuple[int, bool]], invalid: int, k: int) -> float:
-    """The chance that the most frequent answer of k samples is right, over all subsets of k; a tie counts in part.
+    """The chance that the most frequent answer of k samples is right, over all subsets of k; a tie
+    counts in part.
 
-    votes: for each answer, how many of the n samples gave it, and whether it is right. invalid: samples without an
-    answer. Subsets are counted by polynomials, one for each answer, in which x^i stands for i of its votes in the
-    subset and y for a tie with the right answer. The time grows with k^2 and the number of answers.
+    votes: for each answer, how many of the n samples gave it, and whether it is right. invalid:
+    samples without an answer. Subsets are counted by polynomials, one for each answer, in which x^i
+    stands for i of its votes in the subset and y for a tie with the right answer. The time grows
+    with k^2 and the number of answers.
     """
     n = sum(count for count, _ in votes) + invalid
     total = math.comb(n, k)
@@ -254,16 +275,22 @@ def maj_at_k(votes: Sequence[tuple[int, bool]], invalid: int, k: int) -> float:
         others = [other for i, (other, _) in enumerate(votes) if i != place]
         for votes_right in range(1, min(count, k) + 1):
             ways = _subsets(others, invalid, votes_right, k - votes_right)  # (ties,)
-            share += math.comb(count, votes_right) / total * float((ways / np.arange(1, len(ways) + 1)).sum())
+            share += (
+                math.comb(count, votes_right)
+                / total
+                * float((ways / np.arange(1, len(ways) + 1)).sum())
+            )
     return share
 
 
 def _subsets(others: Sequence[int], invalid: int, votes: int, size: int) -> np.ndarray:
-    """How many subsets of `size` other samples give no other answer more than `votes`, by the number of answers that
-    have as many: (ties + 1,)."""
+    """How many subsets of `size` other samples give no other answer more than `votes`, by the
+    number of answers that have as many: (ties + 1,)."""
     ties = min(len(others), size // votes)
     ways = np.zeros((size + 1, ties + 1))
-    ways[: min(invalid, size) + 1, 0] = [float(math.comb(invalid, i)) for i in range(min(invalid, size) + 1)]
+    ways[: min(invalid, size) + 1, 0] = [
+        float(math.comb(invalid, i)) for i in range(min(invalid, size) + 1)
+    ]
     for count in others:
         longer = ways.copy()
         for i in range(1, min(count, votes - 1, size) + 1):

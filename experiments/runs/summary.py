@@ -19,25 +19,31 @@ KS = tuple(2**i for i in range(11))
 
 
 def failed(record: Mapping[str, Any]) -> bool:
-    """Whether a problem could not be solved. One whose budget ran out has not failed: what it has counts."""
+    """Whether a problem could not be solved. One whose budget ran out has not failed: what it has
+    counts."""
     return record["error"] is not None and not record["error"].startswith("BudgetExceeded")
 
 
 def failure_reasons(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Why problems failed, the most frequent first; reasons that differ in numbers or quoted names alone are one."""
+    """Why problems failed, the most frequent first; reasons that differ in numbers or quoted names
+    alone are one."""
     groups: dict[str, list[str]] = {}
     for record in filter(failed, records):
         alike = re.sub(r"\d[\d,.]*|'[^']*'", "#", record["error"])
         groups.setdefault(alike, []).append(record["error"])
-    counts = [{"reason": " ".join(reasons[0].split()), "count": len(reasons)} for reasons in groups.values()]
+    counts = [
+        {"reason": " ".join(reasons[0].split()), "count": len(reasons)}
+        for reasons in groups.values()
+    ]
     return sorted(counts, key=lambda entry: -entry["count"])
 
 
 def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Accuracy with its 95% interval, pass@k and maj@k over the final branches, tokens, time, and what was approximate.
+    """Accuracy with its 95% interval, pass@k and maj@k over the final branches, tokens, time, and
+    what was approximate.
 
-    A problem that failed counts as wrong everywhere. pass@k and maj@k are over all subsets of k branches; in maj@k ties
-    count in part.
+    A problem that failed counts as wrong everywhere. pass@k and maj@k are over all subsets of k
+    branches; in maj@k ties count in part.
     """
     total = len(records)
     correct = sum(map(is_right, records))
@@ -66,21 +72,33 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def summary_of(config: DictConfig, records: list[dict[str, Any]], goes: list[dict[str, Any]]) -> dict[str, Any]:
+def summary_of(
+    config: DictConfig, records: list[dict[str, Any]], goes: list[dict[str, Any]]
+) -> dict[str, Any]:
     """What a run's summary.json holds. goes: what its records were made by (see `RunFolder`)."""
     summary = summarise(records)
-    gbps = [part.link_gbps for part in (config.memory, config.placement) if part.get("link_gbps") is not None]
+    gbps = [
+        part.link_gbps
+        for part in (config.memory, config.placement)
+        if part.get("link_gbps") is not None
+    ]
     if gbps:
         summary["simulated_link_gbps"] = gbps[0]
     summary["seconds"] = seconds_at_work(records)
-    summary["parameters"] = run_parameters(config.model.name, as_dict(config.verifier, resolve=True))
+    summary["parameters"] = run_parameters(
+        config.model.name, as_dict(config.verifier, resolve=True)
+    )
     summary["made_by"] = goes
     return summary
 
 
 def seconds_at_work(records: Sequence[dict[str, Any]]) -> float:
-    """Seconds in which at least one problem was under way; the time between two sittings of a run is none of them."""
-    spans = sorted((r["timing"]["finished_at"] - r["timing"]["wall_s"], r["timing"]["finished_at"]) for r in records)
+    """Seconds in which at least one problem was under way; the time between two sittings of a run
+    is none of them."""
+    spans = sorted(
+        (r["timing"]["finished_at"] - r["timing"]["wall_s"], r["timing"]["finished_at"])
+        for r in records
+    )
     total = 0.0
     until = float("-inf")
     for start, end in spans:
@@ -95,7 +113,9 @@ def approximations(records: Sequence[dict[str, Any]]) -> dict[str, int]:
     return {
         "problems_not_verified": sum(bool(u.get("verifications_skipped")) for u in usages),
         "branches_stopped_by_the_gate": sum(u.get("gated_branches", 0) for u in usages),
-        "layer_rows_left_out_of_verification": sum(u.get("exit_layer_rows_saved", 0) for u in usages),
+        "layer_rows_left_out_of_verification": sum(
+            u.get("exit_layer_rows_saved", 0) for u in usages
+        ),
         "tokens_on_a_similar_prompt": sum(u.get("substituted_tokens", 0) for u in usages),
     }
 
@@ -141,8 +161,9 @@ def majority_share(record: Mapping[str, Any], k: int) -> float:
 
 
 def votes(branches: Sequence[dict[str, Any]]) -> tuple[list[tuple[int, bool]], int]:
-    """`maj_at_k`'s arguments: how many branches gave each answer, with whether it is right, and how many gave none. An
-    answer is right if the first branch that gave it is, in the order of their paths: the others were grouped with it.
+    """`maj_at_k`'s arguments: how many branches gave each answer, with whether it is right, and how
+    many gave none. An answer is right if the first branch that gave it is, in the order of their
+    paths: the others were grouped with it.
     """
     keys = [vote_of(branch) for branch in branches]
     first = sorted(branches, key=lambda branch: branch["path"])

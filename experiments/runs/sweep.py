@@ -26,16 +26,20 @@ def sweeps(arguments: Sequence[str]) -> bool:
 
 
 def for_each_job(arguments: Sequence[str]) -> list[str]:
-    """The words of a sweep's command line, in which the settings of a swept group are given to each job alone.
+    """The words of a sweep's command line, in which the settings of a swept group are given to each
+    job alone.
 
-    Hydra applies what is not swept to the configuration without any of the swept choices first, where the setting of a
-    swept search need not exist: `search=greedy,best_of_n search.max_tokens=40`. Written as a sweep over one value,
-    `search.max_tokens=choice(40)`, it reaches the jobs alone.
+    Hydra applies what is not swept to the configuration without any of the swept choices first,
+    where the setting of a swept search need not exist: `search=greedy,best_of_n
+    search.max_tokens=40`. Written as a sweep over one value, `search.max_tokens=choice(40)`, it
+    reaches the jobs alone.
     """
     overrides = [read(word) for word in arguments]
     swept = {_group(o) for o in overrides if o is not None and o.is_sweep_override()}
     return [
-        _one_value(o) if o is not None and swept & {_group(o), PRESETS} and _group(o) not in ("run", "hydra") else word
+        _one_value(o)
+        if o is not None and swept & {_group(o), PRESETS} and _group(o) not in ("run", "hydra")
+        else word
         for word, o in zip(arguments, overrides, strict=True)
     ]
 
@@ -45,7 +49,8 @@ def _group(override: Override) -> str:
 
 
 def _one_value(override: Override) -> str:
-    """The override as a sweep over its one value; as it is where it is one already, or Hydra would change the value."""
+    """The override as a sweep over its one value; as it is where it is one already, or Hydra would
+    change the value."""
     given = str(override.input_line)
     if override.is_sweep_override() or override.is_delete():
         return given
@@ -61,8 +66,8 @@ def _one_value(override: Override) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """overrides: what was typed for the job. result: its summary, or why it failed. folder: of a whole run, None for a
-    shard and for a job that failed."""
+    """overrides: what was typed for the job. result: its summary, or why it failed. folder: of a
+    whole run, None for a shard and for a job that failed."""
 
     overrides: list[str]
     result: dict[str, Any] | str
@@ -82,9 +87,12 @@ class Outcomes:
     @classmethod
     @contextmanager
     def kept(cls, arguments: Sequence[str]) -> Iterator[Outcomes]:
-        """As long as they are needed; in this folder for a launcher, as a cluster's machines do not share /tmp."""
+        """As long as they are needed; in this folder for a launcher, as a cluster's machines do not
+        share /tmp."""
         elsewhere = any(word.lstrip("+").startswith("hydra/launcher=") for word in arguments)
-        with TemporaryDirectory(prefix=".ttc-sweep-", dir=Path.cwd() if elsewhere else None) as place:
+        with TemporaryDirectory(
+            prefix=".ttc-sweep-", dir=Path.cwd() if elsewhere else None
+        ) as place:
             yield cls(Path(place))
 
     def add(self, number: int, outcome: Outcome) -> None:
@@ -92,4 +100,7 @@ class Outcomes:
 
     def all(self) -> list[Outcome]:
         """In the order of the jobs."""
-        return [Outcome(**json.loads(file.read_text(encoding="utf-8"))) for file in sorted(self.place.iterdir())]
+        return [
+            Outcome(**json.loads(file.read_text(encoding="utf-8")))
+            for file in sorted(self.place.iterdir())
+        ]

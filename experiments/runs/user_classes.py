@@ -23,11 +23,13 @@ from ttc.errors import InvalidInput
 
 
 def as_choices(words: Sequence[str]) -> list[str]:
-    """The words of a command line, in which each class that is named by its path is a choice of its group.
+    """The words of a command line, in which each class that is named by its path is a choice of its
+    group.
 
-    `search=my.UntilSure`, `search._target_=my.UntilSure` and `+search={_target_: my.UntilSure}` mean the same. The
-    class becomes known to Hydra as a choice, so that its settings are set, checked and swept over as others are.
-    Raises InvalidInput for a class that cannot be imported or is nothing of its group.
+    `search=my.UntilSure`, `search._target_=my.UntilSure` and `+search={_target_: my.UntilSure}`
+    mean the same. The class becomes known to Hydra as a choice, so that its settings are set,
+    checked and swept over as others are. Raises InvalidInput for a class that cannot be imported or
+    is nothing of its group.
     """
     read_words = [(word, read(word)) for word in words]
     named = {o.key_or_group for _, o in read_words if o is not None and _names_class(o)}
@@ -39,8 +41,12 @@ def as_choices(words: Sequence[str]) -> list[str]:
         elif o is None or o.key_or_group not in groups:
             chosen.append(_without(word, named, words))
         elif o.is_sweep_override():
-            raise InvalidInput(f"{word} and a class for {o.key_or_group} are both given; give one of them")
-    fixed = groups - {o.key_or_group.partition(".")[0] for _, o in read_words if o is not None and _is_open(o)}
+            raise InvalidInput(
+                f"{word} and a class for {o.key_or_group} are both given; give one of them"
+            )
+    fixed = groups - {
+        o.key_or_group.partition(".")[0] for _, o in read_words if o is not None and _is_open(o)
+    }
     return [_without_plus(word, fixed) for word in chosen if word]
 
 
@@ -74,9 +80,15 @@ def _chosen(o: Override) -> list[str]:
             name = _choice(group, name, o.key_or_group)
         names.append(name)
         if isinstance(value, dict):
-            given += [f"{group}.{key}={as_override(part)}" for key, part in value.items() if key != "_target_"]
+            given += [
+                f"{group}.{key}={as_override(part)}"
+                for key, part in value.items()
+                if key != "_target_"
+            ]
     if given and len(names) > 1:
-        raise InvalidInput(f"{o.input_line}: classes in a sweep cannot have settings of their own; sweep over paths")
+        raise InvalidInput(
+            f"{o.input_line}: classes in a sweep cannot have settings of their own; sweep over paths"
+        )
     return [f"{group}={','.join(names)}", *given]
 
 
@@ -92,7 +104,8 @@ def _choice(group: str, path: str, key: str) -> str:
 
 
 def _without(word: str, named: set[str], words: Sequence[str]) -> str:
-    """`~verifier` is the choice of none, and nothing where another word chooses; other words are as they are."""
+    """`~verifier` is the choice of none, and nothing where another word chooses; other words are as
+    they are."""
     group = word.removeprefix("~")
     if group not in GROUPS or word == group:
         return word
@@ -118,12 +131,14 @@ def check_part(group: str, path: str, target: Any, key: str) -> None:
         package = base.__module__.partition(".")[0]
         public = getattr(import_module(package), base.__name__, None) is base
         inherited = f"{package if public else base.__module__}.{base.__name__}"
-        raise InvalidInput(f"{key}={path} is no {group}; make it a class that inherits from {inherited}")
+        raise InvalidInput(
+            f"{key}={path} is no {group}; make it a class that inherits from {inherited}"
+        )
 
 
 def settings_of(target: Any, path: str) -> Any:
-    """A configuration class with a class's settings (its fields, or its constructor's parameters, if their defaults are
-    plain values), or the settings themselves where it takes any."""
+    """A configuration class with a class's settings (its fields, or its constructor's parameters,
+    if their defaults are plain values), or the settings themselves where it takes any."""
     columns: list[Any] = [("_target_", str, field(default=path))]
     for name, hint, default in _fields(target) if is_dataclass(target) else _parameters(target):
         column = (name, plain_hint(hint), field(default_factory=partial(deepcopy, default)))
@@ -137,7 +152,11 @@ def settings_of(target: Any, path: str) -> Any:
             continue
         columns.append(column)
     made = make_dataclass(f"{path.rpartition('.')[2]}Config", columns)
-    return OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(made))) if _takes_any(target) else made
+    return (
+        OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(made)))
+        if _takes_any(target)
+        else made
+    )
 
 
 def _fields(target: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -145,7 +164,11 @@ def _fields(target: Any) -> Iterator[tuple[str, Any, Any]]:
     for f in fields(target):
         default = "???" if f.default is MISSING else f.default
         if f.init:
-            yield f.name, hints[f.name], default if f.default_factory is MISSING else f.default_factory()
+            yield (
+                f.name,
+                hints[f.name],
+                default if f.default_factory is MISSING else f.default_factory(),
+            )
 
 
 def _parameters(target: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -163,20 +186,25 @@ def _takes_any(target: Any) -> bool:
 def checked_parts(config: DictConfig) -> DictConfig:
     """The configuration, in which a class of the user's own that a file names has its own settings.
 
-    Raises InvalidInput for a class that cannot be imported or is nothing of its group, and for a wrong setting.
+    Raises InvalidInput for a class that cannot be imported or is nothing of its group, and for a
+    wrong setting.
     """
     config = config.copy()
     OmegaConf.set_struct(config, False)
     for group in GROUPS:
         if config[group] is None:
-            raise InvalidInput(f"~{group} leaves a run without what it needs; leave that out, or give {group}=NAME")
+            raise InvalidInput(
+                f"~{group} leaves a run without what it needs; leave that out, or give {group}=NAME"
+            )
         if not is_own(path := config[group].get("_target_")):
             continue
         key = f"{group}._target_"
         check_part(group, path, target := find(path, key), key)
         if OmegaConf.get_type(config[group]) is dict:
             try:
-                config[group] = OmegaConf.merge(OmegaConf.structured(settings_of(target, path)), config[group])
+                config[group] = OmegaConf.merge(
+                    OmegaConf.structured(settings_of(target, path)), config[group]
+                )
             except OmegaConfBaseException as error:
                 raise InvalidInput(f"{key}={path}: {str(error).splitlines()[0]}") from error
     OmegaConf.set_struct(config, True)

@@ -1,4 +1,5 @@
-"""The user's own classes and functions that a configuration names: imported, checked, and hashed."""
+"""The user's own classes and functions that a configuration names: imported, checked, and
+hashed."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def check_user_code(config: DictConfig) -> None:
 
 
 def code_fingerprint(config: DictConfig) -> dict[str, str]:
-    """A hash of the code of every class and function of the user's that the configuration names, by its path."""
+    """A hash of the code of every class and function of the user's that the configuration names, by
+    its path."""
     hashes = {}
     for key, path in user_paths(config).items():
         find(path, key)
@@ -61,7 +63,8 @@ def user_paths(config: DictConfig) -> dict[str, str]:
     return {
         key: value
         for key, value in _texts(as_dict(config), "")
-        if (key in OF_DATA and "." in value) or (key.rpartition(".")[2] == "_target_" and is_own(value))
+        if (key in OF_DATA and "." in value)
+        or (key.rpartition(".")[2] == "_target_" and is_own(value))
     }
 
 
@@ -78,8 +81,9 @@ def _texts(part: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def code_files(module: str) -> list[Path]:
-    """The file of an imported module, and those of the user's that it imports, directly or through each other: from its
-    folder and folders in it, or from its installed package. A module that is not written in Python has none."""
+    """The file of an imported module, and those of the user's that it imports, directly or through
+    each other: from its folder and folders in it, or from its installed package. A module that is
+    not written in Python has none."""
     name = getattr(sys.modules[module], "__file__", None)
     if name is None or not name.endswith(".py"):
         return []

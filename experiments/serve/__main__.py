@@ -23,7 +23,9 @@ def launch() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn", "pydantic", "prometheus_client"):
             raise
-        raise SystemExit(f"error: the server needs {error.name}: pip install -e '.[serve]'") from error
+        raise SystemExit(
+            f"error: the server needs {error.name}: pip install -e '.[serve]'"
+        ) from error
 
     sys.argv[1:] = as_settings(sys.argv[1:], SERVE_FLAGS)
     configured("serve", lambda config, _: run(config, HydraConfig.get().runtime.choices["search"]))

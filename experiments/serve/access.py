@@ -25,8 +25,8 @@ def show_log() -> None:
 
 
 class AccessLog:
-    """Logs each request once its last byte is sent: who asked for what, the status and the seconds. A client that left
-    before there was an answer has status 499."""
+    """Logs each request once its last byte is sent: who asked for what, the status and the seconds.
+    A client that left before there was an answer has status 499."""
 
     def __init__(self, app: ASGIApp):
         self.app = app

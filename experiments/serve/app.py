@@ -41,7 +41,9 @@ class Api:
     chat_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.preparer = Preparer(self.service.engine, self.options, self.max_prompt_tokens, self.chat_options)
+        self.preparer = Preparer(
+            self.service.engine, self.options, self.max_prompt_tokens, self.chat_options
+        )
         self.metrics = Metrics(self.service)
         self.started = int(time.time())
 
@@ -78,7 +80,9 @@ class Api:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._about(name) for name in self.offer.names()]})
+        return JSONResponse(
+            {"object": "list", "data": [self._about(name) for name in self.offer.names()]}
+        )
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -106,14 +110,22 @@ class Api:
             prepared = await asyncio.to_thread(self.preparer.prepare, body, name, search)
             follow = body.stream and name == PLAIN
             tickets = [
-                Ticket(problem, prepared.config, follow=follow, client=request.client, prompt_tokens=tokens)
+                Ticket(
+                    problem,
+                    prepared.config,
+                    follow=follow,
+                    client=request.client,
+                    prompt_tokens=tokens,
+                )
                 for problem, tokens in zip(prepared.problems, prepared.prompt_lengths, strict=True)
             ]
             self.service.submit(tickets)
         except Refusal as refusal:
             self.metrics.ended(name, refusal.status, time.monotonic() - began)
             raise
-        exchange = Exchange(self.service, self.metrics, tickets, Reply(self.service.engine, prepared), began)
+        exchange = Exchange(
+            self.service, self.metrics, tickets, Reply(self.service.engine, prepared), began
+        )
         return EventStream(exchange) if body.stream else await exchange.whole(request)
 
 
@@ -124,7 +136,9 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}; there are /v1/chat/completions and "
+    message = (
+        f"{request.method} {request.url.path}: {error.detail}; there are /v1/chat/completions and "
+    )
     message += "/v1/completions (POST), /v1/models, /health and /metrics (GET)"
     return Refusal(error.status_code, message, headers=error.headers).response()
 

@@ -20,7 +20,8 @@ from experiments.serve.service import Service, Ticket
 from ttc.results import Result
 
 QUIET_S = 15
-"""Seconds after which a stream that has nothing to say says so, that nobody takes the connection for dead."""
+"""Seconds after which a stream that has nothing to say says so, that nobody takes the connection
+for dead."""
 
 
 @dataclass
@@ -53,7 +54,8 @@ class Exchange:
         return [ticket.outcome() for ticket in self.tickets]
 
     async def events(self) -> AsyncIterator[str]:
-        """The plain model's tokens as they come; a search's answer at its end, and comments until then."""
+        """The plain model's tokens as they come; a search's answer at its end, and comments until
+        then."""
         reply, ticket = self.reply, self.tickets[0]
         sent: dict[int, dict[str, str]] = {index: {} for index in range(reply.body.n)}
         try:
@@ -71,7 +73,9 @@ class Exchange:
                         yield event(reply.piece(index, text, field=field))
                 if not ticket.follow and ticket.progress is not None:
                     usage = ticket.progress.usage
-                    spent = f"{usage.generated_tokens} tokens, {usage.verifier_tokens} of the verifier"
+                    spent = (
+                        f"{usage.generated_tokens} tokens, {usage.verifier_tokens} of the verifier"
+                    )
                     yield comment(f"{ticket.progress.did}; {spent}")
             result = ticket.outcome()
             for index, choice in enumerate(reply.choices(result)):
@@ -112,10 +116,13 @@ class Exchange:
 
 
 class EventStream(StreamingResponse):
-    """The reply piece by piece; it closes the exchange even where the client left before anything was sent."""
+    """The reply piece by piece; it closes the exchange even where the client left before anything
+    was sent."""
 
     def __init__(self, exchange: Exchange):
-        super().__init__(exchange.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(
+            exchange.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
         self.exchange = exchange
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -49,11 +49,13 @@ class Unseated(NamedTuple):
 class FairDriver(Driver):
     """A driver that shares its passes among clients.
 
-    A long prompt is computed by itself, a pass at a time. Between two such passes all that decode get a token. Every
-    other one goes to the shortest prompt, the rest to the oldest. The next problem to begin, and the next branches to
-    decode, are those of the client that has the fewest. A client that has none waits for no row.
+    A long prompt is computed by itself, a pass at a time. Between two such passes all that decode
+    get a token. Every other one goes to the shortest prompt, the rest to the oldest. The next
+    problem to begin, and the next branches to decode, are those of the client that has the fewest.
+    A client that has none waits for no row.
 
-    origins: of each problem that is waiting or under way. unseated: the branches that wait for rows, in order.
+    origins: of each problem that is waiting or under way. unseated: the branches that wait for
+    rows, in order.
     max_rows: the most branches that decode at once, but for those of clients that would have none.
     pace: keeps a pass over a long prompt short. prompt_passes: how many of these were made.
     decoded, oldest: whether the last step was a token, and whether the last prompt was the oldest.
@@ -76,7 +78,9 @@ class FairDriver(Driver):
         admission = Admission(engine.running_batch(None), concurrency, MOST_ROWS, at_first)
         return cls(engine, admission, contained=True, max_rows=MOST_ROWS, pace=pace)
 
-    def add_from(self, problem: Problem, config: SearchConfig, client: Hashable, tokens: int) -> int:
+    def add_from(
+        self, problem: Problem, config: SearchConfig, client: Hashable, tokens: int
+    ) -> int:
         """`add`, for a client. tokens: of the prompt."""
         number = self.add(problem, config)
         self.origins[number] = Origin(client, tokens)
@@ -112,7 +116,8 @@ class FairDriver(Driver):
     # ------------------------------------------------------------ what begins
 
     def _take_on(self) -> None:
-        """Have requests answered and problems begun: a long prompt by itself, the others together."""
+        """Have requests answered and problems begun: a long prompt by itself, the others
+        together."""
         at_work = {index for work in self.works for index in work.indices}
         resting = [active for active in self.resting() if active.index not in at_work]
         together = [active for active in resting if not isinstance(active.request, Vary)]
@@ -130,12 +135,15 @@ class FairDriver(Driver):
                 self.start([index], self._origin(index).tokens)
 
     def _next_problems(self, waiting: list[int]) -> list[int]:
-        """Those of the waiting problems that begin now. One of a client that has none needs no free row."""
+        """Those of the waiting problems that begin now. One of a client that has none needs no free
+        row."""
         if not waiting:
             return []
         under_way = len(self.active) + len(self.waiting) - len(waiting)
         count = self.admission.count(under_way, len(waiting))
-        held = Counter(origin.client for index, origin in self.origins.items() if index not in waiting)
+        held = Counter(
+            origin.client for index, origin in self.origins.items() if index not in waiting
+        )
         chosen: list[int] = []
         while waiting:
             index = min(waiting, key=lambda index: held[self._origin(index).client])
@@ -153,7 +161,9 @@ class FairDriver(Driver):
 
     # ------------------------------------------------------------ who decodes
 
-    def begin_decoding(self, active: ActiveSearch, children: list[Branch], step: Step, sampling: Sampling) -> None:
+    def begin_decoding(
+        self, active: ActiveSearch, children: list[Branch], step: Step, sampling: Sampling
+    ) -> None:
         self.unseated.append(Unseated(active, children, step, sampling))
 
     def _seat(self) -> None:
@@ -165,7 +175,9 @@ class FairDriver(Driver):
         seated = (active for child, active in self.decoding.items() if child not in waiting)
         rows = Counter(self._origin(active.index).client for active in seated)
         while self.unseated:
-            group = min(self.unseated, key=lambda group: rows[self._origin(group.active.index).client])
+            group = min(
+                self.unseated, key=lambda group: rows[self._origin(group.active.index).client]
+            )
             client, count = self._origin(group.active.index).client, len(group.children)
             full = self.max_rows is not None and len(self.admission.batch) + count > self.max_rows
             if full and rows[client]:
@@ -177,7 +189,8 @@ class FairDriver(Driver):
 
 @dataclass
 class Pace:
-    """How many rows a pass over a prompt has, so that it takes about `PASS_S` on whatever machine."""
+    """How many rows a pass over a prompt has, so that it takes about `PASS_S` on whatever
+    machine."""
 
     engine: Engine
 

@@ -15,9 +15,10 @@ from experiments.serve.refusal import Refusal
 class Guard:
     """Turns away who may not call.
 
-    key: what callers must send as `Authorization: Bearer KEY`, None for nothing; /health is open to all.
-    hosts: the names under which the server may be called, None for any. This refuses a web page that has its own name
-    lead to this machine (DNS rebinding), where no key keeps it out.
+    key: what callers must send as `Authorization: Bearer KEY`, None for nothing; /health is open to
+    all.
+    hosts: the names under which the server may be called, None for any. This refuses a web page
+    that has its own name lead to this machine (DNS rebinding), where no key keeps it out.
     """
 
     def __init__(self, app: ASGIApp, key: str | None, hosts: Sequence[str] | None):
@@ -54,7 +55,8 @@ class Guard:
         if self.hosts is None or name in self.hosts:
             return None
         return Refusal(
-            403, f"the host {host!r} is not this server's; call {self.hosts[0]}, or have the server ask for a key"
+            403,
+            f"the host {host!r} is not this server's; call {self.hosts[0]}, or have the server ask for a key",
         )
 
 

@@ -11,7 +11,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from experiments.cli.output import say
-from experiments.runs.build import check_backend, check_run, make_backend, make_verifier, resolved, solve_options
+from experiments.runs.build import (
+    check_backend,
+    check_run,
+    make_backend,
+    make_verifier,
+    resolved,
+    solve_options,
+)
 from experiments.runs.config_values import as_dict
 from experiments.runs.grading import Reading
 from experiments.runs.screen import show_logged
@@ -55,19 +62,26 @@ def run(config: DictConfig, choice: str) -> None:
             as_dict(config.dataset.chat_options),
         )
         host, port = listening.getsockname()[:2]
-        say(f"{offer.model} at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C stops it")
+        say(
+            f"{offer.model} at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C stops it"
+        )
         say(f"searches: {offer.model}+NAME, with NAME one of {', '.join(searches)}")
         hosts = LOCAL if key is None and is_local(config.serve.host) else None
-        patience = Patience(config.serve.shutdown_s, config.serve.header_s, config.serve.max_connections)
+        patience = Patience(
+            config.serve.shutdown_s, config.serve.header_s, config.serve.max_connections
+        )
         server(api, key, hosts, patience).run(sockets=[listening])
         if isinstance(backend, RemoteBackend):
             backend.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket to listen on later. Raises InvalidInput for an address or a port that cannot be had."""
+    """A socket to listen on later. Raises InvalidInput for an address or a port that cannot be
+    had."""
     if not 0 <= port < 2**16:
-        raise InvalidInput(f"serve.port={port} is no port; give one from 1 to 65535, or 0 for a free one")
+        raise InvalidInput(
+            f"serve.port={port} is no port; give one from 1 to 65535, or 0 for a free one"
+        )
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -82,8 +96,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def api_key(config: DictConfig) -> str | None:
-    """The key that callers must send, from the environment. Raises InvalidInput where other machines would be served
-    without one."""
+    """The key that callers must send, from the environment. Raises InvalidInput where other
+    machines would be served without one."""
     name = config.serve.key_env
     if name and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise InvalidInput(

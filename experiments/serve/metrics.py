@@ -20,10 +20,18 @@ class Metrics:
     def __init__(self, service: Service):
         self.registry = CollectorRegistry()
         common: Any = {"registry": self.registry}
-        self.requests = Counter("ttc_requests", "Requests by search and HTTP status", ["search", "status"], **common)
-        self.tokens = Counter("ttc_tokens", "Tokens by search and kind", ["search", "kind"], **common)
+        self.requests = Counter(
+            "ttc_requests", "Requests by search and HTTP status", ["search", "status"], **common
+        )
+        self.tokens = Counter(
+            "ttc_tokens", "Tokens by search and kind", ["search", "kind"], **common
+        )
         self.seconds = Histogram(
-            "ttc_request_seconds", "Seconds from a request to its last byte", ["search"], buckets=SECONDS, **common
+            "ttc_request_seconds",
+            "Seconds from a request to its last byte",
+            ["search"],
+            buckets=SECONDS,
+            **common,
         )
         read: dict[tuple[str, str], Callable[[], float]] = {
             ("ttc_problems_open", "Problems waiting or under way"): lambda: len(service.open),
@@ -31,7 +39,9 @@ class Metrics:
             ("ttc_branches_decoding", "Branches whose step is under way"): lambda: service.decoding,
         }
         if isinstance(engine := service.engine, Engine):
-            read["ttc_kv_bytes", "Bytes of keys and values, on the device and the host"] = engine.kv_bytes
+            read["ttc_kv_bytes", "Bytes of keys and values, on the device and the host"] = (
+                engine.kv_bytes
+            )
         for about, value in read.items():
             Gauge(*about, **common).set_function(value)
 

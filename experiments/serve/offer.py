@@ -31,8 +31,8 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 class Offer:
     """The names that clients may ask for: `MODEL`, and `MODEL+NAME` for each of the searches.
 
-    max_tokens: the most that a request may give for any setting that counts tokens. max_width: for any other whole
-    number, as `n` or `beam_size`.
+    max_tokens: the most that a request may give for any setting that counts tokens. max_width: for
+    any other whole number, as `n` or `beam_size`.
     """
 
     model: str
@@ -51,7 +51,8 @@ class Offer:
             raise Refusal(404, message, param="model", code="model_not_found")
 
     def search(self, body: Body) -> tuple[str, Search]:
-        """The search that a request asks for, and its name. Raises Refusal for one that is not offered."""
+        """The search that a request asks for, and its name. Raises Refusal for one that is not
+        offered."""
         name, settings = self._named(body)
         tokens = body.token_limit
         if tokens is not None and tokens > self.max_tokens:
@@ -59,13 +60,20 @@ class Offer:
             raise Refusal(400, message, param="max_tokens")
         if name == PLAIN:
             if settings:
-                raise Refusal(400, "search has settings and no name; give search.name, or use MODEL+NAME as the model")
+                raise Refusal(
+                    400,
+                    "search has settings and no name; give search.name, or use MODEL+NAME as the model",
+                )
             self._check_limits({"n": body.n}, "")
-            search: Search = SelfConsistency(n=body.n, max_tokens=tokens or self.max_tokens, temperature=1.0)
+            search: Search = SelfConsistency(
+                n=body.n, max_tokens=tokens or self.max_tokens, temperature=1.0
+            )
         else:
             if body.n > 1:
                 raise Refusal(
-                    400, f"n={body.n}: a search gives one answer; leave n out, or give search.n its samples", param="n"
+                    400,
+                    f"n={body.n}: a search gives one answer; leave n out, or give search.n its samples",
+                    param="n",
                 )
             search = self.searches[name]
             if tokens is not None and hasattr(search, "max_tokens"):
@@ -77,21 +85,33 @@ class Offer:
         """The search's name, and its settings in the request."""
         self.check_model(body.model)
         by_model = self.names()[body.model]
-        settings = {"name": body.search} if isinstance(body.search, str) else dict(body.search or {})
+        settings = (
+            {"name": body.search} if isinstance(body.search, str) else dict(body.search or {})
+        )
         name = settings.pop("name", by_model)
         if name != PLAIN and name not in self.searches:
             names = ", ".join((PLAIN, *self.searches))
             raise Refusal(400, f"search={name!r} is unknown; use one of {names}", param="search")
         if by_model not in (PLAIN, name):
-            raise Refusal(400, f"the model asks for {by_model} and search for {name}; give one of them", param="search")
+            raise Refusal(
+                400,
+                f"the model asks for {by_model} and search for {name}; give one of them",
+                param="search",
+            )
         return str(name), settings
 
     def _with_settings(self, search: Search, settings: Mapping[str, Any]) -> Search:
         """The search with settings from outside: plain values alone, and within limits."""
-        plain = [f.name for f in fields(search) if isinstance(getattr(search, f.name), bool | int | float | str | None)]
+        plain = [
+            f.name
+            for f in fields(search)
+            if isinstance(getattr(search, f.name), bool | int | float | str | None)
+        ]
         for key in settings:
             if key not in plain:
-                message = f"search.{key} is no setting of {type(search).__name__}; use {', '.join(plain)}"
+                message = (
+                    f"search.{key} is no setting of {type(search).__name__}; use {', '.join(plain)}"
+                )
                 raise Refusal(400, message, param="search")
         self._check_limits(settings, "search.")
         try:
@@ -108,7 +128,11 @@ class Offer:
             limit = self._limit(key, value)
             given = f"{prefix}{key}={shown(value)}"
             if value > limit:
-                raise Refusal(400, f"{given} is more than this server's {limit}; give less", param=f"{prefix}{key}")
+                raise Refusal(
+                    400,
+                    f"{given} is more than this server's {limit}; give less",
+                    param=f"{prefix}{key}",
+                )
             if not value >= -limit:
                 raise Refusal(400, f"{given} must be at least {-limit}", param=f"{prefix}{key}")
 
@@ -121,11 +145,14 @@ class Offer:
         return self.max_tokens if key.endswith("tokens") else self.max_width
 
 
-def offered(config: DictConfig, choice: str, verifier: Verifier | None, backend: Backend) -> dict[str, Search]:
-    """The searches that this verifier and this backend can serve, by name, with the settings of `conf/search`.
+def offered(
+    config: DictConfig, choice: str, verifier: Verifier | None, backend: Backend
+) -> dict[str, Search]:
+    """The searches that this verifier and this backend can serve, by name, with the settings of
+    `conf/search`.
 
-    choice: the name of the search that is configured; its settings are those of the configuration. Raises InvalidInput
-    where this one cannot be served.
+    choice: the name of the search that is configured; its settings are those of the configuration.
+    Raises InvalidInput where this one cannot be served.
     """
     configured = class_label(config.search, choice)
     searches = {configured: _servable(config.search, verifier, backend)}
@@ -134,8 +161,12 @@ def offered(config: DictConfig, choice: str, verifier: Verifier | None, backend:
             try:
                 searches[name] = _servable(preset(name), verifier, backend)
             except (InvalidInput, InstantiationException) as error:
-                if not isinstance(error, InvalidInput) and not isinstance(error.__cause__, InvalidInput):
-                    raise  # else it lacks settings, as compute_optimal, or a verifier, or what the backend has not
+                if not isinstance(error, InvalidInput) and not isinstance(
+                    error.__cause__, InvalidInput
+                ):
+                    # else it lacks settings, as compute_optimal, or a verifier, or what the backend
+                    # has not
+                    raise
     return searches
 
 
@@ -144,7 +175,9 @@ def _servable(settings: DictConfig, verifier: Verifier | None, backend: Backend)
     check_needs(search, backend)
     if search.needs_verifier:
         if verifier is None:
-            raise InvalidInput(f"{type(search).__name__} selects by score; choose a verifier other than none")
+            raise InvalidInput(
+                f"{type(search).__name__} selects by score; choose a verifier other than none"
+            )
         check_needs(verifier, backend)
     return search
 

@@ -33,8 +33,8 @@ NO_VARIABLES = ("self", "messages", "chat_template", "tools", "documents", "toke
 class Prepared:
     """A request that can be answered.
 
-    search: the name of its search. prompt_lengths: the tokens of each prompt. in_thought: whether the prompt of a chat
-    begins a thought.
+    search: the name of its search. prompt_lengths: the tokens of each prompt. in_thought: whether
+    the prompt of a chat begins a thought.
     """
 
     body: Body
@@ -54,8 +54,10 @@ class Prepared:
 class Preparer:
     """How requests are read.
 
-    options: how problems are solved where a request does not say, and the most that one problem may cost.
-    max_prompt_tokens: None for what the model's context holds. chat_options: further variables for the chat template.
+    options: how problems are solved where a request does not say, and the most that one problem may
+    cost.
+    max_prompt_tokens: None for what the model's context holds. chat_options: further variables for
+    the chat template.
     """
 
     engine: Any
@@ -66,7 +68,9 @@ class Preparer:
     def prepare(self, body: Body, name: str, search: Search) -> Prepared:
         """Raises Refusal for a request that cannot be answered."""
         if len(body.stops) > MAX_STOPS:
-            raise Refusal(400, f"stop holds {len(body.stops)} strings; give at most {MAX_STOPS}", param="stop")
+            raise Refusal(
+                400, f"stop holds {len(body.stops)} strings; give at most {MAX_STOPS}", param="stop"
+            )
         if isinstance(body, ChatBody):
             param = "messages"
             questions, template = self._chat(body)
@@ -84,18 +88,28 @@ class Preparer:
             raise Refusal.of(error, param) from error
         end = template.end_of_prompt(questions[-1], self.engine.tokenizer)
         in_thought = config.thoughts is not None and config.thoughts.begun(prompts[-1], end)
-        return Prepared(body, name, config, list(map(Problem, questions)), list(map(len, prompts)), in_thought)
+        return Prepared(
+            body, name, config, list(map(Problem, questions)), list(map(len, prompts)), in_thought
+        )
 
     def _chat(self, body: ChatBody) -> tuple[list[str], PromptTemplate]:
         *earlier, last = body.messages
         if last.role != "user":
-            raise Refusal(400, f"the last message is the {last.role}'s; end with one of the user", param="messages")
+            raise Refusal(
+                400,
+                f"the last message is the {last.role}'s; end with one of the user",
+                param="messages",
+            )
         before = tuple(message.as_template() for message in earlier)
         for name, value in body.chat_template_kwargs.items():
             if name in NO_VARIABLES:
-                raise Refusal(400, f"chat_template_kwargs.{name} is no variable of a template; leave it out")
+                raise Refusal(
+                    400, f"chat_template_kwargs.{name} is no variable of a template; leave it out"
+                )
             if isinstance(value, int | float) and not abs(value) <= MAX_WHOLE:
-                message = f"chat_template_kwargs.{name}={shown(value)} is beyond {MAX_WHOLE}; give less"
+                message = (
+                    f"chat_template_kwargs.{name}={shown(value)} is beyond {MAX_WHOLE}; give less"
+                )
                 raise Refusal(400, message, param="chat_template_kwargs")
         options = {**self.chat_options, **body.chat_template_kwargs}
         try:
@@ -118,11 +132,15 @@ class Preparer:
     def _budget(self, body: Body) -> Budget:
         """What the server allows, or less."""
         budget = self.options.budget
-        given = {name: value for name in CLIENT_LIMITS if (value := getattr(body, name)) is not None}
+        given = {
+            name: value for name in CLIENT_LIMITS if (value := getattr(body, name)) is not None
+        }
         for name, value in given.items():
             limit = getattr(budget, name)
             if limit is not None and value > limit:
-                raise Refusal(400, f"{name}={value} is more than this server's {limit}; give less", param=name)
+                raise Refusal(
+                    400, f"{name}={value} is more than this server's {limit}; give less", param=name
+                )
         return replace(budget, **given)
 
     def _prompt(self, template: PromptTemplate, question: str) -> list[int]:
@@ -131,12 +149,16 @@ class Preparer:
         self.engine.limits.check_prompt(len(tokens))
         limit = self.max_prompt_tokens
         if limit is not None and len(tokens) > limit:
-            raise ContextExceeded(f"the prompt has {len(tokens)} tokens, and this server takes {limit}; shorten it")
+            raise ContextExceeded(
+                f"the prompt has {len(tokens)} tokens, and this server takes {limit}; shorten it"
+            )
         return tokens
 
 
 def _texts(body: CompletionBody) -> tuple[list[str], PromptTemplate]:
     texts = body.prompts
     if len(texts) != 1 and (body.stream or not texts):
-        raise Refusal(400, f"prompt holds {len(texts)} texts; give one, or leave stream out", param="prompt")
+        raise Refusal(
+            400, f"prompt holds {len(texts)} texts; give one, or leave stream out", param="prompt"
+        )
     return texts, PromptTemplate("{question}", raw=True)

@@ -43,8 +43,12 @@ class Refusal(Exception):
 
     def body(self) -> dict[str, Any]:
         """The object that OpenAI's clients expect."""
-        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        kind = KINDS.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        return {
+            "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        }
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, dict(self.headers or {}))

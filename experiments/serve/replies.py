@@ -24,7 +24,8 @@ FIELDS = {True: REASONING, False: CONTENT}
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer of a reply. thought, answer: the parts of its text, the answer None where the model still thinks."""
+    """One answer of a reply. thought, answer: the parts of its text, the answer None where the
+    model still thinks."""
 
     text: str
     thought: str
@@ -64,8 +65,15 @@ class Reply:
     def choices(self, result: Result) -> list[Choice]:
         """The samples of the plain model in order, or the branch that a search chose."""
         if self.search == PLAIN:
-            return [self._choice(branch) for branch in sorted(result.branches, key=lambda branch: branch.path)]
-        return [Choice("", "", "", "length", ())] if result.best is None else [self._choice(result.best)]
+            return [
+                self._choice(branch)
+                for branch in sorted(result.branches, key=lambda branch: branch.path)
+            ]
+        return (
+            [Choice("", "", "", "length", ())]
+            if result.best is None
+            else [self._choice(result.best)]
+        )
 
     def _choice(self, branch: BranchRecord) -> Choice:
         tokens = branch.generated
@@ -107,9 +115,12 @@ class Reply:
         return {field: self.cut(text) for field, text in parts.items()}
 
     def settled(self, tokens: Sequence[int]) -> dict[str, str]:
-        """What is sure to stand in the reply of a branch that goes on: no half character, stop string or mark."""
+        """What is sure to stand in the reply of a branch that goes on: no half character, stop
+        string or mark."""
         if not self.chat or self.thoughts is None:
-            return {self._field: self._without_half_stop(self.engine.decode(tokens).rstrip("\ufffd"))}
+            return {
+                self._field: self._without_half_stop(self.engine.decode(tokens).rstrip("\ufffd"))
+            }
         pieces = self.thoughts.settled(tokens, self.request.in_thought)
         parts = _by_field(pieces)
         if pieces:
@@ -131,9 +142,15 @@ class Reply:
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         """The reply to a request that was not streamed."""
         choices = [choice for result in results for choice in self.choices(result)]
-        shown = [_numbered(index, self._content(choice), choice.finish_reason) for index, choice in enumerate(choices)]
+        shown = [
+            _numbered(index, self._content(choice), choice.finish_reason)
+            for index, choice in enumerate(choices)
+        ]
         kind = "chat.completion" if self.chat else "text_completion"
-        return self._object(kind, shown) | {"usage": self.usage(results), "search": self.account(results)}
+        return self._object(kind, shown) | {
+            "usage": self.usage(results),
+            "search": self.account(results),
+        }
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         if not self.chat:
@@ -144,9 +161,15 @@ class Reply:
         return {"message": message}
 
     def piece(
-        self, index: int, text: str, finish_reason: str | None = None, first: bool = False, field: str = CONTENT
+        self,
+        index: int,
+        text: str,
+        finish_reason: str | None = None,
+        first: bool = False,
+        field: str = CONTENT,
     ) -> dict[str, Any]:
-        """A part of a choice. first: it opens an assistant's message. field: of a message, what the text belongs to."""
+        """A part of a choice. first: it opens an assistant's message. field: of a message, what the
+        text belongs to."""
         content: dict[str, Any] = {"text": text}
         if self.chat:
             role = {"role": "assistant"} if first else {}
@@ -174,7 +197,9 @@ class Reply:
         """What was used. The tokens of branches that are not the answer count as reasoning."""
         prompt = self.request.prompt_tokens
         generated = sum(result.usage.generated_tokens for result in results)
-        answers = sum(len(choice.token_ids) for result in results for choice in self.choices(result))
+        answers = sum(
+            len(choice.token_ids) for result in results for choice in self.choices(result)
+        )
         return {
             "prompt_tokens": prompt,
             "completion_tokens": generated,
@@ -198,7 +223,10 @@ class Reply:
 
 
 def _by_field(pieces: Sequence[tuple[bool, str]]) -> dict[str, str]:
-    return {field: "".join(text for of, text in pieces if of is thought) for thought, field in FIELDS.items()}
+    return {
+        field: "".join(text for of, text in pieces if of is thought)
+        for thought, field in FIELDS.items()
+    }
 
 
 def _numbered(index: int, content: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:

@@ -36,8 +36,8 @@ OF_TOOLS = ("tool_choice", "parallel_tool_calls")
 MAX_WHOLE = 2**31 - 1
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 100
-"""The largest numbers of a request, where the server sets no lower limit. They keep what is computed with them within
-a machine's own numbers."""
+"""The largest numbers of a request, where the server sets no lower limit. They keep what is
+computed with them within a machine's own numbers."""
 
 
 class Part(BaseModel):
@@ -51,7 +51,8 @@ class Part(BaseModel):
 class Message(BaseModel):
     """A message of a chat. `developer` is today's name of `system`."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)  # clients send an assistant's message back as they got it
+    # clients send an assistant's message back as they got it
+    model_config = ConfigDict(extra="ignore", strict=True)
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part] | None
 
@@ -66,7 +67,11 @@ class Message(BaseModel):
         """An assistant's null, as a reply has it whose thought was cut off, is an empty text."""
         if self.content is None:
             return ""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        return (
+            self.content
+            if isinstance(self.content, str)
+            else "\n".join(part.text for part in self.content)
+        )
 
     def as_template(self) -> dict[str, str]:
         """As chat templates take it."""
@@ -81,8 +86,8 @@ class StreamOptions(BaseModel):
 class Body(BaseModel):
     """The fields that both kinds of request have.
 
-    search: a search's name, or an object with its name and settings. max_generated_tokens, max_wall_s: the
-    budget of each prompt.
+    search: a search's name, or an object with its name and settings. max_generated_tokens,
+    max_wall_s: the budget of each prompt.
     answer_kind: how answers are read, for searches that compare them.
     """
 
@@ -114,7 +119,8 @@ class Body(BaseModel):
 
 
 class ChatBody(Body):
-    """A body of /v1/chat/completions. chat_template_kwargs: further variables for the chat template."""
+    """A body of /v1/chat/completions. chat_template_kwargs: further variables for the chat
+    template."""
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_WHOLE)
@@ -137,14 +143,23 @@ class CompletionBody(Body):
     @property
     def token_limit(self) -> int | None:
         """OpenAI's default, where a search has none of its own."""
-        return 16 if self.max_tokens is None and self.search is None and "+" not in self.model else self.max_tokens
+        return (
+            16
+            if self.max_tokens is None and self.search is None and "+" not in self.model
+            else self.max_tokens
+        )
 
 
 async def body_of(request: Request, max_bytes: int) -> bytes:
-    """The bytes of a body. Raises Refusal for one that is too long, late, or no JSON by its header: a web page may send
-    other kinds to any address without asking."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refusal(415, "the body must be JSON; send it with the header Content-Type: application/json")
+    """The bytes of a body. Raises Refusal for one that is too long, late, or no JSON by its header:
+    a web page may send other kinds to any address without asking."""
+    if (
+        request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        != "application/json"
+    ):
+        raise Refusal(
+            415, "the body must be JSON; send it with the header Content-Type: application/json"
+        )
     close = {"Connection": "close"}
     body = bytearray()
     try:
@@ -165,7 +180,8 @@ B = TypeVar("B", bound=Body)
 
 
 def read(kind: type[B], data: bytes) -> B:
-    """A request's body. Raises Refusal for what is no JSON, and for the first field that is wrong or unknown."""
+    """A request's body. Raises Refusal for what is no JSON, and for the first field that is wrong
+    or unknown."""
     must = f"send an object with model and {'messages' if kind is ChatBody else 'prompt'}"
     try:
         given = json.loads(data)
@@ -177,15 +193,21 @@ def read(kind: type[B], data: bytes) -> B:
     if not given.get("tools"):
         given = {name: value for name, value in given.items() if name not in OF_TOOLS}
     try:
-        return kind.model_validate({name: value for name, value in given.items() if _counts(name, value)})
+        return kind.model_validate(
+            {name: value for name, value in given.items() if _counts(name, value)}
+        )
     except ValidationError as errors:
         first = min(errors.errors(), key=lambda error: RANKS.get(error["type"], 1))
     name = ".".join(str(part) for part in first["loc"] if _is_name(part))
     if first["type"] == "literal_error" and name.endswith(".type"):
-        raise Refusal(400, f"{name}={shown(first['input'])} is not taken; send text alone", param=name)
+        raise Refusal(
+            400, f"{name}={shown(first['input'])} is not taken; send text alone", param=name
+        )
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         fields = ", ".join(kind.model_fields)
-        raise Refusal(400, f"{name} is not offered here; leave it out. Requests may hold {fields}", param=name)
+        raise Refusal(
+            400, f"{name} is not offered here; leave it out. Requests may hold {fields}", param=name
+        )
     if first["type"] == "missing":
         raise Refusal(400, f"{name} is missing; the request must hold it", param=name)
     raise Refusal(400, f"{name}={shown(first['input'])}: {first['msg']}", param=name)
@@ -198,13 +220,16 @@ def shown(value: Any) -> str:
 
 
 def check_text(value: Any, name: str = "") -> None:
-    """Raise Refusal where a text in a body, or a name, holds half of a character, which nothing can encode."""
+    """Raise Refusal where a text in a body, or a name, holds half of a character, which nothing can
+    encode."""
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as error:
             message = f"{name or 'a name'} holds {value[error.start]!a} at character {error.start}, half of a character"
-            raise Refusal(400, f"{message} (a lone surrogate); send valid Unicode", param=name or None) from error
+            raise Refusal(
+                400, f"{message} (a lone surrogate); send valid Unicode", param=name or None
+            ) from error
     elif isinstance(value, dict):
         for key, inner in value.items():
             check_text(key)
@@ -220,9 +245,15 @@ RANKS = {"finite_number": 0, "string_type": 2, "bool_type": 2, "int_type": 2}
 
 def _is_name(part: str | int) -> bool:
     """Whether a part of an error's place is a field or a number, and no type."""
-    return isinstance(part, int) or (part.isidentifier() and part not in ("str", "bool", "int", "float"))
+    return isinstance(part, int) or (
+        part.isidentifier() and part not in ("str", "bool", "int", "float")
+    )
 
 
 def _counts(name: str, value: Any) -> bool:
     """Whether a field asks for something."""
-    return value is not None and name not in IGNORED and (name not in WITHOUT_EFFECT or value != WITHOUT_EFFECT[name])
+    return (
+        value is not None
+        and name not in IGNORED
+        and (name not in WITHOUT_EFFECT or value != WITHOUT_EFFECT[name])
+    )

@@ -1,4 +1,5 @@
-"""One engine, one running batch, and the one thread that works on both: requests join and leave between two tokens."""
+"""One engine, one running batch, and the one thread that works on both: requests join and leave
+between two tokens."""
 
 from __future__ import annotations
 
@@ -34,10 +35,12 @@ MAX_WAIT_S = 600
 
 
 class Ticket:
-    """One problem of a request, and what has become of it so far. Made and read in the web server's event loop.
+    """One problem of a request, and what has become of it so far. Made and read in the web server's
+    event loop.
 
     changed: set whenever anything below has changed.
-    written: the tokens of each branch that is being written, by its number, for a request that follows them.
+    written: the tokens of each branch that is being written, by its number, for a request that
+    follows them.
     progress: what the search did last. result, error: how it ended. error: a fault of the engine's.
     count: is told what was used, where the client leaves before the end.
     client: who asks, for the driver's turns. prompt_tokens: of the problem's prompt.
@@ -82,7 +85,9 @@ class Ticket:
             raise self.error
         assert self.result is not None
         if self.result.error is not None:
-            of_request = self.result.error.startswith((InvalidInput.__name__, ContextExceeded.__name__))
+            of_request = self.result.error.startswith(
+                (InvalidInput.__name__, ContextExceeded.__name__)
+            )
             raise Refusal(400 if of_request else 500, self.result.error)
         return self.result
 
@@ -95,11 +100,12 @@ class Ticket:
 class Service:
     """Solves problems as they come, all in one running batch.
 
-    max_problems: that may be waiting or under way; others are refused. concurrency: the most under way, None for as
-    many as there is room for.
-    Where a pass that several problems share raises, each of them is tried again by itself, from its beginning: it gets
-    the same answer, and the one that is to blame fails alone.
-    suspects: the problems that are tried by themselves, at most `ALONE` at once, each with a driver of its own.
+    max_problems: that may be waiting or under way; others are refused. concurrency: the most under
+    way, None for as many as there is room for.
+    Where a pass that several problems share raises, each of them is tried again by itself, from its
+    beginning: it gets the same answer, and the one that is to blame fails alone.
+    suspects: the problems that are tried by themselves, at most `ALONE` at once, each with a driver
+    of its own.
     retried: those that wait for it.
     """
 
@@ -124,7 +130,8 @@ class Service:
     # ------------------------------------------------------------ from the event loop
 
     def submit(self, tickets: Sequence[Ticket]) -> None:
-        """Take problems in. Raises Refusal where there is no place for all of them, or the server is stopping."""
+        """Take problems in. Raises Refusal where there is no place for all of them, or the server
+        is stopping."""
         with self.lock:
             if self.closing:
                 raise Refusal(503, STOPPING)
@@ -134,7 +141,9 @@ class Service:
             missing = len(self.open) + len(tickets) - self.max_problems
             if missing > 0:
                 wait = str(self.retry_after(missing))
-                message = f"{len(self.open)} problems are waiting or under way, and there is room for "
+                message = (
+                    f"{len(self.open)} problems are waiting or under way, and there is room for "
+                )
                 message += f"{self.max_problems}; ask again in {wait} seconds"
                 raise Refusal(429, message, code="queue_full", headers={"Retry-After": wait})
             if not self.open:
@@ -148,8 +157,8 @@ class Service:
         self.inbox.put(partial(self._leave, ticket))
 
     def retry_after(self, places: int) -> int:
-        """Seconds until so many places are likely to be free: as many problems have to end, each of which takes what
-        the last ones took, or what those under way have taken so far."""
+        """Seconds until so many places are likely to be free: as many problems have to end, each of
+        which takes what the last ones took, or what those under way have taken so far."""
         now = time.monotonic()
         ends = [end for end in self.ends if end >= self.busy_since]
         each = (now - (ends[0] if len(ends) > 1 else self.busy_since)) / max(1, len(ends) - 1)
@@ -171,7 +180,8 @@ class Service:
             self.inbox.put(None)
 
     def close(self) -> None:
-        """Break off whatever is under way, and wait for the thread; a pass that takes longer is left alone."""
+        """Break off whatever is under way, and wait for the thread; a pass that takes longer is
+        left alone."""
         self.break_off()
         self.thread.join(CLOSE_S)
 
@@ -206,7 +216,8 @@ class Service:
         self._end_all(Refusal(503, STOPPING))
 
     def _read_inbox(self) -> bool:
-        """Do what was asked for meanwhile; waits while there is nothing else to do. False at the end."""
+        """Do what was asked for meanwhile; waits while there is nothing else to do. False at the
+        end."""
         while True:
             try:
                 order = self.inbox.get(block=not self.busy)
@@ -243,7 +254,9 @@ class Service:
             try:
                 self._step(driver, {ticket.number: ticket})
             except Exception as error:
-                log.exception("the problem is to blame that begins with %.80r", ticket.problem.question)
+                log.exception(
+                    "the problem is to blame that begins with %.80r", ticket.problem.question
+                )
                 self._free(driver)
                 self._fail(ticket, _failure(error))
             if ticket.ended:
@@ -274,7 +287,9 @@ class Service:
         self.tickets[ticket.number] = ticket
 
     def _add(self, ticket: Ticket, driver: FairDriver) -> None:
-        ticket.number = driver.add_from(ticket.problem, ticket.config, ticket.client, ticket.prompt_tokens)
+        ticket.number = driver.add_from(
+            ticket.problem, ticket.config, ticket.client, ticket.prompt_tokens
+        )
 
     def _leave(self, ticket: Ticket) -> None:
         """Let go of a problem, wherever it is."""

@@ -26,8 +26,9 @@ ANSWER_S = 1
 class Patience:
     """What clients may take.
 
-    shutdown_s: the seconds in which what is under way may end, once the process is told to stop. header_s: those in
-    which the head of a request must have come. max_connections: that are open at once.
+    shutdown_s: the seconds in which what is under way may end, once the process is told to stop.
+    header_s: those in which the head of a request must have come. max_connections: that are open at
+    once.
     """
 
     shutdown_s: int = 30
@@ -42,7 +43,8 @@ class Patience:
 
 
 class WebServer(uvicorn.Server):
-    """Ends in time: what is under way after `shutdown_s` is broken off, and its clients get status 503."""
+    """Ends in time: what is under way after `shutdown_s` is broken off, and its clients get status
+    503."""
 
     def __init__(self, config: uvicorn.Config, api: Api, shutdown_s: int):
         super().__init__(config)
@@ -60,7 +62,10 @@ class WebServer(uvicorn.Server):
 
 
 def server(
-    api: Api, key: str | None = None, hosts: Sequence[str] | None = None, patience: Patience | None = None
+    api: Api,
+    key: str | None = None,
+    hosts: Sequence[str] | None = None,
+    patience: Patience | None = None,
 ) -> WebServer:
     """The web server. key, hosts: see `Guard`."""
     patience = patience or Patience()
@@ -76,8 +81,11 @@ def server(
 
 
 def patient(patience: Patience) -> type[asyncio.Protocol]:
-    """The protocol of connections, which closes one that has sent no head of a request in time, and one too many."""
-    full = Refusal(503, "the server has as many connections as it takes; ask again later", code="connections")
+    """The protocol of connections, which closes one that has sent no head of a request in time, and
+    one too many."""
+    full = Refusal(
+        503, "the server has as many connections as it takes; ask again later", code="connections"
+    )
     data = full.response()
     refusal = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\n"
     refusal += b"Content-Length: %d\r\n\r\n" % len(data.body) + bytes(data.body)

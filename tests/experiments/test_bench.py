@@ -28,7 +28,9 @@ Rows = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def rows() -> Rows:
     model = tiny()
-    return {arm: measure(model, Silent(), arm, Case(12, 64, 96, 32, arm not in PRIVATE)) for arm in ARMS}
+    return {
+        arm: measure(model, Silent(), arm, Case(12, 64, 96, 32, arm not in PRIVATE)) for arm in ARMS
+    }
 
 
 @pytest.mark.slow
@@ -47,9 +49,16 @@ def test_beam_groups_move_little_more_than_they_must(rows: Rows, arm: str) -> No
 
 @pytest.mark.slow
 def test_each_mechanism_moves_less_within_the_budget(rows: Rows) -> None:
-    moved = [sum(rows[arm]["to_device_bytes"].values()) for arm in ("layerwise", "inter-token", "+ inter-beam")]
+    moved = [
+        sum(rows[arm]["to_device_bytes"].values())
+        for arm in ("layerwise", "inter-token", "+ inter-beam")
+    ]
     assert moved[0] > 10 * moved[1] > 20 * moved[2] > 0
-    assert all(row["device_peak_bytes"] <= row["budget_bytes"] for row in rows.values() if row["budget_bytes"])
+    assert all(
+        row["device_peak_bytes"] <= row["budget_bytes"]
+        for row in rows.values()
+        if row["budget_bytes"]
+    )
     assert sum(rows["resident"]["to_device_bytes"].values()) == 0
 
 
@@ -64,15 +73,22 @@ def test_tables_have_a_line_for_each_arm(rows: Rows) -> None:
 def test_the_sweeps_budget_makes_every_switch_move_something() -> None:
     model, case = tiny(layers=8), Case(4, 64, 64, 32)
     budget = sweep_budget(model, case)
-    assert budget == int(1.25 * (64 + 64) * 8 * 2 * 4 * 4)  # 1.25 beams: tokens, layers, K and V, dim, float32
+    # 1.25 beams: tokens, layers, K and V, dim, float32
+    assert budget == int(1.25 * (64 + 64) * 8 * 2 * 4 * 4)
     assert sweep_budget(model, Case(64, 64, 64, 32)) == int(64 * 128 * 8 * 32 * BUDGET_SHARE)
     rows = [measure(model, Silent(), arm, case, budget=budget) for arm in SWEEP]
     assert all(sum(row["to_device_bytes"].values()) for row in rows)
     table = sweep_table({"sweep": {"rows": rows}}).splitlines()
-    assert len(table) == 3 and table[-1].startswith("| 4 | 32 | ") and table[-1].count("|") == table[0].count("|")
+    assert (
+        len(table) == 3
+        and table[-1].startswith("| 4 | 32 | ")
+        and table[-1].count("|") == table[0].count("|")
+    )
 
 
 @pytest.mark.parametrize("shape", ["opt-6.7b", "llama-2-7b"])
 def test_the_papers_models_by_their_dimensions(shape: str) -> None:
-    row = measure(shaped(shape, layers=2, width=128), Silent(), "+ prefetch", Case(4, 16, 16, 8), budget=2**20)
+    row = measure(
+        shaped(shape, layers=2, width=128), Silent(), "+ prefetch", Case(4, 16, 16, 8), budget=2**20
+    )
     assert row["new_tokens"] == 16 and row["device_peak_bytes"] <= row["budget_bytes"] == 2**20

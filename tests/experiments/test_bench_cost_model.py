@@ -1,4 +1,5 @@
-"""`python -m experiments.bench cost_model`: what is predicted for which pass, and how errors are summed up."""
+"""`python -m experiments.bench cost_model`: what is predicted for which pass, and how errors are
+summed up."""
 
 from __future__ import annotations
 
@@ -16,14 +17,19 @@ from tests.helpers.placements import write_profile
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.errors import TTCError
 
-# Each byte read takes a nanosecond, each operation next to nothing, each block a second and each pass two.
-DEVICE = DeviceProfile(name="cpu bfloat16", bandwidth=1e9, flops={1: 1e18}, block_overhead_s=1, pass_overhead_s=2)
+# Each byte read takes a nanosecond, each operation next to nothing, each block a second and each
+# pass two.
+DEVICE = DeviceProfile(
+    name="cpu bfloat16", bandwidth=1e9, flops={1: 1e18}, block_overhead_s=1, pass_overhead_s=2
+)
 
 
 class Timer:
     def __init__(self, *_: object):
         limits, memory = SimpleNamespace(vocab_size=2), SimpleNamespace(live=[])
-        self.engine = SimpleNamespace(runner=SimpleNamespace(forward=None), limits=limits, memory=memory)
+        self.engine = SimpleNamespace(
+            runner=SimpleNamespace(forward=None), limits=limits, memory=memory
+        )
 
     def prefix(self, context: int) -> None:
         assert self.engine.runner.forward([0], None).shape == (1, 2)  # the model does not run
@@ -34,8 +40,12 @@ class Timer:
 
 def test_a_pass_is_predicted_from_the_shapes_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_model, "PassTimer", Timer)
-    rows = cost_model.measured("Qwen3-0.6B", 2, ((1, 1), (16, 1), (16, 4)), (128,), DEVICE, torch.bfloat16)
-    assert {(row["model"], row["layers"], row["context"]) for row in rows} == {("Qwen3-0.6B", 2, 128)}
+    rows = cost_model.measured(
+        "Qwen3-0.6B", 2, ((1, 1), (16, 1), (16, 4)), (128,), DEVICE, torch.bfloat16
+    )
+    assert {(row["model"], row["layers"], row["context"]) for row in rows} == {
+        ("Qwen3-0.6B", 2, 128)
+    }
     assert [(row["rows"], row["prompts"]) for row in rows] == [(1, 1), (16, 1), (16, 4)]
     block = 2 * (1024 * (2 * 2048 + 2 * 1024 + 3 * 3072) + 2 * 1024 + 2 * 128)
     head = 2 * (151936 * 1024 + 1024)
@@ -51,7 +61,9 @@ def test_a_pass_is_predicted_from_the_shapes_of_the_model(monkeypatch: pytest.Mo
 
 def test_the_turn_counts_whose_error_is_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_model, "PassTimer", Timer)
-    predicted = cost_model.measured("Qwen3-0.6B", 2, ((1, 1),), (128,), DEVICE, torch.bfloat16)[0]["predicted_ms"]
+    predicted = cost_model.measured("Qwen3-0.6B", 2, ((1, 1),), (128,), DEVICE, torch.bfloat16)[0][
+        "predicted_ms"
+    ]
 
     class Beside(cost_model.ProfileBeside):
         def __init__(self, *times: float | None) -> None:
@@ -69,13 +81,23 @@ def test_the_turn_counts_whose_error_is_the_median(monkeypatch: pytest.MonkeyPat
         (row,) = cost_model.measured("Qwen3-0.6B", 2, ((1, 1),), (128,), beside, torch.bfloat16)
         assert (row["predicted_ms"], row["measured_ms"]) == (predicted, 3000)
     with pytest.raises(TTCError, match="too busy"):
-        cost_model.measured("Qwen3-0.6B", 2, ((1, 1),), (128,), Beside(1.0, None, None, 2.0, None), torch.bfloat16)
+        cost_model.measured(
+            "Qwen3-0.6B", 2, ((1, 1),), (128,), Beside(1.0, None, None, 2.0, None), torch.bfloat16
+        )
 
 
 def test_errors_are_summed_up_without_their_signs() -> None:
     times = [(110, 100), (80, 100), (100, 100)]
     rows = [
-        {"model": "m", "layers": 2, "context": 1024, "rows": 4, "prompts": 1, "predicted_ms": p, "measured_ms": m}
+        {
+            "model": "m",
+            "layers": 2,
+            "context": 1024,
+            "rows": 4,
+            "prompts": 1,
+            "predicted_ms": p,
+            "measured_ms": m,
+        }
         for p, m in times
     ]
     printed = cost_model.table(rows)
@@ -83,7 +105,9 @@ def test_errors_are_summed_up_without_their_signs() -> None:
     assert printed.endswith("median error 10.0%, largest 20.0%; 2 of 3 within 15%")
 
 
-def test_the_command_measures_the_machine_beside_each_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_measures_the_machine_beside_each_case(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(cost_model, "PassTimer", Timer)
     asked = []
 
@@ -99,7 +123,9 @@ def test_the_command_measures_the_machine_beside_each_case(monkeypatch: pytest.M
 
     monkeypatch.setattr(cost_model, "ProfileBeside", Beside)
     out = tmp_path / "cost_model.json"
-    monkeypatch.setattr(sys, "argv", ["experiments.bench", "cost_model", "--quick", "--out", str(out)])
+    monkeypatch.setattr(
+        sys, "argv", ["experiments.bench", "cost_model", "--quick", "--out", str(out)]
+    )
     bench.main()
     record = json.loads(out.read_text())
     assert record["model"] == "random weights, bfloat16"
@@ -109,7 +135,9 @@ def test_the_command_measures_the_machine_beside_each_case(monkeypatch: pytest.M
     assert [(row["rows"], row["prompts"], row["context"], 2) for row in record["rows"]] == cases
 
 
-def test_errors_of_a_stored_profile_are_added_turn_by_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_errors_of_a_stored_profile_are_added_turn_by_turn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(stored_profile, "PassTimer", Timer)
     monkeypatch.setattr(stored_profile, "SHAPES", {"Qwen3-0.6B": cost_model.SHAPES["Qwen3-0.6B"]})
     monkeypatch.setattr(stored_profile.time, "sleep", lambda _: None)
@@ -118,7 +146,17 @@ def test_errors_of_a_stored_profile_are_added_turn_by_turn(monkeypatch: pytest.M
     out = tmp_path / "stored.json"
     for bandwidth in (1e9, 2e9):
         monkeypatch.setattr(stored_profile, "read_bandwidth", lambda: bandwidth)  # noqa: B023
-        argv = ["experiments.bench", "cost_model", "--stored", "--turns", "1", "--profile", profile, "--out", str(out)]
+        argv = [
+            "experiments.bench",
+            "cost_model",
+            "--stored",
+            "--turns",
+            "1",
+            "--profile",
+            profile,
+            "--out",
+            str(out),
+        ]
         monkeypatch.setattr(sys, "argv", argv)
         bench.main()
     record = json.loads(out.read_text())

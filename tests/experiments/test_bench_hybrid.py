@@ -20,9 +20,11 @@ def test_both_ways_are_measured_and_what_the_engine_holds_is_counted() -> None:
     plain, own = hybrid.measure(TINY, prefix=24, branches=3, new_tokens=4, rounds=1)
     assert (plain["way"], own["way"]) == ("generate", "engine")
     assert all(row["prefill_s"] > 0 and row["step_ms"] > 0 for row in (plain, own))
-    state = 3 * (2 * 128 * 128 * 4 + 3 * 2 * 128 * 4 * 2)  # of three layers: float32, and a convolution in bfloat16
+    # of three layers: float32, and a convolution in bfloat16
+    state = 3 * (2 * 128 * 128 * 4 + 3 * 2 * 128 * 4 * 2)
     key_value = 2 * 256 * 2  # of a token in the one layer of attention
-    assert own["bytes"] == 4 * state + (23 + 3 * 4) * key_value  # a state after the prefix and after each branch
+    # a state after the prefix and after each branch
+    assert own["bytes"] == 4 * state + (23 + 3 * 4) * key_value
 
 
 def test_the_table_sets_both_side_by_side() -> None:

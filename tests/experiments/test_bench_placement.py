@@ -27,17 +27,22 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     monkeypatch.setattr(placement, "SHAPE", placement.SHAPE | shape)
     monkeypatch.setattr(placement, "PASSES", 1)
-    monkeypatch.setattr(placement, "split_of", lambda arm: Split(k=6, streamed=0.0 if arm == "split" else 0.5))
+    monkeypatch.setattr(
+        placement, "split_of", lambda arm: Split(k=6, streamed=0.0 if arm == "split" else 0.5)
+    )
 
 
 @pytest.mark.parametrize(
     ("arm", "moved"),
     [
         ("resident", 0),
-        ("streamed", (LAYERS - 1) * LAYER),  # room for a layer beside two buffers, embedding and head
-        ("accelerate", (LAYERS - 3) * LAYER + TABLE + 4 * 32),  # of four layers one is a buffer; head and final norm
+        # room for a layer beside two buffers, embedding and head
+        ("streamed", (LAYERS - 1) * LAYER),
+        # of four layers one is a buffer; head and final norm
+        ("accelerate", (LAYERS - 3) * LAYER + TABLE + 4 * 32),
         ("split", 4 * (2 * 32 + 2 * 2 * 16) + 2 * 8),  # states, rotations and positions of two rows
-        ("helped", 4 * (2 * 32 + 2 * 2 * 16) + 2 * 8 + 5 * (FAR + 4 * 2 * (32 + 64))),  # and what is multiplied
+        # and what is multiplied
+        ("helped", 4 * (2 * 32 + 2 * 2 * 16) + 2 * 8 + 5 * (FAR + 4 * 2 * (32 + 64))),
     ],
 )
 def test_each_arm_moves_what_it_has_to(arm: str, moved: int) -> None:
@@ -65,7 +70,11 @@ def test_a_record_that_broke_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     file = tmp_path / "placement.json"
     with pytest.raises(KeyboardInterrupt):
         placement.run(file)
-    assert [row["arm"] for row in json.loads(file.read_text())["rows"]] == ["resident", "split", "helped"]
+    assert [row["arm"] for row in json.loads(file.read_text())["rows"]] == [
+        "resident",
+        "split",
+        "helped",
+    ]
     placement.run(file)
     assert asked == [("streamed", 1, 0.1), ("accelerate", 1, 0.1)]
 
@@ -76,7 +85,9 @@ def test_the_table_says_how_much_faster_the_split_is() -> None:
     rows = [{"arm": arm, "branches": 1, "pass_s": s, **sizes} for arm, s in times.items()]
     lines = placement.table({"rows": rows}).splitlines()
     assert lines[5] == "| 1 | `placement=streamed` | 7 | 440 | 2.00 | 4.4 | 5.5 |"
-    assert lines[6].endswith("| 560 | 2.00 | 5.6 | 7.0 |") and lines[3].endswith("| 100 | 2.00 | - | - |")
+    assert lines[6].endswith("| 560 | 2.00 | 5.6 | 7.0 |") and lines[3].endswith(
+        "| 100 | 2.00 | - | - |"
+    )
 
 
 def test_the_splits_are_those_of_helms_machine() -> None:

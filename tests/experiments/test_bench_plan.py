@@ -43,15 +43,28 @@ def test_the_host_is_as_much_slower_as_in_the_paper() -> None:
 
 
 def test_branches_stand_half_way_without_being_computed() -> None:
-    shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = replace(SETTINGS[0], config=type(plan.LLAMA)(**shape, num_hidden_layers=3, vocab_size=512))
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    config = replace(
+        SETTINGS[0], config=type(plan.LLAMA)(**shape, num_hidden_layers=3, vocab_size=512)
+    )
     setting = replace(config, search=Steps(20, 16, 2, 4))
     plan_ = planned(setting, COMPILED, MODULES)
     option = next(o for o in plan_.options() if (o.placement, o.memory) == ("resident", "headwise"))
     engine = plan.engine_of(setting, plan_, option)
     branches = half_way(engine, setting.search)
     assert [len(branch.tokens) for branch in branches] == [20 + 1 + 6] * 2
-    assert all(float(part.float().min()) > 0 for kv in engine.memory.live for c in kv.host if c for part in c.both)
+    assert all(
+        float(part.float().min()) > 0
+        for kv in engine.memory.live
+        for c in kv.host
+        if c
+        for part in c.both
+    )
     engine.generate(branches, 4)
     assert len(branches[0].tokens) == 31
 
@@ -78,7 +91,9 @@ WEIGHTS_SHORT = Setting("weights", "small", type(OPT)(
         (WEIGHTS_SHORT, "streamed", "headwise"),
     ],
 )
-def test_so_many_bytes_cross_as_were_predicted(setting: Setting, placement: str, memory: str) -> None:
+def test_so_many_bytes_cross_as_were_predicted(
+    setting: Setting, placement: str, memory: str
+) -> None:
     plan_ = planned(setting, COMPILED, MODULES)
     option = next(o for o in plan_.options() if (o.placement, o.memory) == (placement, memory))
     way = Way(setting, plan_, option)
@@ -97,12 +112,25 @@ def test_of_several_profiles_the_fastest_counts() -> None:
 
 
 def row(memory: str, measured: float, **more: Any) -> dict[str, Any]:
-    common = {"setting": "s", "placement": "resident", "memory": memory, "number": None, "step_s": 0.3, "reason": ""}
-    return common | {"measured_s": measured, "fastest_s": measured, "chosen": memory == "paged"} | more
+    common = {
+        "setting": "s",
+        "placement": "resident",
+        "memory": memory,
+        "number": None,
+        "step_s": 0.3,
+        "reason": "",
+    }
+    return (
+        common | {"measured_s": measured, "fastest_s": measured, "chosen": memory == "paged"} | more
+    )
 
 
 def test_the_table_says_how_far_the_choice_is_from_the_best() -> None:
-    rows = [row("paged", 0.33), row("layerwise", 0.3), row("resident", 0.0, reason="KV does not fit", step_s=None)]
+    rows = [
+        row("paged", 0.33),
+        row("layerwise", 0.3),
+        row("resident", 0.0, reason="KV does not fit", step_s=None),
+    ]
     assert ratio(rows) == pytest.approx(1.1)
     lines = plan.table({"rows": rows}).splitlines()
     assert lines[2] == "| s | resident | paged | 300 | **330** | -9% |"

@@ -11,13 +11,15 @@ from experiments.lab.bench import prefix
 
 
 class Model:
-    """Answers with three tokens a request, a second apart, the later requests half a second later. forks: whether it
-    takes num_return_sequences."""
+    """Answers with three tokens a request, a second apart, the later requests half a second later.
+    forks: whether it takes num_return_sequences."""
 
     def __init__(self, forks: bool):
         self.forks, self.asked = forks, list[tuple[int, int]]()
 
-    def generate_batch(self, inputs: list[list[int]], generation_config: Any, **_: Any) -> dict[str, Any]:
+    def generate_batch(
+        self, inputs: list[list[int]], generation_config: Any, **_: Any
+    ) -> dict[str, Any]:
         copies = generation_config.num_return_sequences or 1
         self.asked.append((len(inputs), copies))
         count = len(inputs) * (copies if self.forks else 1)
@@ -33,4 +35,5 @@ def test_one_request_is_forked_where_that_can_be_and_repeated_where_not(
     model = Model(forks)
     figures = prefix.ARMS["generate_batch"](model, None, [5] * 20, 4)
     assert model.asked[1:] == asked  # the first warms up
-    assert figures == {"prefill_s": 11.5, "step_ms": 1000, "kv_bytes": None}  # of the last request that begins
+    # of the last request that begins
+    assert figures == {"prefill_s": 11.5, "step_ms": 1000, "kv_bytes": None}

@@ -39,7 +39,8 @@ def test_problems_are_made_where_no_file_is_given() -> None:
 def test_a_watched_search_counts_its_steps_rows_and_entries(rows: Path, model: str) -> None:
     beams = BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=2)
     found = search.solve_watched(beams, 1, 2, rows, model)
-    # nothing ends within six tokens: two problems, one after the other, two steps of three tokens, four rows
+    # nothing ends within six tokens: two problems, one after the other, two steps of three tokens,
+    # four rows
     assert found["tokens"] == 2 * 2 * 3 * 4 and found["decode_steps"] == 2 * 2 * 3
     assert found["rows"] == 4 and found["rows_at_work"] == found["rows_to_the_end"] == 1
     assert 1 <= found["entries"] <= 1 + 4  # a prompt, and what each beam holds alone
@@ -49,15 +50,25 @@ def test_a_watched_search_counts_its_steps_rows_and_entries(rows: Path, model: s
 
 
 def test_more_problems_in_flight_take_fewer_steps_of_more_rows(rows: Path, model: str) -> None:
-    one, both = (search.solve_watched(BestOfN(n=2, max_tokens=3), n, 2, rows, model) for n in (1, 2))
+    one, both = (
+        search.solve_watched(BestOfN(n=2, max_tokens=3), n, 2, rows, model) for n in (1, 2)
+    )
     assert one["rows_at_work"] == both["rows_at_work"] == 1
-    assert (one["decode_steps"], one["rows"]) == (6, 2) and (both["decode_steps"], both["rows"]) == (3, 4)
+    assert (one["decode_steps"], one["rows"]) == (6, 2) and (
+        both["decode_steps"],
+        both["rows"],
+    ) == (3, 4)
     assert one["tokens"] == both["tokens"] == 12 and one["ended"] == both["ended"] == 2
 
 
 def test_a_search_is_cut_short_when_its_time_is_up(rows: Path, model: str) -> None:
     found = search.solve_watched(BestOfN(n=2, max_tokens=3), 1, 3, rows, model, 0.0)
-    assert (found["ended"], found["decode_steps"], found["tokens"], found["rows_at_work"]) == (1, 3, 6, 1)
+    assert (found["ended"], found["decode_steps"], found["tokens"], found["rows_at_work"]) == (
+        1,
+        3,
+        6,
+        1,
+    )
 
 
 def test_a_search_takes_the_rows_of_its_problems_and_best_of_8_fills_those_of_a_quarter() -> None:
@@ -65,15 +76,23 @@ def test_a_search_takes_the_rows_of_its_problems_and_best_of_8_fills_those_of_a_
         *(("beam_search", *counts) for counts in ((1, 4), (4, 4), (16, 16), (64, 64))),
         ("best_of_8", 16, 64),
     ]
-    assert search.cases_for(["best_of_8", "best_of_16"], [1]) == [("best_of_8", 1, 1), ("best_of_16", 1, 1)]
+    assert search.cases_for(["best_of_8", "best_of_16"], [1]) == [
+        ("best_of_8", 1, 1),
+        ("best_of_16", 1, 1),
+    ]
 
 
 @pytest.mark.slow
 def test_every_way_takes_two_steps_of_each_case(model: str) -> None:
     cases = [{"prompts": [[504, 3575, 282], [504, 3575, 282, 260, 314]], "branches": 2}]
     engine, generate, floor = (list(way(model, cases, 3)) for way in steps.ARMS.values())
-    assert all(figures[f"{step}_ms"] > 0 for (figures,) in (engine, generate, floor) for step in ("first", "second"))
-    # the prompts begin alike, which is one entry; then the rest of each prompt and, in the second step, each branch
+    assert all(
+        figures[f"{step}_ms"] > 0
+        for (figures,) in (engine, generate, floor)
+        for step in ("first", "second")
+    )
+    # the prompts begin alike, which is one entry; then the rest of each prompt and, in the second
+    # step, each branch
     assert engine[0]["second_entries"] == engine[0]["first_entries"] + 4
 
 
@@ -93,10 +112,17 @@ def engine_case(problems: int) -> dict[str, Any]:
 
 def test_the_steps_table_gives_ratios_and_leaves_what_is_missing_empty() -> None:
     other, floor = ({"problems": 1, "first_ms": ms, "second_ms": ms} for ms in (60.0, 10.0))
-    ways = {"engine": {"cases": [engine_case(1)]}, "generate": {"cases": [other]}, "floor": {"cases": [floor]}}
+    ways = {
+        "engine": {"cases": [engine_case(1)]},
+        "generate": {"cases": [other]},
+        "floor": {"cases": [floor]},
+    }
     *_, first, second = search_tables.steps_table(record(ways)).splitlines()
     assert first == "| 1 x 16 | first | 1 | 20.0 ms |  | 60.0 ms | 3.00 |  |  | 10.0 ms | 2.00 |"
-    assert second == "| 1 x 16 | second | 17 | 30.0 ms | 1.25 | 60.0 ms | 2.00 |  |  | 10.0 ms | 3.00 |"
+    assert (
+        second
+        == "| 1 x 16 | second | 17 | 30.0 ms | 1.25 | 60.0 ms | 2.00 |  |  | 10.0 ms | 3.00 |"
+    )
     ways["vllm"] = {"cases": [{"problems": 1, "first_ms": 30.0, "second_ms": 45.0}]}
     assert "| 45.0 ms | 1.50 |" in search_tables.steps_table(record(ways)).splitlines()[-1]
     del ways["engine"]
@@ -104,14 +130,20 @@ def test_the_steps_table_gives_ratios_and_leaves_what_is_missing_empty() -> None
         "| 1 x 16 | second |  |  |  | 60.0 ms |  | 45.0 ms |  | 10.0 ms |  |"
     )
     nothing: dict[str, Any] = {}
-    for part, table in (("steps", search_tables.steps_table), ("searches", search_tables.searches_table)):
+    for part, table in (
+        ("steps", search_tables.steps_table),
+        ("searches", search_tables.searches_table),
+    ):
         assert table(nothing) == f"Not measured yet: `python -m experiments.bench search {part}`"
     assert search_tables.aims_table(nothing).startswith("Not measured yet")
 
 
 def test_aims_are_ratios_of_one_record_and_say_whether_they_are_reached() -> None:
     others = {"vllm": 42.0, "generate": 120.0, "floor": 10.0}
-    ways = {way: {"cases": [{"problems": n, "second_ms": ms} for n in (1, 16)]} for way, ms in others.items()}
+    ways = {
+        way: {"cases": [{"problems": n, "second_ms": ms} for n in (1, 16)]}
+        for way, ms in others.items()
+    }
     found = record(ways | {"engine": {"cases": [engine_case(1), engine_case(16)]}})
     beams = [{"search": "beam_search", "in_flight": n, "tokens_per_s": 100.0 * n} for n in (1, 16)]
     samples = {"search": "best_of_8", "in_flight": 16, "problems": 64, "max_rows": 128}
@@ -131,7 +163,10 @@ def test_aims_are_ratios_of_one_record_and_say_whether_they_are_reached() -> Non
     lines = search_tables.aims_table(found).splitlines()[2:]
     reached = [line.endswith("| reached |") for line in lines]
     assert reached == [False, False, True, False, True, False, True, True, False]
-    assert lines[3] == "| 16 x 16, second step, time of vLLM / engine's | at least 1.5 | 1.40 | not reached |"
+    assert (
+        lines[3]
+        == "| 16 x 16, second step, time of vLLM / engine's | at least 1.5 | 1.40 | not reached |"
+    )
 
 
 # ---------------------------------------------------------------- the record
@@ -145,7 +180,11 @@ def measure(part: str, out: Path, rows: Path, model: str, **options: Any) -> dic
 
 @pytest.mark.slow
 def test_steps_are_written_as_they_come_and_a_way_that_fails_stops_no_other(
-    rows: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rows: Path,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, asked, written = tmp_path / "search.json", list[str](), list[list[str]]()
     case = {name: value for name, value in engine_case(1).items() if name != "problems"}
@@ -158,13 +197,21 @@ def test_steps_are_written_as_they_come_and_a_way_that_fails_stops_no_other(
         return {"cases": [case], "peak_bytes": 1}
 
     monkeypatch.setattr(search, "measured", measured)
-    with pytest.raises(TTCError, match=r"no memory; the figures of the others are in .*search\.json"):
+    with pytest.raises(
+        TTCError, match=r"no memory; the figures of the others are in .*search\.json"
+    ):
         measure("steps", out, rows, model, rounds=2, peer="/a/python")
     assert asked == ["engine", "generate", "floor", "/a/python", "engine", "floor", "/a/python"]
     assert written[:4] == [[], ["engine"], ["engine"], ["engine", "floor"]]
     found = json.loads(out.read_text())["steps"]
-    assert list(found["ways"]) == ["engine", "floor", "vllm"] and found["ways"]["floor"]["rounds"] == 2
-    assert found["ways"]["engine"]["cases"] == [engine_case(1)] and "commit" in found and len(found["commands"]) == 1
+    assert (
+        list(found["ways"]) == ["engine", "floor", "vllm"] and found["ways"]["floor"]["rounds"] == 2
+    )
+    assert (
+        found["ways"]["engine"]["cases"] == [engine_case(1)]
+        and "commit" in found
+        and len(found["commands"]) == 1
+    )
     capsys.readouterr()
     monkeypatch.setattr(search, "measured", lambda *_: {"cases": [case]})
     found = measure("steps", out, rows, model, ways=["generate"])["steps"]  # the missing one alone
@@ -183,7 +230,9 @@ def test_generate_runs_in_the_first_round_alone(
 ) -> None:
     asked = list[str]()
     case = {"first_ms": 1.0, "second_ms": 1.0}
-    monkeypatch.setattr(search, "measured", lambda command, _: asked.append(command[3]) or {"cases": [case]})
+    monkeypatch.setattr(
+        search, "measured", lambda command, _: asked.append(command[3]) or {"cases": [case]}
+    )
     measure("steps", tmp_path / "search.json", rows, model, rounds=3, ways=["generate", "floor"])
     assert asked == ["generate", "floor", "floor", "floor"]
 
@@ -202,7 +251,9 @@ def test_searches_join_what_the_same_code_has_measured(
     assert last.startswith("| beam search | 1 | 1 | 16 | ") and " | 100% | 100% | " in last
     monkeypatch.setattr(search, "measured", lambda *_: row | {"search": "best_of_8"})
     both = measure("searches", out, rows, model, searches=["best_of_8"])["searches"]
-    assert [r["search"] for r in both["rows"]] == ["best_of_8", "beam_search"] and both["rows"][1] == row
+    assert [r["search"] for r in both["rows"]] == ["best_of_8", "beam_search"] and both["rows"][
+        1
+    ] == row
     both["code"]["search.beam_search"] = "another"
     out.write_text(json.dumps({"searches": both}))
     alone = measure("searches", out, rows, model, searches=["best_of_8"])["searches"]

@@ -1,4 +1,5 @@
-"""Searches at equal budgets: what is measured, what is measured again, which differences count, and what is shown."""
+"""Searches at equal budgets: what is measured, what is measured again, which differences count, and
+what is shown."""
 
 from __future__ import annotations
 
@@ -42,9 +43,12 @@ def test_settings_follow_from_how_many_answers_a_budget_pays_for() -> None:
 @pytest.mark.slow
 def test_compute_optimal_search_is_fitted_on_the_other_half_of_the_problems() -> None:
     setting = budgets.default_task(40, [432])
-    even_hard = "10" * 10 + "00" * 10  # of the even problems beams solve the hard ones, of the odd ones mcts
+    # of the even problems beams solve the hard ones, of the odd ones mcts
+    even_hard = "10" * 10 + "00" * 10
     odd_hard = "01" * 10 + "00" * 10
-    rows = [row(name, "0" * 20 + "1" * 20, 432) for name in ("best_of_n", "self_consistency", "rebase")]
+    rows = [
+        row(name, "0" * 20 + "1" * 20, 432) for name in ("best_of_n", "self_consistency", "rebase")
+    ]
     rows += [row("beam_search", even_hard, 432), row("mcts", odd_hard, 432)]
     rows[0]["first_scores"] = [0.1] * 20 + [0.9] * 20
     problems = [Problem(str(i)) for i in range(40)]
@@ -52,12 +56,15 @@ def test_compute_optimal_search_is_fitted_on_the_other_half_of_the_problems() ->
     assert [p.question for p in even] == list(map(str, range(0, 40, 2))) and len(odd) == 20
     assert isinstance(first, ComputeOptimal) and isinstance(second, ComputeOptimal)
     assert first.n == 21 // 4 and first.max_tokens == 64
-    assert first.edges == second.edges == (0.1, 0.1, 0.9, 0.9)  # five bins, of which two hold a problem
+    # five bins, of which two hold a problem
+    assert first.edges == second.edges == (0.1, 0.1, 0.9, 0.9)
     assert type(first.strategies[2]) is MCTS and type(second.strategies[2]) is BeamSearch
     easy = first.strategies[4]  # the others solve as many there, and it is the first
     assert isinstance(easy, BestOfN) and isinstance(second.strategies[4], BestOfN)
     assert easy.n == 2 * ((432 - 5 * 20) // 20)  # what the first samples leave
-    with pytest.raises(InvalidInput, match="compute_optimal is fitted on mcts at 432 tokens; measure them too"):
+    with pytest.raises(
+        InvalidInput, match="compute_optimal is fitted on mcts at 432 tokens; measure them too"
+    ):
         setting.parts("compute_optimal", 432, "m", problems, rows[:-1])
 
 
@@ -93,8 +100,12 @@ def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
     ]  # fmt: skip
     for row in record["rows"]:
         assert 0 < row["generated_tokens"] <= row["budget"] and row["verifier_tokens"] == 0
-        assert len(row["outcomes"]) == row["problems"] == 3 and row["accuracy"] == row["outcomes"].count("1") / 3
-    assert record["rows"][0]["generated_tokens"] == 20  # nothing ends, so that samples use all of it
+        assert (
+            len(row["outcomes"]) == row["problems"] == 3
+            and row["accuracy"] == row["outcomes"].count("1") / 3
+        )
+    # nothing ends, so that samples use all of it
+    assert record["rows"][0]["generated_tokens"] == 20
     assert len(record["rows"][0]["first_scores"]) == 3 and "first_scores" not in record["rows"][1]
     assert [(c["search"], c["budget"], c["baseline"]) for c in record["comparisons"]] == [
         ("greedy", 20, "best_of_n"), ("greedy", 30, "best_of_n")
@@ -114,7 +125,9 @@ def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="the search 'best' is unknown; use some of best_of_n,"):
         searches.run(3, [20], None, 0, [], ["best"], "m", tmp_path / "x.json")
-    with pytest.raises(InvalidInput, match="a budget of 9 tokens has no room for an answer; give 17 or more"):
+    with pytest.raises(
+        InvalidInput, match="a budget of 9 tokens has no room for an answer; give 17 or more"
+    ):
         searches.run(3, [9], None, 0, [], ["greedy"], "m", tmp_path / "x.json")
 
 
@@ -122,7 +135,13 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
 
 
 def row(search: str, outcomes: str, budget: int = 48, task: str = "default task") -> dict[str, Any]:
-    place = {"task": task, "budget": budget, "search": search, "problems": len(outcomes), "outcomes": outcomes}
+    place = {
+        "task": task,
+        "budget": budget,
+        "search": search,
+        "problems": len(outcomes),
+        "outcomes": outcomes,
+    }
     share = outcomes.count("1") / len(outcomes)
     return place | {
         "accuracy": share, "accuracy_95": [max(0.0, share - 0.1), min(1.0, share + 0.1)], 

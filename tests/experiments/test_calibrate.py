@@ -1,4 +1,5 @@
-"""Observations against a reference on a small model, and both jobs end to end on the default model."""
+"""Observations against a reference on a small model, and both jobs end to end on the default
+model."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ from verifiers import ConfidenceGatedVerifier, ConfidenceVerifier, SelfVerifier
 class LongFirst:
     """Prefers many different tokens; fails on the problem "bad"."""
 
-    def rate(self, branches: Sequence[Any], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Any], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         if "bad" in questions:
             raise RuntimeError("no weights")
         return [[float(len(set(b.generated)))] for b in branches]
@@ -53,9 +56,12 @@ def test_observations_of_best_of_n(engine: Engine) -> None:
         branches = sorted(result.branches, key=lambda b: b.path)
         p = [sum(b.top1) / len(b.top1) for b in branches]
         top, second = sorted(p, reverse=True)[:2]
-        by_p = max(branches, key=lambda b: round(sum(b.top1) / len(b.top1), 5))  # the first of equals
+        # the first of equals
+        by_p = max(branches, key=lambda b: round(sum(b.top1) / len(b.top1), 5))
         by_length = max(branches, key=lambda b: len(set(b.generated)))
-        assert (observation.max_p, observation.gap) == pytest.approx((top, (top - second) / top), abs=1e-5)
+        assert (observation.max_p, observation.gap) == pytest.approx(
+            (top, (top - second) / top), abs=1e-5
+        )
         assert observation.agrees == (by_p.generated == by_length.generated)
     assert {o.agrees for o in found} == {True, False}
     assert engine.kv_bytes() == 0
@@ -82,7 +88,9 @@ def test_p_always_agrees_with_itself(engine: Engine) -> None:
     class Whole:
         """p of the whole branch, as a verifier."""
 
-        def rate(self, branches: Sequence[Any], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        def rate(
+            self, branches: Sequence[Any], questions: Sequence[str], backend: Any
+        ) -> list[list[float]]:
             return [[sum(b.top1) / len(b.top1)] for b in branches]
 
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3)
@@ -107,8 +115,12 @@ def test_the_report_says_what_is_not_shown() -> None:
     assert "25.9% of problems, with 95% confidence" in text
     assert "598 held-out problems" in text  # 2 x 299, the least n with 0.99^n <= 0.05
     many = [Observation(0.9, 0.5, True)] * 598
-    assert "not shown" not in report(calibrate(many, model="m", dataset="d", max_disagreement=0.01), 0)
-    assert "no number of problems" in report(calibrate(few, model="m", dataset="d", max_disagreement=0.0), 0)
+    assert "not shown" not in report(
+        calibrate(many, model="m", dataset="d", max_disagreement=0.01), 0
+    )
+    assert "no number of problems" in report(
+        calibrate(few, model="m", dataset="d", max_disagreement=0.0), 0
+    )
     assert "not shown" not in report(calibrate(few, model="m", dataset="d"), 0)
 
 
@@ -125,13 +137,28 @@ def job(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
-    held_out = ["dataset.size=6", "dataset.seed=7", f"calibrate.file={file}", "calibrate.max_disagreement=1"]
+    held_out = [
+        "dataset.size=6",
+        "dataset.seed=7",
+        f"calibrate.file={file}",
+        "calibrate.max_disagreement=1",
+    ]
     done = job("calibrate", *SEARCH, "verifier.inner=self", *held_out)
     assert done.returncode == 0, done.stderr
-    said = [line for line in done.stderr.splitlines() if line != LINE and not line.startswith("calibrate: ")]
-    assert said[0].startswith("starting: ") and said[1:] == ["loading smollm2-135m"]  # no other library says anything
+    said = [
+        line
+        for line in done.stderr.splitlines()
+        if line != LINE and not line.startswith("calibrate: ")
+    ]
+    # no other library says anything
+    assert said[0].startswith("starting: ") and said[1:] == ["loading smollm2-135m"]
     made = json.loads(file.read_text())
-    assert (made["model"], made["dataset"], made["problems"], made["checked"]) == ("smollm2-135m", "sums", 6, 3)
+    assert (made["model"], made["dataset"], made["problems"], made["checked"]) == (
+        "smollm2-135m",
+        "sums",
+        6,
+        3,
+    )
     assert made["settings"]["dataset"]["seed"] == 7
     assert made["settings"]["verifier"]["_target_"] == "verifiers.SelfVerifier"
     assert made["settings"]["sharing"]["rule"] == "exact" and made["settings"]["dtype"] == "auto"
@@ -163,16 +190,29 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
     done = job("run", *SEARCH, *gated, *place)
     assert done.returncode != 0 and "verifier.tau_conf" in done.stderr and "0.123" in done.stderr
     done = job("run", *SEARCH, *gated, *place, "dataset=gsm8k")
-    assert done.returncode != 0 and "error: " in done.stderr and "data set 'sums', not for 'gsm8k'" in done.stderr
-    done = job("run", *SEARCH, *gated, *place, "dataset.offset=5", "dataset.limit=3")  # problem 7 is seed 7's first
-    assert done.returncode != 0 and "error: " in done.stderr and "were used to calibrate" in done.stderr
+    assert (
+        done.returncode != 0
+        and "error: " in done.stderr
+        and "data set 'sums', not for 'gsm8k'" in done.stderr
+    )
+    # problem 7 is seed 7's first
+    done = job("run", *SEARCH, *gated, *place, "dataset.offset=5", "dataset.limit=3")
+    assert (
+        done.returncode != 0
+        and "error: " in done.stderr
+        and "were used to calibrate" in done.stderr
+    )
 
 
 def test_an_inner_verifier_by_name_or_with_settings() -> None:
     gated = "verifier=confidence_gated"
-    named = make_verifier(resolved(configuration("run", gated, "verifier.inner=confidence", "verifier.r_gap=0.3")))
+    named = make_verifier(
+        resolved(configuration("run", gated, "verifier.inner=confidence", "verifier.r_gap=0.3"))
+    )
     assert named == ConfidenceGatedVerifier(ConfidenceVerifier(), 0.9, 0.3)
-    nested = configuration("run", gated, "verifier/inner=confidence", "verifier.inner.metric=logprob")
+    nested = configuration(
+        "run", gated, "verifier/inner=confidence", "verifier.inner.metric=logprob"
+    )
     assert make_verifier(resolved(nested)) == ConfidenceGatedVerifier(ConfidenceVerifier("logprob"))
     assert make_verifier(configuration("run", "verifier=none")) is None
 
@@ -181,7 +221,9 @@ def test_a_calibration_sets_the_thresholds(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     calibrate([Observation(0.7, 0.3, True)], model="m", dataset="sums").save(file)
     gated = ["verifier=confidence_gated", f"verifier.calibration={file}"]
-    found = make_verifier(resolved(configuration("run", *gated, "model.name=m", "verifier.tau_conf=0.1")))
+    found = make_verifier(
+        resolved(configuration("run", *gated, "model.name=m", "verifier.tau_conf=0.1"))
+    )
     assert found == ConfidenceGatedVerifier(SelfVerifier(), 0.7, 0.3)
     with pytest.raises(InvalidInput, match="the model 'm', not for 'smollm2-135m'"):
         resolved(configuration("run", *gated))
@@ -191,9 +233,16 @@ def test_a_calibration_sets_the_thresholds(tmp_path: Path) -> None:
 def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     whole = configuration("run", "model.name=m", "search=best_of_n", "dataset.limit=20")
-    parts = {name: OmegaConf.to_container(whole[name], resolve=True) for name in ("dataset", "search")}
+    parts = {
+        name: OmegaConf.to_container(whole[name], resolve=True) for name in ("dataset", "search")
+    }
     calibrate([Observation(0.7, 0.3, True)], model="m", dataset="sums", settings=parts).save(file)
-    gated = ["verifier=confidence_gated", f"verifier.calibration={file}", "model.name=m", "search=best_of_n"]
+    gated = [
+        "verifier=confidence_gated",
+        f"verifier.calibration={file}",
+        "model.name=m",
+        "search=best_of_n",
+    ]
     for other in ("dataset.offset=20", "dataset.seed=1000"):
         assert resolved(configuration("run", *gated, other)).verifier.tau_conf == 0.7
     for same in ("dataset.offset=19", "dataset.seed=19", "dataset.pad_chars=99"):
@@ -206,11 +255,19 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
-        ("run", ["verifier=confidence_gated", "verifier.inner=slef"], "verifier.inner=slef is unknown; use one of"),
+        (
+            "run",
+            ["verifier=confidence_gated", "verifier.inner=slef"],
+            "verifier.inner=slef is unknown; use one of",
+        ),
         ("run", ["verifier=confidence_gated", "verifier.tau_cnf=1"], "tau_cnf"),
         ("run", ["verifier=confidence_gated", "verifier.inner.questoin=x"], "questoin"),
         ("run", ["verifier=confidence_gated", "verifier.tau_conf=-1"], "tau_conf=-1.0"),
-        ("run", ["verifier=confidence_gated", "verifier.calibration=/no/such.json"], "/no/such.json"),
+        (
+            "run",
+            ["verifier=confidence_gated", "verifier.calibration=/no/such.json"],
+            "/no/such.json",
+        ),
         ("calibrate", [], "calibrate.file"),
         ("calibrate", ["calibrate.fil=x"], "fil"),
         ("calibrate", ["calibrate.file=x", "verifier=none"], "other than none"),
@@ -218,8 +275,13 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
         ("calibrate", ["calibrate.file=x", "run.batch=0"], "run.batch=0"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, module: str, arguments: list[str], message: str) -> None:
-    jobs = {"run": experiments.runs.problem_loop.run, "calibrate": experiments.fit.calibrate.calibration.run}
+def test_a_wrong_setting_is_refused_by_name(
+    tmp_path: Path, module: str, arguments: list[str], message: str
+) -> None:
+    jobs = {
+        "run": experiments.runs.problem_loop.run,
+        "calibrate": experiments.fit.calibrate.calibration.run,
+    }
     with pytest.raises((TTCError, HydraException), match=message):
         jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
     assert not list(tmp_path.iterdir())

@@ -53,31 +53,53 @@ def test_the_first_output_comes_at_once(words: list[str]) -> None:
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None and process.stdout.readline()
         took = time.monotonic() - begun
-    assert took < 5  # on a quiet machine it takes a fifth of a second, and importing torch alone takes several
+    # on a quiet machine it takes a fifth of a second, and importing torch alone takes several
+    assert took < 5
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["search=nope"], f"search=nope is unknown; use one of {', '.join(choices('search'))}"),
-        (["verifier/inner=x", "verifier=confidence_gated"], "verifier/inner=x is unknown; use one of arithmetic, "),
-        (["serch=greedy"], "serch is no setting; use one of model, dataset, search, verifier, memory, "),
-        (["search.nope=3"], "search.nope is no setting of search.BeamSearch; use one of temperature, top_k, "),
+        (
+            ["verifier/inner=x", "verifier=confidence_gated"],
+            "verifier/inner=x is unknown; use one of arithmetic, ",
+        ),
+        (
+            ["serch=greedy"],
+            "serch is no setting; use one of model, dataset, search, verifier, memory, ",
+        ),
+        (
+            ["search.nope=3"],
+            "search.nope is no setting of search.BeamSearch; use one of temperature, top_k, ",
+        ),
         (["+search.nope=3"], "Error in call to target 'search.beam_search.BeamSearch': TypeError("),
         (["dataset.lim=3"], "dataset.lim is no setting of dataset; use one of name, hub, "),
-        (["placement.k=3"], "placement.k is no setting of the chosen placement, which has none; choose another"),
+        (
+            ["placement.k=3"],
+            "placement.k is no setting of the chosen placement, which has none; choose another",
+        ),
         (
             ["dataset=reasoning_gym", "dataset.params={min_numbers: 3}"],
             "dataset.params.min_numbers is new there; add it with a plus, as +dataset.params.min_numbers=VALUE",
         ),
         (["run.max_tokens=0"], "max_tokens=0 must be at least 1"),
-        (["search.beam_size=many"], "search.beam_size=many: Value 'many' of type 'str' could not be converted to "),
+        (
+            ["search.beam_size=many"],
+            "search.beam_size=many: Value 'many' of type 'str' could not be converted to ",
+        ),
         (
             ["search=greedy", "verifier=none", "search.temperature=0.7"],
             "temperature=0.7 samples, and greedy search",
         ),
-        (["dataset.instruction=Q: {question}"], "dataset.instruction=Q: {question} cannot be read (mismatched input"),
-        (["-m", "search=greedy,best_of_n", "search.n=4"], "search.n is no setting of search.Greedy; use one of "),
+        (
+            ["dataset.instruction=Q: {question}"],
+            "dataset.instruction=Q: {question} cannot be read (mismatched input",
+        ),
+        (
+            ["-m", "search=greedy,best_of_n", "search.n=4"],
+            "search.n is no setting of search.Greedy; use one of ",
+        ),
     ],
     ids=str,
 )
@@ -89,7 +111,11 @@ def test_a_wrong_setting_is_one_line_that_names_what_would_be_right(
     with pytest.raises(SystemExit) as refused:
         experiments.run.main()
     said = str(refused.value.code)
-    assert said.startswith(f"error: {message}") and "schema" not in said and len(said.splitlines()) == 1
+    assert (
+        said.startswith(f"error: {message}")
+        and "schema" not in said
+        and len(said.splitlines()) == 1
+    )
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +154,13 @@ def test_a_sweep_over_searches_takes_a_setting_that_the_default_search_does_not_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["-m", "search=greedy,best_of_n", "search.max_tokens=40", "dataset.limit=1", "run.dry=true"]
+    words = [
+        "-m",
+        "search=greedy,best_of_n",
+        "search.max_tokens=40",
+        "dataset.limit=1",
+        "run.dry=true",
+    ]
     monkeypatch.setattr(sys, "argv", ["run", *words])
     experiments.run.main()
     shown = capsys.readouterr().out
@@ -137,7 +169,15 @@ def test_a_sweep_over_searches_takes_a_setting_that_the_default_search_does_not_
 
 
 def test_other_words_of_a_sweep_stay_as_they_are() -> None:
-    words = ["-m", "run.seed=0,1", "run.output_dir=o", "hydra.verbose=true", "~gate", "dataset.limit=3", "search.n=1,2"]
+    words = [
+        "-m",
+        "run.seed=0,1",
+        "run.output_dir=o",
+        "hydra.verbose=true",
+        "~gate",
+        "dataset.limit=3",
+        "search.n=1,2",
+    ]
     assert for_each_job(words) == words
     unsayable = [
         "search=a,b",
@@ -152,7 +192,12 @@ def test_other_words_of_a_sweep_stay_as_they_are() -> None:
 
 def test_a_sweep_over_presets_gives_every_setting_to_each_job() -> None:
     words = ["+experiment=rksc_exact,rksc_lossy", "search.n=4", "dataset.limit=3", "run.batch=2"]
-    assert for_each_job(words) == [words[0], "search.n=choice(4)", "dataset.limit=choice(3)", "run.batch=2"]
+    assert for_each_job(words) == [
+        words[0],
+        "search.n=choice(4)",
+        "dataset.limit=choice(3)",
+        "run.batch=2",
+    ]
 
 
 def test_the_first_line_comes_before_the_job_is_launched(
@@ -187,12 +232,23 @@ def test_ctrl_c_before_the_run_is_no_traceback(
 def test_the_help_page_names_every_choice_and_only_settings_that_exist() -> None:
     text = page()
     assert "_schema" not in text and max(map(len, text.splitlines())) <= 120
-    for group, targets in (("search", schema.SEARCHES), ("verifier", schema.VERIFIERS), ("memory", schema.POLICIES)):
-        assert set(targets) <= set(choices(group)) <= {*schema.GROUPS[group].choices, "none"} or group == "memory"
+    for group, targets in (
+        ("search", schema.SEARCHES),
+        ("verifier", schema.VERIFIERS),
+        ("memory", schema.POLICIES),
+    ):
+        assert (
+            set(targets) <= set(choices(group)) <= {*schema.GROUPS[group].choices, "none"}
+            or group == "memory"
+        )
         assert all(re.search(rf"\b{name}\b", text) for name in targets)
     assert "beam_search*" in text and "sums*" in text and "smollm2*" in text
     config = configuration("run", "run.name=r", "search=best_of_n")
-    keys = set(re.findall(r"^  (run\.\w+)=", text, re.MULTILINE)) | {"search.n", "dataset.limit", "model.name"}
+    keys = set(re.findall(r"^  (run\.\w+)=", text, re.MULTILINE)) | {
+        "search.n",
+        "dataset.limit",
+        "model.name",
+    }
     assert len(keys) > 8
     for key in keys:
         assert OmegaConf.select(config, key, default="absent") != "absent", key
@@ -200,7 +256,11 @@ def test_the_help_page_names_every_choice_and_only_settings_that_exist() -> None
 
 @pytest.mark.slow
 def test_every_example_of_the_help_page_can_be_composed() -> None:
-    lines = [line.split()[3:] for line in page().splitlines() if line.startswith("  python -m experiments.run")]
+    lines = [
+        line.split()[3:]
+        for line in page().splitlines()
+        if line.startswith("  python -m experiments.run")
+    ]
     assert len(lines) == 7
     for arguments in lines[1:]:
         if "--cfg" in arguments:

@@ -60,7 +60,11 @@ def record(name: str, *marks: int, **changes: Any) -> dict[str, Any]:
 
 
 def save(
-    place: Path, name: str, records: list[dict[str, Any]], summary: dict[str, Any] | None = None, **settings: Any
+    place: Path,
+    name: str,
+    records: list[dict[str, Any]],
+    summary: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> str:
     """A run's folder. settings: dotted keys with __ for the dot."""
     folder = place / name
@@ -96,9 +100,18 @@ def test_two_single_runs_have_wilsons_intervals_and_mcnemars_test(tmp_path: Path
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
     found = compared(tmp_path, a, b)
     first, second = found["rows"]
-    assert (first["accuracy"], first["interval"], first["problems"], first["runs"]) == (0.75, "Wilson", 8, 1)
+    assert (first["accuracy"], first["interval"], first["problems"], first["runs"]) == (
+        0.75,
+        "Wilson",
+        8,
+        1,
+    )
     assert first["accuracy_95"] == pytest.approx(wilson(6, 8))
-    assert (second["generated_tokens"], second["verifier_tokens"], second["kv_peak_bytes"]) == (10, 3, 2048)
+    assert (second["generated_tokens"], second["verifier_tokens"], second["kv_peak_bytes"]) == (
+        10,
+        3,
+        2048,
+    )
     assert second["flops"] is None and second["seconds"] is None  # nobody knows this model
     (pair,) = found["differences"]
     gaps = [y - x for x, y in zip(A, B, strict=True)]
@@ -111,25 +124,37 @@ def test_two_single_runs_have_wilsons_intervals_and_mcnemars_test(tmp_path: Path
 
 
 def test_seeds_of_one_configuration_are_one_row_of_means(tmp_path: Path) -> None:
-    folders = [save(tmp_path, f"a-seed{i}", problems(marks), run__seed=i) for i, marks in enumerate([A, B])]
+    folders = [
+        save(tmp_path, f"a-seed{i}", problems(marks), run__seed=i) for i, marks in enumerate([A, B])
+    ]
     other = save(tmp_path, "b", problems(B), search__n=4)
     found = compared(tmp_path, *folders, other)
     row = found["rows"][0]
     means = [(x + y) / 2 for x, y in zip(A, B, strict=True)]
-    assert (row["row"], row["seeds"], row["runs"], row["interval"]) == ("a", [0, 1], 2, "standard error")
+    assert (row["row"], row["seeds"], row["runs"], row["interval"]) == (
+        "a",
+        [0, 1],
+        2,
+        "standard error",
+    )
     assert row["accuracy"] == sum(means) / 8
     assert row["standard_error"] == pytest.approx(stdev(means) / math.sqrt(8))
     assert found["differences"][0]["test"] == "z"
-    assert row["pass_at_k"] == {"1": 0.5, "2": 1.0} and row["maj_at_k"] == {"1": 0.5, "2": 0.5}  # a tie of two
+    # a tie of two
+    assert row["pass_at_k"] == {"1": 0.5, "2": 1.0} and row["maj_at_k"] == {"1": 0.5, "2": 0.5}
 
 
 def test_questions_of_one_source_are_a_cluster(tmp_path: Path) -> None:
     marks = [1, 1, 1, 1, 0, 0, 0, 0]
     records = [r | {"source": f"passage {i // 4}"} for i, r in enumerate(problems(marks))]
-    plain, found = save(tmp_path, "plain", problems(marks)), save(tmp_path, "found", records, search__n=4)
+    plain, found = (
+        save(tmp_path, "plain", problems(marks)),
+        save(tmp_path, "found", records, search__n=4),
+    )
     rows = compared(tmp_path, plain, found)["rows"]
     assert rows[1]["interval"] == "clustered standard error"
-    assert rows[1]["standard_error"] == pytest.approx(0.5)  # two passages, one all right and one all wrong
+    # two passages, one all right and one all wrong
+    assert rows[1]["standard_error"] == pytest.approx(0.5)
     assert rows[0]["accuracy_95"][0] > rows[1]["accuracy_95"][0] == 0.0
 
 
@@ -159,7 +184,9 @@ def test_every_table_counts_alike(tmp_path: Path) -> None:
     for one in done:
         one["timing"] |= {"host_to_device_bytes": 0, "device_to_host_bytes": 0}
     name = save(tmp_path, "a", done)
-    (tmp_path / "a" / "fingerprint.json").write_text(json.dumps({"data": {f"p{i}": "mark" for i in range(7)}}))
+    (tmp_path / "a" / "fingerprint.json").write_text(
+        json.dumps({"data": {f"p{i}": "mark" for i in range(7)}})
+    )
     summary = summarise(done)
     row = compared(tmp_path, name)["rows"][0]
     scored = {(r["rule"], r["n"]): r["accuracy"] for r in score(load(Path(name)), all_rules())}
@@ -199,7 +226,9 @@ def test_the_frontier_is_what_no_cheaper_row_reaches() -> None:
 # ---------------------------------------------------------------- what is written
 
 
-def test_the_screen_and_the_files_hold_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_screen_and_the_files_hold_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = save(tmp_path, "a|1", problems(A)), save(tmp_path, "<b>", problems(B), search__n=4)
     out = {form: tmp_path / "made" / f"found.{form}" for form in ("csv", "html")}
     compare(parsed([a, b, "--csv", str(out["csv"]), "--html", str(out["html"])]))
@@ -207,7 +236,11 @@ def test_the_screen_and_the_files_hold_the_same(tmp_path: Path, capsys: pytest.C
     assert re.search(r"\na\|1 +75\.0%", text) and "p, Holm" in text
     rows = list(csv.DictReader(out["csv"].open()))
     assert [row["row"] for row in rows] == ["a|1", "<b>"]
-    assert float(rows[0]["accuracy"]) == 0.75 and float(rows[1]["difference"]) == -0.5 and rows[0]["p"] == ""
+    assert (
+        float(rows[0]["accuracy"]) == 0.75
+        and float(rows[1]["difference"]) == -0.5
+        and rows[0]["p"] == ""
+    )
     assert float(rows[1]["pass_at_k.2"]) == 1.0
     page = out["html"].read_text()
     assert (
@@ -228,12 +261,16 @@ def sweep(place: Path) -> list[str]:
     return folders
 
 
-def test_labels_are_what_differs_and_tables_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_are_what_differs_and_tables_fit_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folders = sweep(tmp_path)
     compare(parsed(folders))
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    assert len([line for line in text.splitlines() if line.startswith("n=32 temperature=0.6 ")]) >= 2
+    assert (
+        len([line for line in text.splitlines() if line.startswith("n=32 temperature=0.6 ")]) >= 2
+    )
     assert "in every row: " in text and "problems: 8" in text
     for one_name in (tmp_path, tmp_path / "toy-*-search.n=*"):
         compare(parsed([str(one_name)]))
@@ -247,31 +284,50 @@ def test_labels_are_what_differs_and_tables_fit_80_columns(tmp_path: Path, capsy
 
 def test_a_class_tells_rows_apart_and_not_its_settings() -> None:
     best = {"search._target_": "search.BestOfN", "search.max_tokens": 64, "verifier._target_": None}
-    greedy = {"search._target_": "search.Greedy", "search.max_tokens": 32, "verifier._target_": None}
+    greedy = {
+        "search._target_": "search.Greedy",
+        "search.max_tokens": 32,
+        "verifier._target_": None,
+    }
     rows = [greedy, best | {"search.n": 2}, best | {"search.n": 4}]
     assert labels(rows) == ["Greedy", "BestOfN n=2", "BestOfN n=4"]
-    assert labels([greedy, greedy | {"verifier._target_": "verifiers.Self"}]) == ["verifier=none", "Self"]
+    assert labels([greedy, greedy | {"verifier._target_": "verifiers.Self"}]) == [
+        "verifier=none",
+        "Self",
+    ]
 
 
-def test_tables_come_as_markdown_and_for_booktabs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_come_as_markdown_and_for_booktabs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = save(tmp_path, "a_1|", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
     compare(parsed([a, b, "--format", "markdown"]))
     assert re.search(r"\| a_1\\\| +\| +75\.0%", capsys.readouterr().out)
     compare(parsed([a, b, "--format", "latex"]))
     text = capsys.readouterr().out
-    assert r"\begin{tabular}{lrrrrrrrrrrr}" + "\n\\toprule\nrun & accuracy & 95\\% interval & strict" in text
+    assert (
+        r"\begin{tabular}{lrrrrrrrrrrr}" + "\n\\toprule\nrun & accuracy & 95\\% interval & strict"
+        in text
+    )
     assert r"a\_1| & 75.0\% & " in text and r"\bottomrule" in text
 
 
 def test_labels_can_be_given(tmp_path: Path) -> None:
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
-    assert [row["row"] for row in compared(tmp_path, a, b, "--labels", "ours,theirs")["rows"]] == ["ours", "theirs"]
+    assert [row["row"] for row in compared(tmp_path, a, b, "--labels", "ours,theirs")["rows"]] == [
+        "ours",
+        "theirs",
+    ]
     for wrong in ("ours", "ours,ours"):
-        with pytest.raises(InvalidInput, match=r"labels for 2 rows; give each row one of its own.*\n  a\n  b"):
+        with pytest.raises(
+            InvalidInput, match=r"labels for 2 rows; give each row one of its own.*\n  a\n  b"
+        ):
             compared(tmp_path, a, b, "--labels", wrong)
 
 
-def test_the_names_of_24_rows_leave_the_plot_its_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_of_24_rows_leave_the_plot_its_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     drawn = []
     monkeypatch.setattr(pyplot, "close", drawn.append)
@@ -285,7 +341,9 @@ def test_the_names_of_24_rows_leave_the_plot_its_width(tmp_path: Path, monkeypat
 def test_the_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
-    compare(parsed([a, b, "--plot", str(tmp_path / "plot.png"), "--html", str(tmp_path / "page.html")]))
+    compare(
+        parsed([a, b, "--plot", str(tmp_path / "plot.png"), "--html", str(tmp_path / "page.html")])
+    )
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "page.html").read_text()
     with pytest.raises(InvalidInput, match=r"--plot=.*plot\.zip"):
@@ -297,7 +355,9 @@ def test_the_plot_is_drawn(tmp_path: Path) -> None:
 
 def test_other_problems_are_refused_by_name_and_paired_where_asked(tmp_path: Path) -> None:
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B)[:6], search__n=4)
-    with pytest.raises(InvalidInput, match=r"2 problems \(p6, p7\) in .*a alone\n--different-problems"):
+    with pytest.raises(
+        InvalidInput, match=r"2 problems \(p6, p7\) in .*a alone\n--different-problems"
+    ):
         compared(tmp_path, a, b)
     (pair,) = compared(tmp_path, a, b, "--different-problems")["differences"]
     assert (pair["problems"], pair["test"]) == (6, "McNemar")
@@ -315,16 +375,24 @@ def test_other_prompts_are_refused_by_name(tmp_path: Path) -> None:
     a = save(tmp_path, "a", problems(A))
     other = [r | {"prompt": r["prompt"] + " Think."} for r in problems(B)]
     b = save(tmp_path, "b", other, search__n=4)
-    with pytest.raises(InvalidInput, match=r"the prompt of 8 problems \(p0, p1, p2 and 5 more\)\n--different-prompts"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"the prompt of 8 problems \(p0, p1, p2 and 5 more\)\n--different-prompts",
+    ):
         compared(tmp_path, a, b)
     assert compared(tmp_path, a, b, "--different-prompts")["differences"][0]["difference"] == -0.5
-    c = save(tmp_path, "c", other, model__name="another")  # a chat template of its own: the settings count
+    # a chat template of its own: the settings count
+    c = save(tmp_path, "c", other, model__name="another")
     assert len(compared(tmp_path, a, c)["rows"]) == 2
     d = save(tmp_path, "d", other, model__name="another", dataset__instruction="Solve: {question}")
-    with pytest.raises(InvalidInput, match=r"dataset\.instruction: '\{question\}' -> 'Solve: \{question\}'"):
+    with pytest.raises(
+        InvalidInput, match=r"dataset\.instruction: '\{question\}' -> 'Solve: \{question\}'"
+    ):
         compared(tmp_path, a, d)
     e = save(tmp_path, "e", problems(A), dataset__answer_kind="text")
-    with pytest.raises(InvalidInput, match=r"answer_kind, by which answers are graded: 'number' -> 'text'"):
+    with pytest.raises(
+        InvalidInput, match=r"answer_kind, by which answers are graded: 'number' -> 'text'"
+    ):
         compared(tmp_path, a, e)
 
 
@@ -339,8 +407,15 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         compared(tmp_path, str(tmp_path / "bare"))
     with pytest.raises(InvalidInput, match="holds no problem yet"):
         compared(tmp_path, save(tmp_path, "empty", []))
-    with pytest.raises(InvalidInput, match=r"record 2 has no branches and no usage: another version"):
-        compared(tmp_path, save(tmp_path, "foreign", [record("p0", 1), {"id": "p1", "correct": True, "error": None}]))
+    with pytest.raises(
+        InvalidInput, match=r"record 2 has no branches and no usage: another version"
+    ):
+        compared(
+            tmp_path,
+            save(
+                tmp_path, "foreign", [record("p0", 1), {"id": "p1", "correct": True, "error": None}]
+            ),
+        )
     with pytest.raises(InvalidInput, match=r"same configuration with the same run\.seed=0"):
         compared(tmp_path, a, save(tmp_path, "again", problems(B)))
 
@@ -349,7 +424,9 @@ def test_runs_of_older_versions_compare(tmp_path: Path) -> None:
     """Before strict grading, prompts, times and fingerprints were kept."""
     late = ("correct_strict", "prompt", "timing")
     old = [{key: value for key, value in r.items() if key not in late} for r in problems(A)]
-    found = compared(tmp_path, save(tmp_path, "old", old), save(tmp_path, "new", problems(B), search__n=4))
+    found = compared(
+        tmp_path, save(tmp_path, "old", old), save(tmp_path, "new", problems(B), search__n=4)
+    )
     row = found["rows"][0]
     assert (row["accuracy"], row["accuracy_strict"], row["kv_peak_bytes"]) == (0.75, 0.75, None)
     assert found["differences"][0]["p"] == mcnemar(0, 4)
@@ -357,7 +434,10 @@ def test_runs_of_older_versions_compare(tmp_path: Path) -> None:
 
 def test_private_questions_are_compared_by_their_marks(tmp_path: Path) -> None:
     hidden = {"question": None, "prompt": None}
-    a, b = save(tmp_path, "a", problems(A, **hidden)), save(tmp_path, "b", problems(B, **hidden), search__n=4)
+    a, b = (
+        save(tmp_path, "a", problems(A, **hidden)),
+        save(tmp_path, "b", problems(B, **hidden), search__n=4),
+    )
     for folder, mark in ((a, "x"), (b, "y")):
         marks = {f"p{i}": mark if i == 3 else "same" for i in range(8)}
         (Path(folder) / "fingerprint.json").write_text(json.dumps({"data": marks}))
@@ -370,8 +450,14 @@ def test_private_questions_are_compared_by_their_marks(tmp_path: Path) -> None:
     [
         ("records.jsonl", "[1, 2]\n{}\n"),
         ("records.jsonl", "[" * 100_000 + "\n{}\n"),
-        ("records.jsonl", '{"id": "a", "correct": true, "error": [], "branches": [], "usage": {}}\n'),
-        ("records.jsonl", '{"id": "a", "correct": true, "error": null, "branches": null, "usage": {}}\n'),
+        (
+            "records.jsonl",
+            '{"id": "a", "correct": true, "error": [], "branches": [], "usage": {}}\n',
+        ),
+        (
+            "records.jsonl",
+            '{"id": "a", "correct": true, "error": null, "branches": null, "usage": {}}\n',
+        ),
         ("summary.json", "[]"),
         ("summary.json", "[" * 100_000),
         ("fingerprint.json", '"text"'),
@@ -384,7 +470,9 @@ def test_private_questions_are_compared_by_their_marks(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named_in_a_line(tmp_path: Path, file: str, text: str) -> None:
     folder = Path(save(tmp_path, "a", problems(A)))
     (folder / file).write_text(text)
-    with pytest.raises(InvalidInput, match=rf"^{re.escape(str(folder / file))}\b.*(damaged|cannot be read)") as error:
+    with pytest.raises(
+        InvalidInput, match=rf"^{re.escape(str(folder / file))}\b.*(damaged|cannot be read)"
+    ) as error:
         Run.load(folder)
     assert "\n" not in str(error.value)
 

@@ -1,4 +1,5 @@
-"""Compute-optimal search: the table fitted from records, what it is worth, and the search that it becomes."""
+"""Compute-optimal search: the table fitted from records, what it is worth, and the search that it
+becomes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from ttc import InvalidInput
 
 
 def table(problems: int = 40) -> Table:
-    """Hard problems (ease below 0.5) are solved by strategy 1 alone, for 100 tokens; the others by 0, for 10."""
+    """Hard problems (ease below 0.5) are solved by strategy 1 alone, for 100 tokens; the others by
+    0, for 10."""
     ease = np.linspace(0, 1, problems, endpoint=False)
     hard = ease < 0.5
     return Table(
@@ -34,11 +36,15 @@ def table(problems: int = 40) -> Table:
 
 def test_each_bin_gets_the_strategy_that_is_best_in_it() -> None:
     choice = fit(table(), bins=4, budget=1000)
-    assert choice.strategies == [1, 1, 0, 0] and choice.edges == pytest.approx([0.24375, 0.4875, 0.73125])
+    assert choice.strategies == [1, 1, 0, 0] and choice.edges == pytest.approx(
+        [0.24375, 0.4875, 0.73125]
+    )
     assert choice.of(np.array([0.0, 0.3, 0.6, 0.9])).tolist() == [1, 1, 0, 0]
     assert fit(table(), bins=4, budget=104).strategies == [0, 0, 0, 0]  # the estimate's 5 count too
     assert best_fixed(table(), 104) == 0  # as accurate as the other, and cheaper
-    with pytest.raises(InvalidInput, match="--budget=3 is less than the 10 tokens of the cheapest strategy"):
+    with pytest.raises(
+        InvalidInput, match="--budget=3 is less than the 10 tokens of the cheapest strategy"
+    ):
         best_fixed(table(), 3)
 
 
@@ -48,7 +54,12 @@ def test_two_folds_compare_on_problems_that_were_not_fitted_on() -> None:
     assert found["fitted"][3] == pytest.approx(5 + 55, abs=5)
     assert found["difference"][1] > 0.3
     rng = np.random.default_rng(1)
-    noise = Table(rng.random(400), np.zeros(400), rng.integers(0, 2, (400, 3)).astype(float), np.ones((400, 3)))
+    noise = Table(
+        rng.random(400),
+        np.zeros(400),
+        rng.integers(0, 2, (400, 3)).astype(float),
+        np.ones((400, 3)),
+    )
     low, high = two_fold(noise, bins=5, budget=10, seed=0)["difference"][1:]
     assert low < 0 < high  # where nothing can be learnt, nothing is gained
 
@@ -66,18 +77,35 @@ def written(
     max_tokens: int | None = None,
 ) -> Path:
     folder.mkdir(parents=True)
-    config = {"model": {"name": model}, "dataset": {"name": "d"}, "search": search, "run": {"max_tokens": max_tokens}}
+    config = {
+        "model": {"name": model},
+        "dataset": {"name": "d"},
+        "search": search,
+        "run": {"max_tokens": max_tokens},
+    }
     OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
     lines = []
     for i, (correct, score, tokens) in enumerate(rows):
-        branches = [{"path": [j], "score": score + 0.01 * j, "tokens": tokens, "correct": correct} for j in range(3)]
+        branches = [
+            {"path": [j], "score": score + 0.01 * j, "tokens": tokens, "correct": correct}
+            for j in range(3)
+        ]
         usage = {"generated_tokens": 3 * tokens, "verifier_tokens": 3}
-        lines.append({"id": str(i), "error": None, "correct": correct, "branches": branches, "usage": usage})
+        lines.append(
+            {"id": str(i), "error": None, "correct": correct, "branches": branches, "usage": usage}
+        )
     (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
-COMMON = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 9, "aggregation": "last"}
+COMMON = {
+    "temperature": 0.8,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "max_tokens": 9,
+    "aggregation": "last",
+}
 
 
 @pytest.fixture
@@ -89,7 +117,9 @@ def folders(tmp_path: Path) -> list[str]:
     return [str(first), str(second)]
 
 
-def test_a_table_is_fitted_from_runs_and_runs_as_a_search(folders: list[str], tmp_path: Path) -> None:
+def test_a_table_is_fitted_from_runs_and_runs_as_a_search(
+    folders: list[str], tmp_path: Path
+) -> None:
     out = tmp_path / "fitted" / "search" / "mine.yaml"
     text = report(parsed([*folders, "--samples", "2", "--bins", "2", "--out", str(out)]))
     assert (
@@ -126,11 +156,16 @@ def test_runs_that_do_not_belong_together_are_named(folders: list[str], tmp_path
         report(parsed(folders[:1]))
     with pytest.raises(InvalidInput, match=r"holds no config\.yaml"):
         report(parsed([folders[0], str(tmp_path)]))
-    other = written(tmp_path / "other", {"_target_": "search.Greedy"}, [(True, 0.5, 1)], model="another")
+    other = written(
+        tmp_path / "other", {"_target_": "search.Greedy"}, [(True, 0.5, 1)], model="another"
+    )
     with pytest.raises(InvalidInput, match=r"other has model another, and .*few has m"):
         report(parsed([folders[0], str(other)]))
-    limited = written(tmp_path / "limited", {"_target_": "search.Greedy"}, [(True, 0.5, 1)], max_tokens=9)
+    limited = written(
+        tmp_path / "limited", {"_target_": "search.Greedy"}, [(True, 0.5, 1)], max_tokens=9
+    )
     with pytest.raises(
-        InvalidInput, match=r"limited was limited by run\.max_tokens=9, which a strategy does not carry"
+        InvalidInput,
+        match=r"limited was limited by run\.max_tokens=9, which a strategy does not carry",
     ):
         report(parsed([folders[0], str(limited)]))

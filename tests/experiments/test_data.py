@@ -18,9 +18,18 @@ from ttc import InvalidInput
 from ttc.protocols import Problem
 
 GSM8K = [
-    {"question": "Ann has 2 pens and buys 3. How many?", "answer": "2 + 3 = <<2+3=5>>5 pens.\n#### 5"},
-    {"question": "Bob has 4 pens and loses 1. How many?", "answer": "4 - 1 = <<4-1=3>>3 pens.\n#### 3"},
-    {"question": "Cy buys 600 pens twice. How many?", "answer": "600 x 2 = 1,200 pens.\n#### 1,200"},
+    {
+        "question": "Ann has 2 pens and buys 3. How many?",
+        "answer": "2 + 3 = <<2+3=5>>5 pens.\n#### 5",
+    },
+    {
+        "question": "Bob has 4 pens and loses 1. How many?",
+        "answer": "4 - 1 = <<4-1=3>>3 pens.\n#### 3",
+    },
+    {
+        "question": "Cy buys 600 pens twice. How many?",
+        "answer": "600 x 2 = 1,200 pens.\n#### 1,200",
+    },
 ]
 
 
@@ -43,11 +52,17 @@ def composed(*overrides: str) -> Any:
 # ---------------------------------------------------------------- gold answers
 
 
-def test_whole_solutions_as_gold_answers_are_refused_with_the_reader_that_helps(tmp_path: Path) -> None:
+def test_whole_solutions_as_gold_answers_are_refused_with_the_reader_that_helps(
+    tmp_path: Path,
+) -> None:
     path = jsonl(tmp_path / "test.jsonl", GSM8K)
-    with pytest.raises(InvalidInput, match=r"none of the 3 rows.*file-0: .*whole solution.*dataset\.reader=gsm8k"):
+    with pytest.raises(
+        InvalidInput, match=r"none of the 3 rows.*file-0: .*whole solution.*dataset\.reader=gsm8k"
+    ):
         load_task(composed("dataset=file", f"dataset.path={path}").dataset)
-    task = load_task(composed("dataset=file", f"dataset.path={path}", "dataset.reader=gsm8k").dataset)
+    task = load_task(
+        composed("dataset=file", f"dataset.path={path}", "dataset.reader=gsm8k").dataset
+    )
     assert [p.answer for p in task.problems] == ["5", "3", "1200"] and not task.failures
 
 
@@ -72,7 +87,9 @@ def test_whole_solutions_as_gold_answers_are_refused_with_the_reader_that_helps(
         ("text", "so it is\n#### five", False),
     ],
 )
-def test_a_gold_answer_that_nothing_can_equal_fails_alone(tmp_path: Path, kind: str, gold: Any, fits: bool) -> None:
+def test_a_gold_answer_that_nothing_can_equal_fails_alone(
+    tmp_path: Path, kind: str, gold: Any, fits: bool
+) -> None:
     good = {"number": "1", "strict": "1", "choice": "A", "math": "1", "text": "1"}[kind]
     rows = [{"question": "q", "answer": good}, {"question": "r", "answer": gold}]
     task = load_task(dataset(path=jsonl(tmp_path / "rows.jsonl", rows), answer_kind=kind))
@@ -116,8 +133,14 @@ def test_a_bad_row_is_named_by_its_number_and_stops_nothing(tmp_path: Path, row:
         ("{question: q}", "InvalidInput: the line is not JSON: Expecting property name"),
         ("[1, 2]", "InvalidInput: the row is [1, 2], of type list; give an object with fields"),
         ('{"question": " ", "answer": "1"}', "InvalidInput: the field 'question' is empty"),
-        ('{"question": ["q"], "answer": "1"}', "InvalidInput: the field 'question' is ['q'], not text"),
-        ('{"prompt": "q", "answer": "1"}', "KeyError: the row has no field 'question', only prompt, answer; name the"),
+        (
+            '{"question": ["q"], "answer": "1"}',
+            "InvalidInput: the field 'question' is ['q'], not text",
+        ),
+        (
+            '{"prompt": "q", "answer": "1"}',
+            "KeyError: the row has no field 'question', only prompt, answer; name the",
+        ),
     ],
 )
 def test_the_reason_says_what_is_wrong_with_a_row(tmp_path: Path, line: str, reason: str) -> None:
@@ -134,9 +157,15 @@ def test_the_reason_says_what_is_wrong_with_a_row(tmp_path: Path, line: str, rea
     ("line", "reason"),
     [
         ("[" * 100_000, "the line is not JSON: maximum recursion"),
-        ('{"question": "a", "answer": %s}' % ("9" * 5000), "the line is not JSON: Exceeds the limit (4300 digits)"),
+        (
+            '{"question": "a", "answer": %s}' % ("9" * 5000),
+            "the line is not JSON: Exceeds the limit (4300 digits)",
+        ),
         ('{"question": "a", "answer": "1", "from": "\\ud800"}', "the source holds '\\ud800'"),
-        ('{"question": "a", "answer": "1", "from": "b", "solution": "\\ud800"}', "the solution holds '\\ud800'"),
+        (
+            '{"question": "a", "answer": "1", "from": "b", "solution": "\\ud800"}',
+            "the solution holds '\\ud800'",
+        ),
         ('{"\\udcff": "a"}', "the row has no field 'question', only \udcff"),
     ],
     ids=["brackets", "digits", "source", "solution", "field"],
@@ -152,7 +181,9 @@ def test_a_row_that_no_program_can_hold_fails_alone(tmp_path: Path, line: str, r
 
 def test_a_row_can_name_the_source_that_its_question_shares(tmp_path: Path) -> None:
     rows = [{"question": "1 ?", "answer": "1", "passage": "p"}, {"question": "2 ?", "answer": "2"}]
-    task = load_task(dataset(path=jsonl(tmp_path / "rows.jsonl", rows), fields={"source": "passage"}))
+    task = load_task(
+        dataset(path=jsonl(tmp_path / "rows.jsonl", rows), fields={"source": "passage"})
+    )
     assert task.problems[0].metadata["source"] == "p"
     assert "no field 'passage'" in task.failures[0][1]
 
@@ -160,16 +191,23 @@ def test_a_row_can_name_the_source_that_its_question_shares(tmp_path: Path) -> N
 def test_fields_have_the_names_that_are_given(tmp_path: Path) -> None:
     rows = [{"prompt": "q?", "target": "7", "key": "first"}]
     path = jsonl(tmp_path / "rows.jsonl", rows)
-    names = ["dataset.fields.question=prompt", "dataset.fields.answer=target", "dataset.fields.id=key"]
+    names = [
+        "dataset.fields.question=prompt",
+        "dataset.fields.answer=target",
+        "dataset.fields.id=key",
+    ]
     task = load_task(composed("dataset=file", f"dataset.path={path}", *names).dataset)
     assert task.problems == [Problem("q?", "first", "7")]
     with pytest.raises(
-        InvalidInput, match=r"no field 'question', only prompt, target, key; .*dataset\.fields\.question"
+        InvalidInput,
+        match=r"no field 'question', only prompt, target, key; .*dataset\.fields\.question",
     ):
         load_task(composed("dataset=file", f"dataset.path={path}").dataset)
 
 
-def test_a_reader_of_ones_own_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_of_ones_own_is_found_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my_readers.py").write_text(
         "from ttc.protocols import Problem\n\n\n"
         "def backwards(row, id, dataset):\n    return Problem(row['q'][::-1], id, str(row['a'][0]))\n\n\n"
@@ -194,14 +232,23 @@ def test_a_reader_of_ones_own_is_found_by_its_path(tmp_path: Path, monkeypatch: 
 def test_cells_of_tables_are_read_as_text(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text("question\tanswer\nIs it 1, 2 or None?\t007\nNone\tNA\n")
     task = load_task(dataset(path=str(tmp_path / "rows.tsv"), answer_kind="text"))
-    assert [(p.question, p.answer) for p in task.problems] == [("Is it 1, 2 or None?", "007"), ("None", "NA")]
+    assert [(p.question, p.answer) for p in task.problems] == [
+        ("Is it 1, 2 or None?", "007"),
+        ("None", "NA"),
+    ]
 
 
-def test_a_data_set_of_the_hub_is_refused_at_once_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_of_the_hub_is_refused_at_once_without_a_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s to ask again"))
+    monkeypatch.setattr(
+        "time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s to ask again")
+    )
     config = dataset(name="mine", hub="no-such-org/no-such-set")
-    with pytest.raises(InvalidInput, match=r"no-such-set \(the hub cannot be reached.*dataset\.path=FILE"):
+    with pytest.raises(
+        InvalidInput, match=r"no-such-set \(the hub cannot be reached.*dataset\.path=FILE"
+    ):
         load_task(config)
 
 
@@ -209,7 +256,10 @@ def test_a_data_set_of_the_hub_is_refused_at_once_without_a_network(monkeypatch:
 
 
 def test_solved_examples_come_before_the_question_as_in_lm_eval(tmp_path: Path) -> None:
-    test, train = jsonl(tmp_path / "test.jsonl", GSM8K[2:]), jsonl(tmp_path / "train.jsonl", GSM8K[:2])
+    test, train = (
+        jsonl(tmp_path / "test.jsonl", GSM8K[2:]),
+        jsonl(tmp_path / "train.jsonl", GSM8K[:2]),
+    )
     config = composed(
         "dataset=gsm8k",
         f"dataset.path={test}",
@@ -229,12 +279,20 @@ def test_solved_examples_come_before_the_question_as_in_lm_eval(tmp_path: Path) 
 
 
 def test_examples_without_a_solution_state_the_answer(tmp_path: Path) -> None:
-    rows = [{"question": "a?", "answer": "1"}, {"question": "b?", "answer": "2", "why": "Two."}, {"question": "c?"}]
+    rows = [
+        {"question": "a?", "answer": "1"},
+        {"question": "b?", "answer": "2", "why": "Two."},
+        {"question": "c?"},
+    ]
     path = jsonl(tmp_path / "rows.jsonl", rows)
     config = dataset(shots=2, shots_path=path, fields={"solution": "why"})
     assert load_examples(config) == [("a?", "The answer is 1."), ("b?", "Two.")]
-    many = jsonl(tmp_path / "many.jsonl", [{"question": f"{i}?", "answer": str(i)} for i in range(20)])
-    drawn = [load_examples(dataset(shots=5, shots_path=many, shots_seed=seed)) for seed in (0, 0, 1)]
+    many = jsonl(
+        tmp_path / "many.jsonl", [{"question": f"{i}?", "answer": str(i)} for i in range(20)]
+    )
+    drawn = [
+        load_examples(dataset(shots=5, shots_path=many, shots_seed=seed)) for seed in (0, 0, 1)
+    ]
     assert drawn[0] == drawn[1] != drawn[2] and all(len(set(examples)) == 5 for examples in drawn)
 
 
@@ -245,11 +303,16 @@ def test_examples_without_a_solution_state_the_answer(tmp_path: Path) -> None:
         ({"shots": -1}, r"dataset\.shots=-1"),
         ({"shots": 1}, "file-0 is among the"),
         ({"shots": 1, "shots_path": None}, r"dataset\.shots_path=FILE"),
-        ({"shots": 1, "shots_path": "/no/such/file.jsonl"}, r"dataset\.shots_path=/no/such/file\.jsonl is not a file"),
+        (
+            {"shots": 1, "shots_path": "/no/such/file.jsonl"},
+            r"dataset\.shots_path=/no/such/file\.jsonl is not a file",
+        ),
         ({"shots": 1, "path": None, "task": "chain_sum"}, r"dataset\.examples"),
     ],
 )
-def test_examples_that_cannot_be_had_are_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_examples_that_cannot_be_had_are_refused(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
     path = jsonl(tmp_path / "rows.jsonl", GSM8K)
     with pytest.raises(InvalidInput, match=message):
         load_task(dataset(**({"path": path, "shots_path": path, "reader": "gsm8k"} | fields)))

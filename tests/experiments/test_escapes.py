@@ -17,7 +17,10 @@ from experiments.cli.escapes import typed
         (r"one\nnot two\nanswer:\neq", "one\nnot two\nanswer:" + r"\neq"),
         (r"a\tb", r"a\tb"),  # the beginning of a command
         (r"a\t\tB", "a\t\tB"),
-        (r"x \neq y, \nu, \not=, \text{a}, \theta, \times", r"x \neq y, \nu, \not=, \text{a}, \theta, \times"),
+        (
+            r"x \neq y, \nu, \not=, \text{a}, \theta, \times",
+            r"x \neq y, \nu, \not=, \text{a}, \theta, \times",
+        ),
         (r"\boxed{} \frac{1}{2}", r"\boxed{} \frac{1}{2}"),
         (r"a \\n b \\", r"a \\n b \\"),
         ("already\nthere", "already\nthere"),

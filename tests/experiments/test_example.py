@@ -7,11 +7,15 @@ from typing import Any
 from experiments.runs.example import example, telling, winning_steps
 
 
-def node(number: int, parent: int | None, path: list[int], text: str, score: float | None) -> dict[str, Any]:
+def node(
+    number: int, parent: int | None, path: list[int], text: str, score: float | None
+) -> dict[str, Any]:
     return {"id": number, "parent": parent, "path": path, "text": text, "score": score}
 
 
-def branch(path: list[int], text: str, answer: str, score: float | None, correct: bool) -> dict[str, Any]:
+def branch(
+    path: list[int], text: str, answer: str, score: float | None, correct: bool
+) -> dict[str, Any]:
     return {"path": path, "text": text, "answer": answer, "score": score, "correct": correct}
 
 
@@ -51,7 +55,9 @@ def test_an_example_shows_question_steps_scores_and_losers() -> None:
 
 
 def test_a_wrong_answer_is_called_wrong() -> None:
-    assert "Its answer is 4, which is wrong, it is 3." in example(RECORD | {"answer": "4", "correct": False})
+    assert "Its answer is 4, which is wrong, it is 3." in example(
+        RECORD | {"answer": "4", "correct": False}
+    )
 
 
 def test_the_most_telling_record_is_solved_against_a_badly_rated_wrong_branch() -> None:

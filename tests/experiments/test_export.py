@@ -1,4 +1,5 @@
-"""`python -m experiments.export`: trees as trajectories, TRL's data sets, and what `datasets` reads of them."""
+"""`python -m experiments.export`: trees as trajectories, TRL's data sets, and what `datasets` reads
+of them."""
 
 from __future__ import annotations
 
@@ -41,17 +42,27 @@ def exported(folder: Path, *words: str) -> Any:
     arguments = parsed([str(folder), *words])
     export(arguments)
     kind = "parquet" if arguments.format == "parquet" else "json"
-    name = f"trajectories.{arguments.format}" if arguments.format != "trl" else f"{arguments.type}.jsonl"
+    name = (
+        f"trajectories.{arguments.format}"
+        if arguments.format != "trl"
+        else f"{arguments.type}.jsonl"
+    )
     cache = str(folder.parent / "cache")
     return load_dataset(kind, data_files=str(folder / name), split="train", cache_dir=cache)
 
 
 def test_trajectories_hold_what_the_model_saw_and_wrote(place: Path) -> None:
-    run(composed(place, "verifier=confidence", "run.record_tokens=true", "run.seed=3", search=BEAMS))
+    run(
+        composed(place, "verifier=confidence", "run.record_tokens=true", "run.seed=3", search=BEAMS)
+    )
     folder = place / "outputs" / "r"
     rows = exported(folder, "--format", "parquet")
-    records = {r["id"]: r for r in map(json.loads, (folder / "records.jsonl").read_text().splitlines())}
-    leaves = sum(len(r["tree"]) - len({n["parent"] for n in r["tree"]} - {None}) for r in records.values())
+    records = {
+        r["id"]: r for r in map(json.loads, (folder / "records.jsonl").read_text().splitlines())
+    }
+    leaves = sum(
+        len(r["tree"]) - len({n["parent"] for n in r["tree"]} - {None}) for r in records.values()
+    )
     assert len(rows) == leaves > len(ROWS) * 2
     model = AutoModelForCausalLM.from_pretrained(place / "model").eval()
     for row in rows:
@@ -59,14 +70,26 @@ def test_trajectories_hold_what_the_model_saw_and_wrote(place: Path) -> None:
         logits = model(torch.tensor([prompt + own])).logits[0, len(prompt) - 1 : -1].float()
         plain = logits.log_softmax(-1)[range(len(own)), own]
         assert row["logprobs"] == pytest.approx(plain.tolist(), abs=1e-4)
-        assert row["step_ends"] == list(range(2, 2 * len(row["nodes"]) + 1, 2)) and row["step_ends"][-1] == len(own)
-        assert len(row["scores"]) == len(row["nodes"]) and None not in row["scores"] and row["seed"] == 3
+        assert row["step_ends"] == list(range(2, 2 * len(row["nodes"]) + 1, 2)) and row[
+            "step_ends"
+        ][-1] == len(own)
+        assert (
+            len(row["scores"]) == len(row["nodes"])
+            and None not in row["scores"]
+            and row["seed"] == 3
+        )
         assert row["branch_key"] == f"{branch_key(3, row['problem_id'], row['path']):016x}"
         assert (row["correct"] is None) == (row["status"] == "pruned")
     for name, r in records.items():
         (chosen,) = [row for row in rows if row["problem_id"] == name and row["chosen"]]
-        assert chosen["answer"] == r["answer"] and chosen["correct"] == r["correct"] and chosen["prompt"] == r["prompt"]
-        assert chosen["completion"] == next(b["text"] for b in r["branches"] if b["path"] == chosen["path"])
+        assert (
+            chosen["answer"] == r["answer"]
+            and chosen["correct"] == r["correct"]
+            and chosen["prompt"] == r["prompt"]
+        )
+        assert chosen["completion"] == next(
+            b["text"] for b in r["branches"] if b["path"] == chosen["path"]
+        )
     assert exported(folder, "--format", "jsonl")[:] == rows[:]
 
 
@@ -115,11 +138,18 @@ def test_preferences_are_pairs_of_one_problem(tmp_path: Path) -> None:
         for i, (t, ok, s) in enumerate(texts)
     ]
     folder = save(
-        tmp_path, [record("p0", True, branches=branches), record("p1", False), record("p2", False, prompt=None)]
+        tmp_path,
+        [
+            record("p0", True, branches=branches),
+            record("p1", False),
+            record("p2", False, prompt=None),
+        ],
     )
     pairs = exported(folder, "--format", "trl", "--type", "preference")
     assert [(row["chosen"], row["rejected"]) for row in pairs] == [("c", "a"), ("b", "d")]
-    assert pairs.column_names == ["prompt", "chosen", "rejected", "id"] and set(pairs["prompt"]) == {"Question: p0"}
+    assert pairs.column_names == ["prompt", "chosen", "rejected", "id"] and set(
+        pairs["prompt"]
+    ) == {"Question: p0"}
     right = exported(folder, "--format", "trl", "--type", "prompt-completion")
     assert [row["completion"] for row in right] == ["c", "b"]
     marked = exported(folder, "--format", "trl", "--type", "unpaired-preference")
@@ -131,9 +161,15 @@ def test_preferences_are_pairs_of_one_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--format", "parquet"], r"1 of 1 records in .* hold no token ids; .*run\.record_tokens=true"),
+        (
+            ["--format", "parquet"],
+            r"1 of 1 records in .* hold no token ids; .*run\.record_tokens=true",
+        ),
         (["--type", "preference"], "give --format trl too"),
-        (["--format", "trl", "--type", "prompt-completion"], "no problem in .* has a prompt and a right candidate"),
+        (
+            ["--format", "trl", "--type", "prompt-completion"],
+            "no problem in .* has a prompt and a right candidate",
+        ),
         (["--format", "trl", "--type", "preference"], "both a right and a wrong candidate"),
     ],
 )
@@ -143,5 +179,8 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, words: list[str], me
 
 
 def test_token_ids_of_private_questions_are_not_kept(place: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"run\.record_tokens=true would keep the questions.*dataset\.private=true"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"run\.record_tokens=true would keep the questions.*dataset\.private=true",
+    ):
         run(composed(place, "run.record_tokens=true", "dataset.private=true"))

@@ -10,12 +10,32 @@ from ttc import InvalidInput
 
 
 def test_flags_set_what_settings_do_and_the_rest_stays_as_it_is() -> None:
-    words = ["--host", "0.0.0.0", "--port=9000", "search.n=8", "-m", "--cfg", "job", "--search", "best_of_n"]
-    read = ["serve.host=0.0.0.0", "serve.port=9000", "search.n=8", "-m", "--cfg", "job", "search=best_of_n"]
+    words = [
+        "--host",
+        "0.0.0.0",
+        "--port=9000",
+        "search.n=8",
+        "-m",
+        "--cfg",
+        "job",
+        "--search",
+        "best_of_n",
+    ]
+    read = [
+        "serve.host=0.0.0.0",
+        "serve.port=9000",
+        "search.n=8",
+        "-m",
+        "--cfg",
+        "job",
+        "search=best_of_n",
+    ]
     assert as_settings(words, SERVE_FLAGS) == read
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "/models/my model, 2=b", "it's", "${x}", "a\\"])
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-0.6B", "/models/my model, 2=b", "it's", "${x}", "a\\"]
+)
 def test_a_model_of_any_name_comes_to_the_configuration_as_it_was_typed(name: str) -> None:
     config = configuration("serve", *as_settings(["--model", name, "--port", "9000"], SERVE_FLAGS))
     assert config.serve.port == 9000

@@ -1,4 +1,5 @@
-"""Functions of one's own that read and grade answers, and what is noticed of a change in their code."""
+"""Functions of one's own that read and grade answers, and what is noticed of a change in their
+code."""
 
 from __future__ import annotations
 
@@ -155,7 +156,10 @@ def test_a_problem_that_extract_fails_on_fails_alone(place: Path) -> None:
     for record in found:
         failed = record["error"] is not None
         assert failed == (record in broken)
-        assert not failed or "dataset.extract=my_grade.dislikes_and raised LookupError" in record["error"]
+        assert (
+            not failed
+            or "dataset.extract=my_grade.dislikes_and raised LookupError" in record["error"]
+        )
 
 
 def test_a_row_without_an_answer_is_wrong_and_the_grader_is_not_asked(place: Path) -> None:
@@ -180,7 +184,9 @@ def test_generated_problems_can_have_another_grader(place: Path) -> None:
     graded = task(place, **settings, grader="my_grade.same_length")
     problem = graded.problems[0]
     wrong = "9" * len(problem.answer)
-    assert graded.is_correct(problem, wrong) and not task(place, **settings).is_correct(problem, wrong)
+    assert graded.is_correct(problem, wrong) and not task(place, **settings).is_correct(
+        problem, wrong
+    )
 
 
 # ---------------------------------------------------------------- what is refused
@@ -216,7 +222,9 @@ def test_runs_that_are_graded_otherwise_are_not_compared(place: Path) -> None:
     run(composed(place))
     run(composed(place, "dataset.grader=my_grade.same_length", "run.name=own"))
     folders = [place / "outputs" / "r", place / "outputs" / "own"]
-    with pytest.raises(InvalidInput, match=r"dataset\.grader, by which .*: None -> 'my_grade\.same"):
+    with pytest.raises(
+        InvalidInput, match=r"dataset\.grader, by which .*: None -> 'my_grade\.same"
+    ):
         check_comparable(load_rows(folders))
     file = folders[1] / "fingerprint.json"
     made_from = json.loads(file.read_text())
@@ -225,7 +233,9 @@ def test_runs_that_are_graded_otherwise_are_not_compared(place: Path) -> None:
     file.write_text(json.dumps(made_from))
     rows = load_rows([folders[1], place / "outputs" / "later"])
     assert len(rows) == 2  # other code is another configuration, not another seed of one
-    with pytest.raises(InvalidInput, match=r"the code of dataset\.grader=my_grade\.same_length, by"):
+    with pytest.raises(
+        InvalidInput, match=r"the code of dataset\.grader=my_grade\.same_length, by"
+    ):
         check_comparable(rows)
 
 
@@ -275,11 +285,15 @@ def test_every_place_that_can_name_ones_own_code_is_seen(place: Path) -> None:
 
 def test_a_part_of_any_group_that_cannot_be_imported_is_named(place: Path) -> None:
     config = configuration("run", "run.name=r", "gate._target_=my_gaet.Mine")
-    with pytest.raises(InvalidInput, match=r"gate\._target_=my_gaet\.Mine cannot be imported: No module"):
+    with pytest.raises(
+        InvalidInput, match=r"gate\._target_=my_gaet\.Mine cannot be imported: No module"
+    ):
         checked_parts(config)
 
 
-def test_the_code_is_that_of_the_users_files_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_is_that_of_the_users_files_alone(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = place / "my_package"
     (package / "deep").mkdir(parents=True)
     texts = {
@@ -317,8 +331,8 @@ def third_like_first(gold, answer):
 
 @pytest.mark.slow
 def test_a_grader_of_ones_own_groups_the_votes_of_a_whole_run(place: Path) -> None:
-    """Search, records, maj@k, the rules of select and the leaderboard's predictions count one answer in all spellings
-    that the grader calls the same."""
+    """Search, records, maj@k, the rules of select and the leaderboard's predictions count one
+    answer in all spellings that the grader calls the same."""
     (place / "my_votes.py").write_text(VOTING)
     sampled = ["search=self_consistency", "search.n=6", "search.max_tokens=4", "verifier=none"]
     own = ["dataset.extract=my_votes.read", "dataset.grader=my_votes.same_tone"]
@@ -338,7 +352,9 @@ def test_a_grader_of_ones_own_groups_the_votes_of_a_whole_run(place: Path) -> No
         assert pass_share(record, 1) == pytest.approx(share)
         assert record["correct"] == (majority_tone == len(record["gold"]) % 2)
     assert unlike  # some answers are spelt in several ways
-    rows = score(load(place / "outputs" / "r"), [rule for rule in all_rules() if rule.name == "majority"])
+    rows = score(
+        load(place / "outputs" / "r"), [rule for rule in all_rules() if rule.name == "majority"]
+    )
     assert rows[-2]["n"] == 6 and rows[-2]["accuracy"] == summary["accuracy"]
     for record in found:
         first = sorted(record["branches"], key=lambda branch: branch["path"])[:4]
@@ -348,10 +364,12 @@ def test_a_grader_of_ones_own_groups_the_votes_of_a_whole_run(place: Path) -> No
 
 
 def test_records_group_votes_in_the_order_of_the_paths(place: Path) -> None:
-    """Where equality is not transitive, the order decides: the search's, and not that of the scores."""
+    """Where equality is not transitive, the order decides: the search's, and not that of the
+    scores."""
     (place / "my_votes.py").write_text(VOTING)
     graded = task(place, extract="my_votes.read", grader="my_votes.third_like_first")
-    by_score = [((1,), "22"), ((2,), "333"), ((0,), "1")]  # 22 is like the two others, which are unlike each other
+    # 22 is like the two others, which are unlike each other
+    by_score = [((1,), "22"), ((2,), "333"), ((0,), "1")]
     branches = [SimpleNamespace(path=path) for path, _ in by_score]
     result = SimpleNamespace(problem=graded.problems[0], branches=branches)
     assert votes_by_path(result, graded, [answer for _, answer in by_score]) == ["1", "333", "1"]  # type: ignore[arg-type]

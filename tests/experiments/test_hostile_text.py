@@ -1,4 +1,5 @@
-"""Commands show what a model, a data set or a file says, and nothing of it commands the terminal."""
+"""Commands show what a model, a data set or a file says, and nothing of it commands the
+terminal."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def place(tmp_path: Path) -> Path:
     tokenizer["model"]["vocab"] = {word: i for word, i in vocab.items() if i < 2} | written
     file.write_text(json.dumps(tokenizer))
     question = f"2 and 2 {''.join(HOSTILE)}"
-    save_rows(tmp_path / "rows.jsonl", [{"question": question, "answer": HOSTILE[0]} for _ in range(2)])
+    save_rows(
+        tmp_path / "rows.jsonl", [{"question": question, "answer": HOSTILE[0]} for _ in range(2)]
+    )
     return tmp_path
 
 
@@ -57,9 +60,17 @@ def check(text: str, *shown: str) -> None:
         assert part in text
 
 
-def test_a_run_shows_questions_and_an_example(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_shows_questions_and_an_example(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     more = ("run.show_questions=true", "run.show_example=true", "dataset.answer_kind=text")
-    run(composed(place, *more, search=("search=best_of_n", "search.n=3", "search.max_tokens=9", "verifier=confidence")))
+    run(
+        composed(
+            place,
+            *more,
+            search=("search=best_of_n", "search.n=3", "search.max_tokens=9", "verifier=confidence"),
+        )
+    )
     said = capsys.readouterr()
     check(said.out, "One problem", r"\x1b]52;c;cm0=\x07", r"\x9b2J")
     check(said.err, r"\x1b[2J", r"\u202e")
@@ -74,7 +85,14 @@ def test_a_question_is_answered(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("experiments.cli.command.quiet", lambda: None)
-    words = ["--model", str(place / "model"), "--search", "greedy", "search.max_tokens=9", "model.dtype=float32"]
+    words = [
+        "--model",
+        str(place / "model"),
+        "--search",
+        "greedy",
+        "search.max_tokens=9",
+        "model.dtype=float32",
+    ]
     monkeypatch.setattr(sys, "argv", ["ttc", "2 \x1b[2J ?", *words])
     ask()
     check(capsys.readouterr().out, "answer: ")
@@ -90,7 +108,14 @@ def test_the_tree_on_a_terminal_has_rich_s_own_commands_alone() -> None:
     console.print(drawn(text, steps))
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    check(re.sub("\x1b\\[[0-9;]*m", "", shown), r"\x1b]52;c;cm0=\x07", r"\x1b[2J", r"\x9b2J", r"\u202e", r"\u2066")
+    check(
+        re.sub("\x1b\\[[0-9;]*m", "", shown),
+        r"\x1b]52;c;cm0=\x07",
+        r"\x1b[2J",
+        r"\x9b2J",
+        r"\u202e",
+        r"\u2066",
+    )
 
 
 def test_a_comparison_a_selection_and_a_view_name_their_runs(
@@ -110,15 +135,23 @@ def test_a_comparison_a_selection_and_a_view_name_their_runs(
 def test_a_leaderboard_names_its_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cell = Cell("c", {"model": HOSTILE[0], "dataset": HOSTILE[1], "search": "s", "budget": ""}, 0, [])
+    cell = Cell(
+        "c", {"model": HOSTILE[0], "dataset": HOSTILE[1], "search": "s", "budget": ""}, 0, []
+    )
     save(tmp_path, "c", problems([1, 0]))
-    monkeypatch.setattr("experiments.eval.leaderboard.plan.read_plan", lambda file: Plan("b", tmp_path, [cell]))
-    monkeypatch.setattr("experiments.eval.leaderboard.run.run_cells", lambda plan: {"c": HOSTILE[3]})
+    monkeypatch.setattr(
+        "experiments.eval.leaderboard.plan.read_plan", lambda file: Plan("b", tmp_path, [cell])
+    )
+    monkeypatch.setattr(
+        "experiments.eval.leaderboard.run.run_cells", lambda plan: {"c": HOSTILE[3]}
+    )
     board.leaderboard(Namespace(file=tmp_path, dry=False))
     check(capsys.readouterr().out, r"\x1b]52;c;cm0=\x07", r"\x1b[2J", r"\u202e")
 
 
-def test_errors_and_what_was_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_and_what_was_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refuse() -> None:
         raise InvalidInput(f"row 3 is {HOSTILE[0]}")
 

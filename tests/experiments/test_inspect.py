@@ -1,4 +1,5 @@
-"""Inspect over searches: its own eval on a local task, seeds by sample and epoch, and what is refused."""
+"""Inspect over searches: its own eval on a local task, seeds by sample and epoch, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -38,9 +39,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def evaluated(model: str, folder: Path, epochs: int = 1, **settings: Any) -> Any:
-    task = Task(dataset=SAMPLES, solver=generate(), scorer=includes(), config=GenerateConfig(max_tokens=8))
+    task = Task(
+        dataset=SAMPLES, solver=generate(), scorer=includes(), config=GenerateConfig(max_tokens=8)
+    )
     given = {"dtype": "float32", **settings}
-    (log,) = eval(task, model=f"ttc/{model}", model_args=given, epochs=epochs, log_dir=str(folder), display="none")
+    (log,) = eval(
+        task,
+        model=f"ttc/{model}",
+        model_args=given,
+        epochs=epochs,
+        log_dir=str(folder),
+        display="none",
+    )
     assert log.status == "success", log.error
     return log
 
@@ -53,12 +63,19 @@ def test_greedy_answers_are_the_engine_s_own(model: str, tmp_path: Path) -> None
         result = solve(search, problem=str(asked.input), engine=engine, template=TEMPLATE)
         assert result.best is not None and sample.output.completion == result.best.text
         assert sample.output.usage.output_tokens == result.usage.generated_tokens
-        assert sample.output.stop_reason == ("max_tokens" if result.best.finish_reason is None else "stop")
+        assert sample.output.stop_reason == (
+            "max_tokens" if result.best.finish_reason is None else "stop"
+        )
     assert log.results.total_samples == 3 and "accuracy" in log.results.scores[0].metrics
 
 
 def test_epochs_are_different_samples_and_the_same_in_every_run(model: str, tmp_path: Path) -> None:
-    settings = {"search": "best_of_n", "search.n": 2, "search.temperature": 1.5, "verifier": "confidence"}
+    settings = {
+        "search": "best_of_n",
+        "search.n": 2,
+        "search.temperature": 1.5,
+        "verifier": "confidence",
+    }
     found = []
     for name, batch in (("a", 1), ("b", 4)):
         log = evaluated(model, tmp_path / name, epochs=3, **settings, **{"run.batch": batch})
@@ -69,15 +86,24 @@ def test_epochs_are_different_samples_and_the_same_in_every_run(model: str, tmp_
 
 
 def test_what_a_search_cannot_do_is_refused(model: str, tmp_path: Path) -> None:
-    task = Task(dataset=SAMPLES[:1], solver=generate(), scorer=includes(), config=GenerateConfig(num_choices=3))
+    task = Task(
+        dataset=SAMPLES[:1],
+        solver=generate(),
+        scorer=includes(),
+        config=GenerateConfig(num_choices=3),
+    )
     (log,) = eval(task, model=f"ttc/{model}", log_dir=str(tmp_path), display="none")
     assert log.status == "error" and "num_choices=3 means nothing to a search" in log.error.message
 
 
-def test_a_thought_is_reasoning_and_its_answer_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thought_is_reasoning_and_its_answer_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = ["The answer is 3", "The answer is 3", "3?</think>The answer is 4."]
     backend: Any = Thinking(said, thinker(OPENING, plain=("<think>", "</think>")))
-    monkeypatch.setattr(inspect_provider.Solver, "of", lambda settings: Solver(backend, SelfConsistency(n=3)))
+    monkeypatch.setattr(
+        inspect_provider.Solver, "of", lambda settings: Solver(backend, SelfConsistency(n=3))
+    )
     task = Task(dataset=[Sample(input="q", target="4", id=1)], solver=generate(), scorer=includes())
     (log,) = eval(task, model="ttc/thinker", log_dir=str(tmp_path), display="none")
     assert log.status == "success", log.error
@@ -87,7 +113,9 @@ def test_a_thought_is_reasoning_and_its_answer_the_text(tmp_path: Path, monkeypa
     assert text.text == sample.output.completion == "The answer is 4."
     assert log.results.scores[0].metrics["accuracy"].value == 1.0
     api = get_model("ttc/thinker", memoize=False).api
-    prompt = api.prompt([ChatMessageUser(content="q"), sample.output.message, ChatMessageUser(content="and?")])
+    prompt = api.prompt(
+        [ChatMessageUser(content="q"), sample.output.message, ChatMessageUser(content="and?")]
+    )
     assert "3?" not in prompt and "The answer is 4." in prompt  # an earlier thought is left out
 
 

@@ -64,7 +64,9 @@ def test_a_rows_sums_do_not_depend_on_the_rows_beside_it_nor_on_the_form(
     forms = list(candidates.values())
     if dtype == torch.bfloat16:  # which instructions multiply it is each form's to say
         forms = forms[-1:]
-    elif request.node.callspec.params["candidates"][0] == "AVX2":  # the present one has vectors of 16
+    elif (
+        request.node.callspec.params["candidates"][0] == "AVX2"
+    ):  # the present one has vectors of 16
         forms = forms[1:]
     first = forms[0](x, weight)
     for form in forms:

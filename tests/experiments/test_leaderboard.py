@@ -1,4 +1,5 @@
-"""Leaderboards: what a file asks for, one run per cell, killed and gone on, and the rows that are published."""
+"""Leaderboards: what a file asks for, one run per cell, killed and gone on, and the rows that are
+published."""
 
 from __future__ import annotations
 
@@ -35,12 +36,25 @@ def place(tmp_path: Path) -> Path:
 
 
 def board(place: Path, name: str, **changes: Any) -> Path:
-    """A file of two searches, one with two seeds' worth of candidates, on the tiny model and four sums."""
+    """A file of two searches, one with two seeds' worth of candidates, on the tiny model and four
+    sums."""
     asked = {
         "name": name,
-        "models": [{"name": "tiny", "model": "hf", "model.name": str(place / "model"), "model.dtype": "float32"}],
-        "datasets": [{"name": "sums", "dataset": "file", "dataset.path": str(place / "rows.jsonl")}],
-        "searches": ["greedy", {"name": "bon", "search": "best_of_n", "search.n": 4, "verifier": "confidence"}],
+        "models": [
+            {
+                "name": "tiny",
+                "model": "hf",
+                "model.name": str(place / "model"),
+                "model.dtype": "float32",
+            }
+        ],
+        "datasets": [
+            {"name": "sums", "dataset": "file", "dataset.path": str(place / "rows.jsonl")}
+        ],
+        "searches": [
+            "greedy",
+            {"name": "bon", "search": "best_of_n", "search.n": 4, "verifier": "confidence"},
+        ],
         "budgets": [{"search.max_tokens": 3}],
         "seeds": [0, 1],
         "settings": {"run.batch": 2, "dataset.instruction": "{question}"},
@@ -65,7 +79,11 @@ def answers(folder: Path) -> dict[str, dict[str, Any]]:
 def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert leaderboard(parsed([str(board(place, "all"))])) == 0
     folder = place / "outputs" / "all"
-    names = [f"tiny-sums-{search}-search.max_tokens=3-seed{seed}" for search in ("greedy", "bon") for seed in (0, 1)]
+    names = [
+        f"tiny-sums-{search}-search.max_tokens=3-seed{seed}"
+        for search in ("greedy", "bon")
+        for seed in (0, 1)
+    ]
     assert sorted(path.parent.name for path in folder.glob("*/summary.json")) == sorted(names)
     made = json.loads((folder / "leaderboard.json").read_text())
     assert [Path(row["folder"]).name for row in made["rows"]] == names and made["errors"] == {}
@@ -73,13 +91,22 @@ def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFi
     assert (bon["model"], bon["dataset"], bon["search"], bon["seed"]) == ("tiny", "sums", "bon", 0)
     assert (bon["problems"], bon["settings"]["search.n"], bon["settings"]["run.batch"]) == (4, 4, 2)
     assert greedy["data_fingerprint"] == bon["data_fingerprint"]
-    assert greedy["prompt_fingerprint"] == bon["prompt_fingerprint"] and ROWS[0]["question"] in bon["prompt"]
-    assert {"torch", "transformers", "python"} <= bon["made_by"][0]["machine"].keys() and bon["commit"]
+    assert (
+        greedy["prompt_fingerprint"] == bon["prompt_fingerprint"]
+        and ROWS[0]["question"] in bon["prompt"]
+    )
+    assert {"torch", "transformers", "python"} <= bon["made_by"][0]["machine"].keys() and bon[
+        "commit"
+    ]
     assert bon["flops"] > 0 and bon["kv_peak_bytes"] > 0
-    assert {f"pred_{rule}@{n}" for rule in ("naive", "weighted", "maj") for n in (1, 2, 4)} <= bon.keys()
+    assert {
+        f"pred_{rule}@{n}" for rule in ("naive", "weighted", "maj") for n in (1, 2, 4)
+    } <= bon.keys()
     assert "pred_naive@1" not in greedy and greedy["pred_maj@1"] == greedy["accuracy"]
     rows = list(csv.DictReader((folder / "leaderboard.csv").open()))
-    assert [row["seed"] for row in rows] == ["0", "1", "0", "1"] and rows[2]["settings.search.n"] == "4"
+    assert [row["seed"] for row in rows] == ["0", "1", "0", "1"] and rows[2][
+        "settings.search.n"
+    ] == "4"
     text, page = capsys.readouterr().out, (folder / "leaderboard.html").read_text()
     assert "**sums**" in text and "**Every run**" in text and "<h2>sums</h2>" in page
     assert (folder / "leaderboard.md").read_text().startswith("**sums**")
@@ -91,7 +118,9 @@ def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFi
 def test_a_killed_leaderboard_goes_on_to_the_same_rows(place: Path) -> None:
     killed = board(place, "killed")
     folder, deadline = place / "outputs" / "killed", time.monotonic() + 400
-    with started([sys.executable, "-m", "experiments.leaderboard", str(killed)], stdout=subprocess.DEVNULL):
+    with started(
+        [sys.executable, "-m", "experiments.leaderboard", str(killed)], stdout=subprocess.DEVNULL
+    ):
         while time.monotonic() < deadline and not list(folder.glob("*/records.jsonl")):
             time.sleep(0.005)
     before = answers(folder)
@@ -107,11 +136,18 @@ def test_a_killed_leaderboard_goes_on_to_the_same_rows(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_that_cannot_run_leaves_the_others_their_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cell_that_cannot_run_leaves_the_others_their_rows(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     models = [{"name": "missing", "model": "hf", "model.name": str(place / "nowhere")}]
     file = board(place, "some", seeds=[0], searches=["greedy"])
     models = [*models, *yaml.safe_load(file.read_text())["models"]]
-    assert leaderboard(parsed([str(board(place, "some", seeds=[0], searches=["greedy"], models=models))])) == 1
+    assert (
+        leaderboard(
+            parsed([str(board(place, "some", seeds=[0], searches=["greedy"], models=models))])
+        )
+        == 1
+    )
     made = json.loads((place / "outputs" / "some" / "leaderboard.json").read_text())
     assert [row["model"] for row in made["rows"]] == ["tiny"]
     assert list(made["errors"]) == ["missing-sums-greedy-search.max_tokens=3-seed0"]
@@ -120,7 +156,10 @@ def test_a_cell_that_cannot_run_leaves_the_others_their_rows(place: Path, capsys
 
 def test_the_published_predictions_are_those_of_the_first_n_candidates(tmp_path: Path) -> None:
     def branches(*rows: tuple[str, bool, float]) -> list[dict[str, Any]]:
-        return [{"path": [i], "answer": a, "correct": c, "score": s, "tokens": 1} for i, (a, c, s) in enumerate(rows)]
+        return [
+            {"path": [i], "answer": a, "correct": c, "score": s, "tokens": 1}
+            for i, (a, c, s) in enumerate(rows)
+        ]
 
     first = branches(("7", True, 0.2), ("8", False, 0.9), ("7.0", True, 0.8), ("8", False, 0.05))
     second = branches(("1", False, 0.5), ("2", True, 0.4), ("2", True, 0.2), ("3", False, 0.1))
@@ -158,16 +197,23 @@ def test_the_published_predictions_are_those_of_the_first_n_candidates(tmp_path:
         ({"name": "a/b"}, "not the name of one folder"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused(place: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_file_that_is_wrong_is_refused(
+    place: Path, changes: dict[str, Any], message: str
+) -> None:
     file = place / "wrong.yaml"
     file.write_text(yaml.safe_dump(yaml.safe_load(board(place, "right").read_text()) | changes))
     with pytest.raises(InvalidInput, match=message):
         read_plan(file)
 
 
-def test_a_wrong_setting_is_refused_before_anything_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_setting_is_refused_before_anything_runs(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     searches = ["greedy", {"search": "best_of_n", "search.many": 3}]
-    with pytest.raises(InvalidInput, match=r"the cell tiny-sums-best_of_n-search\.many=3-.*search\.many is no setting"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"the cell tiny-sums-best_of_n-search\.many=3-.*search\.many is no setting",
+    ):
         leaderboard(parsed([str(board(place, "wrong", searches=searches))]))
     assert not (place / "outputs").exists()
     assert leaderboard(parsed([str(board(place, "fine")), "--dry"])) == 0
@@ -181,19 +227,31 @@ def test_a_wrong_setting_is_refused_before_anything_runs(place: Path, capsys: py
 
 
 def test_models_by_name_and_budgets_by_number(place: Path) -> None:
-    changes = {"models": ["smollm2", "Qwen/Qwen3-0.6B"], "budgets": [500], "seeds": [7], "searches": ["greedy"]}
+    changes = {
+        "models": ["smollm2", "Qwen/Qwen3-0.6B"],
+        "budgets": [500],
+        "seeds": [7],
+        "searches": ["greedy"],
+    }
     cells = read_plan(board(place, "names", **changes)).cells
     assert [cell.name for cell in cells] == [
         "smollm2-sums-greedy-500tokens-seed7",
         "Qwen_Qwen3-0.6B-sums-greedy-500tokens-seed7",
     ]
-    assert "model.name='Qwen/Qwen3-0.6B'" in cells[1].overrides and "run.max_tokens=500" in cells[1].overrides
+    assert (
+        "model.name='Qwen/Qwen3-0.6B'" in cells[1].overrides
+        and "run.max_tokens=500" in cells[1].overrides
+    )
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), inner, max_size=3)
     ),
     max_leaves=4,
 )

@@ -17,7 +17,9 @@ def installed(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     monkeypatch.setattr(lm_eval, "version", lambda name: version)
 
 
-def test_help_is_shown_without_the_harness(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_shown_without_the_harness(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     installed(monkeypatch, None)
     monkeypatch.setattr(sys, "argv", ["lm_eval", "--help"])
     lm_eval.main()
@@ -35,7 +37,9 @@ def test_what_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("version", ["0.4.12", "0.4.9.1", "0.3.0"])
 def test_a_release_that_is_too_old_is_named(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, version)
-    with pytest.raises(InvalidInput, match=rf"harness {version} is too old, 0\.4\.13 or newer is needed: {INSTALL}"):
+    with pytest.raises(
+        InvalidInput, match=rf"harness {version} is too old, 0\.4\.13 or newer is needed: {INSTALL}"
+    ):
         lm_eval.evaluate()
 
 

@@ -1,4 +1,5 @@
-"""Runs in shards: which problems each one solves, and that together they are the run of one process."""
+"""Runs in shards: which problems each one solves, and that together they are the run of one
+process."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ SAMPLED = ["search=self_consistency", "search.n=2", "search.max_tokens=8"]
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     save_model(tmp_path / "model")
-    rows: list[dict[str, Any]] = [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(7)]
+    rows: list[dict[str, Any]] = [
+        {"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(7)
+    ]
     save_rows(tmp_path / "rows.jsonl", [*rows[:3], {"question": ""}, *rows[3:], {"answer": "1"}])
     return tmp_path
 
@@ -42,9 +45,15 @@ def records(folder: Path) -> dict[str, Any]:
     return {record["id"]: without_costs(record) for record in lines}
 
 
-def test_merged_shards_are_the_run_of_one_process(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merged_shards_are_the_run_of_one_process(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     summary = run(composed(place, *SAMPLED, "run.name=whole"))
-    folders, out, whole = shards(place, 1, 2, 3), place / "outputs" / "r", place / "outputs" / "whole"
+    folders, out, whole = (
+        shards(place, 1, 2, 3),
+        place / "outputs" / "r",
+        place / "outputs" / "whole",
+    )
     assert [len(records(folder)) for folder in folders] == [4, 3, 2]
     assert f"python -m experiments.merge {out}" in capsys.readouterr().out
     merge(out, [folders[2], folders[0], folders[1]])
@@ -52,7 +61,15 @@ def test_merged_shards_are_the_run_of_one_process(place: Path, capsys: pytest.Ca
     ids = [f"file-{i}" for i in (0, 1, 2, 4, 5, 6, 7)]
     assert [name for name in records(out) if name in ids] == ids  # in the order of the data
     merged = json.loads((out / "summary.json").read_text())
-    same = ("problems", "correct", "failures", "failure_reasons", "pass_at_k", "maj_at_k", "generated_tokens")
+    same = (
+        "problems",
+        "correct",
+        "failures",
+        "failure_reasons",
+        "pass_at_k",
+        "maj_at_k",
+        "generated_tokens",
+    )
     assert {name: merged[name] for name in same} == {name: summary[name] for name in same}
     for file in ("fingerprint.json", "provenance.json"):
         assert json.loads((out / file).read_text()) == json.loads((whole / file).read_text())
@@ -77,7 +94,9 @@ def test_shards_are_found_by_their_names(place: Path) -> None:
 @pytest.mark.slow
 def test_what_is_not_the_parts_of_one_run_is_refused(place: Path) -> None:
     out, (first, second) = place / "outputs" / "out", shards(place, 1, 2, of=2)
-    with pytest.raises(InvalidInput, match=r"shards are missing: 2/2; run them with run\.shard=2/2"):
+    with pytest.raises(
+        InvalidInput, match=r"shards are missing: 2/2; run them with run\.shard=2/2"
+    ):
         merge(out, [first])
     with pytest.raises(InvalidInput, match="are both shard 1/2; leave one out"):
         merge(out, [first, first])
@@ -96,12 +115,21 @@ def test_what_is_not_the_parts_of_one_run_is_refused(place: Path) -> None:
     file = second / "records.jsonl"
     kept = file.read_text().splitlines(keepends=True)
     file.write_text("".join(kept[:-1]))
-    with pytest.raises(InvalidInput, match=r"r-shard2of2 has 1 of 4 problems left \(file-\d\); run that shard again"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"r-shard2of2 has 1 of 4 problems left \(file-\d\); run that shard again",
+    ):
         merge(out, [first, second])
     doubled = json.loads((second / "fingerprint.json").read_text())
-    doubled["data"]["file-0"] = json.loads((first / "fingerprint.json").read_text())["data"]["file-0"]
+    doubled["data"]["file-0"] = json.loads((first / "fingerprint.json").read_text())["data"][
+        "file-0"
+    ]
     (second / "fingerprint.json").write_text(json.dumps(doubled))
-    taken = [line for line in (first / "records.jsonl").read_text().splitlines(keepends=True) if '"file-0"' in line]
+    taken = [
+        line
+        for line in (first / "records.jsonl").read_text().splitlines(keepends=True)
+        if '"file-0"' in line
+    ]
     file.write_text("".join([*kept, *taken]))
     with pytest.raises(InvalidInput, match="both hold problem file-0"):
         merge(out, [first, second])
@@ -120,7 +148,9 @@ def test_a_shard_is_a_part_of_a_whole(text: str) -> None:
 
 
 def test_a_shard_without_a_problem_is_refused(place: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"run\.shard=8/9 is left without a problem, as there are 7"):
+    with pytest.raises(
+        InvalidInput, match=r"run\.shard=8/9 is left without a problem, as there are 7"
+    ):
         run(composed(place, "run.shard=8/9"))
 
 
@@ -132,7 +162,9 @@ def test_shards_share_the_cores_unless_told(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     assert count(shard="1/4") == 2 and count(shard="3/3") == 2 and count(shard="1/16") == 1
-    assert count(shard=None) is None and count(shard="1/4", threads=5) == 5 and count(threads=3) == 3
+    assert (
+        count(shard=None) is None and count(shard="1/4", threads=5) == 5 and count(threads=3) == 3
+    )
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert count(shard="1/4") is None and count(shard="1/4", threads=2) == 2
     with pytest.raises(InvalidInput, match=r"run\.threads=0 must be at least 1"):
@@ -141,16 +173,33 @@ def test_shards_share_the_cores_unless_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
-def test_a_launcher_runs_the_jobs_of_a_sweep_in_processes_of_their_own(place: Path, launcher: str) -> None:
-    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher", reason=f"{launcher} is missing")
-    words = ["model=hf", f"model.name={place / 'model'}", "model.dtype=float32", "dataset=file", *SAMPLED]
-    words += [f"dataset.path={place / 'rows.jsonl'}", "dataset.instruction='{question}'", "run.name=r"]
+def test_a_launcher_runs_the_jobs_of_a_sweep_in_processes_of_their_own(
+    place: Path, launcher: str
+) -> None:
+    pytest.importorskip(
+        f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher",
+        reason=f"{launcher} is missing",
+    )
+    words = [
+        "model=hf",
+        f"model.name={place / 'model'}",
+        "model.dtype=float32",
+        "dataset=file",
+        *SAMPLED,
+    ]
+    words += [
+        f"dataset.path={place / 'rows.jsonl'}",
+        "dataset.instruction='{question}'",
+        "run.name=r",
+    ]
     job = [sys.executable, "-m", "experiments.run", "-m", f"hydra/launcher={launcher}", *words]
     job += [f"run.output_dir={place / 'outputs'}", "run.shard=1/2,2/2"]
     here = {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}
     done = finished(job, cwd=place, env=os.environ | here)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"2 jobs;.*\nshard=1/2 .*%.*\nshard=2/2 .*%", re.sub(r"\njob .*", "", done.stdout))
+    assert re.search(
+        r"2 jobs;.*\nshard=1/2 .*%.*\nshard=2/2 .*%", re.sub(r"\njob .*", "", done.stdout)
+    )
     assert not list(place.glob(".ttc-sweep-*"))
     merge(place / "outputs" / "r")
     run(composed(place, *SAMPLED, "run.name=whole"))

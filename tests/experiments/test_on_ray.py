@@ -19,10 +19,23 @@ from ttc import InvalidInput
 def place(folder: Path) -> list[str]:
     """A tiny model and seven problems in `folder`, and the settings of a run on them."""
     save_model(folder / "model")
-    save_rows(folder / "rows.jsonl", [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(7)])
+    save_rows(
+        folder / "rows.jsonl",
+        [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(7)],
+    )
     words = ["model=hf", f"model.name={folder / 'model'}", "model.dtype=float32", "dataset=file"]
-    words += [f"dataset.path={folder / 'rows.jsonl'}", "dataset.instruction='{question}'", "search=self_consistency"]
-    return [*words, "search.n=2", "search.max_tokens=8", "run.name=r", f"run.output_dir={folder / 'outputs'}"]
+    words += [
+        f"dataset.path={folder / 'rows.jsonl'}",
+        "dataset.instruction='{question}'",
+        "search=self_consistency",
+    ]
+    return [
+        *words,
+        "search.n=2",
+        "search.max_tokens=8",
+        "run.name=r",
+        f"run.output_dir={folder / 'outputs'}",
+    ]
 
 
 def records(folder: Path) -> dict[str, Any]:
@@ -34,13 +47,24 @@ def records(folder: Path) -> dict[str, Any]:
 def test_a_worker_gives_back_the_files_of_its_shard(tmp_path: Path) -> None:
     words = place(tmp_path)
     found = Worker(words)({"shard": "2/3"})
-    config = composed(tmp_path, "search=self_consistency", "search.n=2", "search.max_tokens=8", "run.shard=2/3")
+    config = composed(
+        tmp_path, "search=self_consistency", "search.n=2", "search.max_tokens=8", "run.shard=2/3"
+    )
     run(config)
     folder = run_folder(config)
     assert found["folder"] == folder.name == "r-shard2of3"
-    assert found["names"] == ["config.yaml", "fingerprint.json", "provenance.json", "records.jsonl", "summary.json"]
+    assert found["names"] == [
+        "config.yaml",
+        "fingerprint.json",
+        "provenance.json",
+        "records.jsonl",
+        "summary.json",
+    ]
     (tmp_path / "records.jsonl").write_text(found["texts"][3])
-    assert records(tmp_path) == roughly(records(folder)) and list(records(folder)) == ["file-1", "file-4"]
+    assert records(tmp_path) == roughly(records(folder)) and list(records(folder)) == [
+        "file-1",
+        "file-4",
+    ]
     failed = Worker(words)({"shard": "9/9"})
     assert failed["folder"] is None and "is left without a problem" in failed["texts"][0]
 
@@ -54,7 +78,9 @@ def test_a_worker_gives_back_the_files_of_its_shard(tmp_path: Path) -> None:
         ({"shards": 0}, ["run.name=r"], "--shards=0 must be at least 1"),
     ],
 )
-def test_what_ray_cannot_run_is_refused(options: dict[str, Any], overrides: list[str], message: str) -> None:
+def test_what_ray_cannot_run_is_refused(
+    options: dict[str, Any], overrides: list[str], message: str
+) -> None:
     settings: dict[str, Any] = {"workers": 1, "shards": None, "gpus": 0, "cpus": 1} | options
     with pytest.raises(InvalidInput, match=message):
         solve(**settings, overrides=overrides)
@@ -69,5 +95,15 @@ def test_a_run_on_ray_is_the_run_of_one_process(tmp_path: Path) -> None:
         out = solve(workers=2, shards=3, gpus=0, cpus=1, overrides=words)
     finally:
         ray.shutdown()
-    run(composed(tmp_path, "search=self_consistency", "search.n=2", "search.max_tokens=8", "run.name=whole"))
-    assert records(out) == roughly(records(tmp_path / "outputs" / "whole")) and len(records(out)) == 7
+    run(
+        composed(
+            tmp_path,
+            "search=self_consistency",
+            "search.n=2",
+            "search.max_tokens=8",
+            "run.name=whole",
+        )
+    )
+    assert (
+        records(out) == roughly(records(tmp_path / "outputs" / "whole")) and len(records(out)) == 7
+    )

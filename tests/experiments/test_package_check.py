@@ -26,13 +26,17 @@ def command(
     return finished(started, cwd=folder, env=os.environ | {"PYTHONPATH": path})
 
 
-@pytest.mark.parametrize("file", ["search.py", "search/__init__.py", "verifiers/__init__.py", "conf/__init__.py"])
+@pytest.mark.parametrize(
+    "file", ["search.py", "search/__init__.py", "verifiers/__init__.py", "conf/__init__.py"]
+)
 def test_a_file_of_the_users_that_takes_our_name_is_named(tmp_path: Path, file: str) -> None:
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("print('not to be run')")
     done = command(tmp_path)
     assert done.returncode != 0 and "not to be run" not in done.stdout
-    assert f"`{Path(file).parts[0].removesuffix('.py')}` is found in {tmp_path / file}" in done.stderr
+    assert (
+        f"`{Path(file).parts[0].removesuffix('.py')}` is found in {tmp_path / file}" in done.stderr
+    )
     assert "run the command from another folder" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
@@ -41,13 +45,16 @@ def test_another_projects_package_is_named_with_the_way_out(tmp_path: Path) -> N
     site = tmp_path / "site-packages"
     (site / "verifiers").mkdir(parents=True)
     (site / "verifiers" / "__init__.py").write_text("__version__ = '0.1'\n")
-    (site / "verifiers" / "self_verifier.py").write_text("")  # as if both had been installed into one folder
+    # as if both had been installed into one folder
+    (site / "verifiers" / "self_verifier.py").write_text("")
     done = command(tmp_path, first=site)
     assert done.returncode == 1 and done.stderr.startswith("error: `verifiers` is found in ")
     assert "an environment of its own" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("words", [["calibrate"], ["bench", "sampling"], ["paper", "rksc"], ["run", "search=greedy"]])
+@pytest.mark.parametrize(
+    "words", [["calibrate"], ["bench", "sampling"], ["paper", "rksc"], ["run", "search=greedy"]]
+)
 def test_every_command_says_so_before_it_does_anything(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "search.py").write_text("print('not to be run')")
     done = command(tmp_path, words=words)
@@ -56,14 +63,22 @@ def test_every_command_says_so_before_it_does_anything(tmp_path: Path, words: li
     assert starting.startswith("starting: ") and error.startswith("error: `search` is found in ")
 
 
-def test_the_installed_command_works_in_a_folder_with_experiments_of_the_users(tmp_path: Path) -> None:
+def test_the_installed_command_works_in_a_folder_with_experiments_of_the_users(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "__init__.py").write_text("print('not to be run')")
-    script = "import sys; sys.argv = ['ttc-run', '--help']; from experiments.run import main; main()"
-    words = [sys.executable, "-P", "-c", script]  # -P: as for an installed script, the folder is not on the path
+    script = (
+        "import sys; sys.argv = ['ttc-run', '--help']; from experiments.run import main; main()"
+    )
+    # -P: as for an installed script, the folder is not on the path
+    words = [sys.executable, "-P", "-c", script]
     path = os.environ | {"PYTHONPATH": str(ROOT)}
     done = finished(words, cwd=tmp_path, env=path, check=True)
-    assert done.stdout.startswith("Solve the problems of a data set") and "not to be run" not in done.stdout
+    assert (
+        done.stdout.startswith("Solve the problems of a data set")
+        and "not to be run" not in done.stdout
+    )
 
 
 def test_folders_of_configuration_without_code_are_in_nobodys_way(tmp_path: Path) -> None:

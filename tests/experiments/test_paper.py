@@ -1,4 +1,5 @@
-"""`python -m experiments.paper`: the tables of both papers, their deviations, and the command line."""
+"""`python -m experiments.paper`: the tables of both papers, their deviations, and the command
+line."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def test_lbs_prints_figure_7(
 
 
 def moved_by_hand(beams: int, step_tokens: int | None) -> int:
-    """LBS's Eqs. 1-3, and Eqs. 4-5 at the steps' ends, for 32 layers of 32 heads of 128 in 2 bytes and 7 GiB."""
+    """LBS's Eqs. 1-3, and Eqs. 4-5 at the steps' ends, for 32 layers of 32 heads of 128 in 2 bytes
+    and 7 GiB."""
     of_a_layer = beams * 2 * 32 * 128 * 2  # bytes of a token of every beam
     if step_tokens is None:
         lengths = range(128, 2048)
@@ -50,7 +52,8 @@ def test_lbs_rows_cover_the_figure_and_agree_with_the_paper() -> None:
     assert len(rows) == 3 * 5 * 4  # models, beams, token by token and three step lengths
     for row in rows:
         assert row["end_bytes"] == moved_by_hand(row["beams"], row["step_tokens"])
-    said = {None: 53_012, 32: 2_052, 64: 1_044, 128: 540}  # in the paper's text, of OPT-6.7B with 64 beams
+    # in the paper's text, of OPT-6.7B with 64 beams
+    said = {None: 53_012, 32: 2_052, 64: 1_044, 128: 540}
     stated = [row for row in rows if row["paper_gib"] is not None]
     assert {(row["model"], row["beams"]) for row in stated} == {("OPT-6.7B", 64)}
     assert {row["step_tokens"]: row["paper_gib"] for row in stated} == said
@@ -78,12 +81,20 @@ def test_headinfer_explains_exactly_the_deviations_over_two_percent() -> None:
         assert row["difference"] == pytest.approx(row["ours_bytes"] / GIB / row["paper_gib"] - 1)
         assert bool(row["why"]) == (abs(row["difference"]) > 0.02), row
     deviating = {(row["table"], row["quantity"]) for row in rows if row["why"]}
-    parts = {(10, "weights"), (10, "kv"), (10, "total_kv"), (10, "activation"), (11, "activation"), (12, "activation")}
+    parts = {
+        (10, "weights"),
+        (10, "kv"),
+        (10, "total_kv"),
+        (10, "activation"),
+        (11, "activation"),
+        (12, "activation"),
+    }
     assert deviating == parts | {(table, "total") for table in (10, 11, 12)}
 
 
 def test_headinfers_table_9_by_hand() -> None:
-    """A.4 for Llama3-8B: 32 layers, 8 KV heads of 128, a hidden size of 4,096 and an MLP of 14,336, all in 2 bytes."""
+    """A.4 for Llama3-8B: 32 layers, 8 KV heads of 128, a hidden size of 4,096 and an MLP of 14,336,
+    all in 2 bytes."""
     tokens, weights = 2**20, 2 * 8_030_261_248
     kv, activation = tokens * 32 * 128 * 8 * 2 * 2, tokens * (4096 + 2 * 14336) * 2
     chunk = activation * 10 // 1024
@@ -105,7 +116,13 @@ def test_headinfers_table_9_by_hand() -> None:
     for method, (on_device, activations, in_all) in by_hand.items():
         own = [row for row in rows if row["method"] == method]
         total = weights + on_device + activations
-        assert [row["ours_bytes"] for row in own] == [weights, on_device, activations, total, in_all]
+        assert [row["ours_bytes"] for row in own] == [
+            weights,
+            on_device,
+            activations,
+            total,
+            in_all,
+        ]
         assert tuple(row["paper_gib"] for row in own) == printed[method]
 
 
@@ -124,8 +141,11 @@ def test_the_arithmetic_behind_the_explanations() -> None:
 
 
 def helm_weights(hidden: int, mlp: int, heads: int) -> tuple[int, int]:
-    """Bytes of a Qwen3 block and of its vocabulary's matrix, in 2 bytes: Eqs. 4.1-4.3, with the norms of q and k."""
-    block = 2 * hidden * heads * 128 + 2 * hidden * 8 * 128 + 3 * hidden * mlp + 2 * hidden + 2 * 128
+    """Bytes of a Qwen3 block and of its vocabulary's matrix, in 2 bytes: Eqs. 4.1-4.3, with the
+    norms of q and k."""
+    block = (
+        2 * hidden * heads * 128 + 2 * hidden * 8 * 128 + 3 * hidden * mlp + 2 * hidden + 2 * 128
+    )
     return 2 * block, 2 * 151936 * hidden
 
 
@@ -136,7 +156,9 @@ def helm_rows() -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_helm_prints_the_example_and_table_6_5(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], helm_rows: list[dict[str, Any]]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    helm_rows: list[dict[str, Any]],
 ) -> None:
     monkeypatch.setattr(helm, "rows", lambda: helm_rows)
     run(monkeypatch, "helm")
@@ -144,10 +166,15 @@ def test_helm_prints_the_example_and_table_6_5(
     assert "| W_param of a block, MB | 385.9 | 386 |" in printed
     assert "| 36 blocks | 7 GB | 18 | 155.6 | 32.1 | 187.8 |" in printed
     assert "| 38 units | 7 GiB | 21 | 172.9 | 34.3 | 207.2 |" in printed
-    assert "| RTX 4060 | Qwen3-8B | cpu(21)→cuda(17) | cpu(21)→cuda(17) | 0.73 to 1.09 | 207.2 |" in printed
+    assert (
+        "| RTX 4060 | Qwen3-8B | cpu(21)→cuda(17) | cpu(21)→cuda(17) | 0.73 to 1.09 | 207.2 |"
+        in printed
+    )
 
 
-def test_helms_k_is_18_without_the_ends_in_decimal_and_21_with_them_in_binary(helm_rows: list[dict[str, Any]]) -> None:
+def test_helms_k_is_18_without_the_ends_in_decimal_and_21_with_them_in_binary(
+    helm_rows: list[dict[str, Any]],
+) -> None:
     block, head = helm_weights(4096, 12288, 32)
     head += 2 * 4096  # the final norm
     by_hand = {
@@ -158,16 +185,20 @@ def test_helms_k_is_18_without_the_ends_in_decimal_and_21_with_them_in_binary(he
     }
     assert by_hand == {("36 blocks", "7 GB"): 18, ("36 blocks", "7 GiB"): 17, ("38 units", "7 GB"): 23,
                        ("38 units", "7 GiB"): 21}  # fmt: skip
-    assert {(row["split"], row["vram"]): row["k"] for row in helm_rows if row["part"] == "split"} == by_hand
+    assert {
+        (row["split"], row["vram"]): row["k"] for row in helm_rows if row["part"] == "split"
+    } == by_hand
 
 
 def test_the_times_of_helms_text_are_those_of_18_and_17_blocks() -> None:
-    assert round(18 * 8.6, 1) == 154.8 and round(17 * 1.8, 1) == 30.6  # as the text of section 4.1.3 has them
+    # as the text of section 4.1.3 has them
+    assert round(18 * 8.6, 1) == 154.8 and round(17 * 1.8, 1) == 30.6
 
 
 def test_helms_plans_follow_from_what_is_reserved(helm_rows: list[dict[str, Any]]) -> None:
     sizes = {
-        name: (c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]) for name, c in helm.QWEN3.items()
+        name: (c["hidden_size"], c["intermediate_size"], c["num_attention_heads"])
+        for name, c in helm.QWEN3.items()
     }
     vram = {"RTX 4060": 8 * GIB, "RTX 3090": 24 * GIB, "L40S": 48 * GIB}
     ranges: dict[str, tuple[float, float]] = dict.fromkeys(vram, (0.0, float("inf")))
@@ -177,7 +208,11 @@ def test_helms_plans_follow_from_what_is_reserved(helm_rows: list[dict[str, Any]
         block, head = helm_weights(*sizes[row["model"]])
         head += 2 * sizes[row["model"]][0]
         blocks = row["units"] - 2
-        whole = blocks * block + head + (0 if row["model"] == "Qwen3-4B" else head - 2 * sizes[row["model"]][0])
+        whole = (
+            blocks * block
+            + head
+            + (0 if row["model"] == "Qwen3-4B" else head - 2 * sizes[row["model"]][0])
+        )
         on_gpu = {k: head + (blocks + 1 - k) * block for k in range(1, blocks + 2)} | {0: whole}
         assert row["k"] == min(k for k, size in on_gpu.items() if size <= vram[row["gpu"]] - GIB)
         k, (least, most) = row["paper_k"], ranges[row["gpu"]]
@@ -190,7 +225,10 @@ def test_helms_plans_follow_from_what_is_reserved(helm_rows: list[dict[str, Any]
     assert rounded == {"RTX 4060": (0.88, 1.07), "RTX 3090": (1.66, 2.25), "L40S": (2.96, 3.86)}
     same = [row["k"] == row["paper_k"] for row in plans]
     assert sum(same) == 7
-    assert {row["gpu"] for row, equal in zip(plans, same, strict=True) if not equal} == {"RTX 3090", "L40S"}
+    assert {row["gpu"] for row, equal in zip(plans, same, strict=True) if not equal} == {
+        "RTX 3090",
+        "L40S",
+    }
 
 
 @pytest.mark.slow
@@ -199,23 +237,37 @@ def test_how_fast_the_cpu_is_plays_no_part_in_helms_plans(
 ) -> None:
     for bandwidth in (helm.GB, 200 * helm.GB):
         monkeypatch.setattr(helm, "CPU", helm.device("another", bandwidth))
-        monkeypatch.setitem(helm.MACHINES, "RTX 4060", helm.Machine(8 * GIB, helm.device("gpu", 218 * helm.GB), 0.14))
+        monkeypatch.setitem(
+            helm.MACHINES,
+            "RTX 4060",
+            helm.Machine(8 * GIB, helm.device("gpu", 218 * helm.GB), 0.14),
+        )
         plans = [row for row in helm_rows if row["part"] == "plan"]
         units = {row["model"]: helm.qwen3(row["model"]) for row in plans}
         assert [row["k"] for row in helm.plan_rows(units)] == [row["k"] for row in plans]
 
 
-def test_helms_predictions_need_other_deltas_than_it_states(helm_rows: list[dict[str, Any]]) -> None:
+def test_helms_predictions_need_other_deltas_than_it_states(
+    helm_rows: list[dict[str, Any]],
+) -> None:
     for row in helm_rows:
-        if row["part"] == "plan" and row["paper_k"] == 0:  # all weights once at M, and attention, which is little
+        # all weights once at M, and attention, which is little
+        if row["part"] == "plan" and row["paper_k"] == 0:
             block, head = helm_weights(*(helm.QWEN3[row["model"]][key] for key in ("hidden_size", "intermediate_size",
                                                                                   "num_attention_heads")))  # fmt: skip
             blocks, bandwidth = row["units"] - 2, {"RTX 3090": 936e9, "L40S": 864e9}[row["gpu"]]
-            assert row["roofline_ms"] == pytest.approx((blocks * block + head) / bandwidth * 1e3, rel=0.02)
-            assert row["implied_delta_ms"] == pytest.approx((row["paper_predicted_ms"] - row["roofline_ms"]) / blocks)
-            assert row["with_delta_ms"] == pytest.approx(row["roofline_ms"] + blocks * row["delta_ms"])
+            assert row["roofline_ms"] == pytest.approx(
+                (blocks * block + head) / bandwidth * 1e3, rel=0.02
+            )
+            assert row["implied_delta_ms"] == pytest.approx(
+                (row["paper_predicted_ms"] - row["roofline_ms"]) / blocks
+            )
+            assert row["with_delta_ms"] == pytest.approx(
+                row["roofline_ms"] + blocks * row["delta_ms"]
+            )
     l40s = [row for row in helm_rows if row.get("gpu") == "L40S" and row["paper_k"] == 0]
-    assert all(36 * row["delta_ms"] > row["paper_predicted_ms"] for row in l40s)  # the overhead alone is more
+    # the overhead alone is more
+    assert all(36 * row["delta_ms"] > row["paper_predicted_ms"] for row in l40s)
 
 
 def test_without_an_argument_it_lists_what_there_is(

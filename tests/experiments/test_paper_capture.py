@@ -1,4 +1,5 @@
-"""Table III of CAPTURE: what is measured, and what the model of time says, on a model that takes no time."""
+"""Table III of CAPTURE: what is measured, and what the model of time says, on a model that takes no
+time."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ from experiments.lab.paper.capture import (
 from ttc import Capture
 from ttc.cost_model.capture import CaptureTimes, Line, allocation
 
-SMALL = Setting(hidden=64, layers=3, branches=3, context=64, block_tokens=8, mini_batch_tokens=64, turns=1)
+SMALL = Setting(
+    hidden=64, layers=3, branches=3, context=64, block_tokens=8, mini_batch_tokens=64, turns=1
+)
 TIMES = CaptureTimes(kv_gen=Line(2e-6), load_kv=Line(0.0), forward_s=1e-4)
 
 
@@ -38,23 +41,34 @@ def test_bytes_of_a_step_are_those_of_its_blocks(arm: str) -> None:
     point = replace(POINTS[1], act_gpu=0.25)
     row = measured(SMALL, point, arm, times_at(point, TIMES, SMALL), lambda: TIMES)
     token, moved = 4 * SMALL.hidden, row["bytes_per_step"]
-    assert moved["weights"] == pytest.approx(SMALL.layers * layer_weight_bytes(SMALL), rel=0.01)  # aligned
+    # aligned
+    assert moved["weights"] == pytest.approx(SMALL.layers * layer_weight_bytes(SMALL), rel=0.01)
     held = row["act_gpu"] + row["act_host"] + row["kv_host"]
-    assert held == SMALL.tokens if arm != FITS else 0 < held < SMALL.tokens  # the others stay on the device
+    # the others stay on the device
+    assert held == SMALL.tokens if arm != FITS else 0 < held < SMALL.tokens
     assert moved.get("stream" if arm == FITS else "kv", 0) == SMALL.layers * row["kv_host"] * token
     assert moved.get("act", 0) == SMALL.layers * row["act_host"] * token // 2
     if arm == CHOSEN:  # by times that the engine itself has measured
         assert row["engine_times"]["forward_s"] > 0
         return
-    kinds = {KV: (False, True), FITS: (False, True), ACT: (True, False), EVEN: (True, True), STATIC: (True, True)}
+    kinds = {
+        KV: (False, True),
+        FITS: (False, True),
+        ACT: (True, False),
+        EVEN: (True, True),
+        STATIC: (True, True),
+    }
     assert (row["act_gpu"] > 0, row["kv_host"] > 0) == kinds[arm] and row["engine_times"] is None
     if arm in (EVEN, STATIC):  # two of three tokens of the host, to a block of each branch
         share = 0.25 + 0.75 * 2 / 3
-        assert abs(held - row["kv_host"] - share * SMALL.tokens) <= SMALL.branches * SMALL.block_tokens
+        assert (
+            abs(held - row["kv_host"] - share * SMALL.tokens) <= SMALL.branches * SMALL.block_tokens
+        )
 
 
 def test_the_models_gain_comes_with_slow_links_and_goes_with_fast_ones() -> None:
-    """Worked out for a link of three times a token's generation: a step is the slower of link and computing."""
+    """Worked out for a link of three times a token's generation: a step is the slower of link and
+    computing."""
     setting = Setting(hidden=64, branches=10, context=100)
     times = CaptureTimes(kv_gen=Line(1e-6), load_kv=Line(0.0))
     rows = sweep(times, setting)
@@ -67,26 +81,47 @@ def test_the_models_gain_comes_with_slow_links_and_goes_with_fast_ones() -> None
 
 
 def test_the_table_has_every_arm_with_its_error_and_gains() -> None:
-    row = {"link_gbps": 1.0, "device_bytes": 1, "act_gpu": 1, "act_host": 2, "kv_host": 3, "waited_s": 0.0}
+    row = {
+        "link_gbps": 1.0,
+        "device_bytes": 1,
+        "act_gpu": 1,
+        "act_host": 2,
+        "kv_host": 3,
+        "waited_s": 0.0,
+    }
     rows = [
-        {"point": "p", "arm": arm, "step_s": step, "predicted_s": 1.1 * step, "bytes_per_step": {"kv": 2e6}, **row}
+        {
+            "point": "p",
+            "arm": arm,
+            "step_s": step,
+            "predicted_s": 1.1 * step,
+            "bytes_per_step": {"kv": 2e6},
+            **row,
+        }
         for arm, step in ((KV, 0.4), (FITS, 0.36), (ACT, 0.3), (EVEN, 0.25), (CHOSEN, 0.2))
     ]
     text = table({"rows": rows, "points": [{"name": "p"}], "sweep": sweep(TIMES, SMALL)})
-    assert f"| p | {CHOSEN} | 200 | 220 | +10.0% | 2.00x | 1.80x | 1.50x | 1.25x | 1, 2, 3 | 0.0, 0.0, 2.0 |" in text
+    assert (
+        f"| p | {CHOSEN} | 200 | 220 | +10.0% | 2.00x | 1.80x | 1.50x | 1.25x | 1, 2, 3 | 0.0, 0.0, 2.0 |"
+        in text
+    )
     assert "10.0% in the median" in text
 
 
 def test_the_static_rule_fills_the_activations_of_the_first_branches() -> None:
     engine = engine_of(SMALL, Capture(act_share=1.0, block_tokens=SMALL.block_tokens))
     branches = given_contexts(engine, SMALL, act_first=0.5)
-    acts = [sum(len(segment.tokens) for segment in b.leaf.path() if segment.storage.acts) for b in branches]
+    acts = [
+        sum(len(segment.tokens) for segment in b.leaf.path() if segment.storage.acts)
+        for b in branches
+    ]
     assert acts == [SMALL.context, SMALL.context // 2, 0]
     engine.release(branches)
 
 
 def test_by_the_model_algorithm_1_gains_most_over_the_static_rule_at_the_first_point() -> None:
-    """With T_kv_gen 1, T_load_kv 1 / 0.69 and nothing else: 0.62 of 1 on the device leaves a third of 0.38 as KV."""
+    """With T_kv_gen 1, T_load_kv 1 / 0.69 and nothing else: 0.62 of 1 on the device leaves a third
+    of 0.38 as KV."""
     times = CaptureTimes(kv_gen=Line(0.69), load_kv=Line(1.0), load_act=Line(0.5))
     share = POINTS[0].static_share
     assert share == pytest.approx(0.62 + 0.38 * 2 / 3)

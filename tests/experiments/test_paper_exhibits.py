@@ -1,4 +1,5 @@
-"""The tables and figures that formulas give: values worked out by hand or printed in the papers, and that they draw."""
+"""The tables and figures that formulas give: values worked out by hand or printed in the papers,
+and that they draw."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from experiments.lab.paper.rksc.latency import Costs, Exits, l_cgee
 
 def by(rows: list[dict[str, Any]], *columns: str) -> dict[Any, dict[str, Any]]:
     """The rows by the values of these columns."""
-    return {tuple(row[c] for c in columns) if len(columns) > 1 else row[columns[0]]: row for row in rows}
+    return {
+        tuple(row[c] for c in columns) if len(columns) > 1 else row[columns[0]]: row for row in rows
+    }
 
 
 # ---------------------------------------------------------------- one way to print and to draw
@@ -38,14 +41,24 @@ def test_a_table_has_every_column_and_a_dash_for_nothing() -> None:
     ]
 
 
-def test_a_plot_has_our_values_and_the_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plot_has_our_values_and_the_papers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     monkeypatch.setattr(pyplot, "close", lambda figure: None)
-    draw([Exhibit("Table 1", "example", lambda: ROWS, Lines("x", log="y"))], tmp_path / "folder" / "plot.png")
+    draw(
+        [Exhibit("Table 1", "example", lambda: ROWS, Lines("x", log="y"))],
+        tmp_path / "folder" / "plot.png",
+    )
     axis = pyplot.gcf().axes[0]
-    drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axis.get_lines()}
+    drawn = {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+        for line in axis.get_lines()
+    }
     assert drawn == {"ours": ([0, 1], [1234.5, 0.12345]), "paper": ([1], [2])}
-    assert axis.get_title() == "Table 1: example" and [t.get_text() for t in axis.get_xticklabels()] == ["a", "b"]
+    assert axis.get_title() == "Table 1: example" and [
+        t.get_text() for t in axis.get_xticklabels()
+    ] == ["a", "b"]
     assert (tmp_path / "folder" / "plot.png").stat().st_size > 0
 
 
@@ -58,7 +71,9 @@ def test_every_table_has_one_form_and_its_figures_draw(paper: str, tmp_path: Pat
         rows = exhibit.rows()
         assert rows and all(list(row) == list(rows[0]) for row in rows), exhibit.name
         if exhibit.lines is not None:
-            drawn = {exhibit.lines.x, *exhibit.lines.ours, *exhibit.lines.paper} | {exhibit.lines.by} - {None}
+            drawn = {exhibit.lines.x, *exhibit.lines.ours, *exhibit.lines.paper} | {
+                exhibit.lines.by
+            } - {None}
             assert drawn <= set(rows[0]), exhibit.name
     draw(exhibits, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
@@ -84,7 +99,9 @@ def test_lbs_measured_transfers_are_near_those_of_eq_5() -> None:
 
 
 @pytest.mark.parametrize("gpu", [headinfer_speed.RTX_4090, headinfer_speed.A100])
-def test_headinfers_rooflines_are_as_printed_but_for_what_the_note_says(gpu: headinfer_speed.Gpu) -> None:
+def test_headinfers_rooflines_are_as_printed_but_for_what_the_note_says(
+    gpu: headinfer_speed.Gpu,
+) -> None:
     rows = headinfer_speed.roofline_rows(gpu)
     assert len(rows) == 2 * 2 * 2 * 3
     for row in rows:
@@ -97,7 +114,11 @@ def test_headinfers_rooflines_are_as_printed_but_for_what_the_note_says(gpu: hea
         if row["TFLOP/s"] != pytest.approx(row["paper, TFLOP/s"], rel=0.02)
     }
     heads = {("prefill, offload", f"head-wise ({n}k)") for n in (10, 100)}
-    decoding = {("decode, offload", f"{name} ({n}k)") for name in ("flash-attn", "head-wise") for n in (1, 10, 100)}
+    decoding = {
+        ("decode, offload", f"{name} ({n}k)")
+        for name in ("flash-attn", "head-wise")
+        for n in (1, 10, 100)
+    }
     assert wrong == decoding | (heads if gpu is headinfer_speed.RTX_4090 else set())
 
 
@@ -125,7 +146,11 @@ def test_headinfers_longest_contexts_are_of_the_papers_order() -> None:
     for row in rows.values():
         assert 0.69 < row["longest context, K"] / row["paper"] < 2.1, row
     ruler = by(headinfer_speed.ruler_rows(), "method")
-    assert [ruler[m]["ours, K"] for m in ("standard", "chunked_prefill", "headwise")] == [16, 32, 128]
+    assert [ruler[m]["ours, K"] for m in ("standard", "chunked_prefill", "headwise")] == [
+        16,
+        32,
+        128,
+    ]
 
 
 # ---------------------------------------------------------------- HELM
@@ -208,14 +233,17 @@ def test_rkscs_latency_by_hand() -> None:
     assert exits.saved == pytest.approx(0.5 + 0.5 * 0.5 * 0.4)
     assert l_cgee(2.9, 0.5, exits) == pytest.approx(2.6)
     assert costs.s_rksc(1000, 8, 4, 10, exits) == pytest.approx(16.82 / 2.6)
-    assert costs.s_rksc(1000, 8, 4, 10, Exits(0, 0, 0.6)) == costs.s_kv(1000, 8, 4, 10)  # corollary A.2
+    # corollary A.2
+    assert costs.s_rksc(1000, 8, 4, 10, Exits(0, 0, 0.6)) == costs.s_kv(1000, 8, 4, 10)
 
 
 def test_rkscs_table_2_needs_another_delta_for_each_data_set() -> None:
     rows = latency.table_2_rows()
     assert len(rows) == 20
     qwen = [row["delta needed, ms"] for row in rows if row["model"] == "Qwen2.5-7B"]
-    assert qwen[0] == pytest.approx(55 / (0.03 + 0.97 * (1 - 18.4 / 28))) and max(qwen) > 2 * min(qwen)
+    assert qwen[0] == pytest.approx(55 / (0.03 + 0.97 * (1 - 18.4 / 28))) and max(qwen) > 2 * min(
+        qwen
+    )
     assert all(row["S_RKSC"] == pytest.approx(row["paper"], rel=0.16) for row in rows)
 
 

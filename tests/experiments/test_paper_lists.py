@@ -1,4 +1,5 @@
-"""docs/papers.md lists every table, figure, equation and algorithm of each paper, and its commands exist."""
+"""docs/papers.md lists every table, figure, equation and algorithm of each paper, and its commands
+exist."""
 
 from __future__ import annotations
 
@@ -38,14 +39,20 @@ NUMBERS = {
 
 def rows_of(section: str) -> list[tuple[str, str]]:
     """The list of a section: what it is about, and what is said of it."""
-    match = re.search(rf"^## {re.escape(section)}.*?(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE | re.IGNORECASE)
+    match = re.search(
+        rf"^## {re.escape(section)}.*?(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE | re.IGNORECASE
+    )
     assert match, section
     listed = match[0].split("| in the paper | here |\n|---|---|\n", 1)[1].split("\n\n", 1)[0]
-    return [(name.strip(), said.strip()) for name, said in re.findall(r"^\| ([^|]+) \| (.+) \|$", listed, re.MULTILINE)]
+    return [
+        (name.strip(), said.strip())
+        for name, said in re.findall(r"^\| ([^|]+) \| (.+) \|$", listed, re.MULTILINE)
+    ]
 
 
 def names_of(cell: str) -> tuple[str, list[str]]:
-    """("Figure", ["1", "2", "5"]) for "Figures 1, 2, 5", with every number of a range such as "4.1-4.3"."""
+    """("Figure", ["1", "2", "5"]) for "Figures 1, 2, 5", with every number of a range such as
+    "4.1-4.3"."""
     kind, numbers = cell.split(" ", 1)
     found = list[str]()
     for part in numbers.split(", "):
@@ -54,7 +61,9 @@ def names_of(cell: str) -> tuple[str, list[str]]:
             found.append(first)
             continue
         chapter, dot, number = first.rpartition(".")
-        found += [f"{chapter}{dot}{n}" for n in range(int(number), int(last.rpartition(".")[2]) + 1)]
+        found += [
+            f"{chapter}{dot}{n}" for n in range(int(number), int(last.rpartition(".")[2]) + 1)
+        ]
     return kind.removesuffix("s"), found
 
 
@@ -71,7 +80,9 @@ def test_every_number_of_a_paper_is_listed_once(section: str) -> None:
 @pytest.mark.parametrize("section", NUMBERS)
 def test_what_is_said_is_one_of_four_things(section: str) -> None:
     for cell, said in rows_of(section):
-        assert re.search(r"\breproduced\b|\bimplemented\b|\bneeds? a GPU\b|\bleft out\b", said), cell
+        assert re.search(r"\breproduced\b|\bimplemented\b|\bneeds? a GPU\b|\bleft out\b", said), (
+            cell
+        )
         if "reproduced" in said:
             assert "`python -m experiments." in said, f"{cell} names no command"
         if said.startswith("left out"):

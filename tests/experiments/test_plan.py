@@ -35,22 +35,37 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def plan_of(tmp_path: Path, *overrides: str) -> Any:
-    words = ["model=hf", f"model.name={tmp_path / 'model'}", "model.dtype=float32", "model.device=cpu", *overrides]
+    words = [
+        "model=hf",
+        f"model.name={tmp_path / 'model'}",
+        "model.dtype=float32",
+        "model.device=cpu",
+        *overrides,
+    ]
     return configuration("plan", *words), words
 
 
 def test_the_search_that_is_planned_for_is_the_one_that_is_configured() -> None:
-    assert asked_for(BestOfN(n=7, max_tokens=90)) == {"branches": 7, "step_tokens": 90, "output_tokens": 90}
+    assert asked_for(BestOfN(n=7, max_tokens=90)) == {
+        "branches": 7,
+        "step_tokens": 90,
+        "output_tokens": 90,
+    }
     found = {"branches": 6, "step_tokens": 16, "output_tokens": 16 * 5}
     assert asked_for(BeamSearch(beam_size=3, beam_width=2, step_tokens=16, max_steps=5)) == found
     assert asked_for(Greedy(max_tokens=9))["branches"] == 1
     assert asked_for(DiversePrompts(n=4))["branches"] == 4
     assert asked_for(DVTS())["branches"] == 16
-    assert asked_for(DVTS(step_tokens=10, max_steps=3, finish_tokens=100))["output_tokens"] == 10 + 10 + 100
+    assert (
+        asked_for(DVTS(step_tokens=10, max_steps=3, finish_tokens=100))["output_tokens"]
+        == 10 + 10 + 100
+    )
 
 
 def test_what_is_given_is_not_taken_from_the_search() -> None:
-    auto = auto_of(configuration("plan", "search=best_of_n", "search.n=5", "memory.output_tokens=100"))
+    auto = auto_of(
+        configuration("plan", "search=best_of_n", "search.n=5", "memory.output_tokens=100")
+    )
     assert auto == Auto(branches=5, output_tokens=100, step_tokens=256, problems=None)
     assert auto.search.step_tokens == 100
 
@@ -61,21 +76,28 @@ def test_the_plan_names_every_way_and_the_command_that_runs_the_fastest(
     config, words = plan_of(tmp_path, profile, "search=best_of_n", "search.n=4")
     show(config, words)
     lines = capsys.readouterr().out.splitlines()
-    assert "4 branches on 512 tokens, 256 tokens each, 256 a step; as many problems at once as a run begins" in lines[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
+    assert (
+        "4 branches on 512 tokens, 256 tokens each, 256 a step; as many problems at once as a run begins"
+        in lines[0]
+    )
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")
+    ][2:]
     assert len(rows) == 18 and rows[0][:2] == ["resident", "resident"]
     assert ["streamed", "paged", "1", "-", "-", "-", "-", "-", "too few layers"] in rows
     assert rows[0][2] == str(MOST_ROWS // 4)
     step, of_each = map(float, rows[0][3:5])
     assert of_each == pytest.approx(step / (MOST_ROWS // 4), abs=0.06)
-    assert lines[-1].startswith("fastest: python -m experiments.run model=hf") and lines[-1].endswith(
-        "search=best_of_n search.n=4 placement=resident memory=resident"
-    )
+    assert lines[-1].startswith("fastest: python -m experiments.run model=hf") and lines[
+        -1
+    ].endswith("search=best_of_n search.n=4 placement=resident memory=resident")
 
 
 def test_a_policy_that_is_named_leaves_nothing_to_plan(tmp_path: Path) -> None:
     config, words = plan_of(tmp_path, "memory=paged")
-    with pytest.raises(InvalidInput, match=r"a plan chooses the memory policy; leave memory=\.\.\. out"):
+    with pytest.raises(
+        InvalidInput, match=r"a plan chooses the memory policy; leave memory=\.\.\. out"
+    ):
         show(config, words)
 
 
@@ -86,7 +108,12 @@ def test_a_run_records_how_well_its_steps_were_predicted(tmp_path: Path, profile
     assert plan == json.loads(json.dumps(summary["plan"]))
     assert plan["chosen"] == ["placement=resident", "memory=resident"]
     problems = MOST_ROWS // 3
-    expected = {"prompt_tokens": 512, "output_tokens": 6, "branches": 3 * problems, "step_tokens": 6}
+    expected = {
+        "prompt_tokens": 512,
+        "output_tokens": 6,
+        "branches": 3 * problems,
+        "step_tokens": 6,
+    }
     assert plan["planned_for"] == expected | {"problems": problems}
     assert 1 <= plan["searched"]["problems"] <= 4
     assert 3 <= plan["searched"]["branches"] <= 12
@@ -103,11 +130,17 @@ def test_a_run_that_is_told_its_problems_is_planned_for_these(
         show(config, words)
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].endswith("256 a step; problems at once: 3**")
-        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
+        rows = [
+            [cell.strip() for cell in line.split("|")[1:-1]]
+            for line in lines
+            if line.startswith("|")
+        ][2:]
         assert {row[2] for row in rows if row[-1] != "too few layers"} == {"3"}
 
 
-def test_a_split_may_be_left_to_auto(tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_split_may_be_left_to_auto(
+    tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config, words = plan_of(tmp_path, profile, "placement=split")
     show(config, words)
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| split")]

@@ -20,7 +20,9 @@ from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES, PLAIN, Profile, read
 from ttc.errors import InvalidInput
 
-LINK = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=15e9, to_device_latency_s=5e-6, simulated=True)
+LINK = LinkProfile(
+    to_device_bandwidth=16e9, to_host_bandwidth=15e9, to_device_latency_s=5e-6, simulated=True
+)
 
 
 def device(name: str) -> DeviceProfile:
@@ -31,9 +33,16 @@ def device(name: str) -> DeviceProfile:
 
 
 def made_up(
-    where: object, dtype: object, runner: str, memory: Memory, attention: Attention, pack: bool = True
+    where: object,
+    dtype: object,
+    runner: str,
+    memory: Memory,
+    attention: Attention,
+    pack: bool = True,
 ) -> DeviceProfile:
-    found = device(f"cpu {str(dtype)[6:]}{'' if runner != 'modules' else BY_MODULES if pack else PLAIN}")
+    found = device(
+        f"cpu {str(dtype)[6:]}{'' if runner != 'modules' else BY_MODULES if pack else PLAIN}"
+    )
     return replace(found, **memory._asdict(), **attention._asdict())
 
 
@@ -47,9 +56,13 @@ def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A file with made-up figures, which the command has written."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(measuring, "profile_memory", lambda where: Memory(40e9, 2**25, 150e9))
-    monkeypatch.setattr(measuring, "profile_attention", lambda where, dtype: Attention({1: 20e9}, {}, 0.0))
+    monkeypatch.setattr(
+        measuring, "profile_attention", lambda where, dtype: Attention({1: 20e9}, {}, 0.0)
+    )
     monkeypatch.setattr(measuring, "profile_device", made_up)
-    monkeypatch.setattr("ttc.model.packed_linear.packs", lambda where, dtype: dtype == torch.bfloat16)
+    monkeypatch.setattr(
+        "ttc.model.packed_linear.packs", lambda where, dtype: dtype == torch.bfloat16
+    )
     monkeypatch.setattr(measuring, "profile_link", lambda where, gbps: LINK)
     out = tmp_path / "profile.json"
     run(monkeypatch, "--out", str(out))
@@ -58,7 +71,11 @@ def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read_again(written: Path) -> None:
     profile = read(written)
-    names = ("cpu bfloat16", "cpu float32", *(f"cpu {dtype}{BY_MODULES}" for dtype in ("bfloat16", "float32")))
+    names = (
+        "cpu bfloat16",
+        "cpu float32",
+        *(f"cpu {dtype}{BY_MODULES}" for dtype in ("bfloat16", "float32")),
+    )
     assert profile.devices == {name: device(name) for name in (*names, "cpu bfloat16" + PLAIN)}
     assert profile.link == LINK
     record = json.loads(written.read_text())
@@ -66,19 +83,27 @@ def test_what_is_written_is_read_again(written: Path) -> None:
 
 
 def test_the_report_has_a_column_for_each_device() -> None:
-    printed = report(Profile({name: device(name) for name in ("cpu bfloat16", "cpu float32")}, LINK))
+    printed = report(
+        Profile({name: device(name) for name in ("cpu bfloat16", "cpu float32")}, LINK)
+    )
     printed = re.sub(" +", " ", printed)
     assert "| | cpu bfloat16 | cpu float32 |" in printed
     assert "| read bandwidth, GB/s | 40.0 | 40.0 |" in printed
     assert "| GFLOP/s of products, rows: 256 | 300 | 300 |" in printed
-    assert "link (simulated): 16.0 GB/s and 5 µs to the device, 15.0 GB/s and 0 µs to the host" in printed
+    assert (
+        "link (simulated): 16.0 GB/s and 5 µs to the device, 15.0 GB/s and 0 µs to the host"
+        in printed
+    )
 
 
 def test_a_profile_of_another_machine_is_refused_with_both_names(written: Path) -> None:
     record = json.loads(written.read_text())
     record["machine"]["cpu"] = "Another"
     written.write_text(json.dumps(record))
-    with pytest.raises(InvalidInput, match=r"profile of another machine \(cpu 'Another' there and .* here\); measure"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"profile of another machine \(cpu 'Another' there and .* here\); measure",
+    ):
         read(written)
 
 
@@ -96,10 +121,15 @@ def test_what_is_no_profile_is_refused(tmp_path: Path, written: Path) -> None:
     [
         (["--dtypes", "int4"], "--dtypes 'int4' is unknown; use names of bfloat16"),
         (["--link-gbps", "0"], "--link-gbps 0.0 must be above 0"),
-        (["--out", "no/such/folder.json"], "cannot be written; name a file in a folder that is there"),
+        (
+            ["--out", "no/such/folder.json"],
+            "cannot be written; name a file in a folder that is there",
+        ),
     ],
 )
-def test_bad_arguments_are_refused(monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
+def test_bad_arguments_are_refused(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, *arguments)
     assert str(stopped.value).startswith("error: ") and message in str(stopped.value)

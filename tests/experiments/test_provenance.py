@@ -37,7 +37,13 @@ def test_comments_docstrings_and_layout_change_no_hash_and_code_does(module: Pat
 
 
 def test_a_record_tells_which_modules_changed_or_went(module: Path) -> None:
-    record = {"code": {"measured_code": written(module, "x = 1\n"), "measured_code.gone": "0", "ttc.gone": "0"}}
+    record = {
+        "code": {
+            "measured_code": written(module, "x = 1\n"),
+            "measured_code.gone": "0",
+            "ttc.gone": "0",
+        }
+    }
     assert changed_modules(record) == ["measured_code.gone", "ttc.gone"]
     written(module, "x = 2\n")
     assert changed_modules(record) == ["measured_code", "measured_code.gone", "ttc.gone"]
@@ -55,7 +61,11 @@ def test_a_record_names_command_machine_versions_commit_and_code() -> None:
 
 def records(found: Any) -> Iterator[dict[str, Any]]:
     """The records of a file: itself, or its parts."""
-    yield from [found] if "machine" in found else [part for part in found.values() if isinstance(part, dict)]
+    yield from (
+        [found]
+        if "machine" in found
+        else [part for part in found.values() if isinstance(part, dict)]
+    )
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
@@ -70,4 +80,6 @@ def test_every_record_names_its_command_machine_versions_and_commit(file: Path) 
 def test_the_readmes_figures_were_made_by_the_code_that_is_here(file: str) -> None:
     record = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
     changed = changed_modules(record)
-    assert not changed, f"run {record['command']!r} again: {changed} changed since its figures were made"
+    assert not changed, (
+        f"run {record['command']!r} again: {changed} changed since its figures were made"
+    )

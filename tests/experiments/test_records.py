@@ -67,7 +67,9 @@ def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
         RunFolder(config(tmp_path))
 
 
-def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -89,4 +91,8 @@ def test_forgotten_records_are_gone_from_the_file_too(tmp_path: Path) -> None:
         assert list(folder.records) == ["0", "2"]
         folder.append({"id": "1", "value": "new"})
     with RunFolder(config(tmp_path)) as folder:
-        assert [(r["id"], r["value"]) for r in folder.records.values()] == [("0", "é"), ("2", "é"), ("1", "new")]
+        assert [(r["id"], r["value"]) for r in folder.records.values()] == [
+            ("0", "é"),
+            ("2", "é"),
+            ("1", "new"),
+        ]

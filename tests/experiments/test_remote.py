@@ -32,7 +32,9 @@ def job(folder: Path, name: str, *more: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_on_a_server_has_the_records_of_a_run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_server_has_the_records_of_a_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
     parts = small(context=1024, eos=EOS), Ascii()
     monkeypatch.setattr("experiments.runs.problem_loop.make_backend", lambda config: (
@@ -47,7 +49,9 @@ def test_a_run_on_a_server_has_the_records_of_a_run_here(tmp_path: Path, monkeyp
         with pytest.raises(InvalidInput, match=r"backend\.context_length: None -> 200"):
             job(tmp_path, "there", *remote, "backend.context_length=200")
     for name, record in here.items():
-        assert [branch["text"] for branch in there[name]["branches"]] == [b["text"] for b in record["branches"]]
+        assert [branch["text"] for branch in there[name]["branches"]] == [
+            b["text"] for b in record["branches"]
+        ]
         assert [branch["score"] for branch in there[name]["branches"]] == pytest.approx(
             [branch["score"] for branch in record["branches"]], abs=1e-4
         )
@@ -55,13 +59,17 @@ def test_a_run_on_a_server_has_the_records_of_a_run_here(tmp_path: Path, monkeyp
     written = "".join(file.read_text() for file in (tmp_path / "there").iterdir() if file.suffix)
     assert "tiny" in written and "sesame" not in written
     with serving(ServedModel(models=("other",), key="sesame")) as url:
-        (tmp_path / "there" / "records.jsonl").write_text(json.dumps(next(iter(there.values()))) + "\n")
+        (tmp_path / "there" / "records.jsonl").write_text(
+            json.dumps(next(iter(there.values()))) + "\n"
+        )
         with pytest.raises(InvalidInput, match="the model, served: tiny, context None -> other"):
             job(tmp_path, "there", "backend=openai", f"backend.base_url={url}")
 
 
 @pytest.mark.slow
-def test_a_refused_problem_has_its_record_and_is_asked_again_on_demand_alone(tmp_path: Path) -> None:
+def test_a_refused_problem_has_its_record_and_is_asked_again_on_demand_alone(
+    tmp_path: Path,
+) -> None:
     with serving(ServedModel()) as url:
         whole = job(tmp_path, "whole", "backend=openai", f"backend.base_url={url}")
     name, question = next((name, record["question"]) for name, record in whole.items())
@@ -70,7 +78,10 @@ def test_a_refused_problem_has_its_record_and_is_asked_again_on_demand_alone(tmp
         remote = ("backend=openai", f"backend.base_url={url}")
         records = job(tmp_path, "refused", *remote)
         assert "status 400: not like this" in records[name]["error"]
-        texts = {name: [branch["text"] for branch in record["branches"]] for name, record in whole.items()}
+        texts = {
+            name: [branch["text"] for branch in record["branches"]]
+            for name, record in whole.items()
+        }
         for other in whole.keys() - {name}:
             assert records[other]["error"] is None
             assert [branch["text"] for branch in records[other]["branches"]] == texts[other]
@@ -110,7 +121,10 @@ def test_a_key_is_no_setting(tmp_path: Path) -> None:
 
 
 def test_a_verifier_that_needs_more_is_refused_by_name(tmp_path: Path) -> None:
-    with serving(ServedModel(logprobs=0)) as url, pytest.raises(InvalidInput, match="ConfidenceVerifier needs"):
+    with (
+        serving(ServedModel(logprobs=0)) as url,
+        pytest.raises(InvalidInput, match="ConfidenceVerifier needs"),
+    ):
         job(tmp_path, "r", "backend=openai", f"backend.base_url={url}")
     assert not (tmp_path / "r").exists()
 
@@ -125,5 +139,7 @@ def test_a_backend_can_be_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ttc.model.loading.load_tokenizer", lambda name: Ascii())
     with serving(ServedModel()) as url:
         backend = RemoteBackend.connect(url, tokenizer="tiny", concurrency=2)
-        assert backend.server.client.endpoint.concurrency == 2 and backend.capabilities.model == "tiny"
+        assert (
+            backend.server.client.endpoint.concurrency == 2 and backend.capabilities.model == "tiny"
+        )
         backend.close()

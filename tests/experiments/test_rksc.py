@@ -1,4 +1,5 @@
-"""The RKSC measurements: their arithmetic, their arms' call counts, and that the tables can be made."""
+"""The RKSC measurements: their arithmetic, their arms' call counts, and that the tables can be
+made."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from experiments.lab.paper.rksc import arms, command, phrasings, plots, prefix, stress, tables, verification
+from experiments.lab.paper.rksc import (
+    arms,
+    command,
+    phrasings,
+    plots,
+    prefix,
+    stress,
+    tables,
+    verification,
+)
 from experiments.lab.paper.rksc.intervals import share, speedup, speedups
 from experiments.lab.paper.rksc.prefix import fit
 from experiments.lab.paper.rksc.setting import Setting, loaded
@@ -36,7 +46,11 @@ def test_a_share_is_over_all_trials_and_its_interval_over_problems() -> None:
 
 
 def test_pairs_of_a_right_and_a_wrong_branch() -> None:
-    assert verification.pair_wins([0.9, 0.5, 0.5, 0.1], [False, True, False, False]) == [0.0, 0.5, 1.0]
+    assert verification.pair_wins([0.9, 0.5, 0.5, 0.1], [False, True, False, False]) == [
+        0.0,
+        0.5,
+        1.0,
+    ]
     row = {"own": [0.1, 0.2], "right": [True, False]}
     quality = verification.quality([row, {"own": [0.3, 0.2], "right": [True, False]}], "own")
     assert (quality["pairs"], quality["auc"][0], quality["accuracy"][0]) == (2, 0.5, 0.5)
@@ -61,10 +75,15 @@ def test_the_fit_recovers_both_terms() -> None:
 
 def test_n_star_is_where_both_ways_cost_the_same() -> None:
     c1, c2, branches, suffix, seconds = 3e-4, 2e-8, 8, 16, 0.2
-    n = prefix.n_star((c1, c2), [{"branches": branches, "suffix_tokens": suffix, "suffix_s": seconds}])
+    n = prefix.n_star(
+        (c1, c2), [{"branches": branches, "suffix_tokens": suffix, "suffix_s": seconds}]
+    )
     once = c1 * n + c2 * n * n
     assert branches * (once + c1 * suffix) == pytest.approx(once + seconds)
-    assert prefix.n_star((c1, c2), [{"branches": branches, "suffix_tokens": suffix, "suffix_s": 0.01}]) == 0.0
+    assert (
+        prefix.n_star((c1, c2), [{"branches": branches, "suffix_tokens": suffix, "suffix_s": 0.01}])
+        == 0.0
+    )
 
 
 def test_changes_count_both_directions() -> None:
@@ -84,12 +103,18 @@ def test_every_arm_runs_and_is_held_to_its_calls(monkeypatch: pytest.MonkeyPatch
     assert list(found) == list(arms.ARMS)
     usage = {name: Usage(**arm["usage"]) for name, arm in found.items()}
     assert usage["no_kv"].shared_tokens == 0 < usage["exact"].shared_tokens
-    assert usage["verify"].verifier_tokens < usage["exact"].verifier_tokens < usage["no_kv"].verifier_tokens
+    assert (
+        usage["verify"].verifier_tokens
+        < usage["exact"].verifier_tokens
+        < usage["no_kv"].verifier_tokens
+    )
     assert speedups(list(found.values()), "no_kv")[0] == pytest.approx((1.0, 1.0, 1.0))
     assert found["verify"]["changed"]["answers"] == 0
     table = tables.arms(result)
     assert table.count("\n") == 1 + len(arms.ARMS) and "+ level 2" in table
-    assert tables.thresholds(result).count("\n") == 3 and "| 0 of 1 | 95% |" in tables.thresholds(result)
+    assert tables.thresholds(result).count("\n") == 3 and "| 0 of 1 | 95% |" in tables.thresholds(
+        result
+    )
 
 
 @pytest.mark.slow
@@ -102,7 +127,9 @@ def test_every_arm_runs_and_is_held_to_its_calls(monkeypatch: pytest.MonkeyPatch
         ("verify", "lossy", "every row was computed in"),
     ],
 )
-def test_an_arm_that_does_not_do_what_it_says_is_caught(made: str, taken_for: str, message: str) -> None:
+def test_an_arm_that_does_not_do_what_it_says_is_caught(
+    made: str, taken_for: str, message: str
+) -> None:
     model, tokenizer = loaded(Setting.of("rksc_verify", []).config)
     sizes = ["dataset.size=1", "dataset.limit=1", "search.n=2", "search.max_tokens=4"]
     arm = arms.Arm.make(made, sizes, {}, model, tokenizer)
@@ -115,7 +142,9 @@ def test_an_arm_that_does_not_do_what_it_says_is_caught(made: str, taken_for: st
 @pytest.mark.slow
 def test_lossy_sharing_replaces_the_phrasings_that_differ() -> None:
     model, tokenizer = loaded(Setting.of("rksc_verify", []).config)
-    phrasings = "search.phrasings=['{question} Reply with a number.','{question} Answer with a number.']"
+    phrasings = (
+        "search.phrasings=['{question} Reply with a number.','{question} Answer with a number.']"
+    )
     sizes = ["dataset.size=1", "dataset.limit=1", "search.n=2", "search.max_tokens=4", phrasings]
     exit = {"rule": "ranking", "l_min": 30, "theta": 2.0, "eps": 0.1, "patience": 3}
     found = {"risk": {"tau_conf": 2.0, "r_gap": 0.0, "exit": exit}}
@@ -131,13 +160,15 @@ def test_lossy_sharing_replaces_the_phrasings_that_differ() -> None:
 def test_phrasings_say_how_alike_and_what_it_costs() -> None:
     found = phrasings.run([], problems=2)
     levels = {row["kind"]: row for row in found["rows"]}
-    assert levels["identical"]["matched"] == [1.0, 1.0, 1.0] and levels["identical"]["kl"] < 0.01  # bfloat16
+    # bfloat16
+    assert levels["identical"]["matched"] == [1.0, 1.0, 1.0] and levels["identical"]["kl"] < 0.01
     assert levels["another problem"]["matched"][2] < levels["minor rewording"]["matched"][0]
     assert [row["tau"] for row in found["taus"]] == list(phrasings.TAUS)
     assert all(0 <= row["saved_of_all"] <= row["saved_of_rest"] < 1 for row in found["taus"])
     templates = [r for r in found["records"] if r["kind"] in phrasings.LEVELS]
     roots = 2 * sum(r["tokens"] for r in templates if r["kind"] == "identical") / 2
-    assert 0 < found["reference_layer_rows"] <= roots  # the probe's two layers of both roots, whole at most
+    # the probe's two layers of both roots, whole at most
+    assert 0 < found["reference_layer_rows"] <= roots
     free = phrasings.sweep(found["records"], 30, 0)[0]
     lost = found["reference_layer_rows"] / 30 / sum(r["tokens"] for r in templates)
     assert free["saved_of_all"] - found["taus"][0]["saved_of_all"] == pytest.approx(lost)
@@ -151,12 +182,17 @@ def test_verification_stress_and_plots(tmp_path: Path, monkeypatch: pytest.Monke
     assert [row["prompt"] for row in found["cost"]] == ["short prompt", "about 1,024 tokens"]
     assert len(found["layers"]["entropy"]) == len(found["layers"]["settled"]) == 30
     assert found["layers"]["settled"][-1] == 1.0
-    assert len(found["rows"]) == 4 and all(len(row["answers"]) == len(row["right"]) == 3 for row in found["rows"])
+    assert len(found["rows"]) == 4 and all(
+        len(row["answers"]) == len(row["right"]) == 3 for row in found["rows"]
+    )
     assert verification.summary(found["rows"]) == {
         k: found[k] for k in ("cost", "quality", "exit_depths", "difficulty")
     }
-    assert all(1 <= d <= 30 for row in found["rows"] for depths in row["depths"].values() for d in depths)
-    assert all(len(set(row["depths"]["ranking"])) == 1 for row in found["rows"])  # they leave together
+    assert all(
+        1 <= d <= 30 for row in found["rows"] for depths in row["depths"].values() for d in depths
+    )
+    # they leave together
+    assert all(len(set(row["depths"]["ranking"])) == 1 for row in found["rows"])
     assert "| stable ranking | ranking, l_min 2, patience 3 |" in tables.verification(found)
     assert "| asked on a fresh prompt |" in tables.verification(found)
     tight = stress.run([], problems=2)

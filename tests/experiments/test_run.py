@@ -22,7 +22,13 @@ from ttc import TTCError, VerifierError
 from ttc.compiling import LINE
 from verifiers import ArithmeticVerifier
 
-FAST = ["dataset.size=6", "model.dtype=float32", "run.batch=3", "search.beam_size=2", "search.beam_width=2"]
+FAST = [
+    "dataset.size=6",
+    "model.dtype=float32",
+    "run.batch=3",
+    "search.beam_size=2",
+    "search.beam_width=2",
+]
 
 
 def job(folder: Path, *arguments: str) -> list[str]:
@@ -85,7 +91,9 @@ def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
         (["memory.budget_gib=0.0001"], "would do"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_a_wrong_setting_is_refused_by_name(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
     with pytest.raises((TTCError, HydraException), match=message):
         run_here(tmp_path, *arguments)
     assert not list(tmp_path.glob("*/config.yaml"))
@@ -96,13 +104,21 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     done = finished(job(tmp_path, "search.beam_size=0"))
     assert done.returncode == 1 and done.stdout == ""
     lines = done.stderr.splitlines()
-    assert lines[0].startswith("starting: search.beam_size=0") and lines[-1].startswith("error: beam_size=0")
+    assert lines[0].startswith("starting: search.beam_size=0") and lines[-1].startswith(
+        "error: beam_size=0"
+    )
     assert "Traceback" not in done.stderr and not list(tmp_path.glob("*/config.yaml"))
 
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path: Path) -> None:
-    arguments = ["-m", "search=best_of_n", "search.n=0,1,2", "search.max_tokens=8", "dataset.size=1"]
+    arguments = [
+        "-m",
+        "search=best_of_n",
+        "search.n=0,1,2",
+        "search.max_tokens=8",
+        "dataset.size=1",
+    ]
     done = finished(job(tmp_path, *arguments))
     assert "error: n=0" in done.stderr and done.returncode == 1
     assert sorted(p.parent.name for p in tmp_path.glob("*/summary.json")) == [
@@ -110,20 +126,26 @@ def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path
     ]
     table, error, *differences = done.stdout[done.stdout.index("3 jobs") :].split("\n\n")
     assert error == "n=0: error: n=0 must be at least 1"
-    assert differences[-1].startswith("costs, pass@k, files and a plot: python -m experiments.compare ")
+    assert differences[-1].startswith(
+        "costs, pass@k, files and a plot: python -m experiments.compare "
+    )
     table = table.splitlines()
     assert [line.split()[0] for line in table[1:]] == ["job", "n=0", "n=1", "n=2"]
     assert "error" in table[2] and "%" in table[3] and "%" in table[4]
-    said = [line for line in done.stderr.splitlines() if line != LINE and " of 1 problems, " not in line]
+    said = [
+        line for line in done.stderr.splitlines() if line != LINE and " of 1 problems, " not in line
+    ]
     title = "BestOfN with ArithmeticVerifier, smollm2-135m, sums: 1 problems"
     assert said[0].startswith("starting: -m search=best_of_n")
-    assert said[2:] == [title, "loading smollm2-135m", title]  # loaded once, and no other library says anything
+    # loaded once, and no other library says anything
+    assert said[2:] == [title, "loading smollm2-135m", title]
 
 
 @pytest.mark.slow
 def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(tmp_path: Path) -> None:
     arguments = ["dataset.size=3", "dataset.pad_chars=60000", "run.name=r"]
-    for told in ("loading smollm2-135m", "3 of 3 were done already"):  # the second time nothing is run
+    # the second time nothing is run
+    for told in ("loading smollm2-135m", "3 of 3 were done already"):
         done = finished(job(tmp_path, *arguments))
         assert done.returncode == 1 and told in done.stderr
         assert "3 of 3 problems failed and count as wrong:\n  3 x ContextExceeded: " in done.stdout
@@ -140,24 +162,44 @@ def test_ctrl_c_says_what_is_safe_and_how_to_go_on(tmp_path: Path) -> None:
     done = len(records(tmp_path, "r"))
     assert process.returncode == 130 and 2 <= done < 1000 and "Traceback" not in said
     safe, how = said.splitlines()[-2:]
-    counted = re.fullmatch(rf"stopped; what is done so far is safe \((\d+) problems in {tmp_path / 'r'}\)", safe)
-    assert counted is not None and done - int(counted[1]) in (0, 1)  # one may be on its way to the disk
+    counted = re.fullmatch(
+        rf"stopped; what is done so far is safe \((\d+) problems in {tmp_path / 'r'}\)", safe
+    )
+    # one may be on its way to the disk
+    assert counted is not None and done - int(counted[1]) in (0, 1)
     assert how == "run the same command to go on"
 
 
-SHORT = ["model.dtype=float32", "search=best_of_n", "search.n=2", "search.max_tokens=12", "dataset.size=3"]
+SHORT = [
+    "model.dtype=float32",
+    "search=best_of_n",
+    "search.n=2",
+    "search.max_tokens=12",
+    "dataset.size=3",
+]
 
 
 @pytest.mark.slow
-def test_a_verifier_that_cannot_rate_is_known_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verifier_that_cannot_rate_is_known_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any) -> list[list[float]]:
         raise RuntimeError("the judge is out")
 
     monkeypatch.setattr(ArithmeticVerifier, "rate", broken)
-    with pytest.raises(VerifierError, match="ArithmeticVerifier raised RuntimeError: the judge is out, on a branch"):
+    with pytest.raises(
+        VerifierError, match="ArithmeticVerifier raised RuntimeError: the judge is out, on a branch"
+    ):
         run_here(tmp_path, *SHORT)
-    gated = ["verifier=confidence_gated", "verifier.inner=arithmetic", "verifier.tau_conf=0", "verifier.r_gap=0"]
-    with pytest.raises(VerifierError, match="ArithmeticVerifier raised RuntimeError: the judge is out, on a branch"):
+    gated = [
+        "verifier=confidence_gated",
+        "verifier.inner=arithmetic",
+        "verifier.tau_conf=0",
+        "verifier.r_gap=0",
+    ]
+    with pytest.raises(
+        VerifierError, match="ArithmeticVerifier raised RuntimeError: the judge is out, on a branch"
+    ):
         run_here(tmp_path, *SHORT, *gated)
     assert not list(tmp_path.glob("*/config.yaml"))
 
@@ -182,11 +224,19 @@ def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
     summary = run_here(tmp_path, *SHORT)
     assert (summary["failures"], summary["failure_reasons"]) == (
         1,
-        [{"reason": "VerifierError: ArithmeticVerifier raised RuntimeError: no connection", "count": 1}],
+        [
+            {
+                "reason": "VerifierError: ArithmeticVerifier raised RuntimeError: no connection",
+                "count": 1,
+            }
+        ],
     )
     failed = records(tmp_path, "r")["sums-1"]
     assert failed["branches"] and not failed["correct"] and not failed["correct_strict"]
-    assert "1 x VerifierError: ArithmeticVerifier raised RuntimeError: no connection" in capsys.readouterr().out
+    assert (
+        "1 x VerifierError: ArithmeticVerifier raised RuntimeError: no connection"
+        in capsys.readouterr().out
+    )
     monkeypatch.undo()
     assert run_here(tmp_path, *SHORT)["failures"] == 1
     assert "3 of 3 were done already" in capsys.readouterr().err
@@ -200,7 +250,9 @@ def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
 def test_a_sweep_runs_every_search(tmp_path: Path) -> None:
     searches = "search=greedy,best_of_n,self_consistency,beam_search"
     path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"question": "Ann has 2 pens and buys 3. How many?", "answer": "#### 5"}) + "\n")
+    path.write_text(
+        json.dumps({"question": "Ann has 2 pens and buys 3. How many?", "answer": "#### 5"}) + "\n"
+    )
     data = ["dataset=gsm8k", f"dataset.path={path}", "dataset.limit=1"]
     arguments = ["-m", searches, *data, "run.max_tokens=24"]
     finished(job(tmp_path, *arguments), check=True)

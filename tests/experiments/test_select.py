@@ -1,4 +1,5 @@
-"""`python -m experiments.select`: rules scored on records, by hand-made ones and on the folder of a real run."""
+"""`python -m experiments.select`: rules scored on records, by hand-made ones and on the folder of a
+real run."""
 
 from __future__ import annotations
 
@@ -29,8 +30,17 @@ from ttc.results import BranchRecord
 RULES = {rule.name: rule for rule in all_rules(temperature=0.5)}
 
 
-def candidate(answer: str | None, correct: bool = False, path: Sequence[int] = (0,), **more: Any) -> dict[str, Any]:
-    return {"path": list(path), "answer": answer, "correct": correct, "tokens": 10, "finish_reason": "eos", **more}
+def candidate(
+    answer: str | None, correct: bool = False, path: Sequence[int] = (0,), **more: Any
+) -> dict[str, Any]:
+    return {
+        "path": list(path),
+        "answer": answer,
+        "correct": correct,
+        "tokens": 10,
+        "finish_reason": "eos",
+        **more,
+    }
 
 
 def record(id: str, *branches: dict[str, Any], error: str | None = None) -> dict[str, Any]:
@@ -51,19 +61,28 @@ FOUR = [("7", True, 0.9), ("8", False, 0.4), ("8", False, 0.3), ("7", True, 0.2)
 
 
 def two_problems() -> list[Solved]:
-    """One whose right answers come first and last, and one that failed. The records lie in the order of the score."""
+    """One whose right answers come first and last, and one that failed. The records lie in the
+    order of the score."""
     branches = [candidate(a, c, (i,), score=s) for i, (a, c, s) in enumerate(FOUR)]
-    return [Solved.of_record(record("a", *branches[::-1])), Solved.of_record(record("b", error="broken"))]
+    return [
+        Solved.of_record(record("a", *branches[::-1])),
+        Solved.of_record(record("b", error="broken")),
+    ]
 
 
 def test_each_rule_is_scored_on_the_first_n_by_index_and_failures_count_as_wrong() -> None:
-    rows = score(two_problems(), [RULES[name] for name in ("majority", "weighted", "best", "soft_best")])
-    assert accuracies(rows, "majority") == [0.5, 0.5, 0, 0.5]  # 7; 7 and 8; 7, 8 and 8; a tie, that 7 began
+    rows = score(
+        two_problems(), [RULES[name] for name in ("majority", "weighted", "best", "soft_best")]
+    )
+    # 7; 7 and 8; 7, 8 and 8; a tie, that 7 began
+    assert accuracies(rows, "majority") == [0.5, 0.5, 0, 0.5]
     assert accuracies(rows, "weighted") == [0.5, 0.5, 0.5, 0.5]  # 0.9 against 0.4, 0.7; then 1.1
     assert accuracies(rows, "best") == accuracies(rows, ANY) == [0.5] * 4
     weights = [math.exp(s / 0.5) for *_, s in FOUR]
     expected = [
-        sum(w for w, (_, c, _) in zip(weights[:n], FOUR[:n], strict=True) if c) / sum(weights[:n]) / 2
+        sum(w for w, (_, c, _) in zip(weights[:n], FOUR[:n], strict=True) if c)
+        / sum(weights[:n])
+        / 2
         for n in range(1, 5)
     ]
     assert accuracies(rows, "soft_best") == pytest.approx(expected)
@@ -88,7 +107,9 @@ def test_random_subsets_are_fixed_by_the_seed_and_the_problem_alone() -> None:
     drawn = list(subsets(first, 2, 50, seed=3))
     assert drawn == list(subsets(first, 2, 50, seed=3)) != list(subsets(first, 2, 50, seed=4))
     assert all(subset == sorted(set(subset)) and len(subset) == 2 for subset in drawn)
-    assert list(subsets(first, 4, 50, seed=3)) == [[0, 1, 2, 3]] == list(subsets(first, 9, 0, seed=3))
+    assert (
+        list(subsets(first, 4, 50, seed=3)) == [[0, 1, 2, 3]] == list(subsets(first, 9, 0, seed=3))
+    )
 
 
 def test_what_is_shown_names_the_problems_that_have_fewer(tmp_path: Path) -> None:
@@ -101,15 +122,33 @@ def test_what_is_shown_names_the_problems_that_have_fewer(tmp_path: Path) -> Non
     assert "3 problems, up to 10 candidates each; accuracy in percent, the first n by index" in text
     assert "1 problems have no candidate and count as wrong" in text
     assert "1 problems have fewer than 10 candidates" in text
-    assert text.splitlines()[4].split() == ["rule", "n=1", "n=2", "n=4", "n=8", "n=10", "95%", "interval,", "n=10"]
+    assert text.splitlines()[4].split() == [
+        "rule",
+        "n=1",
+        "n=2",
+        "n=4",
+        "n=8",
+        "n=10",
+        "95%",
+        "interval,",
+        "n=10",
+    ]
     (majority,) = [line.split() for line in text.splitlines() if line.startswith("majority")]
     assert majority == ["majority", *["66.7"] * 5, "20.8", "to", "93.9"]
-    assert "weighted, best, soft_best, borda_score: no candidate has a score; run a search that asks a verifier" in text
+    assert (
+        "weighted, best, soft_best, borda_score: no candidate has a score; run a search that asks a verifier"
+        in text
+    )
     assert "run with search.statistics=true" in text
 
 
 def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
-    folder = str(written(tmp_path / "run", record("a", *(candidate("7", True, (i,), score=0.5) for i in range(3)))))
+    folder = str(
+        written(
+            tmp_path / "run",
+            record("a", *(candidate("7", True, (i,), score=0.5) for i in range(3))),
+        )
+    )
     words = [folder, "--rules", "majority,best", "--format"]
     found = json.loads(report(parsed([*words, "json"])))
     assert [(row["rule"], row["n"], row["accuracy"]) for row in found["rows"]] == [
@@ -132,15 +171,35 @@ def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
             "--rules: best cannot be scored: no candidate has a score",
         ),
         ([record("a", candidate("7"))], ["--rules", "borda"], r"run with search\.statistics=true"),
-        ([record("a", candidate("7"))], ["--rules", "likeliest"], "before log-probabilities were kept"),
-        ([record("a", candidate("7"))], ["--rules", "modal"], "'modal' is unknown; use majority, weighted"),
+        (
+            [record("a", candidate("7"))],
+            ["--rules", "likeliest"],
+            "before log-probabilities were kept",
+        ),
+        (
+            [record("a", candidate("7"))],
+            ["--rules", "modal"],
+            "'modal' is unknown; use majority, weighted",
+        ),
         ([record("a", candidate("7"))], ["--draws", "-1"], "--draws=-1 must be 0"),
-        ([record("a", candidate("7", score=1.0))], ["--temperature", "0"], "temperature=0.0 of soft best-of-n"),
-        ([record("a", candidate("7", confidences=[1.0]))], ["--window", "0"], "window=0 must be at least 1 token"),
+        (
+            [record("a", candidate("7", score=1.0))],
+            ["--temperature", "0"],
+            "temperature=0.0 of soft best-of-n",
+        ),
+        (
+            [record("a", candidate("7", confidences=[1.0]))],
+            ["--window", "0"],
+            "window=0 must be at least 1 token",
+        ),
     ],
 )
 def test_what_cannot_be_scored_is_named(
-    found: list[Any] | None, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: list[Any] | None,
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "run" if found is None else written(tmp_path / "run", *found)
     with pytest.raises(InvalidInput, match=message):
@@ -158,7 +217,8 @@ def test_a_folder_without_records_and_a_damaged_line_are_named(tmp_path: Path) -
     (folder / "records.jsonl").write_text("{torn\n" + whole)
     with pytest.raises(InvalidInput, match="line 1 is damaged"):
         load(folder)
-    (folder / "records.jsonl").write_text(whole + '{"id": "to')  # a run that was stopped while it wrote
+    # a run that was stopped while it wrote
+    (folder / "records.jsonl").write_text(whole + '{"id": "to')
     assert [problem.id for problem in load(folder)] == ["a"]
 
 
@@ -176,7 +236,11 @@ def test_own_figures_are_means_over_generated_tokens() -> None:
     assert found["self_certainty"] == pytest.approx(sum(own[1]) / 4) and found["self_certainty"] > 0
     assert found["confidences"] == [round(-value, 3) for value in own[2]]
     (plain,) = engine.fork(engine.root([1, 2, 3]), 1)
-    assert own_figures(BranchRecord.of(plain)) == {"logprob": None, "self_certainty": None, "confidences": None}
+    assert own_figures(BranchRecord.of(plain)) == {
+        "logprob": None,
+        "self_certainty": None,
+        "confidences": None,
+    }
     engine.generate([plain], 4)
     found = own_figures(BranchRecord.of(plain))
     assert found["logprob"] < 0 and found["self_certainty"] is None and found["confidences"] is None
@@ -191,8 +255,16 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_rule_is_scored_from_the_folder_of_a_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    more = ["search=best_of_n", "search.n=5", "search.statistics=true", "verifier=confidence", "gate=none"]
+def test_every_rule_is_scored_from_the_folder_of_a_run(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = [
+        "search=best_of_n",
+        "search.n=5",
+        "search.statistics=true",
+        "verifier=confidence",
+        "gate=none",
+    ]
     run(composed(place, *more))
     folder, out = place / "outputs" / "r", place / "scores.json"
     capsys.readouterr()
@@ -216,5 +288,6 @@ def test_without_statistics_the_other_rules_are_scored(place: Path) -> None:
     text = report(parsed([str(place / "outputs" / "r")]))
     assert "\nmajority " in text and "\nlikeliest " in text
     assert (
-        "self_certainty, borda, confidence, confidence_top90, confidence_top10: the records hold no statistics" in text
+        "self_certainty, borda, confidence, confidence_top90, confidence_top10: the records hold no statistics"
+        in text
     )

@@ -37,20 +37,37 @@ def shared() -> Iterator[Running]:
 
 def test_the_plain_model_at_temperature_0_writes_what_hugging_face_does(shared: Running) -> None:
     model, tokens = small(context=1024), torch.tensor([[ord(c) for c in PROMPT]])
-    out = model.generate(tokens, max_new_tokens=20, do_sample=False, eos_token_id=EOS, pad_token_id=0)
+    out = model.generate(
+        tokens, max_new_tokens=20, do_sample=False, eos_token_id=EOS, pad_token_id=0
+    )
     expected = Chatting().decode(out[0, tokens.shape[1] :].tolist(), skip_special_tokens=True)
-    reply = shared.client().chat.completions.create(model="tiny", messages=said("12 + 3"), temperature=0, max_tokens=20)
+    reply = shared.client().chat.completions.create(
+        model="tiny", messages=said("12 + 3"), temperature=0, max_tokens=20
+    )
     assert reply.choices[0].message.content == expected
-    raw = shared.client().completions.create(model="tiny", prompt=PROMPT, temperature=0, max_tokens=20)
+    raw = shared.client().completions.create(
+        model="tiny", prompt=PROMPT, temperature=0, max_tokens=20
+    )
     assert raw.choices[0].text == expected
     assert raw.usage is not None and raw.usage.prompt_tokens == len(PROMPT)
 
 
 @pytest.mark.parametrize("name", ["best_of_n", "beam_search"])
-def test_a_search_answers_as_the_library_does_and_says_what_it_cost(shared: Running, name: str) -> None:
+def test_a_search_answers_as_the_library_does_and_says_what_it_cost(
+    shared: Running, name: str
+) -> None:
     template = Conversation(earlier=({"role": "system", "content": "be kind"},))
-    right = solve(SEARCHES[name], problem="12 + 3", engine=make_engine(), verifier=Asks(), seed=7, template=template)
-    by_name = shared.client().chat.completions.create(model=f"tiny+{name}", messages=said("12 + 3"), seed=7)
+    right = solve(
+        SEARCHES[name],
+        problem="12 + 3",
+        engine=make_engine(),
+        verifier=Asks(),
+        seed=7,
+        template=template,
+    )
+    by_name = shared.client().chat.completions.create(
+        model=f"tiny+{name}", messages=said("12 + 3"), seed=7
+    )
     by_field = shared.client().chat.completions.create(
         model="tiny", messages=said("12 + 3"), seed=7, extra_body={"search": name}
     )
@@ -62,7 +79,9 @@ def test_a_search_answers_as_the_library_does_and_says_what_it_cost(shared: Runn
         assert usage["completion_tokens"] == right.usage.generated_tokens
         assert usage["verifier_tokens"] == right.usage.verifier_tokens > 0
         details: Any = usage["completion_tokens_details"]
-        assert details["reasoning_tokens"] == right.usage.generated_tokens - len(right.best.generated)
+        assert details["reasoning_tokens"] == right.usage.generated_tokens - len(
+            right.best.generated
+        )
         assert (search["name"], search["seed"], search["score"]) == (name, 7, right.best.score)
         assert (search["nodes"], search["branches"]) == (len(right.tree), len(right.branches))
 
@@ -81,12 +100,17 @@ def test_a_search_takes_settings_and_a_budget_from_the_request(shared: Running) 
     right = solve(search, problem="1", engine=make_engine(), **options)
     assert right.best is not None and right.stopped == "max_generated_tokens"
     assert reply.choices[0].message.content == right.best.text
-    assert reply.model_extra is not None and reply.model_extra["search"]["stopped"] == "max_generated_tokens"
+    assert (
+        reply.model_extra is not None
+        and reply.model_extra["search"]["stopped"] == "max_generated_tokens"
+    )
 
 
 def test_a_seed_fixes_the_answer_and_without_one_answers_differ(shared: Running) -> None:
     def ask(**options: Any) -> tuple[str, int]:
-        reply = shared.client().completions.create(model="tiny", prompt="abc", max_tokens=30, **options)
+        reply = shared.client().completions.create(
+            model="tiny", prompt="abc", max_tokens=30, **options
+        )
         return reply.choices[0].text, (reply.model_extra or {})["search"]["seed"]
 
     assert ask(seed=5) == ask(seed=5) != ask(seed=6)
@@ -95,11 +119,18 @@ def test_a_seed_fixes_the_answer_and_without_one_answers_differ(shared: Running)
 
 
 def test_samples_and_prompts_are_choices_in_order(shared: Running) -> None:
-    reply = shared.client().completions.create(model="tiny", prompt=["abc", "xyz"], n=2, seed=3, max_tokens=9)
+    reply = shared.client().completions.create(
+        model="tiny", prompt=["abc", "xyz"], n=2, seed=3, max_tokens=9
+    )
     expected = []
     for prompt in ("abc", "xyz"):
-        search, template = SelfConsistency(n=2, max_tokens=9, temperature=1.0), PromptTemplate("{question}", raw=True)
-        expected += solve(search, problem=prompt, engine=make_engine(), seed=3, template=template).branches
+        search, template = (
+            SelfConsistency(n=2, max_tokens=9, temperature=1.0),
+            PromptTemplate("{question}", raw=True),
+        )
+        expected += solve(
+            search, problem=prompt, engine=make_engine(), seed=3, template=template
+        ).branches
     assert [choice.text for choice in reply.choices] == [branch.text for branch in expected]
 
 
@@ -120,22 +151,33 @@ def test_a_stop_string_ends_an_answer_and_is_left_out(shared: Running) -> None:
 def test_a_stream_gives_the_same_text_in_pieces_and_then_the_usage(shared: Running) -> None:
     ask: Any = {"model": "tiny", "messages": said("go"), "seed": 4, "max_tokens": 200, "n": 2}
     whole = shared.client().chat.completions.create(**ask)
-    chunks = list(shared.client().chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        shared.client().chat.completions.create(
+            **ask, stream=True, stream_options={"include_usage": True}
+        )
+    )
     for choice in whole.choices:
         pieces = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == choice.index]
         assert "".join(piece.delta.content or "" for piece in pieces) == choice.message.content
         assert len(pieces) > 5 and pieces[0].delta.role == "assistant"
-        assert [piece.finish_reason for piece in pieces if piece.finish_reason] == [choice.finish_reason]
+        assert [piece.finish_reason for piece in pieces if piece.finish_reason] == [
+            choice.finish_reason
+        ]
     assert not chunks[-1].choices and chunks[-1].usage == whole.usage
 
 
 def test_the_stream_of_a_search_is_kept_alive_by_comments(shared: Running) -> None:
     body = {"model": "tiny+beam_search", "messages": said("go"), "seed": 4}
     whole = shared.client().chat.completions.create(**body)  # type: ignore[call-overload]
-    lines = httpx2.post(f"{shared.url}/v1/chat/completions", json=body | {"stream": True}, timeout=60).text.splitlines()
+    lines = httpx2.post(
+        f"{shared.url}/v1/chat/completions", json=body | {"stream": True}, timeout=60
+    ).text.splitlines()
     assert any(line.startswith(": rated; ") for line in lines) and lines[-2] == "data: [DONE]"
     chunks = shared.client().chat.completions.create(**body, stream=True)  # type: ignore[call-overload]
-    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
+    assert (
+        "".join(c.choices[0].delta.content or "" for c in chunks)
+        == whole.choices[0].message.content
+    )
 
 
 # ---------------------------------------------------------------- many clients
@@ -158,11 +200,19 @@ def test_64_requests_at_once_get_what_each_gets_alone(shared: Running) -> None:
     def texts(reply: Any) -> list[Any]:
         return [(choice.message.content, choice.finish_reason) for choice in reply.choices]
 
-    alone = [texts(shared.client().chat.completions.create(messages=said("go"), **ask)) for ask in REQUESTS]
+    alone = [
+        texts(shared.client().chat.completions.create(messages=said("go"), **ask))
+        for ask in REQUESTS
+    ]
 
     async def all_at_once() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=f"{shared.url}/v1", api_key="unused", max_retries=0) as client:
-            asked = (client.chat.completions.create(messages=said("go"), **REQUESTS[i % 8]) for i in range(64))
+        async with openai.AsyncOpenAI(
+            base_url=f"{shared.url}/v1", api_key="unused", max_retries=0
+        ) as client:
+            asked = (
+                client.chat.completions.create(messages=said("go"), **REQUESTS[i % 8])
+                for i in range(64)
+            )
             return await asyncio.gather(*asked)
 
     assert [texts(reply) for reply in asyncio.run(all_at_once())] == alone * 8
@@ -177,8 +227,16 @@ def test_models_health_and_metrics_can_be_asked_for(shared: Running) -> None:
     shared.client().completions.create(model="tiny+best_of_n", prompt="go", seed=1)
     shared.wait_until_free()
     lines = httpx2.get(f"{shared.url}/metrics").text.splitlines()
-    counts = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
-    assert counts["ttc_kv_bytes"] == counts["ttc_problems_open"] == counts["ttc_branches_decoding"] == 0
+    counts = {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+    }
+    assert (
+        counts["ttc_kv_bytes"]
+        == counts["ttc_problems_open"]
+        == counts["ttc_branches_decoding"]
+        == 0
+    )
     assert counts['ttc_requests_total{search="best_of_n",status="200"}'] >= 1
     for kind in ("generated", "verifier", "prompt"):
         assert counts[f'ttc_tokens_total{{kind="{kind}",search="best_of_n"}}'] > 0

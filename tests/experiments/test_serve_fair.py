@@ -1,4 +1,5 @@
-"""Many clients of one server: nobody waits for all that another one asks. Time is counted in passes of the model."""
+"""Many clients of one server: nobody waits for all that another one asks. Time is counted in passes
+of the model."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def text_of(search: Search, question: str) -> str:
 
 
 def test_a_short_request_does_not_wait_for_long_prompts() -> None:
-    """Eight prompts take 38 passes each. A token more comes after one of them, its own prompt and a token of others."""
+    """Eight prompts take 38 passes each. A token more comes after one of them, its own prompt and a
+    token of others."""
     counted, one = Counted(), Greedy(max_tokens=1)
     numbers = [counted.add(one, question, client) for client, question in enumerate(LONG)]
     for _ in range(20):
@@ -81,7 +83,9 @@ def test_a_short_request_does_not_wait_for_long_prompts() -> None:
     for number in numbers:
         counted.passes_until(number)
     texts = [counted.ended[number].best for number in (*numbers, short)]
-    assert [best and best.text for best in texts] == [text_of(one, question) for question in (*LONG, "hi there")]
+    assert [best and best.text for best in texts] == [
+        text_of(one, question) for question in (*LONG, "hi there")
+    ]
     assert counted.engine.kv_bytes() == 0
 
 
@@ -97,7 +101,9 @@ def test_those_that_decode_get_a_token_between_two_passes_of_a_prompt() -> None:
 
 def test_a_client_that_leaves_in_the_middle_of_its_prompt_leaves_nothing() -> None:
     counted = Counted()
-    numbers = [counted.add(Greedy(max_tokens=1), question, client) for client, question in enumerate(LONG)]
+    numbers = [
+        counted.add(Greedy(max_tokens=1), question, client) for client, question in enumerate(LONG)
+    ]
     for _ in range(12):
         counted.step()
     assert counted.engine.kv_bytes() > 0
@@ -109,15 +115,22 @@ def test_a_client_that_leaves_in_the_middle_of_its_prompt_leaves_nothing() -> No
 
 
 def test_many_branches_of_one_client_do_not_keep_another_one_waiting() -> None:
-    """800 branches of 20 tokens share 8 rows, which takes 2,000 tokens. The other one gets its rows at once."""
-    counted, many, few = Counted(max_rows=8), SelfConsistency(n=8, max_tokens=20), SelfConsistency(n=3, max_tokens=4)
+    """800 branches of 20 tokens share 8 rows, which takes 2,000 tokens. The other one gets its rows
+    at once."""
+    counted, many, few = (
+        Counted(max_rows=8),
+        SelfConsistency(n=8, max_tokens=20),
+        SelfConsistency(n=3, max_tokens=4),
+    )
     large = [counted.add(many, f"many {i}", "large") for i in range(100)]
     for _ in range(60):
         counted.step()
     small = counted.add(few, "few", "small")
     assert counted.passes_until(small) <= 12
     assert len(counted.ended) < 20
-    assert counted.ended[small].best is not None and counted.ended[small].best.text == text_of(few, "few")
+    assert counted.ended[small].best is not None and counted.ended[small].best.text == text_of(
+        few, "few"
+    )
     for number in large:
         counted.driver.cancel(number)
     assert counted.engine.kv_bytes() == 0

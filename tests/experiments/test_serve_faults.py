@@ -1,4 +1,5 @@
-"""The server where things go wrong: clients that leave or may not call, bad requests, failures, and its end."""
+"""The server where things go wrong: clients that leave or may not call, bad requests, failures, and
+its end."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def shared() -> Iterator[Running]:
         found.wait_until_free()
 
 
-# ---------------------------------------------------------------- who leaves, and who finds no place
+# ---------------------------------------------------------------- who leaves, and who finds no
+# place
 
 
 def test_clients_that_leave_midway_leave_nothing_behind() -> None:
@@ -67,7 +69,9 @@ def test_who_finds_no_place_is_told_when_to_come_back() -> None:
 def test_a_client_may_bound_the_time_of_its_search() -> None:
     with running(pass_s=0.01) as found:
         reply = found.client().completions.create(**ENDLESS, extra_body={"max_wall_s": 0.2})
-        assert reply.model_extra is not None and reply.model_extra["search"]["stopped"] == "max_wall_s"
+        assert (
+            reply.model_extra is not None and reply.model_extra["search"]["stopped"] == "max_wall_s"
+        )
         assert reply.usage is not None and 0 < reply.usage.completion_tokens < 100
 
 
@@ -98,7 +102,11 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "huge"}, 404, "use one of tiny, tiny\\+best_of_n"),
     ({"model": "tiny+nope"}, 404, "does not exist"),
     ({"search": "nope"}, 400, "use one of none, best_of_n"),
-    ({"search": {"name": "best_of_n", "_target_": "os.system"}}, 400, "_target_ is no setting of BestOfN"),
+    (
+        {"search": {"name": "best_of_n", "_target_": "os.system"}},
+        400,
+        "_target_ is no setting of BestOfN",
+    ),
     ({"search": {"name": "best_of_n", "n": 17}}, 400, "search.n=17 is more than this server's 16"),
     ({"search": {"name": "best_of_n", "n": 0}}, 400, "n=0 must be at least 1"),
     ({"search": {"name": "best_of_n", "n": "many"}}, 400, "search.n='many'|n='many'"),
@@ -116,13 +124,33 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"seed": 10**400}, 400, "seed=1000.*: .*less than or equal to 9223372036854775807"),
     ({"temperature": 10**400}, 400, "temperature=1000"),
     ({"max_tokens": 10**400}, 400, "max_tokens=1000"),
-    ({"search": {"name": "best_of_n", "top_k": 10**30}}, 400, "search.top_k=1000.* is more than this server's 2147"),
-    ({"search": {"name": "best_of_n", "temperature": 1e300}}, 400, "search.temperature=1e.300 is more than .* 100;"),
-    ({"search": {"name": "best_of_n", "n": -(10**400)}}, 400, "search.n=-1000.* must be at least -16"),
+    (
+        {"search": {"name": "best_of_n", "top_k": 10**30}},
+        400,
+        "search.top_k=1000.* is more than this server's 2147",
+    ),
+    (
+        {"search": {"name": "best_of_n", "temperature": 1e300}},
+        400,
+        "search.temperature=1e.300 is more than .* 100;",
+    ),
+    (
+        {"search": {"name": "best_of_n", "n": -(10**400)}},
+        400,
+        "search.n=-1000.* must be at least -16",
+    ),
     ({"chat_template_kwargs": {"x": 10**400}}, 400, "chat_template_kwargs.x=1000.* is beyond"),
-    ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, 400, "chat_template is no variable of a template"),
+    (
+        {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+        400,
+        "chat_template is no variable of a template",
+    ),
     ({"chat_template_kwargs": {"tokenize": False}}, 400, "tokenize"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "type='image_url' is not taken"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "type='image_url' is not taken",
+    ),
     ({"messages": []}, 400, "messages=\\[\\]"),
     ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role='tool'"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "end with one of the user"),
@@ -154,14 +182,30 @@ def of_json(text: str) -> dict[str, Any]:
     ("options", "status", "message"),
     [
         (of_json("{"), 400, "the body is no JSON"),
-        (of_json('{"model": "tiny+best_of_n", "prompt": "a", "search": {"min_p": NaN}}'), 400, "search.min_p=nan: "),
-        ({"content": "{}", "headers": {"Content-Type": "text/plain"}}, 415, "send it with the header"),
+        (
+            of_json('{"model": "tiny+best_of_n", "prompt": "a", "search": {"min_p": NaN}}'),
+            400,
+            "search.min_p=nan: ",
+        ),
+        (
+            {"content": "{}", "headers": {"Content-Type": "text/plain"}},
+            415,
+            "send it with the header",
+        ),
         ({"json": {"prompt": "x" * 30_000}}, 413, "longer than 20000 bytes"),
         ({"json": {"prompt": "x"}}, 400, "model is missing"),
         ({"json": ["x"]}, 400, "the body is list"),
-        (of_json('{"model": "tiny", "prompt": "a\\ud800"}'), 400, "prompt holds '\\ud800' at character 1"),
+        (
+            of_json('{"model": "tiny", "prompt": "a\\ud800"}'),
+            400,
+            "prompt holds '\\ud800' at character 1",
+        ),
         (of_json('{"model": "tiny", "prompt": "a", "\\ud800": 1}'), 400, "a name holds '\\ud800'"),
-        (of_json('{"model": "tiny", "messages": [{"content": "\\udfff"}]}'), 400, "messages.0.content holds"),
+        (
+            of_json('{"model": "tiny", "messages": [{"content": "\\udfff"}]}'),
+            400,
+            "messages.0.content holds",
+        ),
         ({"json": {"model": "tiny", "prompt": [1, 2]}}, 400, "prompt=[1, 2]"),
     ],
     ids=[
@@ -186,17 +230,27 @@ def test_a_body_that_cannot_be_read_is_refused(
 
 def test_an_unknown_path_says_which_there_are(shared: Running) -> None:
     for reply in (httpx2.get(f"{shared.url}/v2"), httpx2.get(f"{shared.url}/v1/completions")):
-        assert reply.status_code in (404, 405) and "/v1/chat/completions" in reply.json()["error"]["message"]
+        assert (
+            reply.status_code in (404, 405)
+            and "/v1/chat/completions" in reply.json()["error"]["message"]
+        )
 
 
 def test_a_search_that_breaks_fails_its_own_request_alone(shared: Running) -> None:
     async def both() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=f"{shared.url}/v1", api_key="unused", max_retries=0) as client:
-            asked = (client.completions.create(model="tiny+broken", prompt=p, seed=1) for p in ("go", "break", "on"))
+        async with openai.AsyncOpenAI(
+            base_url=f"{shared.url}/v1", api_key="unused", max_retries=0
+        ) as client:
+            asked = (
+                client.completions.create(model="tiny+broken", prompt=p, seed=1)
+                for p in ("go", "break", "on")
+            )
             return await asyncio.gather(*asked, return_exceptions=True)
 
     first, broken, last = asyncio.run(both())
-    assert isinstance(broken, openai.InternalServerError) and "a mistake in the search" in str(broken)
+    assert isinstance(broken, openai.InternalServerError) and "a mistake in the search" in str(
+        broken
+    )
     assert first.choices[0].text and last.choices[0].text
 
 
@@ -208,17 +262,23 @@ ASKED_OF_TOOLS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", ASKED_OF_TOOLS, ids=str)
-def test_fields_that_ask_for_nothing_change_nothing(shared: Running, fields: dict[str, Any]) -> None:
+def test_fields_that_ask_for_nothing_change_nothing(
+    shared: Running, fields: dict[str, Any]
+) -> None:
     body = {"model": "tiny", "messages": said("go"), "seed": 1, "max_tokens": 5}
     plain, same = (
-        httpx2.post(f"{shared.url}/v1/chat/completions", json=body | more, timeout=60).json() for more in ({}, fields)
+        httpx2.post(f"{shared.url}/v1/chat/completions", json=body | more, timeout=60).json()
+        for more in ({}, fields)
     )
     assert same["choices"] == plain["choices"]
 
 
 def test_a_problem_that_breaks_a_shared_pass_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ttc.serve")
-    asked = [{"model": "tiny", "prompt": p, "max_tokens": 20, "seed": 3, "n": 2} for p in ("abc", "xyz", "go")]
+    asked = [
+        {"model": "tiny", "prompt": p, "max_tokens": 20, "seed": 3, "n": 2}
+        for p in ("abc", "xyz", "go")
+    ]
     with running() as found:
         alone = [found.client().completions.create(**body).choices for body in asked]  # type: ignore[call-overload]
         forward = found.engine.runner.forward
@@ -231,20 +291,28 @@ def test_a_problem_that_breaks_a_shared_pass_fails_alone(caplog: pytest.LogCaptu
         found.engine.runner.forward = failing  # type: ignore[method-assign]
 
         async def together() -> list[Any]:
-            async with openai.AsyncOpenAI(base_url=f"{found.url}/v1", api_key="unused", max_retries=0) as client:
+            async with openai.AsyncOpenAI(
+                base_url=f"{found.url}/v1", api_key="unused", max_retries=0
+            ) as client:
                 bodies = [*asked, {"model": "tiny", "prompt": "@@@@@b", "max_tokens": 5}]
                 calls = (client.completions.create(**body) for body in bodies)
                 return await asyncio.gather(*calls, return_exceptions=True)
 
         *right, culprit = asyncio.run(together())
-        assert isinstance(culprit, openai.InternalServerError) and "index out of range" in str(culprit)
-        assert [[c.text for c in reply.choices] for reply in right] == [[c.text for c in choices] for choices in alone]
+        assert isinstance(culprit, openai.InternalServerError) and "index out of range" in str(
+            culprit
+        )
+        assert [[c.text for c in reply.choices] for reply in right] == [
+            [c.text for c in choices] for choices in alone
+        ]
         found.wait_until_free()
     assert any("/v1/completions" in line and " 500 " in line for line in caplog.messages)
     assert any("to blame" in line and "@@@@@b" in line for line in caplog.messages)
 
 
-def test_the_log_is_shown_although_the_logger_was_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_is_shown_although_the_logger_was_switched_off(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     log = logging.getLogger("ttc.serve")
     try:
         log.disabled = True  # as Hydra leaves it
@@ -277,7 +345,11 @@ def test_an_engine_that_fails_once_fails_what_is_under_way_and_the_server_goes_o
 def test_a_key_keeps_others_out_and_a_strange_host_name_is_refused() -> None:
     with running(key="secret-é") as found:
         assert httpx2.get(f"{found.url}/health").status_code == 200
-        for headers in ({}, {"Authorization": "Bearer secret"}, {"Authorization": "Basic secret-é".encode()}):
+        for headers in (
+            {},
+            {"Authorization": "Bearer secret"},
+            {"Authorization": "Basic secret-é".encode()},
+        ):
             reply = httpx2.get(f"{found.url}/v1/models", headers=headers)  # type: ignore[arg-type]
             assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"
             assert httpx2.get(f"{found.url}/metrics", headers=headers).status_code == 401  # type: ignore[arg-type]
@@ -323,4 +395,7 @@ def test_who_waits_when_the_server_ends_is_told_so() -> None:
             time.sleep(0.01)
         found.web.should_exit = True
         reply = asked.result(20)
-        assert reply.status_code == 503 and "the server is stopping" in reply.json()["error"]["message"]
+        assert (
+            reply.status_code == 503
+            and "the server is stopping" in reply.json()["error"]["message"]
+        )

@@ -24,9 +24,12 @@ def test_all_searches_are_offered_that_the_verifier_can_serve() -> None:
     found = offered(config, "best_of_n", make_verifier(config), FakeBackend())
     assert set(found) == set(SEARCHES) - {"compute_optimal"}  # which needs strategies of its own
     assert found["best_of_n"] == BestOfN(n=5)
-    assert found["beam_search"] == BeamSearch(delimiter="\n", temperature=0.6)  # as conf/search has it
+    # as conf/search has it
+    assert found["beam_search"] == BeamSearch(delimiter="\n", temperature=0.6)
     without = offered(configuration("serve", "search=greedy"), "greedy", None, FakeBackend())
-    assert {"greedy", "self_consistency", "deep_conf"} <= set(without) and "best_of_n" not in without
+    assert {"greedy", "self_consistency", "deep_conf"} <= set(
+        without
+    ) and "best_of_n" not in without
     with pytest.raises(InvalidInput, match="choose a verifier other than none"):
         offered(config, "best_of_n", None, FakeBackend())
 
@@ -35,7 +38,9 @@ def test_other_machines_are_served_with_a_key_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TTC_API_KEY", raising=False)
     assert api_key(configuration("serve")) is None
     everywhere = "serve.host=0.0.0.0"
-    with pytest.raises(InvalidInput, match="no key is set; put one into the environment variable TTC_API_KEY"):
+    with pytest.raises(
+        InvalidInput, match="no key is set; put one into the environment variable TTC_API_KEY"
+    ):
         api_key(configuration("serve", everywhere))
     assert api_key(configuration("serve", everywhere, "serve.open=true")) is None
     monkeypatch.setenv("TTC_API_KEY", "secret")

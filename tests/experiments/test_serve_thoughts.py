@@ -35,11 +35,18 @@ GO: list[Any] = [{"role": "user", "content": "go"}]
 
 @contextmanager
 def served(
-    says: Sequence[str], tokenizer: Any, chat_options: Mapping[str, Any] | None = None, **options: Any
+    says: Sequence[str],
+    tokenizer: Any,
+    chat_options: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Iterator[openai.OpenAI]:
     offer = Offer("m", {"self_consistency": SelfConsistency(n=3, max_tokens=90)}, 200, 16)
     api = Api(
-        Service(Written(says, tokenizer), 16), offer, SolveOptions(**options), 20_000, chat_options=chat_options or {}
+        Service(Written(says, tokenizer), 16),
+        offer,
+        SolveOptions(**options),
+        20_000,
+        chat_options=chat_options or {},
     )
     socket = bind("127.0.0.1", 0)
     web = server(api)
@@ -130,7 +137,8 @@ def test_an_earlier_reply_may_be_sent_back_with_its_thought() -> None:
     earlier = {"role": "assistant", "content": "18", "reasoning_content": "12?"}
     with served(["</think>19"], R1) as client:
         assert whole(client, messages=[*GO, earlier, *GO]) == (None, "19")
-        cut_off = {"role": "assistant", "content": None, "reasoning_content": "12?"}  # as a reply has it
+        # as a reply has it
+        cut_off = {"role": "assistant", "content": None, "reasoning_content": "12?"}
         assert whole(client, messages=[*GO, cut_off, *GO]) == (None, "19")
         with pytest.raises(openai.BadRequestError, match="the user's content is null"):
             whole(client, messages=[{"role": "user", "content": None}])

@@ -1,4 +1,5 @@
-"""Where problems come from: every source and reader of a known data set, and what cannot be used."""
+"""Where problems come from: every source and reader of a known data set, and what cannot be
+used."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ ROWS = [
 
 def dataset(**fields: Any) -> Any:
     name = fields.setdefault("name", "gsm8k")
-    return OmegaConf.structured(DatasetConfig(**({"reader": name if name in READERS else "plain"} | fields)))
+    return OmegaConf.structured(
+        DatasetConfig(**({"reader": name if name in READERS else "plain"} | fields))
+    )
 
 
 def composed(choice: str, path: str) -> Any:
@@ -57,7 +60,9 @@ def test_a_local_file_in_every_format(tmp_path: Path, suffix: str) -> None:
         ("gsm8k-0", ROWS[0]["question"], "5"),
         ("gsm8k-1", ROWS[1]["question"], "1200"),
     ]
-    assert task.is_correct(task.problems[1], "$1,200.00") and not task.is_correct(task.problems[1], "12")
+    assert task.is_correct(task.problems[1], "$1,200.00") and not task.is_correct(
+        task.problems[1], "12"
+    )
     assert not task.is_correct(task.problems[1], None)
 
 
@@ -85,12 +90,18 @@ def asked(path: Path, **fields: Any) -> list[str]:
 
 def test_a_folder_of_a_saved_data_set_is_read(tmp_path: Path) -> None:
     datasets.Dataset.from_list(GOOD).save_to_disk(tmp_path / "one")
-    splits = {"train": datasets.Dataset.from_list(GOOD[:1]), "test": datasets.Dataset.from_list(GOOD[1:])}
+    splits = {
+        "train": datasets.Dataset.from_list(GOOD[:1]),
+        "test": datasets.Dataset.from_list(GOOD[1:]),
+    }
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "both")
     datasets.DatasetDict({"train": splits["train"]}).save_to_disk(tmp_path / "train alone")
     questions = [row["question"] for row in GOOD]
     assert asked(tmp_path / "one") == questions
-    assert asked(tmp_path / "both") == questions[1:] and asked(tmp_path / "both", split="train") == questions[:1]
+    assert (
+        asked(tmp_path / "both") == questions[1:]
+        and asked(tmp_path / "both", split="train") == questions[:1]
+    )
     assert asked(tmp_path / "train alone") == questions[:1]
     with pytest.raises(InvalidInput, match=r"no split 'dev'; use dataset.split=train or test"):
         asked(tmp_path / "both", split="dev")
@@ -98,7 +109,12 @@ def test_a_folder_of_a_saved_data_set_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["{split}.parquet", "{split}-0000{part}-of-00002.parquet", "data/{split}-{part}.parquet", "{split}/{part}.parquet"],
+    [
+        "{split}.parquet",
+        "{split}-0000{part}-of-00002.parquet",
+        "data/{split}-{part}.parquet",
+        "{split}/{part}.parquet",
+    ],
 )
 def test_a_folder_of_parquet_files_is_read_by_its_splits(name: str, tmp_path: Path) -> None:
     parts = {"test": [GOOD[:2], GOOD[2:]], "train": [GOOD[1:2]]}
@@ -115,7 +131,9 @@ def test_a_folder_of_parquet_files_is_read_by_its_splits(name: str, tmp_path: Pa
 
 def test_a_folder_without_a_data_set_says_so(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
-    with pytest.raises(InvalidInput, match="holds no data set; give a folder that save_to_disk wrote"):
+    with pytest.raises(
+        InvalidInput, match="holds no data set; give a folder that save_to_disk wrote"
+    ):
         asked(tmp_path)
 
 
@@ -150,7 +168,10 @@ def test_rows_that_nothing_can_read_are_refused_with_a_reason(tmp_path: Path) ->
 
 
 def test_ids_are_kept_once(tmp_path: Path) -> None:
-    rows = [{"id": i, "question": "q?", "answer": a} for i, a in (("a", "1"), (None, "2"), ("a", "3"), ("b", 4))]
+    rows = [
+        {"id": i, "question": "q?", "answer": a}
+        for i, a in (("a", "1"), (None, "2"), ("a", "3"), ("b", 4))
+    ]
     task = load_task(dataset(name="mine", path=write(tmp_path / "rows.jsonl", rows)))
     assert [(p.id, p.answer) for p in task.problems] == [("a", "1"), ("mine-1", "2"), ("b", "4")]
     assert [name for name, _ in task.failures] == ["mine-2"] and "'a'" in task.failures[0][1]
@@ -159,7 +180,9 @@ def test_ids_are_kept_once(tmp_path: Path) -> None:
 def test_text_files_are_read_as_they_are(tmp_path: Path) -> None:
     odd = "one\u2028two\x85three"
     file = tmp_path / "rows.jsonl"
-    file.write_text("\ufeff" + json.dumps({"question": odd, "answer": "1"}, ensure_ascii=False) + "\n", "utf-8")
+    file.write_text(
+        "\ufeff" + json.dumps({"question": odd, "answer": "1"}, ensure_ascii=False) + "\n", "utf-8"
+    )
     assert [p.question for p in load_task(dataset(name="mine", path=str(file))).problems] == [odd]
     file.write_bytes(b'{"question": "caf\xe9", "answer": "1"}\n')
     with pytest.raises(InvalidInput, match="not UTF-8"):
@@ -179,14 +202,21 @@ def test_the_one_task_that_needs_a_compiled_package_says_so() -> None:
 
 def test_limit_and_offset(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", ROWS * 3)
-    assert [p.id for p in load_task(dataset(path=path, offset=1, limit=2)).problems] == ["gsm8k-1", "gsm8k-2"]
+    assert [p.id for p in load_task(dataset(path=path, offset=1, limit=2)).problems] == [
+        "gsm8k-1",
+        "gsm8k-2",
+    ]
     with pytest.raises(InvalidInput, match="6 rows"):
         load_task(dataset(path=path, offset=6))
 
 
 def test_gpqa_choices_are_shuffled_by_question_alone(tmp_path: Path) -> None:
     rows = [
-        {"Question": f"q{i}?", "Correct Answer": "right", **{f"Incorrect Answer {k}": f"wrong{k}" for k in (1, 2, 3)}}
+        {
+            "Question": f"q{i}?",
+            "Correct Answer": "right",
+            **{f"Incorrect Answer {k}": f"wrong{k}" for k in (1, 2, 3)},
+        }
         for i in range(40)
     ]
     path, turned = write(tmp_path / "a.csv", rows), write(tmp_path / "b.csv", rows[::-1])
@@ -196,15 +226,24 @@ def test_gpqa_choices_are_shuffled_by_question_alone(tmp_path: Path) -> None:
     assert {p.answer for p in problems} == set("ABCD")
     other = load_task(dataset(name="gpqa", path=turned, answer_kind="choice")).problems[::-1]
     assert [p.question for p in problems] == [p.question for p in other]
-    reseeded = load_task(dataset(name="gpqa", path=path, answer_kind="choice", shuffle_seed=1)).problems
+    reseeded = load_task(
+        dataset(name="gpqa", path=path, answer_kind="choice", shuffle_seed=1)
+    ).problems
     assert [p.question for p in problems] != [p.question for p in reseeded]
 
 
 def test_arc_and_math(tmp_path: Path) -> None:
-    row = {"question": "Which?", "choices": {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, "answerKey": "3"}
+    row = {
+        "question": "Which?",
+        "choices": {"text": ["a", "b", "c"], "label": ["1", "2", "3"]},
+        "answerKey": "3",
+    }
     path = write(tmp_path / "arc.jsonl", [row, row | {"answerKey": "9"}])
     task = load_task(dataset(name="arc_challenge", path=path, answer_kind="choice"))
-    assert task.problems[0].answer == "C" and task.problems[0].question == "Which?\n(A) a\n(B) b\n(C) c"
+    assert (
+        task.problems[0].answer == "C"
+        and task.problems[0].question == "Which?\n(A) a\n(B) b\n(C) c"
+    )
     assert len(task.failures) == 1
     path = write(tmp_path / "math.jsonl", [{"problem": "Half?", "answer": r"\frac{1}{2}"}])
     task = load_task(dataset(name="math500", path=path, answer_kind="math"))
@@ -216,14 +255,31 @@ def test_arc_and_math(tmp_path: Path) -> None:
     [
         (
             "aime",
-            {"id": 60, "problem": "Find x.", "solution": "s", "answer": "033", "url": "u", "year": "2024"},
+            {
+                "id": 60,
+                "problem": "Find x.",
+                "solution": "s",
+                "answer": "033",
+                "url": "u",
+                "year": "2024",
+            },
             "Find x.",
             "033",
         ),
-        ("aime", {"ID": "2024-I-1", "Problem": "Find x.", "Solution": "s", "Answer": 204}, "Find x.", "204"),
+        (
+            "aime",
+            {"ID": "2024-I-1", "Problem": "Find x.", "Solution": "s", "Answer": 204},
+            "Find x.",
+            "204",
+        ),
         ("aime", {"problem": "Find x.", "answer": "70", "id": "0"}, "Find x.", "70"),
         ("amc", {"id": 0, "problem": "How many?", "answer": 142.0, "url": "u"}, "How many?", "142"),
-        ("amc", {"id": 1, "question": "How many?", "answer": "2.50", "url": "u"}, "How many?", "2.50"),
+        (
+            "amc",
+            {"id": 1, "question": "How many?", "answer": "2.50", "url": "u"},
+            "How many?",
+            "2.50",
+        ),
     ],
 )
 def test_competitions_in_the_layouts_of_the_hub(
@@ -259,11 +315,18 @@ def test_mmlu_pro_has_up_to_ten_choices_and_worked_examples(tmp_path: Path) -> N
         "category": "law",
         "src": "ori_mmlu-law",
     }
-    config = composed("mmlu_pro", write(tmp_path / "rows.parquet", [row, row | {"answer": "B"}, row | {"answer": "J"}]))
+    config = composed(
+        "mmlu_pro",
+        write(tmp_path / "rows.parquet", [row, row | {"answer": "B"}, row | {"answer": "J"}]),
+    )
     task = load_task(config)
     first, last = task.problems
     lines = "Which?\n(A) one\n(C) two\n(D) None\n(E) e"
-    assert first.question.startswith(lines) and first.question.endswith("(J) j") and "N/A" not in first.question
+    assert (
+        first.question.startswith(lines)
+        and first.question.endswith("(J) j")
+        and "N/A" not in first.question
+    )
     assert (first.answer, last.answer) == ("C", "J") and first.metadata["category"] == "law"
     assert "'B' is none of the choices A, C, D" in task.failures[0][1]
     assert task.is_correct(last, extract_answer("The answer is (J).", "choice"))
@@ -273,9 +336,17 @@ def test_mmlu_pro_has_up_to_ten_choices_and_worked_examples(tmp_path: Path) -> N
 
 
 def test_reasoning_gym_scores_by_its_own_rules() -> None:
-    task = load_task(dataset(name="sums", task="chain_sum", size=5, params={"min_terms": 2, "max_terms": 2}))
-    again = load_task(dataset(name="sums", task="chain_sum", size=5, limit=2, params={"min_terms": 2, "max_terms": 2}))
+    task = load_task(
+        dataset(name="sums", task="chain_sum", size=5, params={"min_terms": 2, "max_terms": 2})
+    )
+    again = load_task(
+        dataset(
+            name="sums", task="chain_sum", size=5, limit=2, params={"min_terms": 2, "max_terms": 2}
+        )
+    )
     assert [p.question for p in again.problems] == [p.question for p in task.problems[:2]]
     for problem in task.problems:
         assert problem.answer is not None
-        assert task.is_correct(problem, problem.answer) and not task.is_correct(problem, str(int(problem.answer) + 1))
+        assert task.is_correct(problem, problem.answer) and not task.is_correct(
+            problem, str(int(problem.answer) + 1)
+        )

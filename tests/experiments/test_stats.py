@@ -28,7 +28,9 @@ from experiments.runs.stats import (
 )
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
-marks = st.lists(st.tuples(st.sampled_from([0, 1]), st.sampled_from([0, 1])), min_size=2, max_size=30)
+marks = st.lists(
+    st.tuples(st.sampled_from([0, 1]), st.sampled_from([0, 1])), min_size=2, max_size=30
+)
 
 
 def test_wilson() -> None:
@@ -44,7 +46,11 @@ def rejected(only_a: int, only_b: int, total: int, delta: float) -> bool:
     shares = np.linspace(0, 1, 40001)[1:-1]  # of those that B alone gets right
     possible = (shares + delta > 0) & (2 * shares + delta < 1)
     shares = shares[possible]
-    likelihood = only_a * np.log(shares + delta) + only_b * np.log(shares) + agree * np.log(1 - 2 * shares - delta)
+    likelihood = (
+        only_a * np.log(shares + delta)
+        + only_b * np.log(shares)
+        + agree * np.log(1 - 2 * shares - delta)
+    )
     share = shares[np.argmax(likelihood)]
     variance = 2 * share + delta - delta * delta
     return (only_a - only_b - total * delta) ** 2 > 1.959963984540054**2 * total * variance
@@ -58,9 +64,9 @@ def test_mcnemar_by_its_formula() -> None:
 
 
 def test_tango_as_it_is_published() -> None:
-    # the two examples of Fagerland, Lydersen and Laake ("Statistical Analysis of Contingency Tables", chapter 8):
-    # airway hyper-responsiveness of 21 children, and complete response of 161 patients as R's contingencytables,
-    # which they wrote, prints it
+    # the two examples of Fagerland, Lydersen and Laake ("Statistical Analysis of Contingency
+    # Tables", chapter 8): airway hyper-responsiveness of 21 children, and complete response of 161
+    # patients as R's contingencytables, which they wrote, prints it
     assert tango(1, 7, 21) == pytest.approx((-0.517, -0.026), abs=5e-4)
     assert tango(6, 16, 161) == pytest.approx((-0.1240, -0.0054), abs=5e-5)
     none = 1.959963984540054**2 / (10 + 1.959963984540054**2)
@@ -88,7 +94,8 @@ def test_mcnemars_p_and_tangos_interval_agree_on_every_small_table() -> None:
 
 def test_holm_as_r_adjusts() -> None:
     assert holm([]) == []
-    assert holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx([0.04, 0.06, 0.06, 0.06])  # p.adjust(..., "holm")
+    # p.adjust(..., "holm")
+    assert holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx([0.04, 0.06, 0.06, 0.06])
     assert holm([0.5, 0.001, 0.6]) == pytest.approx([1.0, 0.003, 1.0])
 
 
@@ -96,8 +103,12 @@ def test_holm_as_r_adjusts() -> None:
 @few
 def test_holm_lies_between_the_plain_p_and_bonferronis(ps: list[float]) -> None:
     for p, adjusted in zip(ps, holm(ps), strict=True):
-        assert p <= adjusted <= min(1.0, len(ps) * p) or math.isclose(adjusted, min(1.0, len(ps) * p))
-    assert sorted(range(len(ps)), key=lambda i: (ps[i], holm(ps)[i])) == sorted(range(len(ps)), key=ps.__getitem__)
+        assert p <= adjusted <= min(1.0, len(ps) * p) or math.isclose(
+            adjusted, min(1.0, len(ps) * p)
+        )
+    assert sorted(range(len(ps)), key=lambda i: (ps[i], holm(ps)[i])) == sorted(
+        range(len(ps)), key=ps.__getitem__
+    )
 
 
 def test_the_error_of_a_mean_over_questions() -> None:
@@ -112,7 +123,8 @@ def test_the_error_of_a_mean_over_questions() -> None:
 def test_the_clustered_error_sums_over_pairs_of_a_cluster(rows: list[tuple[float, int]]) -> None:
     values, clusters = [v for v, _ in rows], [c for _, c in rows]
     centre, n, groups = mean(values), len(rows), len(set(clusters))
-    pairs = sum((v - centre) * (w - centre) for v, c in rows for w, d in rows if c == d)  # Miller, Section 2.2
+    # Miller, Section 2.2
+    pairs = sum((v - centre) * (w - centre) for v, c in rows for w, d in rows if c == d)
     if groups > 1:
         wanted = math.sqrt(max(0.0, pairs) * groups / (groups - 1)) / n
         assert standard_error(values, clusters) == pytest.approx(wanted, abs=1e-9)
@@ -124,7 +136,8 @@ def test_questions_of_a_few_sources_are_less_certain() -> None:
     plain, clustered = accuracy(values), accuracy(values, [i // 3 for i in range(12)])
     assert plain.mean == clustered.mean == 0.5
     assert (plain.low, plain.high) == wilson(6, 12)
-    assert clustered.error == pytest.approx(0.5 / math.sqrt(3))  # four sources, each all right or all wrong
+    # four sources, each all right or all wrong
+    assert clustered.error == pytest.approx(0.5 / math.sqrt(3))
     assert clustered.low == 0.0 and clustered.high == 1.0  # half a +- 1.96 errors, cut
 
 
@@ -132,10 +145,13 @@ def test_repeated_runs_have_the_error_of_their_questions_means() -> None:
     found = accuracy([0.25, 0.5, 1.0, 0.0, 0.75])
     error = stdev([0.25, 0.5, 1.0, 0.0, 0.75]) / math.sqrt(5)
     assert (found.mean, found.error) == pytest.approx((0.5, error))
-    assert (found.low, found.high) == pytest.approx((0.5 - 1.959964 * error, 0.5 + 1.959964 * error))
+    assert (found.low, found.high) == pytest.approx(
+        (0.5 - 1.959964 * error, 0.5 + 1.959964 * error)
+    )
     same = accuracy([0.5, 0.5, 0.5, 0.5])
     assert found.interval == "standard error" and same.interval == "Wilson"
-    assert (same.error, same.low, same.high) == (0.0, *wilson(2, 4))  # no width would claim too much
+    # no width would claim too much
+    assert (same.error, same.low, same.high) == (0.0, *wilson(2, 4))
 
 
 @given(marks)
@@ -200,7 +216,10 @@ def test_differences_that_are_all_alike_have_an_interval_with_a_width() -> None:
     same = paired([0.25] * 20, [0.25] * 20)
     assert (same.p, same.difference.low, same.difference.high) == (1.0, *tango(0, 0, 20))
     more = paired([0.5] * 40, [0.25] * 40)
-    assert (more.p, more.difference.low, more.difference.high) == (mcnemar(10, 0), *tango(10, 0, 40))
+    assert (more.p, more.difference.low, more.difference.high) == (
+        mcnemar(10, 0),
+        *tango(10, 0, 40),
+    )
 
 
 def test_questions_that_depend_on_each_other_are_tested_as_their_sources() -> None:
@@ -214,11 +233,15 @@ def test_questions_that_depend_on_each_other_are_tested_as_their_sources() -> No
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=40),
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=40
+    ),
     st.booleans(),
 )
 @settings(max_examples=400, deadline=None, derandomize=True)
-def test_p_and_interval_of_several_runs_agree(rows: list[tuple[int, int, int]], clustered: bool) -> None:
+def test_p_and_interval_of_several_runs_agree(
+    rows: list[tuple[int, int, int]], clustered: bool
+) -> None:
     found = paired(
         [a / 3 for a, _, _ in rows],
         [b / 3 for _, b, _ in rows],
@@ -231,8 +254,11 @@ def test_p_and_interval_of_several_runs_agree(rows: list[tuple[int, int, int]], 
 
 
 def test_rows_on_different_questions_differ_by_newcombes_interval() -> None:
-    found = unpaired(accuracy([1] * 56 + [0] * 14), accuracy([1] * 48 + [0] * 32))  # Newcombe's first example
-    assert (found.difference.low, found.difference.high) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+    # Newcombe's first example
+    found = unpaired(accuracy([1] * 56 + [0] * 14), accuracy([1] * 48 + [0] * 32))
+    assert (found.difference.low, found.difference.high) == pytest.approx(
+        (0.0524, 0.3339), abs=1e-4
+    )
     assert found.difference.mean == pytest.approx(0.2) and found.p < 0.05
     assert unpaired(accuracy([1, 0]), accuracy([0, 1])).p == 1.0
 
@@ -246,11 +272,14 @@ def test_p_and_interval_of_an_unpaired_difference_agree(rows: list[tuple[int, in
 
 
 def test_the_detectable_effect_of_millers_example() -> None:
-    assert detectable_effect(1 / 9, 969) == pytest.approx(0.03, abs=1e-5)  # Section 5: 969 questions for 3 points
+    # Section 5: 969 questions for 3 points
+    assert detectable_effect(1 / 9, 969) == pytest.approx(0.03, abs=1e-5)
     omega, sigma_a, sigma_b = 1 / 9, 1 / 6, 1 / 8
     delta = detectable_effect(omega + sigma_a / 4 + sigma_b / 2, 500)
     z = NormalDist().inv_cdf
-    assert (z(0.975) + z(0.8)) ** 2 * (omega + sigma_a / 4 + sigma_b / 2) / delta**2 == pytest.approx(500)
+    assert (z(0.975) + z(0.8)) ** 2 * (
+        omega + sigma_a / 4 + sigma_b / 2
+    ) / delta**2 == pytest.approx(500)
 
 
 @given(st.integers(1, 7), st.data())
@@ -261,9 +290,13 @@ def test_pass_at_k_counts_subsets(n: int, data: st.DataObject) -> None:
     assert math.isclose(pass_at_k(n, correct, k), sum(hits) / len(hits))
 
 
-@given(st.lists(st.sampled_from(["7", "7", "8", "9", "14/2", None]), min_size=1, max_size=9), st.data())
+@given(
+    st.lists(st.sampled_from(["7", "7", "8", "9", "14/2", None]), min_size=1, max_size=9), st.data()
+)
 @few
-def test_maj_at_k_counts_subsets_and_splits_ties(answers: list[str | None], data: st.DataObject) -> None:
+def test_maj_at_k_counts_subsets_and_splits_ties(
+    answers: list[str | None], data: st.DataObject
+) -> None:
     """Two of the answers are right, so that one may lose to the other."""
     k = data.draw(st.integers(1, len(answers)))
     shares = []
@@ -281,7 +314,9 @@ def test_maj_at_k_of_many_samples_agrees_with_drawn_subsets() -> None:
     import random
 
     votes, invalid, k = [(60, True), (55, False), *[(1, False)] * 100], 41, 64
-    samples = [place for place, (count, _) in enumerate(votes) for _ in range(count)] + [-1] * invalid
+    samples = [place for place, (count, _) in enumerate(votes) for _ in range(count)] + [
+        -1
+    ] * invalid
     rng, hits = random.Random(0), 0.0
     for _ in range(2000):
         counts: dict[int, int] = defaultdict(int)

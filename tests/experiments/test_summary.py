@@ -11,13 +11,18 @@ from experiments.runs.summary import failure_reasons, seconds_at_work, summarise
 
 def test_answers_that_are_the_same_number_are_one_vote() -> None:
     answers = ["3", None, "4", "3.0", " ", "4"]
-    branches = [{"path": [i], "answer": answer, "correct": answer == "4"} for i, answer in enumerate(answers)]
+    branches = [
+        {"path": [i], "answer": answer, "correct": answer == "4"}
+        for i, answer in enumerate(answers)
+    ]
     assert votes(branches) == ([(2, False), (2, True)], 2)
 
 
 def test_the_summary_of_two_problems() -> None:
     def record(answers: list[str], right: str) -> dict[str, Any]:
-        branches = [{"path": [i], "answer": a, "correct": a == right} for i, a in enumerate(answers)]
+        branches = [
+            {"path": [i], "answer": a, "correct": a == right} for i, a in enumerate(answers)
+        ]
         usage = {"generated_tokens": 10, "verifier_tokens": 2, "prompt_tokens": 5}
         return {
             "correct": answers[0] == right,
@@ -33,12 +38,19 @@ def test_the_summary_of_two_problems() -> None:
     assert summary["pass_at_k"] == pytest.approx({"1": 0.5, "2": (5 / 6 + 5 / 6) / 2, "4": 1.0})
     assert summary["maj_at_k"] == {"1": 0.5, "2": 0.5, "4": 1.0}
     assert (summary["host_to_device_bytes"], summary["device_to_host_bytes"]) == (14, 6)
-    assert (summary["generated_tokens"], summary["verifier_tokens"], summary["prompt_tokens"]) == (20, 4, 10)
+    assert (summary["generated_tokens"], summary["verifier_tokens"], summary["prompt_tokens"]) == (
+        20,
+        4,
+        10,
+    )
     assert summary["approximate"] == {}
     failed = record(["1"], "2") | {"branches": [], "error": "InvalidInput: ..."}
     failed["usage"] |= {"gated_branches": 3, "verifications_skipped": 2}
     summary = summarise([record(["7", "7"], "7"), failed])
-    assert (summary["pass_at_k"], summary["maj_at_k"]) == ({"1": 0.5, "2": 0.5}, {"1": 0.5, "2": 0.5})
+    assert (summary["pass_at_k"], summary["maj_at_k"]) == (
+        {"1": 0.5, "2": 0.5},
+        {"1": 0.5, "2": 0.5},
+    )
     assert summary["approximate"] == {"problems_not_verified": 1, "branches_stopped_by_the_gate": 3}
 
 
@@ -53,14 +65,17 @@ def test_a_failed_problem_is_wrong_whatever_its_branches_hold() -> None:
             "timing": {"host_to_device_bytes": 0, "device_to_host_bytes": 0},
         }
 
-    summary = summarise([record(None), record("VerifierError: V raised E: no"), record("BudgetExceeded: 9 tokens")])
+    summary = summarise(
+        [record(None), record("VerifierError: V raised E: no"), record("BudgetExceeded: 9 tokens")]
+    )
     assert (summary["correct"], summary["failures"]) == (2, 1)
     assert summary["accuracy"] == summary["accuracy_strict"] == pytest.approx(2 / 3)
     assert summary["pass_at_k"] == summary["maj_at_k"] == {"1": pytest.approx(2 / 3)}
 
 
 def test_time_in_which_several_problems_are_under_way_counts_once_and_pauses_do_not() -> None:
-    spans = [(100.0, 10.0), (103.0, 5.0), (104.0, 14.0), (200.0, 2.0), (90.0, 0.0)]  # ends, and lengths
+    # ends, and lengths
+    spans = [(100.0, 10.0), (103.0, 5.0), (104.0, 14.0), (200.0, 2.0), (90.0, 0.0)]
     records = [{"timing": {"finished_at": end, "wall_s": wall}} for end, wall in spans]
     assert seconds_at_work(records) == 14 + 2
     assert seconds_at_work([]) == 0

@@ -57,7 +57,9 @@ def task(kind: str) -> Task:
         ("12", "text", "12", False, False),
     ],
 )
-def test_no_grade_is_given_for_a_thought(text: str, kind: str, gold: str, correct: bool, strict: bool) -> None:
+def test_no_grade_is_given_for_a_thought(
+    text: str, kind: str, gold: str, correct: bool, strict: bool
+) -> None:
     result = solved(Greedy(), [text], gold, answer_kind=kind)
     grades = graded(task(kind), result)
     assert (grades["correct"], grades["correct_strict"]) == (correct, strict)
@@ -74,7 +76,9 @@ def test_marks_that_texts_leave_out_are_graded_alike() -> None:
 def test_a_record_keeps_whole_texts_and_the_answers_of_what_was_answered() -> None:
     said = ["The answer is 3", "The answer is 3", "3?</think>The answer is 4."]
     record = problem_record(solved(SelfConsistency(n=3), said, "4"), task("number"))
-    branches = {branch["text"]: (branch["answer"], branch["correct"]) for branch in record["branches"]}
+    branches = {
+        branch["text"]: (branch["answer"], branch["correct"]) for branch in record["branches"]
+    }
     assert branches == {"The answer is 3": (None, False), "3?</think>The answer is 4.": ("4", True)}
     assert (record["answer"], record["correct"], record["correct_strict"]) == ("4", True, True)
     assert {node["text"] for node in record["tree"]} == {"", *said}
@@ -83,7 +87,11 @@ def test_a_record_keeps_whole_texts_and_the_answers_of_what_was_answered() -> No
 
 def test_a_result_tells_thought_and_answer_apart_only_where_there_is_a_thought() -> None:
     (thinking,) = solved(Greedy(), ["3?</think>4"], "4").to_dict()["branches"]
-    assert (thinking["text"], thinking["thought"], thinking["answer_text"]) == ("3?</think>4", "3?", "4")
+    assert (thinking["text"], thinking["thought"], thinking["answer_text"]) == (
+        "3?</think>4",
+        "3?",
+        "4",
+    )
     (plain,) = solved(Greedy(), ["4"], "4", thinker(TURNS)).to_dict()["branches"]
     assert "thought" not in plain and "answer_text" not in plain
 
@@ -122,7 +130,11 @@ def test_a_run_reads_by_the_marks_that_are_set(tmp_path: Path) -> None:
     marks = ThinkingMarks("3", ["5", "7"])
     records: dict[str, list[dict[str, Any]]] = {}
     for name, setting in (("whole", "false"), ("parted", "[['3'],['5','7']]")):
-        words = (f"run.name={name}", f"run.output_dir={tmp_path}", f"model.thinking_marks={setting}")
+        words = (
+            f"run.name={name}",
+            f"run.output_dir={tmp_path}",
+            f"model.thinking_marks={setting}",
+        )
         run(composed(tmp_path, *words, search=("search=greedy", "search.max_tokens=9")))
         lines = (tmp_path / name / "records.jsonl").read_text().splitlines()
         records[name] = sorted(map(json.loads, lines), key=lambda record: record["id"])
@@ -137,20 +149,32 @@ def test_a_run_reads_by_the_marks_that_are_set(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- trained verifiers
 
 
-@pytest.mark.parametrize(("tokenizer", "end"), [(R1, "</think>"), (MAGISTRAL, "[/THINK]")], ids=["text", "special"])
+@pytest.mark.parametrize(
+    ("tokenizer", "end"), [(R1, "</think>"), (MAGISTRAL, "[/THINK]")], ids=["text", "special"]
+)
 def test_solutions_are_right_by_their_answers(tokenizer: Any, end: str) -> None:
     begun = "" if tokenizer is R1 else "[THINK]"
-    written = {(0,): f"{begun}r\n", (1,): f"{begun}x{end}\n", (0, 0): f"r{end}x", (0, 1): f"x{end}r", (1, 0): "r"}
+    written = {
+        (0,): f"{begun}r\n",
+        (1,): f"{begun}x{end}\n",
+        (0, 0): f"r{end}x",
+        (0, 1): f"x{end}r",
+        (1, 0): "r",
+    }
     backend = Thinking(lambda branch: written.get(branch.path, ""), tokenizer)
     search = Rollouts(n=2, continuations=2, step_tokens=20, max_steps=2)
     result = solve(search, problem="?", engine=backend)
     thoughts = Thoughts.of(tokenizer)
     found = solutions(result, lambda text: "r" in text, "\n", thoughts)
     assert [one.correct for one in found] == [
-        "r" in (branch.answer_text or "") for branch in sorted(result.branches, key=lambda branch: branch.path)
+        "r" in (branch.answer_text or "")
+        for branch in sorted(result.branches, key=lambda branch: branch.path)
     ]
     assert len(found) == 2 and {one.correct for one in found} <= {True, False}
-    assert [one.correct for one in solutions(result, lambda text: "r" in text, "\n", thoughts)] != [True, True]
+    assert [one.correct for one in solutions(result, lambda text: "r" in text, "\n", thoughts)] != [
+        True,
+        True,
+    ]
 
 
 def test_candidates_of_a_verifier_answer_after_their_thoughts() -> None:

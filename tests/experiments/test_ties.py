@@ -1,4 +1,5 @@
-"""Equal scores and equal votes: the search, the rules of `select` and the leaderboard choose the same branch."""
+"""Equal scores and equal votes: the search, the rules of `select` and the leaderboard choose the
+same branch."""
 
 from __future__ import annotations
 
@@ -63,7 +64,11 @@ def test_ties_go_to_the_first_answer_in_the_tree_everywhere(
         answers = [branch["answer"] for branch in branches]
         silent += answers[0] is None and any(answers)
         votes = [answers.count(answer) if answer is not None else 0 for answer in answers]
-        first = votes.index(max(votes)) if rule != "best" else [answer is None for answer in answers].index(False)
+        first = (
+            votes.index(max(votes))
+            if rule != "best"
+            else [answer is None for answer in answers].index(False)
+        )
         chosen = chosen_branch(record)
         assert chosen is not None and chosen["path"] == branches[first]["path"]
         assert record["answer"] == answers[first]

@@ -1,4 +1,5 @@
-"""Labels against texts written by hand, figures against references of a few lines, and the command end to end."""
+"""Labels against texts written by hand, figures against references of a few lines, and the command
+end to end."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from verifiers import ValueHead
 # ---------------------------------------------------------------- rollouts and labels
 
 WRITTEN = {
-    (0,): "a\n", (1,): "a\n", (2,): "b0", (3,): "cc",  # 1 agrees with 0, 2 ends at once, 3 is cut by its length
+    # 1 agrees with 0, 2 ends at once, 3 is cut by its length
+    (0,): "a\n", (1,): "a\n", (2,): "b0", (3,): "cc",
     (0, 0): "r0", (0, 1): "x0", (0, 2): "x\n", (1, 0): "r0", (3, 0): "x0", (3, 1): "x0", (3, 2): "d\n",
     (0, 2, 0): "r0", (0, 2, 1): "r0", (0, 2, 2): "x0", (3, 2, 0): "r0", (3, 2, 1): "x0", (3, 2, 2): "r0",
 }  # fmt: skip
@@ -45,21 +47,29 @@ def test_a_steps_value_is_the_share_of_its_continuations_that_end_right() -> Non
     result = solve(search, problem="?", engine=backend)
     found = solutions(result, lambda text: "r" in text, "\n")
     assert [(one.steps, one.values, one.correct) for one in found] == [
-        (["a", "x", "x0"], [0.5, 1.0, 0.0], False),  # what follows the second "a" was not continued again
+        # what follows the second "a" was not continued again
+        (["a", "x", "x0"], [0.5, 1.0, 0.0], False),
         (["a", "r0"], [0.5, 1.0], True),
         (["b0"], [0.0], False),
-        (["ccd", "r0"], [0.5, 1.0], True),  # the value at the end of the step, not where its length cut it
+        # the value at the end of the step, not where its length cut it
+        (["ccd", "r0"], [0.5, 1.0], True),
     ]
     assert not backend.live
     third = found[3]
     assert third.targets("soft") == [0.5, 1.0] and third.targets("hard") == [1.0, 1.0]
-    assert found[0].targets("hard") == [1.0, 1.0, 0.0] and found[0].targets("outcome") == [0.0, 0.0, 0.0]
+    assert found[0].targets("hard") == [1.0, 1.0, 0.0] and found[0].targets("outcome") == [
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 def test_without_continuations_every_step_has_the_outcome() -> None:
     backend = FakeBackend("012\n")
     search = Rollouts(n=5, continuations=0, step_tokens=4, max_steps=4)
-    for one in solutions(solve(search, problem="?", engine=backend), lambda text: "1" in text, "\n"):
+    for one in solutions(
+        solve(search, problem="?", engine=backend), lambda text: "1" in text, "\n"
+    ):
         assert one.values == [float("1" in "".join(one.steps))] * len(one.steps)
 
 
@@ -80,9 +90,13 @@ def test_rows_are_in_trls_format() -> None:
 
 def test_no_problem_to_train_on_has_a_question_of_the_test_set() -> None:
     config = configuration("train_verifier", "train.problems=60", "dataset.limit=150")
-    config.dataset.params = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}  # so that some agree
+    # so that some agree
+    config.dataset.params = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     found = load_problems(config)
-    plain = {name: {" ".join(p.question.split()) for p in part.problems} for name, part in found.parts.items()}
+    plain = {
+        name: {" ".join(p.question.split()) for p in part.problems}
+        for name, part in found.parts.items()
+    }
     assert not plain["train"] & plain["test"] and not plain["validation"] & plain["test"]
     assert not plain["train"] & plain["validation"] and found.dropped > 0
     assert [len(part.problems) for part in found.parts.values()] == [48, 12, 150]
@@ -147,13 +161,19 @@ def noisy(rows: int, seed: int) -> Rows:
 
 def test_training_lowers_the_loss_and_finds_what_the_label_depends_on() -> None:
     found = train(noisy(400, 0), noisy(400, 1))
-    assert found.after < found.before - 0.1 and min(found.validation.values()) < found.constant - 0.1
+    assert (
+        found.after < found.before - 0.1 and min(found.validation.values()) < found.constant - 0.1
+    )
     assert (
         found.weight[0] == pytest.approx(2, abs=0.5)
         and (found.weight * torch.tensor([1, 5, 0.1, 1]))[1:].abs().max() < 0.3
     )
     new = noisy(2000, 2)
-    assert loss(found.log_odds(new.states), new.targets.double()) < 0.48 < loss(torch.zeros(2000), new.targets)
+    assert (
+        loss(found.log_odds(new.states), new.targets.double())
+        < 0.48
+        < loss(torch.zeros(2000), new.targets)
+    )
 
 
 def test_the_fit_is_where_the_penalised_loss_has_no_slope() -> None:
@@ -185,11 +205,16 @@ def test_rows_that_are_all_alike_cannot_be_trained_on() -> None:
 
 # ---------------------------------------------------------------- figures
 
-GROUPS = st.lists(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=6), min_size=1, max_size=6)
+GROUPS = st.lists(
+    st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=6),
+    min_size=1,
+    max_size=6,
+)
 
 
 def pairs_won(groups: list[list[tuple[float, bool]]]) -> float:
-    """The share of (right, wrong) pairs in which the right one scores more, ties half; pairs within groups alone."""
+    """The share of (right, wrong) pairs in which the right one scores more, ties half; pairs within
+    groups alone."""
     won = [
         (a > b) + 0.5 * (a == b)
         for group in groups
@@ -213,7 +238,10 @@ def test_the_interval_of_an_auc_is_over_problems_and_not_over_scores() -> None:
     rng = np.random.default_rng(0)
     shift = rng.normal(size=30)  # of a problem, so that its scores and its labels go together
     right = [(rng.random(40) < 1 / (1 + np.exp(-s))).tolist() for s in shift]
-    scores = [(rng.normal(size=40) + np.array(labels) + 3 * s).tolist() for s, labels in zip(shift, right, strict=True)]
+    scores = [
+        (rng.normal(size=40) + np.array(labels) + 3 * s).tolist()
+        for s, labels in zip(shift, right, strict=True)
+    ]
     value, low, high = auc(scores, right)
     alone = auc([[s] for one in scores for s in one], [[r] for one in right for r in one])
     assert low < value < high and alone[0] == value
@@ -234,8 +262,16 @@ def auc_value(scores: list[list[float]], right: list[list[bool]]) -> float:
 
 def test_choices_by_scores_and_by_votes() -> None:
     found = [
-        Candidates(["1", "2", "2", "3"], [False, False, False, True], {"a": [0.1, 0.2, 0.3, 0.9], "b": [1, 0, 0, 0]}),
-        Candidates(["1", "2", "2", "3"], [False, True, True, False], {"a": [0.1, 0.9, 0.9, 1.0], "b": [0, 0, 1, 0]}),
+        Candidates(
+            ["1", "2", "2", "3"],
+            [False, False, False, True],
+            {"a": [0.1, 0.2, 0.3, 0.9], "b": [1, 0, 0, 0]},
+        ),
+        Candidates(
+            ["1", "2", "2", "3"],
+            [False, True, True, False],
+            {"a": [0.1, 0.9, 0.9, 1.0], "b": [0, 0, 1, 0]},
+        ),
         Candidates([], [], {"a": [], "b": []}),  # a problem that failed
     ]
     assert choices(found, ["a", "b"]) == {
@@ -262,7 +298,9 @@ def test_verifiers_that_rate_together_rate_as_each_alone() -> None:
     backend.generate(branches, 4)
     together = Together({"long": Length(), "short": Shortness()})
     assert together.rate(branches, ["?", "?"], backend) == Length().rate(branches, ["?"], backend)
-    assert together.seen == {root.root_id: [(b.text, {"long": 2.0, "short": -2.0}) for b in branches]}
+    assert together.seen == {
+        root.root_id: [(b.text, {"long": 2.0, "short": -2.0}) for b in branches]
+    }
 
 
 # ---------------------------------------------------------------- the command
@@ -274,7 +312,9 @@ LETTERS = ["0", "1", "+", " ", "\n", "?"]
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random model that writes sums of zeros and ones."""
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = Tokenizer(models.WordLevel({letter: n for n, letter in enumerate(LETTERS)}, unk_token="?"))
+    tokenizer = Tokenizer(
+        models.WordLevel({letter: n for n, letter in enumerate(LETTERS)}, unk_token="?")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
@@ -299,7 +339,10 @@ def test_a_head_is_trained_saved_described_and_loads_with_the_same_scores(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     questions = ["+".join(bits) for n in (2, 3, 4) for bits in product("01", repeat=n)]
-    test, training = sums(tmp_path / "test.jsonl", questions[::3]), sums(tmp_path / "training.jsonl", questions)
+    test, training = (
+        sums(tmp_path / "test.jsonl", questions[::3]),
+        sums(tmp_path / "training.jsonl", questions),
+    )
     overrides = [
         f"model.name={base}", "model.dtype=float32", "dataset=file", f"dataset.path={test}", "dataset.raw=true",
         "dataset.instruction='{question} '", "dataset.limit=null", f"+train.data.path={training}",
@@ -310,10 +353,16 @@ def test_a_head_is_trained_saved_described_and_loads_with_the_same_scores(
     record = run(configuration("train_verifier", *overrides), overrides)
     assert json.loads((tmp_path / "figures.json").read_text()) == json.loads(json.dumps(record))
     assert record["fit"]["loss"] < record["fit"]["loss_before"]
-    assert record["data"]["dropped"] == len(questions[:26:3])  # 16 problems and as many as the test has are read
-    rows = {part: read(tmp_path / "head" / f"{part}.jsonl") for part in ("train", "validation", "test")}
+    # 16 problems and as many as the test has are read
+    assert record["data"]["dropped"] == len(questions[:26:3])
+    rows = {
+        part: read(tmp_path / "head" / f"{part}.jsonl") for part in ("train", "validation", "test")
+    }
     asked = {part: {row["prompt"] for row in rows[part]} for part in rows}
-    assert not asked["test"] & (asked["train"] | asked["validation"]) and not asked["train"] & asked["validation"]
+    assert (
+        not asked["test"] & (asked["train"] | asked["validation"])
+        and not asked["train"] & asked["validation"]
+    )
     assert asked["test"] == {f"{q} " for q in questions[::3]}
     head = ValueHead("head", dtype="float32")
     model, tokenizer = head.parts
@@ -326,18 +375,26 @@ def test_a_head_is_trained_saved_described_and_loads_with_the_same_scores(
             with torch.no_grad():
                 state = plain(torch.tensor([tokens])).last_hidden_state[0, -1]
                 known.append(float(model.head(state).softmax(-1)[1]))
-        assert len(row["labels"]) == len(known) and all(isinstance(label, bool) for label in row["labels"])
+        assert len(row["labels"]) == len(known) and all(
+            isinstance(label, bool) for label in row["labels"]
+        )
         pairs = zip(known[:-1], row["labels"][:-1], strict=True)
         scores.setdefault(row["id"], []).extend(pairs)
     together = [[pair for group in scores.values() for pair in group]]
     assert record["steps"]["all"][0] == pytest.approx(pairs_won(together), abs=0.01)
     assert record["steps"]["within"][0] == pytest.approx(pairs_won(list(scores.values())), abs=0.01)
     accuracy = {(row["search"], row["chooser"]): row["accuracy"] for row in record["searches"]}
-    assert accuracy["best-of-6", "any right"] >= max(value for (name, _), value in accuracy.items() if "best" in name)
+    assert accuracy["best-of-6", "any right"] >= max(
+        value for (name, _), value in accuracy.items() if "best" in name
+    )
     gains = {(row["search"], row["over"]): row["gain"][0] for row in record["gains"]}
     head_beam = accuracy["BeamSearch", "value head"]
-    assert gains["BeamSearch", "majority of best-of-6"] == pytest.approx(head_beam - accuracy["best-of-6", "majority"])
-    assert gains["BeamSearch", "confidence"] == pytest.approx(head_beam - accuracy["BeamSearch", "confidence"])
+    assert gains["BeamSearch", "majority of best-of-6"] == pytest.approx(
+        head_beam - accuracy["best-of-6", "majority"]
+    )
+    assert gains["BeamSearch", "confidence"] == pytest.approx(
+        head_beam - accuracy["BeamSearch", "confidence"]
+    )
     card = (tmp_path / "head" / "README.md").read_text()
     assert "verifier.model=head" in card and f"| test | {len(questions[::3])} |" in card
 

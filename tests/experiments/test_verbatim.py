@@ -15,7 +15,11 @@ def test_a_prompt_that_a_chat_template_has_written_gets_no_other_special_tokens(
     assert Verbatim(chat_turns=True).tokens(chat.prompt, chat.tokenizer) == whole
     assert Verbatim(chat_turns=True, keep=3).tokens(chat.prompt, chat.tokenizer) == whole[-3:]
     raw = Verbatim().tokens(QUESTION, chat.tokenizer)
-    assert raw == chat.tokenizer(QUESTION)["input_ids"] == [*chat.ids("".join(chat.before)), *chat.ids(QUESTION)]
+    assert (
+        raw
+        == chat.tokenizer(QUESTION)["input_ids"]
+        == [*chat.ids("".join(chat.before)), *chat.ids(QUESTION)]
+    )
 
 
 @pytest.mark.parametrize("name", ["llama_3", "zephyr", "glm_4", "smollm_2"])

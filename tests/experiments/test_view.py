@@ -1,4 +1,5 @@
-"""`python -m experiments.view`: what the page holds, what it refuses, and that a browser shows it."""
+"""`python -m experiments.view`: what the page holds, what it refuses, and that a browser shows
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from ttc import InvalidInput
 EVIL = "</script><img src=x onerror=alert(1)><!-- <b>&amp; @DATA@ \u2028"
 
 
-def node(number: int, parent: int | None, path: list[int], text: str, score: float | None, status: str) -> Any:
+def node(
+    number: int, parent: int | None, path: list[int], text: str, score: float | None, status: str
+) -> Any:
     return {
         "id": number,
         "parent": parent,
@@ -38,8 +41,16 @@ def node(number: int, parent: int | None, path: list[int], text: str, score: flo
 
 
 def record(name: str, correct: bool, text: str = "one", **changes: Any) -> dict[str, Any]:
-    """A problem whose tree has two first steps; the better one has two children, one of which was chosen."""
-    branch = {"path": [0, 1], "text": "the answer", "answer": "7", "correct": correct, "score": 0.9, "tokens": 6}
+    """A problem whose tree has two first steps; the better one has two children, one of which was
+    chosen."""
+    branch = {
+        "path": [0, 1],
+        "text": "the answer",
+        "answer": "7",
+        "correct": correct,
+        "score": 0.9,
+        "tokens": 6,
+    }
     return {
         "id": name,
         "question": f"what is {name}? {text}",
@@ -50,7 +61,14 @@ def record(name: str, correct: bool, text: str = "one", **changes: Any) -> dict[
         "correct_strict": correct,
         "error": None,
         "branches": [
-            branch | {"path": [0, 0], "text": "worse answer", "answer": "6", "correct": False, "score": 0.95},
+            branch
+            | {
+                "path": [0, 0],
+                "text": "worse answer",
+                "answer": "6",
+                "correct": False,
+                "score": 0.95,
+            },
             branch,
         ],
         "tree": [
@@ -60,15 +78,29 @@ def record(name: str, correct: bool, text: str = "one", **changes: Any) -> dict[
             node(3, 1, [0, 0], "worse", 0.95, "kept"),
             node(4, 1, [0, 1], "better", 0.9, "finished"),
         ],
-        "usage": {"generated_tokens": 12, "verifier_tokens": 5, "prompt_tokens": 7, "verifications_skipped": 0},
-        "timing": {"finished_at": 10.0, "wall_s": 4.0, "host_to_device_bytes": 0, "device_to_host_bytes": 0},
+        "usage": {
+            "generated_tokens": 12,
+            "verifier_tokens": 5,
+            "prompt_tokens": 7,
+            "verifications_skipped": 0,
+        },
+        "timing": {
+            "finished_at": 10.0,
+            "wall_s": 4.0,
+            "host_to_device_bytes": 0,
+            "device_to_host_bytes": 0,
+        },
     } | changes
 
 
 def save(place: Path, records: Sequence[dict[str, Any]]) -> Path:
     folder = place / "r"
     folder.mkdir()
-    config = {"model": {"name": "m"}, "search": {"_target_": "search.BeamSearch"}, "run": {"name": "r", "seed": 0}}
+    config = {
+        "model": {"name": "m"},
+        "search": {"_target_": "search.BeamSearch"},
+        "run": {"name": "r", "seed": 0},
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"dataset": {"name": "d"}}))
     (folder / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return folder
@@ -103,20 +135,38 @@ def written(folder: Path, *words: str) -> tuple[Reader, dict[str, Any]]:
 
 def test_the_page_holds_the_run_and_its_trees(tmp_path: Path) -> None:
     folder = save(
-        tmp_path, [record("p0", True), record("p1", False), record("p2", False, error="TTCError: x", tree=[])]
+        tmp_path,
+        [
+            record("p0", True),
+            record("p1", False),
+            record("p2", False, error="TTCError: x", tree=[]),
+        ],
     )
     _, data = written(folder)
-    assert (data["summary"]["accuracy"], data["summary"]["failures"], data["summary"]["seconds"]) == (1 / 3, 1, 4.0)
-    assert data["made"] == {"model": "m", "dataset": "d", "search": "BeamSearch", "verifier": "none", "seed": 0}
+    assert (
+        data["summary"]["accuracy"],
+        data["summary"]["failures"],
+        data["summary"]["seconds"],
+    ) == (1 / 3, 1, 4.0)
+    assert data["made"] == {
+        "model": "m",
+        "dataset": "d",
+        "search": "BeamSearch",
+        "verifier": "none",
+        "seed": 0,
+    }
     first, _, last = data["problems"]
-    assert [n["own"] for n in first["nodes"]] == [7, 3, 3, 3, 3] and [n["from"] for n in first["nodes"]] == [
+    assert [n["own"] for n in first["nodes"]] == [7, 3, 3, 3, 3] and [
+        n["from"] for n in first["nodes"]
+    ] == [
         0,
         7,
         7,
         10,
         10,
     ]
-    assert first["chosen"] == 4 and first["nodes"][4]["answer"] == "7"  # its answer is the problem's, node 3's is not
+    # its answer is the problem's, node 3's is not
+    assert first["chosen"] == 4 and first["nodes"][4]["answer"] == "7"
     assert [n["correct"] for n in first["nodes"]] == [None, None, None, False, True]
     assert last["failed"] and last["nodes"] == [] and not data["left_out"]
     assert data["histogram"] == [{"from": 12, "to": 12, "right": 1, "wrong": 2}]
@@ -133,7 +183,8 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
     reader, _ = written(save(tmp_path, [record("p0", True)]))
     page = (tmp_path / "r" / "view.html").read_text(encoding="utf-8")
     assert reader.links == [] and "link" not in reader.tags and "@import" not in page
-    assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}  # a name, which nobody fetches
+    # a name, which nobody fetches
+    assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
 
 
 def test_a_long_run_is_cut_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,8 +209,12 @@ def test_a_long_run_is_cut_and_says_so(tmp_path: Path, capsys: pytest.CaptureFix
         ),
     ],
 )
-def test_what_cannot_be_shown_is_refused(tmp_path: Path, words: list[str], change: Any, message: str) -> None:
-    changed = {k: v for k, v in (record("p0", True) | change).items() if v is not None or k == "error"}
+def test_what_cannot_be_shown_is_refused(
+    tmp_path: Path, words: list[str], change: Any, message: str
+) -> None:
+    changed = {
+        k: v for k, v in (record("p0", True) | change).items() if v is not None or k == "error"
+    }
     with pytest.raises(InvalidInput, match=message):
         view(parsed([str(save(tmp_path, [changed])), *words]))
 
@@ -173,31 +228,64 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_run_of_this_version_can_be_shown(tmp_path: Path) -> None:
     from experiments.runs.problem_loop import run
 
-    words = ["run.name=r", f"run.output_dir={tmp_path}", "dataset.size=2", "search.beam_size=2", "search.beam_width=2"]
-    run(configuration("run", *words, "search.max_steps=3", "search.step_tokens=12", "run.record_tokens=true"))
+    words = [
+        "run.name=r",
+        f"run.output_dir={tmp_path}",
+        "dataset.size=2",
+        "search.beam_size=2",
+        "search.beam_width=2",
+    ]
+    run(
+        configuration(
+            "run", *words, "search.max_steps=3", "search.step_tokens=12", "run.record_tokens=true"
+        )
+    )
     _, data = written(tmp_path / "r")
     for problem in data["problems"]:
         root, *others = problem["nodes"]
-        assert root["status"] == "root" and root["own"] > 10 and problem["chosen"] in [n["id"] for n in others]
+        assert (
+            root["status"] == "root"
+            and root["own"] > 10
+            and problem["chosen"] in [n["id"] for n in others]
+        )
         assert sum(n["own"] for n in others) == problem["usage"]["generated_tokens"]
         assert all(n["logprob"] is not None and n["logprob"] <= 0 for n in others)
 
 
 def test_a_browser_shows_the_tree_and_opens_a_step(tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if browser is None:
         pytest.skip("no Chromium is installed")
-    records = [record("p0", True, EVIL), record("p1", False), record("p2", False, error="TTCError: x", tree=[])]
-    folder = save(tmp_path, [*records, record("p3", True, usage=records[0]["usage"] | {"verifications_skipped": 2})])
+    records = [
+        record("p0", True, EVIL),
+        record("p1", False),
+        record("p2", False, error="TTCError: x", tree=[]),
+    ]
+    folder = save(
+        tmp_path,
+        [*records, record("p3", True, usage=records[0]["usage"] | {"verifications_skipped": 2})],
+    )
     written(folder)
     with playwright.sync_playwright() as player:
         window = player.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = window.new_page(viewport={"width": 1500, "height": 900})
         wrong: list[str] = []
-        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: (
+                wrong.append(message.text) if message.type in ("error", "warning") else None
+            ),
+        )
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: wrong.append(request.url) if not request.url.startswith("file:") else None)
+        page.on(
+            "request",
+            lambda request: (
+                wrong.append(request.url) if not request.url.startswith("file:") else None
+            ),
+        )
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
         page.goto((folder / "view.html").as_uri())
         assert page.locator(".node").count() == 5 and page.locator(".node.pruned").count() == 1
@@ -205,7 +293,10 @@ def test_a_browser_shows_the_tree_and_opens_a_step(tmp_path: Path) -> None:
         page.locator('.node[data-node="1"] circle').click()
         assert page.locator("#text").text_content() == f"first {EVIL}"
         assert "of these 3 tokens, shared by 2 branches" in page.locator("#step").inner_text()
-        assert "19 tokens stored once; 36 if no branch shared any" in page.locator("#problem").inner_text()
+        assert (
+            "19 tokens stored once; 36 if no branch shared any"
+            in page.locator("#problem").inner_text()
+        )
         before = page.locator("#tree svg").get_attribute("viewBox")
         page.get_by_label("zoom in").click()
         assert page.locator("#tree svg").get_attribute("viewBox") != before
@@ -217,7 +308,10 @@ def test_a_browser_shows_the_tree_and_opens_a_step(tmp_path: Path) -> None:
             and "verifier skipped" in page.locator("#step").inner_text()
         )
         page.locator("#problems button", has_text="p2").click()
-        assert page.locator(".node").count() == 0 and "TTCError: x" in page.locator("#problem").inner_text()
+        assert (
+            page.locator(".node").count() == 0
+            and "TTCError: x" in page.locator("#problem").inner_text()
+        )
         page.get_by_label("which problems").select_option("right")
         assert page.locator("#problems button").count() == 2
         window.close()
@@ -242,7 +336,9 @@ def test_saved_results_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "2 results" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("text", "message"), [("no json", "is no JSON"), ('{"a": 1}', "are no result")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("no json", "is no JSON"), ('{"a": 1}', "are no result")]
+)
 def test_a_file_that_holds_no_result_is_named(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(InvalidInput, match=message):

@@ -1,4 +1,5 @@
-"""Passes over random KV, and what softmax attention written out in double precision makes of them."""
+"""Passes over random KV, and what softmax attention written out in double precision makes of
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
 
 Segments = list[tuple[int, int, int]]
-"""(tokens, first row, end row), each row's from the root on. In an `ExtendCase` branches take the place of rows."""
+"""(tokens, first row, end row), each row's from the root on. In an `ExtendCase` branches take the
+place of rows."""
 
 CPU = torch.device("cpu")
 
@@ -31,14 +33,31 @@ LAYERS = [
     Layer(0, 0.1, 50.0, window=110),
     Layer(0, 0.1, chunk=100),
 ]
-SIGHTS = [(None, None), (1, None), (4, None), (64, None), (200, None), (None, 7), (None, 64), (90, 100)]
+SIGHTS = [
+    (None, None),
+    (1, None),
+    (4, None),
+    (64, None),
+    (200, None),
+    (None, 7),
+    (None, 64),
+    (90, 100),
+]
 """(window, chunk) of a layer."""
-SHAPES = [(LayerShape(3, 64, 64), 3), (LayerShape(2, 8, 8), 1), (LayerShape(1, 24, 40), 4), (LayerShape(2, 80, 16), 7)]
+SHAPES = [
+    (LayerShape(3, 64, 64), 3),
+    (LayerShape(2, 8, 8), 1),
+    (LayerShape(1, 24, 40), 4),
+    (LayerShape(2, 80, 16), 7),
+]
 
 
 @st.composite
-def trees(draw: st.DrawFn, lengths: Sequence[int] = (1, 5, 16, 63, 64, 65, 130, 300, 600)) -> tuple[Segments, int]:
-    """Segments in depth-first order over up to 9 rows: each span of rows may be cut and have a segment above it."""
+def trees(
+    draw: st.DrawFn, lengths: Sequence[int] = (1, 5, 16, 63, 64, 65, 130, 300, 600)
+) -> tuple[Segments, int]:
+    """Segments in depth-first order over up to 9 rows: each span of rows may be cut and have a
+    segment above it."""
     rows = draw(st.integers(1, 9))
 
     def grow(first: int, end: int, depth: int) -> Segments:
@@ -72,7 +91,9 @@ class DecodeCase:
         ends = [0] * rows
         for tokens, first, end in segments:
             kv = self._filled(self.memory.allocate(tokens))
-            self.entries.append(Entry(kv, max(ends[first:end], default=0), tokens, slice(first, end)))
+            self.entries.append(
+                Entry(kv, max(ends[first:end], default=0), tokens, slice(first, end))
+            )
             ends[first:end] = [self.entries[-1].start + tokens] * (end - first)
         self.tails = self._filled(self.memory.allocate(filled + 3, rows))
         self.filled, self.positions = filled, [end + filled for end in ends]
@@ -112,7 +133,9 @@ class DecodeCase:
     def check(self, layer: Layer, bound: float, fused: bool = True) -> None:
         expected = self.expected(layer)
         plan = self.plan()
-        for found, right in zip(plan.attend(layer, self.q, self.key, self.value), expected, strict=True):
+        for found, right in zip(
+            plan.attend(layer, self.q, self.key, self.value), expected, strict=True
+        ):
             assert found.shape == right.shape
             torch.testing.assert_close(found.double(), right, atol=bound, rtol=bound)
         assert (plan.fused is not None) == fused
@@ -122,7 +145,8 @@ class DecodeCase:
 
 
 class ExtendCase:
-    """One pass over random KV. counts: the new tokens of each branch. block: the most tokens of a block of new KV."""
+    """One pass over random KV. counts: the new tokens of each branch. block: the most tokens of a
+    block of new KV."""
 
     def __init__(
         self,
@@ -149,16 +173,28 @@ class ExtendCase:
             for branch in range(first, end):
                 self.paths[branch].append(tuple(tensor.double() for tensor in kv.on_device(0).both))
             length[first:end] = [self.entries[-1].start + tokens] * (end - first)
-        self.positions = [p for at, count in zip(length, counts, strict=True) for p in range(at, at + count)]
+        self.positions = [
+            p for at, count in zip(length, counts, strict=True) for p in range(at, at + count)
+        ]
         total = self.ends[-1]
         # as a model gives them: heads side by side in each row
-        self.q = torch.randn(total, shape.kv_heads, groups, shape.key_dim).to(device, dtype).permute(1, 2, 0, 3)
-        self.key = torch.randn(total, shape.kv_heads, shape.key_dim).to(device, dtype).transpose(0, 1)
-        self.value = torch.randn(total, shape.kv_heads, shape.value_dim).to(device, dtype).transpose(0, 1)
+        self.q = (
+            torch.randn(total, shape.kv_heads, groups, shape.key_dim)
+            .to(device, dtype)
+            .permute(1, 2, 0, 3)
+        )
+        self.key = (
+            torch.randn(total, shape.kv_heads, shape.key_dim).to(device, dtype).transpose(0, 1)
+        )
+        self.value = (
+            torch.randn(total, shape.kv_heads, shape.value_dim).to(device, dtype).transpose(0, 1)
+        )
         self.pieces: list[Piece] = []
         for a, b in pairwise(self.ends):
             sizes = [min(block, b - first) for first in range(a, b, block)]
-            self.pieces.append(Piece(slice(a, b), [(self.memory.allocate(n + 2), 1, n) for n in sizes]))
+            self.pieces.append(
+                Piece(slice(a, b), [(self.memory.allocate(n + 2), 1, n) for n in sizes])
+            )
 
     def plan(self, stream: KVReader | None = None) -> ExtendPlan:
         return ExtendPlan(self.entries, self.positions, self.pieces, self.memory, stream)
@@ -171,7 +207,9 @@ class ExtendCase:
                 new = slice(self.ends[branch], row + 1)
                 runs = [*path, (self.key[:, new].double(), self.value[:, new].double())]
                 keys, values = (torch.cat([run[i] for run in runs], 1) for i in (0, 1))
-                scores = torch.einsum("hgd,htd->hgt", self.q[:, :, row].double(), keys) * layer.scale
+                scores = (
+                    torch.einsum("hgd,htd->hgt", self.q[:, :, row].double(), keys) * layer.scale
+                )
                 if layer.softcap is not None:
                     scores = torch.tanh(scores / layer.softcap) * layer.softcap
                 if layer.window is not None:  # the keys are those at positions 0, 1, 2, ...
@@ -182,7 +220,9 @@ class ExtendCase:
                 sums.append(scores.logsumexp(-1))
         return torch.stack(outs, 2), torch.stack(sums, 2)
 
-    def check(self, layer: Layer, bound: float, fused: bool = True, stream: KVReader | None = None) -> None:
+    def check(
+        self, layer: Layer, bound: float, fused: bool = True, stream: KVReader | None = None
+    ) -> None:
         plan = self.plan(stream)
         found = plan.attend(layer, self.q, self.key, self.value)
         for tensor, right in zip(found, self.expected(layer), strict=True):
@@ -193,7 +233,9 @@ class ExtendCase:
             for kv, _, _ in piece.blocks:
                 self.memory.wait_kv_on_host(kv)
             for new, i in ((self.key, 0), (self.value, 1)):
-                stored = [_stored(kv, i)[:, first : first + count] for kv, first, count in piece.blocks]
+                stored = [
+                    _stored(kv, i)[:, first : first + count] for kv, first, count in piece.blocks
+                ]
                 assert torch.equal(torch.cat(stored, 1), new[:, piece.rows])
 
 

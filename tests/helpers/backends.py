@@ -16,8 +16,9 @@ from ttc.usage import Usage
 class FakeBackend:
     """Every text is a hash of the branch's key: characters of `letters`, finished by a 0.
 
-    `live` holds each branch that was made and not yet released. `calls` lists the sizes of the `generate` batches;
-    the one numbered `fail_at` raises. Prompts longer than `longest` tokens are refused.
+    `live` holds each branch that was made and not yet released. `calls` lists the sizes of the
+    `generate` batches; the one numbered `fail_at` raises. Prompts longer than `longest` tokens are
+    refused.
     """
 
     def __init__(self, letters: str = "0123456789,,", longest: int = 500) -> None:
@@ -30,20 +31,29 @@ class FakeBackend:
     def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch:
         return self.roots([tokens], seeds=[seed])[0]
 
-    def roots(self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None) -> list[Branch]:
+    def roots(
+        self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None
+    ) -> list[Branch]:
         if any(len(prompt) > self.longest for prompt in prompts):
             raise InvalidInput(f"the prompt is longer than {self.longest} tokens")
         seeds = range(len(prompts)) if seeds is None else seeds
         pairs = zip(prompts, seeds, strict=True)
-        return self._hold([Branch(tokens, None, random_key(seed), Usage(), self.decode) for tokens, seed in pairs])
+        return self._hold(
+            [Branch(tokens, None, random_key(seed), Usage(), self.decode) for tokens, seed in pairs]
+        )
 
     def variants(
-        self, root: Branch, prompts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]] | None = None
+        self,
+        root: Branch,
+        prompts: Sequence[Sequence[int]],
+        suffixes: Sequence[Sequence[int]] | None = None,
     ) -> list[Branch]:
         if any(len(prompt) > self.longest for prompt in prompts):
             raise InvalidInput(f"the prompt is longer than {self.longest} tokens")
         children = self.fork(root, len(prompts))
-        for child, prompt, suffix in zip(children, prompts, suffixes or [[]] * len(prompts), strict=True):
+        for child, prompt, suffix in zip(
+            children, prompts, suffixes or [[]] * len(prompts), strict=True
+        ):
             child.tokens = [*prompt, *suffix]
             child.prompt_length = len(child.tokens)
         return children
@@ -57,10 +67,17 @@ class FakeBackend:
         return self._hold(children)
 
     def extend(
-        self, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]], *, purpose: Purpose = "prompt"
+        self,
+        branches: Sequence[Branch],
+        tokens_per_branch: Sequence[Sequence[int]],
+        *,
+        purpose: Purpose = "prompt",
     ) -> None:
         self._check_live(branches)
-        if any(len(b.tokens) + len(new) > self.longest for b, new in zip(branches, tokens_per_branch, strict=True)):
+        if any(
+            len(b.tokens) + len(new) > self.longest
+            for b, new in zip(branches, tokens_per_branch, strict=True)
+        ):
             raise ContextExceeded(f"a branch is longer than {self.longest} tokens")
         for branch, tokens in zip(branches, tokens_per_branch, strict=True):
             branch.give(tokens)
@@ -100,7 +117,9 @@ class FakeBackend:
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens)
 
-    def write_step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+    def write_step(
+        self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]
+    ) -> None:
         start = len(branch.tokens)
         for _ in range(limit):
             letter, logprob = self.next_letter(branch, start)
@@ -132,8 +151,10 @@ class FakeBackend:
 class Dictated(FakeBackend):
     """Branches write what they are told, a letter each token, and then end.
 
-    says: the text of each child of the root, or a function of a branch that gives all that it would go on to write.
-    confidences: each token's C_t of each child of the root (DeepConf), so that steps may ask for statistics.
+    says: the text of each child of the root, or a function of a branch that gives all that it would
+    go on to write.
+    confidences: each token's C_t of each child of the root (DeepConf), so that steps may ask for
+    statistics.
     """
 
     def __init__(
@@ -143,7 +164,9 @@ class Dictated(FakeBackend):
         longest: int = 2000,
     ) -> None:
         super().__init__(longest=longest)
-        self.says = says if callable(says) else lambda branch: says[branch.path[0]][len(branch.generated) :]
+        self.says = (
+            says if callable(says) else lambda branch: says[branch.path[0]][len(branch.generated) :]
+        )
         self.confidences = confidences
 
     def generate(
@@ -159,10 +182,14 @@ class Dictated(FakeBackend):
         super().generate(branches, max_tokens, stop=stop, end=end, sampling=sampling)
         if statistics and self.confidences is not None:
             for branch in branches:
-                sure = self.confidences[branch.path[0]][len(branch.top_k_logprobs) : len(branch.generated)]
+                sure = self.confidences[branch.path[0]][
+                    len(branch.top_k_logprobs) : len(branch.generated)
+                ]
                 branch.top_k_logprobs += [-value for value in sure]
 
-    def write_step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+    def write_step(
+        self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]
+    ) -> None:
         rest = self.says(branch)
         branch.tokens += map(ord, rest[:limit])
         branch.usage.generated_tokens += len(rest[:limit])

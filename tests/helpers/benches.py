@@ -1,4 +1,5 @@
-"""What the benchmarks' tests run on: a tiny model in a folder, and a file with rows of GSM8K's form."""
+"""What the benchmarks' tests run on: a tiny model in a folder, and a file with rows of GSM8K's
+form."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from ttc.model.loading import load_tokenizer
 
 
 def save_tiny_model(folder: Path, context: int = 1024) -> str:
-    """A random model of two layers with the default model's tokenizer, which ends no text. Returns the folder."""
+    """A random model of two layers with the default model's tokenizer, which ends no text. Returns
+    the folder."""
     tokenizer = load_tokenizer("smollm2-135m")
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -26,6 +28,9 @@ def save_tiny_model(folder: Path, context: int = 1024) -> str:
 
 def write_rows(file: Path) -> Path:
     """Three questions with GSM8K's columns. Returns the file."""
-    lines = [{"question": f"What is {n} plus {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"} for n in (3, 4, 5)]
+    lines = [
+        {"question": f"What is {n} plus {n}?", "answer": f"It is {2 * n}.\n#### {2 * n}"}
+        for n in (3, 4, 5)
+    ]
     file.write_text("\n".join(map(json.dumps, lines)))
     return file

@@ -1,4 +1,5 @@
-"""A module that can be made to fail while it stays the same module, so that no KV is dropped for a changed model."""
+"""A module that can be made to fail while it stays the same module, so that no KV is dropped for a
+changed model."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch import nn
 
 
 class Breakable:
-    """Makes a module one of a class of its own, whose forward can fail; do it before an engine is made of its model."""
+    """Makes a module one of a class of its own, whose forward can fail; do it before an engine is
+    made of its model."""
 
     def __init__(self, module: nn.Module, error: str):
         self.broken = False

@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def chain(text: str, tokenizer: Any, after: str = ":") -> LlamaForCausalLM:
-    """A model that writes `text` over and over after each `after`. No letter may come twice in both together.
+    """A model that writes `text` over and over after each `after`. No letter may come twice in both
+    together.
 
     tokenizer: with a token for each letter.
     """

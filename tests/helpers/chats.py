@@ -1,7 +1,9 @@
-"""Published chat templates, written down from their models' tokenizer_config.json, and what each makes of a chat.
+"""Published chat templates, written down from their models' tokenizer_config.json, and what each
+makes of a chat.
 
-Loops and conditions are shortened to what the chats here use; what is written is as published. `prompt` is the text for
-one question, `turned` that of the whole chat QUESTION, ANSWER, WORDS, both by hand.
+Loops and conditions are shortened to what the chats here use; what is written is as published.
+`prompt` is the text for one question, `turned` that of the whole chat QUESTION, ANSWER, WORDS, both
+by hand.
 """
 
 from __future__ import annotations
@@ -11,7 +13,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import PreTrainedTokenizerFast
 
 QUESTION, ANSWER, WORDS, SYSTEM = "2 + 2?", "four", "Sure?", "Be brief."
@@ -23,12 +33,12 @@ class Chat:
     """One model's chat.
 
     source: where its template is published. template: in Jinja. prompt, turned: see above.
-    system, shot: the prompt with SYSTEM, with EXAMPLES before it; "" where the template refuses that,
-        None where it is left out here.
+    system, shot: the prompt with SYSTEM, with EXAMPLES before it; "" where the template refuses
+        that, None where it is left out here.
     special: the tokens of their own, beside bos and eos. kind: of the tokenizer, see `tokenizer`.
-    before: what it puts before raw texts. said: what the model writes as ANSWER, blanks and thoughts
-        with it. rewrites: the whole chat does not hold it as the model wrote it; `follows` is what
-        follows it then. options: what else the template takes.
+    before: what it puts before raw texts. said: what the model writes as ANSWER, blanks and
+        thoughts with it. rewrites: the whole chat does not hold it as the model wrote it; `follows`
+        is what follows it then. options: what else the template takes.
     """
 
     source: str
@@ -50,7 +60,11 @@ class Chat:
     @property
     def tokens(self) -> tuple[str, ...]:
         """All tokens of their own, in the order of their numbers."""
-        return tuple(dict.fromkeys([*([self.bos] if self.bos else []), self.eos, *self.before, *self.special]))
+        return tuple(
+            dict.fromkeys(
+                [*([self.bos] if self.bos else []), self.eos, *self.before, *self.special]
+            )
+        )
 
     @property
     def tokenizer(self) -> Any:
@@ -76,29 +90,43 @@ def tokenizer(
 ) -> Any:
     """A tokenizer without merges, whose numbers can be read off.
 
-    special: tokens of their own, numbered from 0. before, after: those that it puts around a raw text.
-    kind: "bytes", as GPT-2, Llama 3 and Qwen; "pieces", letters with a blank put before each text between special
-    tokens, as SentencePiece in Llama 2's; "first", the same at the beginning of a text alone, as in its newer setting.
+    special: tokens of their own, numbered from 0. before, after: those that it puts around a raw
+    text.
+    kind: "bytes", as GPT-2, Llama 3 and Qwen; "pieces", letters with a blank put before each text
+    between special tokens, as SentencePiece in Llama 2's; "first", the same at the beginning of a
+    text alone, as in its newer setting.
     """
     numbers = {token: number for number, token in enumerate(special)}
     if kind == "bytes":
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        inner = Tokenizer(models.BPE(numbers | {sign: len(special) + i for i, sign in enumerate(alphabet)}, []))
+        inner = Tokenizer(
+            models.BPE(numbers | {sign: len(special) + i for i, sign in enumerate(alphabet)}, [])
+        )
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
     else:
-        inner = Tokenizer(models.BPE(numbers | {sign: len(special) + i for i, sign in enumerate(LETTERS)}, []))
+        inner = Tokenizer(
+            models.BPE(numbers | {sign: len(special) + i for i, sign in enumerate(LETTERS)}, [])
+        )
         if kind == "pieces":
-            inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+            inner.normalizer = normalizers.Sequence(
+                [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+            )
         else:
             inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-        inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+        inner.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+    inner.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in special]
+    )
     if before or after:
         around = " ".join([*before, "$A", *after])
         pairs = [(token, numbers[token]) for token in dict.fromkeys((*before, *after))]
         inner.post_processor = processors.TemplateProcessing(around, special_tokens=pairs)
-    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=bos, eos_token=eos, chat_template=template)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token=bos, eos_token=eos, chat_template=template
+    )
 
 
 def by_hand(text: str, special: tuple[str, ...], kind: str) -> list[int]:
@@ -114,7 +142,9 @@ def by_hand(text: str, special: tuple[str, ...], kind: str) -> list[int]:
             ids.extend(len(special) + alphabet.index(sign) for sign in signs)
         else:
             put = "▁" if kind == "pieces" or (first and not between.startswith(" ")) else ""
-            ids.extend(len(special) + LETTERS.index(sign) for sign in put + between.replace(" ", "▁"))
+            ids.extend(
+                len(special) + LETTERS.index(sign) for sign in put + between.replace(" ", "▁")
+            )
 
     while place < len(text):
         token = max((t for t in special if text.startswith(t, place)), key=len, default=None)
@@ -129,7 +159,8 @@ def by_hand(text: str, special: tuple[str, ...], kind: str) -> list[int]:
 
 
 def bytes_to_sign(byte: int) -> str:
-    """GPT-2's printable sign for a byte: the byte's own where it has one, else those from U+0100 on, in order."""
+    """GPT-2's printable sign for a byte: the byte's own where it has one, else those from U+0100
+    on, in order."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [number for number in range(256) if number not in printable]
     return chr(byte) if byte in printable else chr(256 + hidden.index(byte))
@@ -175,7 +206,9 @@ VICUNA = (
 
 def llama3(*turns: tuple[str, str]) -> str:
     """Turns of Llama 3, and the start of the model's."""
-    text = "".join(f"<|start_header_id|>{role}<|end_header_id|>\n\n{said}<|eot_id|>" for role, said in turns)
+    text = "".join(
+        f"<|start_header_id|>{role}<|end_header_id|>\n\n{said}<|eot_id|>" for role, said in turns
+    )
     return f"<|begin_of_text|>{text}<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 

@@ -15,27 +15,34 @@ from ttc.tree.branch import Branch
 
 @torch.no_grad()
 def logits_as_generate(plain: Any, tokens: list[int], first: int) -> Tensor:
-    """What `generate` computes: a run over the first tokens, then one for each of the others, with its cache."""
+    """What `generate` computes: a run over the first tokens, then one for each of the others, with
+    its cache."""
     ids = torch.tensor([tokens])
     output = plain(ids[:, :first], use_cache=True)
     parts = [output.logits[0]]
     for place in range(first, len(tokens)):
-        output = plain(ids[:, place : place + 1], past_key_values=output.past_key_values, use_cache=True)
+        output = plain(
+            ids[:, place : place + 1], past_key_values=output.past_key_values, use_cache=True
+        )
         parts.append(output.logits[0])
     return torch.cat(parts)
 
 
 @torch.no_grad()
-def assert_like_plain(plain: Any, branch: Branch, bound: float | None = None, as_generate: bool = False) -> None:
-    """Every generated token is plain greedy's, every log-probability plain's within the bound. as_generate: not of one
-    run over the whole branch."""
+def assert_like_plain(
+    plain: Any, branch: Branch, bound: float | None = None, as_generate: bool = False
+) -> None:
+    """Every generated token is plain greedy's, every log-probability plain's within the bound.
+    as_generate: not of one run over the whole branch."""
     if as_generate:
         logits = logits_as_generate(plain, branch.tokens, branch.prompt_length).double()
     else:
         logits = plain(torch.tensor([branch.tokens]), use_cache=False).logits[0].double()
     limit = (1e-4 + 1e-5 * float(logits.abs().max())) if bound is None else bound
     expected = logits.log_softmax(-1)
-    for place, (token, logprob, top1) in enumerate(zip(branch.generated, branch.logprobs, branch.top1, strict=True)):
+    for place, (token, logprob, top1) in enumerate(
+        zip(branch.generated, branch.logprobs, branch.top1, strict=True)
+    ):
         row = expected[branch.prompt_length + place - 1]
         if logprob != logprob:  # a given token, not a generated one
             continue
@@ -45,7 +52,8 @@ def assert_like_plain(plain: Any, branch: Branch, bound: float | None = None, as
 
 
 def grow(engine: Engine) -> list[Branch]:
-    """A three-level tree over two roots: ragged lengths, pruning, a longer prefix than any window."""
+    """A three-level tree over two roots: ragged lengths, pruning, a longer prefix than any
+    window."""
     shared = prompt(1, 20)
     first, second = engine.roots([shared + prompt(2, 7), shared + prompt(3, 12)], seeds=[1, 2])
     level = engine.fork(first, 3) + engine.fork(second, 2)

@@ -1,4 +1,5 @@
-"""Models of five layers, what two problems' branches are asked, and plain transformers cut off at a layer."""
+"""Models of five layers, what two problems' branches are asked, and plain transformers cut off at a
+layer."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ MODELS: dict[str, tuple[type, dict[str, Any]]] = FAMILIES | {
     "gpt2": (hf.GPT2Config, {"n_embd": 32, "n_layer": LAYERS, "n_head": 4, "n_positions": 256}),
     "gemma2": (hf.Gemma2Config, FAMILIES["gemma2"][1] | WINDOWS | {"final_logit_softcapping": 3.0}),
     "gemma3": (hf.Gemma3TextConfig, FAMILIES["gemma3"][1] | WINDOWS),
-    "opt": (hf.OPTConfig, FAMILIES["opt"][1] | {"word_embed_proj_dim": 16}),  # project_in, project_out
+    # project_in, project_out
+    "opt": (hf.OPTConfig, FAMILIES["opt"][1] | {"word_embed_proj_dim": 16}),
     "untied": (hf.LlamaConfig, {"tie_word_embeddings": False}),
     "tied": (hf.LlamaConfig, {"tie_word_embeddings": True}),
     "granite": (hf.GraniteConfig, {"logits_scaling": 4.0, "residual_multiplier": 0.5}),
@@ -34,7 +36,9 @@ CANDIDATES = [5, 9, 77]
 
 def build(family: str, dtype: torch.dtype | None = None) -> Any:
     """In double precision, which experts' grouped products don't have."""
-    dtype = dtype or (torch.float32 if family in ("mixtral", "gpt_oss", "deepseek_v3") else torch.float64)
+    dtype = dtype or (
+        torch.float32 if family in ("mixtral", "gpt_oss", "deepseek_v3") else torch.float64
+    )
     config_class, extra = MODELS[family]
     torch.manual_seed(0)
     settings = COMMON | {"num_hidden_layers": LAYERS} | extra
@@ -44,7 +48,8 @@ def build(family: str, dtype: torch.dtype | None = None) -> Any:
 
 
 def problems(engine: Engine) -> tuple[list[Branch], list[list[int]]]:
-    """Two problems with three branches and two, none where it was forked, and what each is asked."""
+    """Two problems with three branches and two, none where it was forked, and what each is
+    asked."""
     first, second = engine.roots([prompt(1, 20), prompt(2, 14)], seeds=[1, 2])
     branches = engine.fork(first, 3) + engine.fork(second, 2)
     engine.extend(branches, [prompt(10 + i, 2 + 3 * i) for i in range(5)])
@@ -76,7 +81,8 @@ def lenses(plain: Any, branches: list[Branch], given: list[list[int]]) -> list[l
     """[branch][layer - 1]: log-probabilities of the whole vocabulary."""
     layers = range(1, plain.config.get_text_config().num_hidden_layers + 1)
     return [
-        [cut_off(plain, b.tokens + g, d).log_softmax(-1) for d in layers] for b, g in zip(branches, given, strict=True)
+        [cut_off(plain, b.tokens + g, d).log_softmax(-1) for d in layers]
+        for b, g in zip(branches, given, strict=True)
     ]
 
 
@@ -102,4 +108,7 @@ def entropies(lens: list[torch.Tensor]) -> list[float]:
 
 
 def untouched(engine: Engine) -> bool:
-    return not any("forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks for m in engine.model.modules())
+    return not any(
+        "forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks
+        for m in engine.model.modules()
+    )

@@ -10,7 +10,8 @@ from ttc import Engine
 
 
 class Late:
-    """A worker of the link that copies only when somebody waits for it, where a thread only may be that late."""
+    """A worker of the link that copies only when somebody waits for it, where a thread only may be
+    that late."""
 
     def __init__(self) -> None:
         self.due: list[_LateCopy] = []

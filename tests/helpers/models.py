@@ -53,11 +53,19 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "phi3": (hf.Phi3Config, {}),
     "gemma2": (
         hf.Gemma2Config,
-        {"sliding_window": 8, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]},
+        {
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
     ),
     "gemma3": (
         hf.Gemma3TextConfig,
-        {"sliding_window": 8, "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"]},
+        {
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
     ),
     "olmo2": (hf.Olmo2Config, {}),
     "mixtral": (hf.MixtralConfig, MOE),
@@ -73,7 +81,10 @@ OWN_CODE: dict[str, tuple[type, dict[str, Any]]] = {
     "bloom, 3 heads": (hf.BloomConfig, {"hidden_size": 24, "n_head": 3, "num_attention_heads": 3}),
     "codegen": (hf.CodeGenConfig, {"rotary_dim": 4}),
     "falcon": (hf.FalconConfig, {"multi_query": False, "bias": True}),
-    "falcon, alibi": (hf.FalconConfig, {"multi_query": False, "alibi": True, "parallel_attn": False}),
+    "falcon, alibi": (
+        hf.FalconConfig,
+        {"multi_query": False, "alibi": True, "parallel_attn": False},
+    ),
     "falcon, alibi and one head": (hf.FalconConfig, {"multi_query": True, "alibi": True}),
     "falcon, new": (hf.FalconConfig, {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon, one head": (hf.FalconConfig, {"multi_query": True}),
@@ -81,7 +92,10 @@ OWN_CODE: dict[str, tuple[type, dict[str, Any]]] = {
     "gpt_neox_japanese": (hf.GPTNeoXJapaneseConfig, {}),
     "gptj": (hf.GPTJConfig, {"rotary_dim": 4}),
     "mpt": (hf.MptConfig, {"max_seq_len": 256}),
-    "mpt, 3 heads": (hf.MptConfig, {"max_seq_len": 256, "hidden_size": 24, "num_attention_heads": 3}),
+    "mpt, 3 heads": (
+        hf.MptConfig,
+        {"max_seq_len": 256, "hidden_size": 24, "num_attention_heads": 3},
+    ),
     "openai-gpt": (hf.OpenAIGPTConfig, {"n_positions": 256}),
     "xglm": (hf.XGLMConfig, {"ffn_dim": 48}),
 }
@@ -90,15 +104,23 @@ OWN_CODE: dict[str, tuple[type, dict[str, Any]]] = {
 
 def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
     config_class, extra = (FAMILIES | OWN_CODE)[family]
-    common = {k: v for k, v in COMMON.items() if family in FAMILIES or k not in ("head_dim", "num_key_value_heads")}
+    common = {
+        k: v
+        for k, v in COMMON.items()
+        if family in FAMILIES or k not in ("head_dim", "num_key_value_heads")
+    }
     torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(config_class(**(common | extra)), dtype=dtype).eval()
+    model = hf.AutoModelForCausalLM.from_config(
+        config_class(**(common | extra)), dtype=dtype
+    ).eval()
     model.generation_config.eos_token_id = None
     return model
 
 
 def prompt(seed: int, length: int) -> list[int]:
-    return torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        1, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 def small(layers: int = 2, context: int = 64, eos: int | None = None) -> LlamaForCausalLM:

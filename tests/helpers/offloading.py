@@ -15,7 +15,8 @@ OFFLOADING = [
     Paged(4 * KIB, block_tokens=8),
     Headwise(8 * KIB),
 ]
-"""Policies that have to move KV for eight branches of the tiny model, whose token takes 128 bytes."""
+"""Policies that have to move KV for eight branches of the tiny model, whose token takes 128
+bytes."""
 
 
 def changed(policy: Any, **settings: Any) -> Any:

@@ -38,8 +38,12 @@ class Chatting(Ascii):
 class Asks:
     """Rates a branch by how likely it goes on with a letter, which costs verifier tokens."""
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
-        return [[float(rows[0][0])] for rows in backend.score(branches, [[[ord("e")]]] * len(branches))]
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
+        return [
+            [float(rows[0][0])] for rows in backend.score(branches, [[[ord("e")]]] * len(branches))
+        ]
 
 
 @dataclass(frozen=True)

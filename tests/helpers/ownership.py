@@ -36,12 +36,16 @@ def assert_whole(engine: Engine, branches: Sequence[Branch]) -> None:
         assert segment.parent is not None and segment.start == segment.parent.end
         assert segment.refs == sum(b.leaf is segment for b in branches) + len(segment.children) > 0
         assert segment.storage.tokens == len(segment.tokens)
-        assert all(segment.storage.device[i] or segment.storage.host[i] for i in range(len(memory.shapes)))
+        assert all(
+            segment.storage.device[i] or segment.storage.host[i] for i in range(len(memory.shapes))
+        )
     for branch in branches:
         leaf = branch.leaf
         assert [t for s in leaf.path() for t in s.tokens] == branch.tokens[: leaf.end]
         missing = len(branch.tokens) - 1 - leaf.end
-        assert missing or leaf.state is not None or leaf.parent is None or memory.states.shape is None
+        assert (
+            missing or leaf.state is not None or leaf.parent is None or memory.states.shape is None
+        )
         assert missing == 0 or (missing > 0 and engine.cache is not None)  # evicted
         assert len(branch.logprobs) == len(branch.top1) == len(branch.generated)
 

@@ -23,7 +23,8 @@ LAYERS = 4
 
 
 def deeper(family: str, **settings: Any) -> Any:
-    """A small random model of a supported family with four layers; of sliding and full ones, two of each."""
+    """A small random model of a supported family with four layers; of sliding and full ones, two of
+    each."""
     config_class, extra = FAMILIES[family]
     options: dict[str, Any] = COMMON | extra | {"num_hidden_layers": LAYERS}
     if "layer_types" in options:
@@ -31,7 +32,9 @@ def deeper(family: str, **settings: Any) -> Any:
     if "n_layer" in options:
         options["n_layer"] = LAYERS
     torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(config_class(**(options | settings)), dtype=torch.float32).eval()
+    model = hf.AutoModelForCausalLM.from_config(
+        config_class(**(options | settings)), dtype=torch.float32
+    ).eval()
     model.generation_config.eos_token_id = None
     return copy.deepcopy(model).requires_grad_(False)
 
@@ -39,7 +42,9 @@ def deeper(family: str, **settings: Any) -> Any:
 def placed(plain: Any, placement: Placement, **options: Any) -> Engine:
     """An engine over a copy of a model, whose weights lie where `placement` puts them."""
     model = copy.deepcopy(plain)
-    return Engine(model, Letters(), prefill_tokens=5, runner=placement.place(model, "cpu"), **options)
+    return Engine(
+        model, Letters(), prefill_tokens=5, runner=placement.place(model, "cpu"), **options
+    )
 
 
 def save_without_weights(folder: Path) -> None:
@@ -49,11 +54,15 @@ def save_without_weights(folder: Path) -> None:
 
 
 def write_profile(file: Path, devices: Sequence[DeviceProfile], link: LinkProfile) -> str:
-    """Write a profile of this machine with made-up figures; the name of the file. Devices that are not given by modules
-    are the same by modules."""
+    """Write a profile of this machine with made-up figures; the name of the file. Devices that are
+    not given by modules are the same by modules."""
     names = {device.name for device in devices}
     by_modules = [replace(d, name=d.name + BY_MODULES) for d in devices if BY_MODULES not in d.name]
     devices = [*devices, *(d for d in by_modules if d.name not in names)]
-    record = {"machine": hardware(), "devices": [asdict(device) for device in devices], "link": asdict(link)}
+    record = {
+        "machine": hardware(),
+        "devices": [asdict(device) for device in devices],
+        "link": asdict(link),
+    }
     file.write_text(json.dumps(record))
     return str(file)

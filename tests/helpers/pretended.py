@@ -1,8 +1,8 @@
 """A processor with two devices, `pretend:0` and `pretend:1`, for machines that have none.
 
-To PyTorch it is a device as any other. A tensor there keeps its numbers in a tensor of the CPU, which computes them. An
-operation on tensors of several devices fails as it does on CUDA: numbers (tensors without dimensions) may come from the
-CPU, and so may indices.
+To PyTorch it is a device as any other. A tensor there keeps its numbers in a tensor of the CPU,
+which computes them. An operation on tensors of several devices fails as it does on CUDA: numbers
+(tensors without dimensions) may come from the CPU, and so may indices.
 """
 
 from __future__ import annotations
@@ -31,9 +31,15 @@ class PretendedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, numbers: Tensor, device: torch.device) -> PretendedTensor:
-        layout = {"strides": numbers.stride(), "storage_offset": numbers.storage_offset(), "dtype": numbers.dtype}
+        layout = {
+            "strides": numbers.stride(),
+            "storage_offset": numbers.storage_offset(),
+            "dtype": numbers.dtype,
+        }
         with torch.inference_mode(False):  # what it is a view of may be older than the mode
-            made: Any = torch.Tensor._make_wrapper_subclass(cls, numbers.size(), device=device, **layout)
+            made: Any = torch.Tensor._make_wrapper_subclass(
+                cls, numbers.size(), device=device, **layout
+            )
         made.numbers = numbers
         return made
 
@@ -56,7 +62,9 @@ class PretendedTensor(torch.Tensor):
         place = _place(func, args, kwargs)
         if kwargs.get("device") is not None:
             place, kwargs["device"] = _numbered(kwargs["device"]), CPU
-        owners = {id(x.numbers): x for x in tree_leaves((args, kwargs)) if isinstance(x, PretendedTensor)}
+        owners = {
+            id(x.numbers): x for x in tree_leaves((args, kwargs)) if isinstance(x, PretendedTensor)
+        }
 
         def wrapped(value: Any) -> Any:
             if not isinstance(value, Tensor) or place.type != NAME:
@@ -67,13 +75,16 @@ class PretendedTensor(torch.Tensor):
 
 
 def _place(func: Any, args: Any, kwargs: Any) -> torch.device:
-    """Where an operation runs: on the device of all its tensors, or as a copy on that of its first."""
+    """Where an operation runs: on the device of all its tensors, or as a copy on that of its
+    first."""
     if func.overloadpacket in COPIES:
         return (args[0] if isinstance(args[0], Tensor) else args[0][0]).device
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     place = next(x.device for x in tensors if isinstance(x, PretendedTensor))
     for tensor in tensors:
-        movable = tensor.dim() == 0 or (func.overloadpacket in TAKES_INDICES and tensor is not args[0])
+        movable = tensor.dim() == 0 or (
+            func.overloadpacket in TAKES_INDICES and tensor is not args[0]
+        )
         if tensor.device != place and not (tensor.device == CPU and movable):
             raise RuntimeError(f"{func} got tensors on {place} and on {tensor.device}")
     return place
@@ -120,13 +131,17 @@ def pretended_devices() -> tuple[str, str]:
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")
 
     def makes(func: Any) -> Any:
-        return lambda *args, device, **kwargs: PretendedTensor(func(*args, device=CPU, **kwargs), _numbered(device))
+        return lambda *args, device, **kwargs: PretendedTensor(
+            func(*args, device=CPU, **kwargs), _numbered(device)
+        )
 
     for func in (
         aten.empty.memory_format, aten.empty_strided.default,
         aten.arange.default, aten.arange.start, aten.arange.start_step,
     ):  # fmt: skip
         library.impl(func, makes(func))
-    library.impl(aten._copy_from.default, lambda one, other, *_: _numbers(other).copy_(_numbers(one)))
+    library.impl(
+        aten._copy_from.default, lambda one, other, *_: _numbers(other).copy_(_numbers(one))
+    )
     _REGISTERED.append(library)
     return f"{NAME}:0", f"{NAME}:1"

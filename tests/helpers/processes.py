@@ -17,9 +17,11 @@ def finished(words: Sequence[str], **how: Any) -> subprocess.CompletedProcess[st
 
 @contextmanager
 def started(words: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[str]]:
-    """The process while it runs; what is left of it at the end is killed. how: as for `subprocess.Popen`.
+    """The process while it runs; what is left of it at the end is killed. how: as for
+    `subprocess.Popen`.
 
-    It hears SIGINT also where the suite itself does not, as under nohup or behind an &: a child would inherit that.
+    It hears SIGINT also where the suite itself does not, as under nohup or behind an &: a child
+    would inherit that.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -1,4 +1,5 @@
-"""Tokenizers of the kinds that reward models have, small random models for them, and trees of texts to rate."""
+"""Tokenizers of the kinds that reward models have, small random models for them, and trees of texts
+to rate."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from typing import Any
 
 import torch
 import transformers as hf
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from tests.helpers.engines import make_engine
 from tests.helpers.tokenizers import Letters
@@ -34,8 +44,11 @@ IM = ["<|im_start|>", "<|im_end|>"]
 HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 
-def byte_tokenizer(special: Sequence[str], template: str | None = None, bos: str | None = None) -> Any:
-    """Byte-level pieces learnt from WORDS, as Qwen's and Llama 3's tokenizers have. bos: put before every text."""
+def byte_tokenizer(
+    special: Sequence[str], template: str | None = None, bos: str | None = None
+) -> Any:
+    """Byte-level pieces learnt from WORDS, as Qwen's and Llama 3's tokenizers have. bos: put before
+    every text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,14 +58,25 @@ def byte_tokenizer(special: Sequence[str], template: str | None = None, bos: str
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     if bos is not None:
         number = tokenizer.token_to_id(bos)
-        tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", special_tokens=[(bos, number)])
-    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, bos_token=bos)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            f"{bos} $A", special_tokens=[(bos, number)]
+        )
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, chat_template=template, bos_token=bos
+    )
 
 
 def sentence_tokenizer(pieces: Sequence[str]) -> Any:
-    """Pieces with a dummy prefix before the whole text, as SentencePiece makes them; `pieces` are whole."""
+    """Pieces with a dummy prefix before the whole text, as SentencePiece makes them; `pieces` are
+    whole."""
     text = "".join(WORDS) + "".join(pieces)
-    letters = ["<unk>", "<s>", *(f"<0x{n:02X}>" for n in range(256)), "▁", *sorted(set(text) - {"▁", " ", "\n"})]
+    letters = [
+        "<unk>",
+        "<s>",
+        *(f"<0x{n:02X}>" for n in range(256)),
+        "▁",
+        *sorted(set(text) - {"▁", " ", "\n"}),
+    ]
     vocabulary = {token: n for n, token in enumerate(dict.fromkeys(letters))}
     merges = []
     for piece in ["▁a", "▁ap", "pl", "▁appl", "ar", "an", "▁an", "he", "▁3", *pieces]:
@@ -60,15 +84,25 @@ def sentence_tokenizer(pieces: Sequence[str]) -> Any:
             if piece[:end] not in vocabulary:
                 merges.append((piece[: end - 1], piece[end - 1]))
                 vocabulary[piece[:end]] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
-    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>"
+    )
 
 
 def configuration(family: str, tokenizer: Any, **settings: Any) -> Any:
     """A configuration of tiny sizes for a tokenizer."""
-    extra = {"num_hidden_layers": 2, "max_position_embeddings": 512, "initializer_range": 0.3} | settings
+    extra = {
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+    } | settings
     return {"qwen2": hf.Qwen2Config, "mistral": hf.MistralConfig, "llama": hf.LlamaConfig, "gemma2": hf.Gemma2Config}[
         family
     ](
@@ -89,7 +123,8 @@ def policy(**options: Any) -> Engine:
 
 
 def write(branch: Branch, text: str, finished: bool = False) -> Branch:
-    """Let a branch's text go on as if the model had generated it. Its KV does not follow: no verifier reads it."""
+    """Let a branch's text go on as if the model had generated it. Its KV does not follow: no
+    verifier reads it."""
     for token in Letters().encode(text):
         branch.append(token, -1.0, 0.5)
     branch.end_step("eos" if finished else "length")
@@ -99,4 +134,7 @@ def write(branch: Branch, text: str, finished: bool = False) -> Branch:
 
 def grown(engine: Engine, parent: Branch, *texts: str, finished: bool = False) -> list[Branch]:
     """Children of a branch, one for each text."""
-    return [write(child, text, finished) for child, text in zip(engine.fork(parent, len(texts)), texts, strict=True)]
+    return [
+        write(child, text, finished)
+        for child, text in zip(engine.fork(parent, len(texts)), texts, strict=True)
+    ]

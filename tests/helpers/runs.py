@@ -21,8 +21,15 @@ def save_model(folder: Path, seed: int = 0) -> str:
     """A tiny random model that knows a few words."""
     torch.manual_seed(seed)
     words = ["<unk>", "</s>", "Question", "Answer", ":", "?", "and", *map(str, range(10))]
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(words), eos_token_id=None, **size)).save_pretrained(folder)
+    size = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(words), eos_token_id=None, **size)).save_pretrained(
+        folder
+    )
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>").save_pretrained(folder)
@@ -37,10 +44,17 @@ def save_rows(file: Path, rows: list[dict[str, str]]) -> str:
 GREEDY = ("search=greedy", "search.max_tokens=3")
 
 
-def composed(tmp_path: Path, *overrides: str, data: Sequence[str] = (), search: Sequence[str] = GREEDY) -> Any:
-    """A short run of the model and the rows that lie in `tmp_path`, or of other data, as one would type it."""
+def composed(
+    tmp_path: Path, *overrides: str, data: Sequence[str] = (), search: Sequence[str] = GREEDY
+) -> Any:
+    """A short run of the model and the rows that lie in `tmp_path`, or of other data, as one would
+    type it."""
     register()
-    rows = ["dataset=file", f"dataset.path={tmp_path / 'rows.jsonl'}", "dataset.instruction='{question}'"]
+    rows = [
+        "dataset=file",
+        f"dataset.path={tmp_path / 'rows.jsonl'}",
+        "dataset.instruction='{question}'",
+    ]
     words = [
         "model=hf",
         f"model.name={tmp_path / 'model'}",

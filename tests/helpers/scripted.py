@@ -10,14 +10,20 @@ from ttc.tree.branch import Branch
 
 
 class Scripted(FakeBackend):
-    """Every step is what `script` says of its branch: the letters up to a delimiter, a 0 or the step's limit.
+    """Every step is what `script` says of its branch: the letters up to a delimiter, a 0 or the
+    step's limit.
 
-    The script may look at `limit`, the step's. logprob: of each letter, by the branch's text with the step in it.
-    held: the paths of the branches that were live at each `generate`, those that it was to continue included.
+    The script may look at `limit`, the step's. logprob: of each letter, by the branch's text with
+    the step in it.
+    held: the paths of the branches that were live at each `generate`, those that it was to continue
+    included.
     """
 
     def __init__(
-        self, script: Callable[[Branch], str], logprob: Callable[[str], float] = lambda text: -1.0, **options: Any
+        self,
+        script: Callable[[Branch], str],
+        logprob: Callable[[str], float] = lambda text: -1.0,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self.script, self.logprob = script, logprob
@@ -28,7 +34,9 @@ class Scripted(FakeBackend):
         self.held.append({branch.path for branch in self.live.values()})
         super().generate(branches, *args, **options)
 
-    def write_step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+    def write_step(
+        self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]
+    ) -> None:
         self.limit = limit
         self.says = self.script(branch)
         self.after = self.logprob(branch.text + self.says)
@@ -44,5 +52,7 @@ class Scores:
     def __init__(self, of: Callable[[Branch], float]):
         self.of = of
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         return [[self.of(branch)] for branch in branches]

@@ -14,16 +14,39 @@ from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.tree.branch import Branch
 
 SMALL: dict[str, Any] = {
-    **{"n": 4, "attempts": 3, "iterations": 4, "beam_size": 2, "subtrees": 2, "beam_width": 3, "finish": 3, "block": 2},
+    **{
+        "n": 4,
+        "attempts": 3,
+        "iterations": 4,
+        "beam_size": 2,
+        "subtrees": 2,
+        "beam_width": 3,
+        "finish": 3,
+        "block": 2,
+    },
     **{"step_tokens": 3, "max_steps": 5, "max_depth": 4, "max_states": 6, "memory": 1},
-    **{"max_tokens": 9, "rollout_tokens": 7, "thinking_tokens": 15, "answer_tokens": 4, "feedback_tokens": 4},
-    **{"edges": (0.2,), "strategies": (BestOfN(n=3, max_tokens=5), SelfConsistency(n=2, max_tokens=5))},
+    **{
+        "max_tokens": 9,
+        "rollout_tokens": 7,
+        "thinking_tokens": 15,
+        "answer_tokens": 4,
+        "feedback_tokens": 4,
+    },
+    **{
+        "edges": (0.2,),
+        "strategies": (BestOfN(n=3, max_tokens=5), SelfConsistency(n=2, max_tokens=5)),
+    },
     **{"delimiter": ",", "end_of_thinking": ",", "feedback": "Ok?", "rewrite": "!"},
 }
 """Settings of whatever search has them."""
 
 MORE: dict[str, list[dict[str, Any]]] = {
-    "beam_search": [{"lookahead": 2}, {"verify_every": 2}, {"drop_duplicates": True}, {"finish_tokens": 9}],
+    "beam_search": [
+        {"lookahead": 2},
+        {"verify_every": 2},
+        {"drop_duplicates": True},
+        {"finish_tokens": 9},
+    ],
     "budget_forcing": [{"end_of_thinking": ""}],
     "dvts": [{"lookahead": 1, "verify_every": 2}],
     "mcts": [{"rollout": False, "rule": "puct", "answer": "most_visited"}],
@@ -37,16 +60,26 @@ MORE: dict[str, list[dict[str, Any]]] = {
 def small(name: str, sizes: Mapping[str, int], **settings: Any) -> Search:
     """A search of the configuration's by its name, with a few short steps."""
     known = {field.name: field for field in fields(SEARCHES[name])}
-    chosen: dict[str, Any] = {field: value for field, value in {**SMALL, **sizes}.items() if field in known}
+    chosen: dict[str, Any] = {
+        field: value for field, value in {**SMALL, **sizes}.items() if field in known
+    }
     chosen |= settings
-    missing = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in chosen]
+    missing = [
+        n
+        for n, f in known.items()
+        if f.default is MISSING and f.default_factory is MISSING and n not in chosen
+    ]
     assert not missing, f"give {name} small values for {missing} in tests/helpers/searches.py"
     return SEARCHES[name](**chosen)
 
 
 def all_searches(**sizes: int) -> list[Search]:
     """One of each search, and its variants. sizes: in the place of those in `SMALL`."""
-    return [small(name, sizes, **settings) for name in SEARCHES for settings in ({}, *MORE.get(name, []))]
+    return [
+        small(name, sizes, **settings)
+        for name in SEARCHES
+        for settings in ({}, *MORE.get(name, []))
+    ]
 
 
 class RandomTree(FakeBackend):
@@ -79,7 +112,9 @@ class Costly:
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> int:
         return self.cost * len(branches)
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         for branch in branches:
             branch.usage.verifier_tokens += self.cost
         return [[1 - 1 / (1 + branch.text.count(","))] for branch in branches]
@@ -88,12 +123,15 @@ class Costly:
 class ByQuestion:
     """Scores by the question: that of "hard 0.2" is 0.2, for a token a branch."""
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         for branch in branches:
             branch.usage.verifier_tokens += 1
         return [[float(question.split()[-1])] for question in questions]
 
 
 def exactly(tree: Sequence[Node]) -> list[Node]:
-    """What is the same in every batch: all but the log-probabilities, which are rounded by what runs beside."""
+    """What is the same in every batch: all but the log-probabilities, which are rounded by what
+    runs beside."""
     return [replace(node, logprobs=[]) for node in tree]

@@ -1,4 +1,5 @@
-"""A server of completions over a tiny model, by plain Hugging Face, that can be told how to misbehave."""
+"""A server of completions over a tiny model, by plain Hugging Face, that can be told how to
+misbehave."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Ascii(Letters):
     def __len__(self) -> int:
         return VOCAB
 
-    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False, **options: Any) -> str:
+    def decode(
+        self, tokens: Sequence[int], *, skip_special_tokens: bool = False, **options: Any
+    ) -> str:
         return "".join(chr(t) for t in tokens if not (skip_special_tokens and t == EOS))
 
 
@@ -40,11 +43,13 @@ Fault = Callable[["Handler", dict[str, Any]], None]
 
 @dataclass
 class ServedModel:
-    """What the server can do. stop: what becomes of a stop string, "kept", "named", "trimmed" or "ignored".
+    """What the server can do. stop: what becomes of a stop string, "kept", "named", "trimmed" or
+    "ignored".
 
-    logprobs: of how many tokens it gives at most. scaled: they follow the temperature. cached: as many prompt tokens
-    are said to be known. faults: what it does to completion requests before it behaves, from the first on. touchy: what
-    it does, every time, to those whose prompt holds a string. end: the token that ends its texts.
+    logprobs: of how many tokens it gives at most. scaled: they follow the temperature. cached: as
+    many prompt tokens are said to be known. faults: what it does to completion requests before it
+    behaves, from the first on. touchy: what it does, every time, to those whose prompt holds a
+    string. end: the token that ends its texts.
     requests: the bodies that came. most: the most requests that were under way at once.
     """
 
@@ -107,15 +112,25 @@ class ServedModel:
             logits = self.logits([*tokens, *own])[-1]
             drawn_by = penalised(logits, [*tokens, *own], body.get("repetition_penalty", 1.0))
             hot = drawn_by / temperature if temperature else drawn_by
-            token = torch.multinomial(hot.softmax(-1), 1, generator=generator) if temperature else drawn_by.argmax()
+            token = (
+                torch.multinomial(hot.softmax(-1), 1, generator=generator)
+                if temperature
+                else drawn_by.argmax()
+            )
             own.append(int(token))
             rows.append((hot if self.scaled else logits).log_softmax(-1))
-            found = [s for s in body.get("stop", []) if s in texts(own)] if self.stop != "ignored" else []
+            found = (
+                [s for s in body.get("stop", []) if s in texts(own)]
+                if self.stop != "ignored"
+                else []
+            )
             if own[-1] == self.end or found:
                 ended, stopped_by = "stop", found[0] if found else None
                 break
         text = texts(own, skip_special_tokens=True)
-        if stopped_by is not None and not (self.stop == "kept" and body.get("include_stop_str_in_output")):
+        if stopped_by is not None and not (
+            self.stop == "kept" and body.get("include_stop_str_in_output")
+        ):
             text = text.partition(stopped_by)[0]
             if self.stop == "trimmed":
                 own, rows = own[: len(text)], rows[: len(text)]
@@ -141,22 +156,33 @@ class ServedModel:
         tops = [
             None
             if row is None
-            else {names(int(t)): float(row[t]) for t in (wanted or row.topk(body["logprobs"]).indices)}
+            else {
+                names(int(t)): float(row[t]) for t in (wanted or row.topk(body["logprobs"]).indices)
+            }
             for row in rows
         ]
-        values = [None if row is None else float(row[t]) for t, row in zip(tokens, rows, strict=True)]
-        return {"tokens": [names(t) for t in tokens], "token_logprobs": values, "top_logprobs": tops}
+        values = [
+            None if row is None else float(row[t]) for t, row in zip(tokens, rows, strict=True)
+        ]
+        return {
+            "tokens": [names(t) for t in tokens],
+            "token_logprobs": values,
+            "top_logprobs": tops,
+        }
 
 
 def penalised(logits: torch.Tensor, tokens: list[int], penalty: float) -> torch.Tensor:
     """As vLLM does it: transformers' rule, over prompt and answer."""
-    changed: torch.Tensor = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([tokens]), logits[None])[0]
+    changed: torch.Tensor = RepetitionPenaltyLogitsProcessor(penalty)(
+        torch.tensor([tokens]), logits[None]
+    )[0]
     return changed
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else an answer's body waits 40 ms for the other side to have its head
+    # else an answer's body waits 40 ms for the other side to have its head
+    disable_nagle_algorithm = True
     served: ServedModel
 
     def do_GET(self) -> None:
@@ -175,7 +201,10 @@ class Handler(BaseHTTPRequestHandler):
             served.requests.append(body)
             fault = served.faults.pop(0) if served.faults else served.touched(body)
         try:
-            if served.key is not None and self.headers.get("Authorization") != f"Bearer {served.key}":
+            if (
+                served.key is not None
+                and self.headers.get("Authorization") != f"Bearer {served.key}"
+            ):
                 self.refuse(401)
             elif fault is not None:
                 fault(self, body)
@@ -212,7 +241,9 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(served: ServedModel) -> Iterator[str]:
     """The address of a server in a thread."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("OneHandler", (Handler,), {"served": served}))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("OneHandler", (Handler,), {"served": served})
+    )
     server.daemon_threads = True
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -231,7 +262,9 @@ def connected(
     """A backend over a server that behaves while it is probed; its faults come after that."""
     faults, served.faults = served.faults, []
     with serving(served) as url:
-        backend = RemoteBackend(Endpoint(url, **({"wait_s": 0.01} | options)), served.tokenizer, settings)
+        backend = RemoteBackend(
+            Endpoint(url, **({"wait_s": 0.01} | options)), served.tokenizer, settings
+        )
         served.faults = faults
         served.requests.clear()
         served.most = 0

@@ -18,7 +18,9 @@ from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch
 
 EOS = "<eos>"
-TURNS = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<eos>{% endfor %}<turn>assistant\n"
+TURNS = (
+    "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<eos>{% endfor %}<turn>assistant\n"
+)
 """A chat template that has no marks, with one special token at the head of each turn."""
 
 OPENING = TURNS + "<think>\n{# </think> #}"
@@ -29,14 +31,18 @@ SWITCHED = TURNS + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% e
 
 
 @cache
-def thinker(template: str | None = None, special: tuple[str, ...] = (), plain: tuple[str, ...] = ()) -> Any:
-    """A tokenizer of Hugging Face's kind: a token for each byte, `<turn>`, `<eos>`, and these tokens. special: they are
-    left out of texts; plain: they are not."""
+def thinker(
+    template: str | None = None, special: tuple[str, ...] = (), plain: tuple[str, ...] = ()
+) -> Any:
+    """A tokenizer of Hugging Face's kind: a token for each byte, `<turn>`, `<eos>`, and these
+    tokens. special: they are left out of texts; plain: they are not."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True) for token in (EOS, "<turn>", *special)])
+    inner.add_special_tokens(
+        [AddedToken(token, special=True) for token in (EOS, "<turn>", *special)]
+    )
     inner.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=EOS)
     tokenizer.chat_template = template
@@ -46,10 +52,13 @@ def thinker(template: str | None = None, special: tuple[str, ...] = (), plain: t
 class Thinking(FakeBackend):
     """Branches write what they are told in a tokenizer's own tokens, and then end.
 
-    says: the text of each child of the root, or a function of a branch that gives all that it would go on to write.
+    says: the text of each child of the root, or a function of a branch that gives all that it would
+    go on to write.
     """
 
-    def __init__(self, says: Sequence[str] | Callable[[Branch], str], tokenizer: Any, longest: int = 4000) -> None:
+    def __init__(
+        self, says: Sequence[str] | Callable[[Branch], str], tokenizer: Any, longest: int = 4000
+    ) -> None:
         super().__init__(longest=longest)
         self.says, self.tokenizer = says, tokenizer
 
@@ -59,7 +68,9 @@ class Thinking(FakeBackend):
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=not special))
 
-    def write_step(self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]) -> None:
+    def write_step(
+        self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]
+    ) -> None:
         if callable(self.says):
             rest = self.encode(self.says(branch))
         else:
@@ -79,14 +90,17 @@ class Thinking(FakeBackend):
 
     @property
     def limits(self) -> ModelLimits:
-        return ModelLimits(len(self.tokenizer), self.longest, frozenset({self.tokenizer.eos_token_id}))
+        return ModelLimits(
+            len(self.tokenizer), self.longest, frozenset({self.tokenizer.eos_token_id})
+        )
 
     def kv_bytes(self) -> int:
         return 0
 
 
 class Slowly:
-    """A batch whose branches write a token each time (see `ttc.protocols.Batch`). pause_s: how long a token takes."""
+    """A batch whose branches write a token each time (see `ttc.protocols.Batch`). pause_s: how long
+    a token takes."""
 
     def __init__(self, backend: Thinking, pause_s: float):
         self.backend, self.pause_s = backend, pause_s
@@ -115,7 +129,9 @@ class Slowly:
         self.limits = {}
 
     def forget(self, branches: Sequence[Branch]) -> None:
-        self.limits = {branch: limit for branch, limit in self.limits.items() if branch not in branches}
+        self.limits = {
+            branch: limit for branch, limit in self.limits.items() if branch not in branches
+        }
 
     def fits(self, tokens: int, states: int) -> float:
         return inf

@@ -7,7 +7,8 @@ import pytest
 
 
 def some_quick(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
-    """The cases of a parametrised test. Those of `quick` are in the fast tier; the others are alike, and slow.
+    """The cases of a parametrised test. Those of `quick` are in the fast tier; the others are
+    alike, and slow.
 
     A case that is a tuple has a value for each argument.
     """

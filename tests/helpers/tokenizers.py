@@ -37,7 +37,22 @@ class Numbers:
         return " ".join(map(str, tokens))
 
 
-WORDS = ["<eos>", "yes", "no", "Yes", "No", "is", "it", "right", "?", "a", "b", "c", "\n\n", "\nAnswer:"]
+WORDS = [
+    "<eos>",
+    "yes",
+    "no",
+    "Yes",
+    "No",
+    "is",
+    "it",
+    "right",
+    "?",
+    "a",
+    "b",
+    "c",
+    "\n\n",
+    "\nAnswer:",
+]
 
 
 class Words:
@@ -49,7 +64,11 @@ class Words:
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         if text in WORDS:
             return [WORDS.index(text)]
-        return [WORDS.index(w) for w in text.replace("\n\n", "").replace("\nAnswer:", " right").split() if w in WORDS]
+        return [
+            WORDS.index(w)
+            for w in text.replace("\n\n", "").replace("\nAnswer:", " right").split()
+            if w in WORDS
+        ]
 
     def decode(self, tokens: Sequence[int], **_: Any) -> str:
         return " ".join(WORDS[t % len(WORDS)] for t in tokens)

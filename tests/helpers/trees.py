@@ -12,14 +12,18 @@ from ttc.tree.branch import Branch
 
 
 class HandMadeTree(FakeBackend):
-    """The i-th child of a branch goes on with the i-th of `texts[its text]`, after the last one with the first again.
+    """The i-th child of a branch goes on with the i-th of `texts[its text]`, after the last one
+    with the first again.
 
-    At temperature 0 it is `likeliest[its text]`, or the first. A "." finishes a branch. A text without an entry goes on
-    with `other`. `written` counts the tokens.
+    At temperature 0 it is `likeliest[its text]`, or the first. A "." finishes a branch. A text
+    without an entry goes on with `other`. `written` counts the tokens.
     """
 
     def __init__(
-        self, texts: Mapping[str, Sequence[str]], likeliest: Mapping[str, str] | None = None, other: str = "x"
+        self,
+        texts: Mapping[str, Sequence[str]],
+        likeliest: Mapping[str, str] | None = None,
+        other: str = "x",
     ) -> None:
         super().__init__()
         self.texts, self.likeliest, self.other = texts, likeliest or {}, other
@@ -52,12 +56,15 @@ class HandMadeTree(FakeBackend):
 
 
 class Scores:
-    """Rates each step of a branch by the text up to its end: `scores[text]`, or `other`. `asked` lists the texts."""
+    """Rates each step of a branch by the text up to its end: `scores[text]`, or `other`. `asked`
+    lists the texts."""
 
     def __init__(self, scores: Mapping[str, float], other: float = 0.5):
         self.scores, self.other, self.asked = scores, other, list[str]()
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         self.asked += [branch.text for branch in branches]
         return [[self._score(branch, end) for end in branch.step_ends] for branch in branches]
 
@@ -66,10 +73,14 @@ class Scores:
         return self.scores.get(text, self.other)
 
 
-def searched(search: Search, tree: HandMadeTree, scores: Scores | Mapping[str, float], **options: Any) -> Result:
+def searched(
+    search: Search, tree: HandMadeTree, scores: Scores | Mapping[str, float], **options: Any
+) -> Result:
     """The result of a search on a tree; nothing of it stays live."""
     verifier = scores if isinstance(scores, Scores) else Scores(scores)
-    result = solve(search, problem="q", engine=tree, verifier=verifier, extract=lambda text: text, **options)
+    result = solve(
+        search, problem="q", engine=tree, verifier=verifier, extract=lambda text: text, **options
+    )
     assert result.error is None and not tree.live
     assert result.usage.generated_tokens == tree.written
     return result

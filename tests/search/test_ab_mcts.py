@@ -1,4 +1,5 @@
-"""Adaptive branching: its belief about scores, how it goes down the tree, and what it shows the model."""
+"""Adaptive branching: its belief about scores, how it goes down the tree, and what it shows the
+model."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def run(search: ABMCTS, backend: Any = None, problem: str = "q", **options: Any)
 
 
 def answers(result: Result) -> list[tuple[int | None, float]]:
-    """Of every answer in order, the place of the answer that it refines, None for one from the root, and its score."""
+    """Of every answer in order, the place of the answer that it refines, None for one from the
+    root, and its score."""
     places: dict[int, int] = {}
     found: list[tuple[int | None, float]] = []
     for node in result.tree[1:]:
@@ -55,11 +57,18 @@ def test_the_belief_after_one_observation() -> None:
     belief = PRIOR.given([0.8])
     assert (belief.kappa, belief.nu) == (2, 2)
     assert belief.m == pytest.approx(0.4) and belief.tau2 == pytest.approx(0.21)
-    assert PRIOR.given([]) == PRIOR and (PRIOR.m, PRIOR.kappa, PRIOR.nu, PRIOR.tau2) == (0, 1, 1, 0.1)
+    assert PRIOR.given([]) == PRIOR and (PRIOR.m, PRIOR.kappa, PRIOR.nu, PRIOR.tau2) == (
+        0,
+        1,
+        1,
+        0.1,
+    )
 
 
 @given(st.lists(st.floats(0, 1), max_size=6), st.lists(st.floats(0, 1), max_size=6))
-def test_observing_at_once_or_one_after_the_other_is_the_same(first: list[float], second: list[float]) -> None:
+def test_observing_at_once_or_one_after_the_other_is_the_same(
+    first: list[float], second: list[float]
+) -> None:
     together, apart = PRIOR.given(first + second), PRIOR.given(first).given(second)
     for name in ("m", "kappa", "nu", "tau2"):
         assert getattr(together, name) == pytest.approx(getattr(apart, name), abs=1e-12)
@@ -67,14 +76,22 @@ def test_observing_at_once_or_one_after_the_other_is_the_same(first: list[float]
 
 def student(nu: int) -> Callable[[float], float]:
     """The cumulative distribution of Student's t with 1 or 2 degrees of freedom."""
-    return (lambda x: 0.5 + math.atan(x) / math.pi) if nu == 1 else (lambda x: 0.5 + x / 2 / math.sqrt(2 + x * x))
+    return (
+        (lambda x: 0.5 + math.atan(x) / math.pi)
+        if nu == 1
+        else (lambda x: 0.5 + x / 2 / math.sqrt(2 + x * x))
+    )
 
 
 @pytest.mark.parametrize(("rewards", "nu", "m", "tau2"), [([], 1, 0.0, 0.1), ([0.8], 2, 0.4, 0.21)])
-def test_a_drawn_mean_has_students_distribution(rewards: list[float], nu: int, m: float, tau2: float) -> None:
-    """(mu - m) / sqrt(tau2 / kappa) is Student's t with nu degrees of freedom (Kolmogorov-Smirnov at 1 in 1000)."""
+def test_a_drawn_mean_has_students_distribution(
+    rewards: list[float], nu: int, m: float, tau2: float
+) -> None:
+    """(mu - m) / sqrt(tau2 / kappa) is Student's t with nu degrees of freedom (Kolmogorov-Smirnov
+    at 1 in 1000)."""
     rng, belief, n = np.random.default_rng(7), PRIOR.given(rewards), 20_000
-    draws = np.sort([(belief.draw(rng) - m) / math.sqrt(tau2 / nu) for _ in range(n)])  # kappa is nu here
+    # kappa is nu here
+    draws = np.sort([(belief.draw(rng) - m) / math.sqrt(tau2 / nu) for _ in range(n)])
     expected = np.array([student(nu)(x) for x in draws])
     places = np.arange(n)
     distance = max(np.max((places + 1) / n - expected), np.max(expected - places / n))
@@ -127,7 +144,9 @@ def reference(scores: Callable[[int], float], rng: np.random.Generator, n: int) 
         while kids[at]:
             if draw(gen[at]) >= draw(cont[at]):
                 break
-            at = kids[at][max(range(len(kids[at])), key=[draw(own[c]) for c in kids[at]].__getitem__)]
+            at = kids[at][
+                max(range(len(kids[at])), key=[draw(own[c]) for c in kids[at]].__getitem__)
+            ]
         parent[new] = at
         kids[at].append(new)
         reward = scores(new)
@@ -151,15 +170,22 @@ def test_against_a_plain_reference(seed: int, n: int) -> None:
 
 
 def test_it_goes_wider_as_well_as_deeper() -> None:
-    parents = [parent for parent, _ in answers(run(ABMCTS(iterations=40, max_tokens=6, feedback="Again.")))]
+    parents = [
+        parent for parent, _ in answers(run(ABMCTS(iterations=40, max_tokens=6, feedback="Again.")))
+    ]
     assert parents.count(None) > 1 and len(set(parents)) > 3
 
 
 def test_the_earliest_of_equally_good_answers_wins() -> None:
     result = solve(
-        ABMCTS(iterations=6, max_tokens=4), problem="q", engine=FakeBackend(), verifier=Scores(lambda branch: 0.5)
+        ABMCTS(iterations=6, max_tokens=4),
+        problem="q",
+        engine=FakeBackend(),
+        verifier=Scores(lambda branch: 0.5),
     )
-    assert result.best is not None and result.best is result.branches[0] and result.best.path == (0,)
+    assert (
+        result.best is not None and result.best is result.branches[0] and result.best.path == (0,)
+    )
 
 
 # ---------------------------------------------------------------- the model
@@ -206,7 +232,9 @@ def test_each_answer_keeps_one_branch() -> None:
 def test_company_changes_nothing() -> None:
     search = ABMCTS(iterations=7, max_tokens=6, feedback="Again.")
     problems = ["1", "2", "3"]
-    together = solve(search, problem=problems, engine=FakeBackend(longest=9999), verifier=Scores(score_of))
+    together = solve(
+        search, problem=problems, engine=FakeBackend(longest=9999), verifier=Scores(score_of)
+    )
     for problem, result in zip(problems, together, strict=True):
         assert result.tree == run(search, problem=problem).tree
 
@@ -221,12 +249,15 @@ def test_it_runs_on_an_engine() -> None:
 @pytest.mark.parametrize("score", [-0.1, 1.2])
 def test_ratings_outside_the_range_stop_the_problem_with_a_reason(score: float) -> None:
     backend = FakeBackend()
-    (result,) = solve(ABMCTS(), problem=["q"], engine=backend, verifier=Scores(lambda branch: score))
+    (result,) = solve(
+        ABMCTS(), problem=["q"], engine=backend, verifier=Scores(lambda branch: score)
+    )
     assert result.error is not None and "rates in [0, 1]" in result.error and not backend.live
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"), [({"iterations": 0}, "iterations=0 must be"), ({"feedback": " "}, "feedback=' ' must be")]
+    ("wrong", "message"),
+    [({"iterations": 0}, "iterations=0 must be"), ({"feedback": " "}, "feedback=' ' must be")],
 )
 def test_bad_settings_are_named(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):

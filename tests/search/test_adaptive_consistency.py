@@ -1,4 +1,5 @@
-"""Sampling that stops once the vote is decided: the papers' rules, in index order and within budgets."""
+"""Sampling that stops once the vote is decided: the papers' rules, in index order and within
+budgets."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ from tests.helpers.engines import make_engine
 from ttc import InvalidInput
 
 
-@pytest.mark.parametrize(("votes", "p"), [((3, 0), 0.9375), ((4, 0), 0.96875), ((5, 1), 0.9375), ((6, 1), 0.96484375)])
-def test_the_probability_of_the_majority_is_that_of_the_beta_distribution(votes: tuple[int, int], p: float) -> None:
+@pytest.mark.parametrize(
+    ("votes", "p"), [((3, 0), 0.9375), ((4, 0), 0.96875), ((5, 1), 0.9375), ((6, 1), 0.96484375)]
+)
+def test_the_probability_of_the_majority_is_that_of_the_beta_distribution(
+    votes: tuple[int, int], p: float
+) -> None:
     assert majority_probability(*votes) == p
     x = (np.arange(100_000) + 0.5) / 200_000  # the integral from 0 to 1/2, over that from 0 to 1
     first, second = votes
@@ -49,7 +54,14 @@ def test_sampling_ends_as_soon_as_the_majority_is_clear(answers: str, made: int)
 
 @pytest.mark.parametrize(
     ("answers", "made"),
-    [("777", 3), ("778888777", 6), ("78787878777", 11), (",,,777", 6), ("7,7888", 6), ("787877777", 9)],
+    [
+        ("777", 3),
+        ("778888777", 6),
+        ("78787878777", 11),
+        (",,,777", 6),
+        ("7,7888", 6),
+        ("787877777", 9),
+    ],
 )
 def test_a_window_ends_sampling_when_all_of_it_agrees(answers: str, made: int) -> None:
     """The windows follow one another; agreement across two of them does not count."""
@@ -79,10 +91,17 @@ def test_an_answer_that_is_always_the_same_costs_four_samples_of_forty() -> None
 
 @pytest.mark.parametrize("block", [1, 3, 5])
 def test_the_samples_are_the_first_of_self_consistency(block: int) -> None:
-    """It makes the same samples in the same order, and no more than the rule needs: told by a loop over all of them."""
+    """It makes the same samples in the same order, and no more than the rule needs: told by a loop
+    over all of them."""
     questions = [f"question {i}" for i in range(6)]
-    every = solve(SelfConsistency(n=20, max_tokens=1), problem=questions, engine=FakeBackend("11112"))
-    some = solve(AdaptiveConsistency(n=20, block=block, max_tokens=1), problem=questions, engine=FakeBackend("11112"))
+    every = solve(
+        SelfConsistency(n=20, max_tokens=1), problem=questions, engine=FakeBackend("11112")
+    )
+    some = solve(
+        AdaptiveConsistency(n=20, block=block, max_tokens=1),
+        problem=questions,
+        engine=FakeBackend("11112"),
+    )
     lengths = set()
     for whole, part in zip(every, some, strict=True):
         texts = [branch.text for branch in whole.branches]
@@ -106,7 +125,9 @@ def test_on_an_engine_company_and_order_change_nothing() -> None:
     together = solve(search, problem=questions, engine=engine, extract=lambda text: text[:1])
     assert engine.kv_bytes() == 0
     for question, result in zip(questions, together, strict=True):
-        alone = solve(search, problem=question, engine=make_engine(context=160), extract=lambda text: text[:1])
+        alone = solve(
+            search, problem=question, engine=make_engine(context=160), extract=lambda text: text[:1]
+        )
         assert (alone.answer, [b.tokens for b in alone.branches]) == (
             result.answer,
             [b.tokens for b in result.branches],

@@ -34,7 +34,9 @@ class Revision(Unrated):
         told = yield Append(going, "Wait")
         assert [b.parent for b in told] == going and not any(b.finished for b in told)
         yield Release([*first, root])
-        children = yield Expand(told, [3, *[0] * (len(told) - 1)], Step(2, end=case.end), self.sampling)
+        children = yield Expand(
+            told, [3, *[0] * (len(told) - 1)], Step(2, end=case.end), self.sampling
+        )
         assert [b.parent for b in children] == [told[0]] * 3
         order = case.rng.permutation(3)
         return [children[i] for i in order]
@@ -76,7 +78,8 @@ def before_and_after(append: Any, **options: Any) -> list[tuple[Any, Any]]:
 
 
 def said(before: Any, after: Any) -> str:
-    """What stands after the prompt; given text that no generated token stands before counts as a part of that."""
+    """What stands after the prompt; given text that no generated token stands before counts as a
+    part of that."""
     return Letters().decode(after.tokens[before.prompt_length :])
 
 
@@ -89,12 +92,21 @@ class Chat(Letters):
         return "".join(f"{message['role'][0]}:{message['content']}0" for message in messages) + "a:"
 
 
-@pytest.mark.parametrize(("tokenizer", "turn"), [(Chat(), "0u:why?0a:"), (Letters(), "\n\nQuestion: why?\nAnswer:")])
-def test_a_turn_is_written_as_the_template_does_with_one_end_before_it(tokenizer: Any, turn: str) -> None:
-    pairs = before_and_after(lambda branches: Append(branches, "why?", turn=True), tokenizer=tokenizer)
+@pytest.mark.parametrize(
+    ("tokenizer", "turn"), [(Chat(), "0u:why?0a:"), (Letters(), "\n\nQuestion: why?\nAnswer:")]
+)
+def test_a_turn_is_written_as_the_template_does_with_one_end_before_it(
+    tokenizer: Any, turn: str
+) -> None:
+    pairs = before_and_after(
+        lambda branches: Append(branches, "why?", turn=True), tokenizer=tokenizer
+    )
     assert {before.finish_reason for before, _ in pairs} == {"eos", None}
     for before, after in pairs:
-        assert said(before, after) == before.text.removesuffix("0" if before.finish_reason == "eos" else "") + turn
+        assert (
+            said(before, after)
+            == before.text.removesuffix("0" if before.finish_reason == "eos" else "") + turn
+        )
 
 
 def test_appended_text_takes_the_place_of_an_end_or_of_the_dropped_text() -> None:
@@ -104,7 +116,10 @@ def test_appended_text_takes_the_place_of_an_end_or_of_the_dropped_text() -> Non
         kept = before.text if before.finish_reason is None else before.text[:-1]
         assert said(before, after) == kept + "Wait" and not kept.endswith((",", "0"))
     for before, after in before_and_after(lambda branches: Append(branches, "Wait")):
-        assert said(before, after) == (before.text[:-1] if before.finish_reason == "eos" else before.text) + "Wait"
+        assert (
+            said(before, after)
+            == (before.text[:-1] if before.finish_reason == "eos" else before.text) + "Wait"
+        )
 
 
 def test_no_more_than_one_token_is_taken_back() -> None:
@@ -115,7 +130,11 @@ def test_no_more_than_one_token_is_taken_back() -> None:
         )[0]  # fmt: skip
         assert (result.error is None) == (not end)
         assert result.error is None or "drop='9,' is more than the last token" in result.error
-    result = solve(Again(append=lambda b: Append(b, "x", turn=True, drop=",")), problem=["q"], engine=FakeBackend())[0]
+    result = solve(
+        Again(append=lambda b: Append(b, "x", turn=True, drop=",")),
+        problem=["q"],
+        engine=FakeBackend(),
+    )[0]
     assert result.error is not None and "leave turn out" in result.error
 
 
@@ -131,7 +150,9 @@ def test_an_engine_goes_on_from_the_new_text_alone() -> None:
             return (yield Expand([told], 1, Step(6), GREEDY))
 
     result = solve(Swap(), problem="1 + 1", engine=engine)
-    assert result.best is not None and result.best.tokens[:-6] == seen[0].tokens[:-1] + engine.encode("Wait")
+    assert result.best is not None and result.best.tokens[:-6] == seen[0].tokens[
+        :-1
+    ] + engine.encode("Wait")
     plain = engine.root(result.best.tokens[:-6])
     engine.generate([plain], 6, sampling=GREEDY)
     assert plain.tokens == result.best.tokens
@@ -154,7 +175,8 @@ def test_after_a_turn_the_new_answer_stands_alone(engine: Any) -> None:
     for before, asked in zip(first, told, strict=True):
         assert (asked.text, asked.steps, asked.generated, asked.logprobs) == ("", [], [], [])
         assert (
-            before.text.rstrip("0") in engine.decode(asked.tokens) and engine.decode(asked.tokens).count("Sure?") == 1
+            before.text.rstrip("0") in engine.decode(asked.tokens)
+            and engine.decode(asked.tokens).count("Sure?") == 1
         )
     for branch in result.branches:
         assert len(branch.generated) == len(branch.logprobs) <= 6 and branch.steps == [branch.text]
@@ -179,13 +201,17 @@ class Longer(Unrated):
         return (yield Expand([told], 1, Step(2), self.sampling))
 
 
-@pytest.mark.parametrize("make", [lambda: FakeBackend("123456789", 200), lambda: make_engine(context=200)])
+@pytest.mark.parametrize(
+    "make", [lambda: FakeBackend("123456789", 200), lambda: make_engine(context=200)]
+)
 def test_a_text_with_no_room_is_refused_to_its_problem_alone(make: Any) -> None:
     questions = ["7", "7 + 7 + 7"]
     room = 200 - 3 - len(PromptTemplate().tokens(questions[0], Letters()))
     for careful in (True, False):
         engine = make()
-        short, long = solve(Longer(careful=careful, text="y" * (room - 1)), problem=questions, engine=engine)
+        short, long = solve(
+            Longer(careful=careful, text="y" * (room - 1)), problem=questions, engine=engine
+        )
         assert short.error is None and "y" * (room - 1) in short.best.text
         if careful:
             assert long.error is None and "short" in long.best.text

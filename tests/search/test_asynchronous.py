@@ -1,4 +1,5 @@
-"""Searches in asyncio: their results, their steps and tokens as they come, and the end of a task."""
+"""Searches in asyncio: their results, their steps and tokens as they come, and the end of a
+task."""
 
 from __future__ import annotations
 
@@ -93,7 +94,9 @@ def test_astream_gives_what_stream_gives(tokens: bool) -> None:
     options: dict[str, Any] = {"problem": "1", "tokens": tokens, "template": PLAIN}
 
     async def read() -> list[Progress]:
-        return [event async for event in astream(search, engine=make_engine(context=160), **options)]
+        return [
+            event async for event in astream(search, engine=make_engine(context=160), **options)
+        ]
 
     expected = list(stream(search, engine=make_engine(context=160), **options))
     given = asyncio.run(read())
@@ -106,7 +109,9 @@ def test_leaving_an_astream_ends_the_search() -> None:
 
     async def some() -> int:
         count = 0
-        async with aclosing(astream(LONG, problem="1", engine=engine, tokens=True, template=PLAIN)) as events:
+        async with aclosing(
+            astream(LONG, problem="1", engine=engine, tokens=True, template=PLAIN)
+        ) as events:
             async for _ in events:
                 count += 1
                 if count == 3:
@@ -133,7 +138,15 @@ def test_an_astream_raises_what_its_search_raises() -> None:
 
 def test_each_token_is_told_as_it_comes() -> None:
     engine = make_engine(context=160)
-    events = list(stream(SelfConsistency(n=2, max_tokens=6), problem="1", engine=engine, tokens=True, template=PLAIN))
+    events = list(
+        stream(
+            SelfConsistency(n=2, max_tokens=6),
+            problem="1",
+            engine=engine,
+            tokens=True,
+            template=PLAIN,
+        )
+    )
     result = events[-1].result
     assert result is not None
     lengths = [len(branch.generated) for branch in result.branches]
@@ -144,12 +157,18 @@ def test_each_token_is_told_as_it_comes() -> None:
     last = {node.id: node for node in result.tree}
     for event in wrote:
         for node in event.nodes:
-            assert last[node.id].text.startswith(node.text) and last[node.id].token_ids[: node.tokens] == node.token_ids
+            assert (
+                last[node.id].text.startswith(node.text)
+                and last[node.id].token_ids[: node.tokens] == node.token_ids
+            )
 
 
 def test_without_tokens_a_stream_tells_of_requests_alone() -> None:
     kinds = {
-        event.did for event in stream(BestOfN(n=2, max_tokens=6), problem="1", engine=FakeBackend(), verifier=One())
+        event.did
+        for event in stream(
+            BestOfN(n=2, max_tokens=6), problem="1", engine=FakeBackend(), verifier=One()
+        )
     }
     assert kinds == {"expanded", "rated", "finished"}
 

@@ -1,4 +1,5 @@
-"""Beam search on trees made by hand: selection, looking ahead, rating less often, and continuations that repeat."""
+"""Beam search on trees made by hand: selection, looking ahead, rating less often, and continuations
+that repeat."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def test_a_rollout_decides_between_candidates_that_rate_alike() -> None:
 def test_every_rollout_is_scored_at_its_end_and_dropped() -> None:
     tree = {**TWO, "a": ["1"], "a1": ["2"], "a12": ["3."], "b": ["4."]}
     verifier, backend = Scores({"a12": 0.7, "b4.": 0.6}), HandMadeTree(tree)
-    result = searched(BeamSearch(beam_size=2, beam_width=1, max_steps=1, lookahead=2), backend, verifier)
+    result = searched(
+        BeamSearch(beam_size=2, beam_width=1, max_steps=1, lookahead=2), backend, verifier
+    )
     assert verifier.asked == ["a12", "b4."]
     assert texts(result) == ["a", "b"] and backend.written == len("ab") + len("12") + len("4.")
     by_text = {node.text: node for node in result.tree[1:]}
@@ -38,7 +41,9 @@ def test_every_rollout_is_scored_at_its_end_and_dropped() -> None:
 def test_rollouts_are_written_at_temperature_0() -> None:
     tree = HandMadeTree({"": ["a"], "a": ["sampled."]}, likeliest={"a": "greedy."})
     verifier = Scores({})
-    result = searched(BeamSearch(beam_size=1, beam_width=1, max_steps=2, lookahead=1), tree, verifier)
+    result = searched(
+        BeamSearch(beam_size=1, beam_width=1, max_steps=2, lookahead=1), tree, verifier
+    )
     assert verifier.asked == ["agreedy.", "asampled."] and texts(result) == ["asampled."]
 
 
@@ -49,7 +54,10 @@ def test_looking_ahead_charges_its_tokens_and_never_passes_the_budget() -> None:
         search = BeamSearch(beam_size=2, beam_width=1, step_tokens=2, max_steps=3, lookahead=2)
         result = searched(search, backend, {}, max_tokens=most)
         assert backend.written <= most and result.stopped == "max_tokens"
-        assert all(len(branch.step_ends) <= 3 for branch in result.branches) and result.best is not None
+        assert (
+            all(len(branch.step_ends) <= 3 for branch in result.branches)
+            and result.best is not None
+        )
 
 
 def test_a_budget_that_ends_in_a_rollout_leaves_no_rollout_behind() -> None:
@@ -60,8 +68,12 @@ def test_a_budget_that_ends_in_a_rollout_leaves_no_rollout_behind() -> None:
     assert [branch.score for branch in result.branches] == [None, None]
 
 
-@pytest.mark.parametrize(("every", "asked"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (3, [3, 5]), (9, [5])])
-def test_ratings_come_after_every_so_many_steps_and_after_the_last(every: int, asked: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("every", "asked"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (3, [3, 5]), (9, [5])]
+)
+def test_ratings_come_after_every_so_many_steps_and_after_the_last(
+    every: int, asked: list[int]
+) -> None:
     verifier = Scores({})
     search = BeamSearch(beam_size=1, beam_width=1, max_steps=5, verify_every=every)
     assert texts(searched(search, HandMadeTree({}), verifier)) == ["xxxxx"]
@@ -72,7 +84,9 @@ def test_candidates_branch_once_between_two_ratings() -> None:
     tree = {"": ["a", "b"], "a": ["c", "d"], "b": ["e", "f"], "bf": ["g"]}
     search = BeamSearch(beam_size=1, beam_width=2, max_steps=2, verify_every=2)
     result = searched(search, HandMadeTree(tree), {"ac": 0.1, "be": 0.9})
-    assert [node.text for node in result.tree[1:]] == ["a", "b", "c", "e"] and texts(result) == ["be"]
+    assert [node.text for node in result.tree[1:]] == ["a", "b", "c", "e"] and texts(result) == [
+        "be"
+    ]
 
 
 def test_of_equal_texts_the_first_is_kept_before_selection() -> None:
@@ -83,7 +97,10 @@ def test_of_equal_texts_the_first_is_kept_before_selection() -> None:
     verifier = Scores(scores)
     distinct = BeamSearch(beam_size=2, beam_width=2, max_steps=1, drop_duplicates=True)
     result = searched(distinct, HandMadeTree(tree), verifier)
-    assert texts(result) == ["a", "b"] and [branch.path for branch in result.branches] == [(0,), (2,)]
+    assert texts(result) == ["a", "b"] and [branch.path for branch in result.branches] == [
+        (0,),
+        (2,),
+    ]
     assert verifier.asked == ["a", "b"]
 
 
@@ -91,7 +108,10 @@ def test_a_new_text_that_a_finished_beam_has_is_a_duplicate_only_if_it_is_finish
     tree = {"": ["ab.", "a"], "a": ["b.", "b"]}
     search = BeamSearch(beam_size=2, beam_width=2, max_steps=2, drop_duplicates=True)
     result = searched(search, HandMadeTree(tree), {"ab.": 0.9})
-    assert texts(result) == ["ab.", "ab"] and [branch.path for branch in result.branches] == [(0,), (1, 1)]
+    assert texts(result) == ["ab.", "ab"] and [branch.path for branch in result.branches] == [
+        (0,),
+        (1, 1),
+    ]
 
 
 # ---------------------------------------------------------------- faults of other implementations
@@ -100,7 +120,11 @@ def test_a_new_text_that_a_finished_beam_has_is_a_duplicate_only_if_it_is_finish
 def test_a_step_that_ends_by_its_length_is_no_end_of_the_answer() -> None:
     tree = HandMadeTree({"": ["abcdef"], "abc": ["d."]})
     result = searched(BeamSearch(beam_size=1, beam_width=1, step_tokens=3, max_steps=4), tree, {})
-    assert texts(result) == ["abcd."] and result.best is not None and result.best.finish_reason == "eos"
+    assert (
+        texts(result) == ["abcd."]
+        and result.best is not None
+        and result.best.finish_reason == "eos"
+    )
 
 
 def test_every_aggregation_selects_by_its_own_score() -> None:
@@ -113,7 +137,9 @@ def test_every_aggregation_selects_by_its_own_score() -> None:
 
 
 def test_no_answer_is_made_twice_to_fill_the_beams() -> None:
-    result = searched(BeamSearch(beam_size=4, beam_width=1, max_steps=3), HandMadeTree({"": ["a.", "b."]}), {})
+    result = searched(
+        BeamSearch(beam_size=4, beam_width=1, max_steps=3), HandMadeTree({"": ["a.", "b."]}), {}
+    )
     assert len({branch.path for branch in result.branches}) == len(result.branches) == 4
     search = BeamSearch(beam_size=4, beam_width=1, max_steps=3, drop_duplicates=True)
     assert texts(searched(search, HandMadeTree({"": ["a.", "b."]}), {})) == ["a.", "b."]
@@ -126,26 +152,60 @@ def test_a_search_in_which_nothing_finishes_answers_with_its_best_beam() -> None
 
 def test_a_step_is_never_empty_and_never_comes_after_the_end() -> None:
     tree = HandMadeTree({"": ["a\n\n"], "a\n\n": ["b."]})
-    result = searched(BeamSearch(beam_size=1, beam_width=1, max_steps=9, delimiter="\n\n"), tree, {})
+    result = searched(
+        BeamSearch(beam_size=1, beam_width=1, max_steps=9, delimiter="\n\n"), tree, {}
+    )
     assert result.best is not None and result.best.steps == ["a\n\n", "b."]
 
 
 def test_the_last_step_may_run_to_the_end() -> None:
-    """As search-and-learn's last iteration does, without the delimiter that stops all steps before it."""
+    """As search-and-learn's last iteration does, without the delimiter that stops all steps before
+    it."""
     backend = Scripted(lambda branch: f"{len(branch.path)}," if backend.limit == 3 else "a,b,c,d,0")
     for search, count in (
-        (BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3, delimiter=",", finish_tokens=40), 2),
-        (DVTS(subtrees=2, beam_width=2, step_tokens=3, max_steps=3, delimiter=",", finish_tokens=40), 4),
+        (
+            BeamSearch(
+                beam_size=2,
+                beam_width=2,
+                step_tokens=3,
+                max_steps=3,
+                delimiter=",",
+                finish_tokens=40,
+            ),
+            2,
+        ),
+        (
+            DVTS(
+                subtrees=2,
+                beam_width=2,
+                step_tokens=3,
+                max_steps=3,
+                delimiter=",",
+                finish_tokens=40,
+            ),
+            4,
+        ),
     ):
         result = solve(search, problem="q", engine=backend, verifier=Rated(lambda branch: 0.5))
-        assert [branch.text.removesuffix("0") for branch in result.branches] == ["1,2,a,b,c,d,"] * count
+        assert [branch.text.removesuffix("0") for branch in result.branches] == [
+            "1,2,a,b,c,d,"
+        ] * count
         assert all(branch.finished and branch.score == 0.5 for branch in result.branches)
-        plain = solve(replace(search, finish_tokens=0), problem="q", engine=backend, verifier=Rated(lambda b: 0.5))
+        plain = solve(
+            replace(search, finish_tokens=0),
+            problem="q",
+            engine=backend,
+            verifier=Rated(lambda b: 0.5),
+        )
         assert [branch.text for branch in plain.branches] == ["1,2,3,"] * 2
 
 
-@pytest.mark.parametrize(("every", "texts_rated"), [(1, ["x", "xx", "xxab."]), (2, ["xx", "xxab."]), (3, ["xxab."])])
-def test_of_steps_that_are_rated_together_the_last_alone_runs_to_the_end(every: int, texts_rated: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("every", "texts_rated"), [(1, ["x", "xx", "xxab."]), (2, ["xx", "xxab."]), (3, ["xxab."])]
+)
+def test_of_steps_that_are_rated_together_the_last_alone_runs_to_the_end(
+    every: int, texts_rated: list[str]
+) -> None:
     tree = HandMadeTree({"xx": ["ab."]})
     verifier = Scores({})
     steps = {"step_tokens": 1, "max_steps": 3, "finish_tokens": 9, "verify_every": every}

@@ -10,7 +10,15 @@ from tests.helpers.scripted import Scores, Scripted
 from ttc import Branch
 
 Path = tuple[int, ...]
-SCORES: dict[Path, float] = {(0,): 0.9, (1,): 0.6, (0, 0): 0.4, (0, 1): 0.2, (1, 0): 0.8, (1, 1): 0.1, (1, 0, 0): 0.3}
+SCORES: dict[Path, float] = {
+    (0,): 0.9,
+    (1,): 0.6,
+    (0, 0): 0.4,
+    (0, 1): 0.2,
+    (1, 0): 0.8,
+    (1, 1): 0.1,
+    (1, 0, 0): 0.3,
+}
 
 
 class Priced(Scores):
@@ -32,7 +40,9 @@ def run(ends: set[Path], steps: int, verifier: type[Scores] = Scores, **options:
 
 def continued(result: Result) -> list[Path]:
     by_id = {node.id: tuple(node.path) for node in result.tree}
-    return list(dict.fromkeys(by_id[node.parent] for node in result.tree if node.parent is not None))
+    return list(
+        dict.fromkeys(by_id[node.parent] for node in result.tree if node.parent is not None)
+    )
 
 
 def test_what_was_passed_over_is_taken_up_again() -> None:
@@ -56,8 +66,13 @@ def test_a_rating_beyond_the_budget_loses_no_finished_branch() -> None:
     result = run({(1,)}, 4, verifier=Priced, max_tokens=20)
     assert result.stopped == "max_tokens" and [tuple(b.path) for b in result.branches] == [(1,)]
     result = run(set(), 4, verifier=Priced, max_tokens=20)
-    assert result.stopped == "max_tokens" and [tuple(b.path) for b in result.branches] == [(0, 0), (0, 1), (1,)]
-    first, *_, other = result.branches  # of the branch that went on, its continuations have the score
+    assert result.stopped == "max_tokens" and [tuple(b.path) for b in result.branches] == [
+        (0, 0),
+        (0, 1),
+        (1,),
+    ]
+    # of the branch that went on, its continuations have the score
+    first, *_, other = result.branches
     assert first.score == result.tree[1].score > other.score  # type: ignore[operator]
 
 

@@ -1,4 +1,5 @@
-"""Time limits and cancelling between two passes of the model: what ends, what it leaves, whom it does not touch."""
+"""Time limits and cancelling between two passes of the model: what ends, what it leaves, whom it
+does not touch."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from search import BeamSearch, BestFirst, BestOfN, Greedy, Search, SelfConsistency, solve, solve_each
+from search import (
+    BeamSearch,
+    BestFirst,
+    BestOfN,
+    Greedy,
+    Search,
+    SelfConsistency,
+    solve,
+    solve_each,
+)
 from search.active_search import ActiveSearch
 from search.admission import Admission
 from search.config import SearchConfig
@@ -32,7 +42,9 @@ class Length:
     def __init__(self) -> None:
         self.gone: list[Branch] = []
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         return [[float(sum(branch.generated) % 97)] for branch in branches]
 
     def released(self, branches: Sequence[Branch]) -> None:
@@ -42,7 +54,9 @@ class Length:
 class Reads(Length):
     """Runs the model for each branch, a pass of four tokens each time, and goes on for long."""
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         for _ in range(10):
             backend.score(branches, [[[1, 2, 3, 4, 5, 6, 7, 8, 9]] for _ in branches])
         return super().rate(branches, questions, backend)
@@ -51,7 +65,10 @@ class Reads(Length):
 def seen(result: Result) -> Any:
     """All that may not depend on what else is solved."""
     rows = [(b.text, b.score, b.path, b.finish_reason) for b in result.branches]
-    tree = [(node.parent, node.path, node.text, node.tokens, node.score, node.status) for node in result.tree]
+    tree = [
+        (node.parent, node.path, node.text, node.tokens, node.score, node.status)
+        for node in result.tree
+    ]
     return result.answer, rows, tree, result.error, result.stopped, result.usage.generated_tokens
 
 
@@ -85,7 +102,9 @@ SEARCHES: list[Search] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda search: type(search).__name__)
 def test_a_cancelled_problem_makes_no_pass_more_and_says_so(search: Search) -> None:
-    options: dict[str, Any] = {"template": PLAIN} | ({"verifier": Reads()} if search.needs_verifier else {})
+    options: dict[str, Any] = {"template": PLAIN} | (
+        {"verifier": Reads()} if search.needs_verifier else {}
+    )
     engine = make_engine(context=160, prefill_tokens=8)
     with at_pass(engine, 0, lambda: None) as passes:
         whole = solve(search, problem="a" * 40, engine=engine, **options)
@@ -106,11 +125,19 @@ def test_a_cancelled_problem_makes_no_pass_more_and_says_so(search: Search) -> N
 def test_a_branch_that_was_being_written_keeps_what_it_has() -> None:
     engine, cancel = make_engine(context=160), threading.Event()
     with at_pass(engine, 6, cancel.set):
-        result = solve(SelfConsistency(n=2, max_tokens=50), problem="1", engine=engine, cancel=cancel, template=PLAIN)
+        result = solve(
+            SelfConsistency(n=2, max_tokens=50),
+            problem="1",
+            engine=engine,
+            cancel=cancel,
+            template=PLAIN,
+        )
     whole = solve(SelfConsistency(n=2, max_tokens=50), problem="1", engine=engine, template=PLAIN)
     assert result.stopped == "cancelled" and result.best is not None
     for cut, entire in zip(
-        sorted(result.branches, key=lambda b: b.path), sorted(whole.branches, key=lambda b: b.path), strict=True
+        sorted(result.branches, key=lambda b: b.path),
+        sorted(whole.branches, key=lambda b: b.path),
+        strict=True,
     ):
         assert 0 < len(cut.generated) < len(entire.generated)
         assert cut.generated == entire.generated[: len(cut.generated)]
@@ -124,10 +151,22 @@ def test_other_problems_go_on_as_if_nothing_had_been(number: int) -> None:
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=4)
     questions = ["1", "22" * 20, "333"]
     alone = [
-        seen(solve(search, problem=question, engine=make_engine(context=160), verifier=Reads(), template=PLAIN))
+        seen(
+            solve(
+                search,
+                problem=question,
+                engine=make_engine(context=160),
+                verifier=Reads(),
+                template=PLAIN,
+            )
+        )
         for question in questions
     ]
-    engine, verifier, cancel = make_engine(context=160, prefill_tokens=8), Reads(), threading.Event()
+    engine, verifier, cancel = (
+        make_engine(context=160, prefill_tokens=8),
+        Reads(),
+        threading.Event(),
+    )
     driver = Driver(engine, Admission.of(engine))
     for i, question in enumerate(questions):
         options = SolveOptions(verifier=verifier, template=PLAIN, cancel=cancel if i == 1 else None)
@@ -139,11 +178,15 @@ def test_other_problems_go_on_as_if_nothing_had_been(number: int) -> None:
     assert_nothing_left(engine, [])
 
 
-def test_time_that_is_up_ends_a_search_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_is_up_ends_a_search_in_the_middle_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = make_engine(context=160)
     with at_pass(engine, 0, lambda: None) as passes:  # each pass takes a second
         monkeypatch.setattr(ActiveSearch, "wall_s", property(lambda active: float(len(passes))))
-        result = solve(Greedy(max_tokens=50), problem="1", engine=engine, max_wall_s=7, template=PLAIN)
+        result = solve(
+            Greedy(max_tokens=50), problem="1", engine=engine, max_wall_s=7, template=PLAIN
+        )
     assert len(passes) == 7 and result.stopped == "max_wall_s"
     assert result.best is not None and len(result.best.generated) in (6, 7)
     assert result.best.step_reasons == ["interrupted"]
@@ -154,9 +197,15 @@ def test_time_counts_from_the_start_of_the_prompt(monkeypatch: pytest.MonkeyPatc
     engine = make_engine(context=160, prefill_tokens=4)
     with at_pass(engine, 0, lambda: None) as passes:
         monkeypatch.setattr(ActiveSearch, "wall_s", property(lambda active: float(len(passes))))
-        result = solve(Greedy(max_tokens=50), problem="1" * 80, engine=engine, max_wall_s=5, template=PLAIN)
+        result = solve(
+            Greedy(max_tokens=50), problem="1" * 80, engine=engine, max_wall_s=5, template=PLAIN
+        )
     assert passes == [4] * 5 and result.stopped == "max_wall_s" and result.usage.prompt_tokens == 20
-    assert result.best is None and result.error is None and [node.status for node in result.tree] == ["root"]
+    assert (
+        result.best is None
+        and result.error is None
+        and [node.status for node in result.tree] == ["root"]
+    )
     assert_nothing_left(engine, [])
 
 
@@ -170,7 +219,12 @@ def test_problems_that_have_not_begun_are_cancelled_too() -> None:
 
     questions = ["1", "2", "3", "4"]
     results = solve(
-        Greedy(max_tokens=5), problem=questions, engine=engine, concurrency=1, cancel=cancel, on_result=first
+        Greedy(max_tokens=5),
+        problem=questions,
+        engine=engine,
+        concurrency=1,
+        cancel=cancel,
+        on_result=first,
     )
     assert [result.stopped for result in results] == [None, "cancelled", "cancelled", "cancelled"]
     assert [result.problem.question for result in results] == questions and len(ended) == 4
@@ -207,14 +261,21 @@ def test_no_last_words_are_written_once_time_is_up(monkeypatch: pytest.MonkeyPat
 
 def test_last_words_that_are_cut_off_are_part_of_the_answer() -> None:
     engine, cancel = make_engine(context=160), threading.Event()
-    options: dict[str, Any] = {"max_tokens": 30, "reserve": 22, "final_text": "=", "template": PLAIN}
+    options: dict[str, Any] = {
+        "max_tokens": 30,
+        "reserve": 22,
+        "final_text": "=",
+        "template": PLAIN,
+    }
     search = BeamSearch(beam_size=1, beam_width=1, step_tokens=4, max_steps=50)
     with at_pass(engine, 0, lambda: None) as passes:
         whole = solve(search, problem="1", engine=engine, verifier=Length(), **options)
     assert whole.stopped == "max_tokens" and whole.best is not None
     engine = make_engine(context=160)
     with at_pass(engine, len(passes) - 4, cancel.set):
-        result = solve(search, problem="1", engine=engine, verifier=Length(), cancel=cancel, **options)
+        result = solve(
+            search, problem="1", engine=engine, verifier=Length(), cancel=cancel, **options
+        )
     assert result.stopped == "cancelled" and result.best is not None
     assert whole.best.generated[: len(result.best.generated)] == result.best.generated
     assert 4 < len(result.best.generated) < len(whole.best.generated)
@@ -225,16 +286,27 @@ def test_a_rating_that_is_broken_off_is_made_again_for_the_others() -> None:
     engine, verifier, cancel = make_engine(context=160), Reads(), threading.Event()
     search = BestOfN(n=2, max_tokens=6)
     alone = [
-        seen(solve(search, problem=q, engine=make_engine(context=160), verifier=Reads(), template=PLAIN)) for q in "12"
+        seen(
+            solve(
+                search, problem=q, engine=make_engine(context=160), verifier=Reads(), template=PLAIN
+            )
+        )
+        for q in "12"
     ]
     driver = Driver(engine, Admission.of(engine))
     for i, question in enumerate("123"):
         options = SolveOptions(verifier=verifier, template=PLAIN, cancel=cancel if i == 2 else None)
         driver.add(Problem(question), SearchConfig.of(search, engine, options))
-    spent = solve(search, problem="1", engine=make_engine(context=160), verifier=Reads(), template=PLAIN).usage
+    spent = solve(
+        search, problem="1", engine=make_engine(context=160), verifier=Reads(), template=PLAIN
+    ).usage
     with at_pass(engine, 10, cancel.set):  # while branches are rated
         results = {index: progress.result for index, progress in driver.events() if progress.result}
-    assert results[2].stopped == "cancelled" and results[2].branches and results[2].usage.verifier_tokens > 0
+    assert (
+        results[2].stopped == "cancelled"
+        and results[2].branches
+        and results[2].usage.verifier_tokens > 0
+    )
     assert [seen(results[0]), seen(results[1])] == alone
     assert results[0].usage.verifier_tokens == spent.verifier_tokens
     assert_nothing_left(engine, [])
@@ -245,7 +317,10 @@ def test_each_step_of_a_driver_makes_one_pass_at_most() -> None:
     driver = Driver(engine, Admission.of(engine))
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=4)
     for question in ("1" * 50, "2" * 30):
-        driver.add(Problem(question), SearchConfig.of(search, engine, SolveOptions(verifier=Length(), template=PLAIN)))
+        driver.add(
+            Problem(question),
+            SearchConfig.of(search, engine, SolveOptions(verifier=Length(), template=PLAIN)),
+        )
     with at_pass(engine, 0, lambda: None) as passes:
         while driver.busy:
             before = len(passes)
@@ -265,7 +340,9 @@ def test_a_thread_that_cancels_frees_the_engine_for_the_next_call() -> None:
     search = SelfConsistency(n=4, max_tokens=4000)
 
     def work() -> None:
-        results.append(solve(search, problem="1", engine=engine, cancel=cancel, template=PLAIN, end=["never"]))
+        results.append(
+            solve(search, problem="1", engine=engine, cancel=cancel, template=PLAIN, end=["never"])
+        )
 
     started = threading.Event()
     thread = threading.Thread(target=work)

@@ -31,15 +31,21 @@ def run(backend: Any, search: BudgetForcing, **options: Any) -> Result:
 
 
 def forcing(**settings: Any) -> BudgetForcing:
-    return BudgetForcing(**{"end_of_thinking": "]", "thinking_tokens": 20, "answer_tokens": 3} | settings)
+    return BudgetForcing(
+        **{"end_of_thinking": "]", "thinking_tokens": 20, "answer_tokens": 3} | settings
+    )
 
 
 def test_the_end_of_thinking_gives_way_to_wait() -> None:
     backend = Thought("abc]", "de]", "fg]", "h0")
     result = run(backend, forcing(waits=2))
     assert result.answer == "abcWaitdeWaitfg]h0"
-    assert backend.limits == [20, 16, 13, 3]  # one budget for all thinking, the ends that were taken back included
-    assert result.usage.prompt_tokens == 2 * len("Wait") and result.usage.generated_tokens == 4 + 3 + 3 + 2
+    # one budget for all thinking, the ends that were taken back included
+    assert backend.limits == [20, 16, 13, 3]
+    assert (
+        result.usage.prompt_tokens == 2 * len("Wait")
+        and result.usage.generated_tokens == 4 + 3 + 3 + 2
+    )
 
 
 def test_an_end_of_the_sequence_is_an_end_of_thinking_too() -> None:
@@ -53,7 +59,8 @@ def test_at_the_limit_the_answer_is_asked_for() -> None:
     assert result.answer == "abcd]\n\nFinal Answer:e0"
     assert result.usage.prompt_tokens == len("]\n\nFinal Answer:")
     assert (
-        run(Thought("abcd", "e0"), forcing(thinking_tokens=4, end_of_thinking="")).answer == "abcd\n\nFinal Answer:e0"
+        run(Thought("abcd", "e0"), forcing(thinking_tokens=4, end_of_thinking="")).answer
+        == "abcd\n\nFinal Answer:e0"
     )
 
 

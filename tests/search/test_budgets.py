@@ -1,4 +1,5 @@
-"""Budgets: never exceeded, the same for every search, and an answer from what is kept for the end."""
+"""Budgets: never exceeded, the same for every search, and an answer from what is kept for the
+end."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ from ttc.sampling import random_key
 SEARCHES = all_searches()
 
 
-def solved(search: Search, backend: FakeBackend, problems: list[str], cost: int = 0, **options: Any) -> list[Any]:
+def solved(
+    search: Search, backend: FakeBackend, problems: list[str], cost: int = 0, **options: Any
+) -> list[Any]:
     if search.needs_verifier:
         options["verifier"] = Costly(cost)
     return solve(search, problem=problems, engine=backend, **options)
@@ -45,7 +48,14 @@ def solved(search: Search, backend: FakeBackend, problems: list[str], cost: int 
 
 def seen(result: Any) -> Any:
     rows = [(b.text, b.score, b.path, b.finish_reason) for b in result.branches]
-    return result.answer, rows, result.tree, result.error, result.stopped, result.usage.generated_tokens
+    return (
+        result.answer,
+        rows,
+        result.tree,
+        result.error,
+        result.stopped,
+        result.usage.generated_tokens,
+    )
 
 
 letters = st.sampled_from(["0123456789,,", "01,", "12345,"])
@@ -53,7 +63,14 @@ letters = st.sampled_from(["0123456789,,", "01,", "12345,"])
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
-@given(st.sampled_from(SEARCHES), st.integers(1, 60), st.integers(0, 20), st.integers(0, 4), st.booleans(), letters)
+@given(
+    st.sampled_from(SEARCHES),
+    st.integers(1, 60),
+    st.integers(0, 20),
+    st.integers(0, 4),
+    st.booleans(),
+    letters,
+)
 def test_no_search_passes_its_tokens(
     search: Search, most: int, reserve: int, cost: int, rated: bool, letters: str
 ) -> None:
@@ -70,8 +87,11 @@ def test_no_search_passes_its_tokens(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.sampled_from(SEARCHES), st.integers(1, 6), st.booleans(), letters)
-def test_no_search_passes_its_calls(search: Search, most: int, reserved: bool, letters: str) -> None:
-    backend = RandomTree(letters)  # of one problem without a limit of tokens, every expansion is one call
+def test_no_search_passes_its_calls(
+    search: Search, most: int, reserved: bool, letters: str
+) -> None:
+    # of one problem without a limit of tokens, every expansion is one call
+    backend = RandomTree(letters)
     (result,) = solved(search, backend, ["a"], max_calls=most, reserve=5 * reserved)
     (free,) = solved(search, unlimited := RandomTree(letters), ["a"])
     assert len(backend.calls) <= most and not backend.live
@@ -81,7 +101,9 @@ def test_no_search_passes_its_calls(search: Search, most: int, reserved: bool, l
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.sampled_from(SEARCHES), st.integers(1, 6), letters)
-def test_no_search_begins_anything_when_its_time_is_up(search: Search, most: int, letters: str) -> None:
+def test_no_search_begins_anything_when_its_time_is_up(
+    search: Search, most: int, letters: str
+) -> None:
     backend = RandomTree(letters)
     ratings: list[int] = []
 
@@ -92,19 +114,35 @@ def test_no_search_begins_anything_when_its_time_is_up(search: Search, most: int
 
     verifier = {"verifier": Slow(0)} if search.needs_verifier else {}
     with pytest.MonkeyPatch.context() as patch:  # every call and every rating takes a second
-        patch.setattr(ActiveSearch, "wall_s", property(lambda active: float(len(backend.calls) + len(ratings))))
+        patch.setattr(
+            ActiveSearch,
+            "wall_s",
+            property(lambda active: float(len(backend.calls) + len(ratings))),
+        )
         result = solve(search, problem="a", engine=backend, max_wall_s=most, **verifier)
     assert len(backend.calls) + len(ratings) <= most and not backend.live
-    assert result.stopped == "max_wall_s" or seen(result) == seen(solved(search, RandomTree(letters), ["a"])[0])
+    assert result.stopped == "max_wall_s" or seen(result) == seen(
+        solved(search, RandomTree(letters), ["a"])[0]
+    )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.sampled_from(SEARCHES), st.integers(1, 60), st.integers(0, 5), st.integers(1, 4), st.permutations("abcd"))
+@given(
+    st.sampled_from(SEARCHES),
+    st.integers(1, 60),
+    st.integers(0, 5),
+    st.integers(1, 4),
+    st.permutations("abcd"),
+)
 def test_budgeted_results_depend_on_no_company_and_no_order(
     search: Search, most: int, reserve: int, concurrency: int, order: list[str]
 ) -> None:
     reserve = min(reserve, most - 1)
-    options: dict[str, Any] = {"max_tokens": most, "reserve": reserve, "final_text": "=" if reserve else ""}
+    options: dict[str, Any] = {
+        "max_tokens": most,
+        "reserve": reserve,
+        "final_text": "=" if reserve else "",
+    }
     together = solved(search, RandomTree(), order, concurrency=concurrency, **options)
     for question, result in zip(order, together, strict=True):
         (alone,) = solved(search, RandomTree(), [question], **options)
@@ -113,7 +151,12 @@ def test_budgeted_results_depend_on_no_company_and_no_order(
 
 @pytest.mark.parametrize("search", SEARCHES, ids=lambda search: type(search).__name__)
 def test_budgets_that_are_large_enough_change_nothing(search: Search) -> None:
-    budgets = {"max_tokens": 10**6, "max_generated_tokens": 10**6, "max_calls": 10**3, "max_wall_s": 10**3}
+    budgets = {
+        "max_tokens": 10**6,
+        "max_generated_tokens": 10**6,
+        "max_calls": 10**3,
+        "max_wall_s": 10**3,
+    }
     (free,) = solved(search, RandomTree(), ["q"])
     (rich,) = solved(search, RandomTree(), ["q"], reserve=100, **budgets)
     assert seen(free) == seen(rich) and rich.stopped is None
@@ -154,7 +197,9 @@ STEPWISE = [
 
 @pytest.mark.parametrize("reserve", [0, 3])
 @pytest.mark.parametrize("search", STEPWISE)
-def test_what_a_budget_did_not_pay_to_continue_stays_a_candidate(search: Search, reserve: int) -> None:
+def test_what_a_budget_did_not_pay_to_continue_stays_a_candidate(
+    search: Search, reserve: int
+) -> None:
     """Of two rated branches one alone is continued, and it becomes worse."""
     backend = HandMadeTree({"": ["aa", "bb"], "aa": ["cc"]}, other="xxx")
     scores = {"aa": 0.8, "bb": 0.8, "aacc": 0.05}
@@ -165,7 +210,9 @@ def test_what_a_budget_did_not_pay_to_continue_stays_a_candidate(search: Search,
 
 
 @pytest.mark.parametrize("search", [s for s in STEPWISE if isinstance(s, REBASE | BestFirst)])
-def test_a_search_that_answers_with_what_has_finished_does_so_when_its_budget_ends(search: Search) -> None:
+def test_a_search_that_answers_with_what_has_finished_does_so_when_its_budget_ends(
+    search: Search,
+) -> None:
     backend = HandMadeTree({"": ["aa", "bb"], "aa": ["1."]})
     scores = {"aa": 0.8, "bb": 0.8, "aa1.": 0.05}
     result = searched(search, backend, scores, max_tokens=6)
@@ -173,7 +220,8 @@ def test_a_search_that_answers_with_what_has_finished_does_so_when_its_budget_en
 
 
 class ByToken(Scores):
-    """Scores texts as `Scores`, each for a token a token that it has not read yet, as reward models do."""
+    """Scores texts as `Scores`, each for a token a token that it has not read yet, as reward models
+    do."""
 
     def price(self, branches: Any, questions: Any, backend: Any) -> int:
         return sum(len(branch.generated) - self._read(branch) for branch in branches)
@@ -190,9 +238,12 @@ class ByToken(Scores):
         return 0 if above is None else len(above.generated)
 
 
-@pytest.mark.parametrize("search", [*STEPWISE, TreeOfThoughts(beam_width=2, threshold=0.1, **STEPS)])
+@pytest.mark.parametrize(
+    "search", [*STEPWISE, TreeOfThoughts(beam_width=2, threshold=0.1, **STEPS)]
+)
 def test_what_a_budget_did_not_pay_to_rate_counts_as_what_it_goes_on_from(search: Search) -> None:
-    """Two branches cost 4 tokens to write and 4 to rate; their continuations are written, and not rated."""
+    """Two branches cost 4 tokens to write and 4 to rate; their continuations are written, and not
+    rated."""
     backend = HandMadeTree({"": ["aa", "bb"], "aa": ["cc"], "bb": ["dd"]})
     result = searched(search, backend, ByToken({"aa": 0.05, "bb": 0.8}), max_tokens=4 + 4 + 4)
     assert result.best is not None and result.best.text[:2] == "bb" and result.best.score == 0.8
@@ -258,7 +309,15 @@ def test_no_answer_is_rated_below_what_the_search_did_not_let_go(
 def test_the_reserve_finishes_the_best_branch() -> None:
     backend = FakeBackend(letters="1234567,,")
     search = BeamSearch(beam_size=1, beam_width=2, step_tokens=4, max_steps=50)
-    (result,) = solved(search, backend, ["q"], max_tokens=40, reserve=11, final_text=" so:", extract=lambda text: text)
+    (result,) = solved(
+        search,
+        backend,
+        ["q"],
+        max_tokens=40,
+        reserve=11,
+        final_text=" so:",
+        extract=lambda text: text,
+    )
     assert result.stopped == "max_tokens" and result.usage.generated_tokens == 40
     (short,) = solved(search, FakeBackend(letters="1234567,,"), ["q"], max_tokens=29)
     text, _, last = result.best.text.partition(" so:")
@@ -276,8 +335,11 @@ def test_a_finished_best_branch_needs_no_reserve() -> None:
 
 def test_the_reserve_answers_where_nothing_else_was_affordable() -> None:
     backend = FakeBackend(letters="123")
-    (result,) = solved(BestOfN(n=3, max_tokens=4), backend, ["q"], cost=50, max_tokens=30, reserve=6)
-    assert result.best is not None and len(result.best.generated) == 30  # no rating could be paid; all goes to the end
+    (result,) = solved(
+        BestOfN(n=3, max_tokens=4), backend, ["q"], cost=50, max_tokens=30, reserve=6
+    )
+    # no rating could be paid; all goes to the end
+    assert result.best is not None and len(result.best.generated) == 30
     assert result.stopped == "max_tokens"
 
 
@@ -311,7 +373,9 @@ def test_the_tighter_of_two_token_budgets_holds() -> None:
         options = {"max_tokens": most, "max_generated_tokens": generated}
         (result,) = solved(BestOfN(n=4, max_tokens=10), backend, ["q"], cost=1, **options)
         usage = result.usage
-        assert usage.generated_tokens + usage.verifier_tokens == min(most, generated + usage.verifier_tokens)
+        assert usage.generated_tokens + usage.verifier_tokens == min(
+            most, generated + usage.verifier_tokens
+        )
         assert result.stopped == ("max_tokens" if most <= generated else "max_generated_tokens")
 
 
@@ -320,7 +384,8 @@ def test_the_tighter_of_two_token_budgets_holds() -> None:
 
 @dataclass(frozen=True)
 class Endless(Search):
-    """Goes on with one branch for ever. `stubborn` asks again after it was told that the budget is spent."""
+    """Goes on with one branch for ever. `stubborn` asks again after it was told that the budget is
+    spent."""
 
     stubborn: bool = False
 

@@ -17,7 +17,8 @@ CHAIN = "so the answer is 3, let me think about it a little more"
 
 
 def dictated(replies: Sequence[str], chain: str = CHAIN, suffix: str = PROBE) -> Dictated:
-    """A chain whose i-th probe is answered with the i-th reply; the last one is given again and again."""
+    """A chain whose i-th probe is answered with the i-th reply; the last one is given again and
+    again."""
     seen: list[str] = []
 
     def says(branch: Branch) -> str:
@@ -45,7 +46,9 @@ def test_the_chain_ends_when_the_last_probes_agree() -> None:
     assert (count, result.answer) == (4, "8")
     (branch,) = result.branches
     assert branch.text == CHAIN[:16] + PROBE + "8}"
-    assert result.usage.generated_tokens == 16 + 4 * 2 and result.usage.prompt_tokens == 4 * len(PROBE)
+    assert result.usage.generated_tokens == 16 + 4 * 2 and result.usage.prompt_tokens == 4 * len(
+        PROBE
+    )
 
 
 def test_the_answer_is_the_probes_and_not_what_the_chain_named_before() -> None:
@@ -119,7 +122,9 @@ def watched(monkeypatch: pytest.MonkeyPatch, engine: Any) -> Callable[[], list[i
     return lambda: rows
 
 
-def test_a_probe_computes_its_suffix_and_its_own_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_computes_its_suffix_and_its_own_tokens_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = make_engine(context=160)
     passes = watched(monkeypatch, engine)
     search = CertaintyProbe(max_tokens=12, every=4, probe_tokens=5, suffix=" so:", temperature=0.0)

@@ -18,15 +18,22 @@ def test_the_mean_score_of_the_first_samples_picks_the_strategy() -> None:
         n=2,
         max_tokens=3,
         edges=(0.3, 0.6),
-        strategies=(BestOfN(n=5, max_tokens=4), SelfConsistency(n=3, max_tokens=4), BestOfN(n=1, max_tokens=4)),
+        strategies=(
+            BestOfN(n=5, max_tokens=4),
+            SelfConsistency(n=3, max_tokens=4),
+            BestOfN(n=1, max_tokens=4),
+        ),
     )
     questions = ["hard 0.2", "edge 0.3", "middle 0.5", "easy 0.9"]
     backend = FakeBackend(letters="123456789")
     results = solve(search, problem=questions, engine=backend, verifier=ByQuestion())
     assert [len(r.tree) - 1 for r in results] == [2 + 5, 2 + 3, 2 + 3, 2 + 1]
     assert [r.usage.generated_tokens for r in results] == [2 * 3 + 4 * n for n in (5, 3, 3, 1)]
-    assert [r.usage.verifier_tokens for r in results] == [2 + 5, 2, 2, 2 + 1]  # the estimate is charged
-    assert all(len(r.branches) == 1 and r.best is r.branches[0] for r in results) and not backend.live
+    # the estimate is charged
+    assert [r.usage.verifier_tokens for r in results] == [2 + 5, 2, 2, 2 + 1]
+    assert (
+        all(len(r.branches) == 1 and r.best is r.branches[0] for r in results) and not backend.live
+    )
     assert [r.best is not None and len(r.best.generated) for r in results] == [4] * 4
 
 
@@ -57,7 +64,9 @@ def test_subtrees_are_counted_from_the_first_step_of_the_strategy(n: int, beam_w
 
 def test_a_budget_that_is_spent_leaves_the_first_samples_to_choose_from() -> None:
     search = ComputeOptimal(n=2, max_tokens=3, strategies=(BestOfN(n=5, max_tokens=4),))
-    result = solve(search, problem="q 0.5", engine=FakeBackend("12"), verifier=ByQuestion(), max_tokens=8)
+    result = solve(
+        search, problem="q 0.5", engine=FakeBackend("12"), verifier=ByQuestion(), max_tokens=8
+    )
     assert result.stopped == "max_tokens" and result.best is not None and result.best.score == 0.5
 
 
@@ -66,10 +75,18 @@ def test_a_budget_that_is_spent_leaves_the_first_samples_to_choose_from() -> Non
     [
         ({}, "strategies must hold a search for each bin"),
         ({"strategies": ("best_of_n",)}, "strategies must hold a search"),
-        ({"strategies": (BestOfN(), BestOfN()), "edges": ()}, r"edges=\[\] must be 1 ascending scores"),
-        ({"strategies": (BestOfN(),) * 3, "edges": (0.5, 0.1)}, r"edges=\[0\.5, 0\.1\] must be 2 ascending"),
+        (
+            {"strategies": (BestOfN(), BestOfN()), "edges": ()},
+            r"edges=\[\] must be 1 ascending scores",
+        ),
+        (
+            {"strategies": (BestOfN(),) * 3, "edges": (0.5, 0.1)},
+            r"edges=\[0\.5, 0\.1\] must be 2 ascending",
+        ),
     ],
 )
-def test_a_table_that_does_not_fit_together_is_named(settings: dict[str, Any], message: str) -> None:
+def test_a_table_that_does_not_fit_together_is_named(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         ComputeOptimal(**settings)

@@ -1,4 +1,5 @@
-"""Votes by the model's own confidence: what is left out, when a sample is stopped, and when sampling ends."""
+"""Votes by the model's own confidence: what is left out, when a sample is stopped, and when
+sampling ends."""
 
 from __future__ import annotations
 
@@ -35,8 +36,11 @@ def lengths(result: Any) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(("keep", "answer"), [(1.0, "8"), (0.7, "7"), (0.5, "9"), (0.1, "9")])
-def test_offline_the_most_confident_share_votes_with_its_confidence(keep: float, answer: str) -> None:
-    """All together 8 has 6.5, 7 has 6.2 and 9 has 4; of the four surest 7 has 6.2, of the upper half 9 has most."""
+def test_offline_the_most_confident_share_votes_with_its_confidence(
+    keep: float, answer: str
+) -> None:
+    """All together 8 has 6.5, 7 has 6.2 and 9 has 4; of the four surest 7 has 6.2, of the upper
+    half 9 has most."""
     texts = ["8", "8", "8", "7", "7", "9"]
     sure = [[1.0], [2.0], [3.5], [3.0], [3.2], [4.0]]
     result = solved(DeepConf(n=6, keep=keep, window=1), texts, sure)
@@ -77,7 +81,9 @@ def online(**settings: Any) -> DeepConf:
 
 
 @pytest.mark.parametrize(("step_tokens", "tokens"), [(1, 4), (2, 4), (3, 6), (8, 8)])
-def test_a_sample_is_stopped_when_a_full_window_falls_below_the_threshold(step_tokens: int, tokens: int) -> None:
+def test_a_sample_is_stopped_when_a_full_window_falls_below_the_threshold(
+    step_tokens: int, tokens: int
+) -> None:
     """Its windows of two are 5, 5, 3, ...: the third is the first below 4, after four tokens."""
     sure = [*WARM, [5.0, 5.0, 5.0, 1.0, 9.0, 9.0, 9.0, 9.0]]
     result = solved(online(step_tokens=step_tokens), TEXTS, sure)
@@ -91,7 +97,8 @@ def test_a_window_that_is_not_full_stops_nothing() -> None:
     assert lengths(result)[3] == 8 and [b.text for b in result.branches] == TEXTS[1:4]
     shorter = solved(online(window=4), [*TEXTS[:3], "19"], [*WARM, [0.0, 0.0]])
     assert lengths(shorter)[3] == 2  # it ended by itself
-    assert [b.text for b in shorter.branches] == TEXTS[1:3]  # but it is less sure than the threshold, as a whole
+    # but it is less sure than the threshold, as a whole
+    assert [b.text for b in shorter.branches] == TEXTS[1:3]
 
 
 def test_samples_that_vote_reach_the_threshold_those_of_the_warm_up_too() -> None:
@@ -116,7 +123,11 @@ def test_agreement_counts_once_there_are_enough_votes() -> None:
     for least, made in ((1, 3), (3, 3), (4, 4), (6, 6)):
         result = solved(online(n=20, window=1, keep=1.0, least_votes=least), ["8"] * 20, sure)
         assert len(lengths(result)) == made
-    silent = solved(online(n=20, window=1, keep=1.0, least_votes=4), ["8", "-", "8", "8", "8", *["8"] * 15], sure)
+    silent = solved(
+        online(n=20, window=1, keep=1.0, least_votes=4),
+        ["8", "-", "8", "8", "8", *["8"] * 15],
+        sure,
+    )
     assert len(lengths(silent)) == 5  # a sample without an answer is no vote
 
 
@@ -146,19 +157,36 @@ def test_a_budget_leaves_the_samples_that_are_done(most: int) -> None:
     texts = TEXTS[:4]
     result = solved(online(warmup=2, keep=1.0), texts, [[3.0] * 8] * 4, max_tokens=most)
     assert result.usage.generated_tokens == most and result.stopped == "max_tokens"
-    assert [b.text for b in result.branches] == [texts[0][:most]] if most < 8 else texts[: most // 8]
+    assert (
+        [b.text for b in result.branches] == [texts[0][:most]] if most < 8 else texts[: most // 8]
+    )
 
 
 def test_on_an_engine_only_sure_samples_vote_and_company_changes_nothing() -> None:
     search = DeepConf(
-        mode="online", n=8, warmup=3, block=2, max_tokens=9, window=3, step_tokens=2, keep=0.5, least_votes=2
+        mode="online",
+        n=8,
+        warmup=3,
+        block=2,
+        max_tokens=9,
+        window=3,
+        step_tokens=2,
+        keep=0.5,
+        least_votes=2,
     )
     engine, questions = make_engine(context=160), ["1 + 1", "2 + 2"]
-    together = solve(search, problem=questions, engine=engine, extract=lambda text: text[:1] or None)
+    together = solve(
+        search, problem=questions, engine=engine, extract=lambda text: text[:1] or None
+    )
     assert engine.kv_bytes() == 0
     stopped = 0
     for question, result in zip(questions, together, strict=True):
-        alone = solve(search, problem=question, engine=make_engine(context=160), extract=lambda text: text[:1] or None)
+        alone = solve(
+            search,
+            problem=question,
+            engine=make_engine(context=160),
+            extract=lambda text: text[:1] or None,
+        )
         assert [b.tokens for b in alone.branches] == [b.tokens for b in result.branches]
         assert alone.answer == result.answer
         lowest = [trace_confidence(confidences(b), "lowest", 3) for b in result.branches]

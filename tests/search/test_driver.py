@@ -23,12 +23,16 @@ BEAM = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=4)
 class StepLength:
     """Each step scores its number of commas plus a tenth of its length."""
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         return [[step.count(",") + len(step) / 10 for step in branch.steps] for branch in branches]
 
 
 class Constant:
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         return [[0.5] for _ in branches]
 
 
@@ -38,7 +42,9 @@ class FailsLater(StepLength):
     def __init__(self, how: str):
         self.how = how
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         scores = super().rate(branches, questions, backend)
         bad = [i for i, q in enumerate(questions) if q == "bad" and len(branches[i].step_ends) > 1]
         if bad and self.how == "raise":
@@ -67,15 +73,23 @@ def rated(score: float | None, text: str = "") -> Branch:
 
 
 @pytest.mark.parametrize("how", ["raise", "count", "nan", "inf", "empty"])
-def test_a_verifier_that_fails_in_the_second_step(how: str, backend: Any, make_backend: Callable[[], Any]) -> None:
-    good, bad, other = solve(BEAM, engine=backend, verifier=FailsLater(how), problem=["good", "bad", "other"])
+def test_a_verifier_that_fails_in_the_second_step(
+    how: str, backend: Any, make_backend: Callable[[], Any]
+) -> None:
+    good, bad, other = solve(
+        BEAM, engine=backend, verifier=FailsLater(how), problem=["good", "bad", "other"]
+    )
     assert bad.error is not None and bad.error.startswith("VerifierError: FailsLater ")
-    assert {"raise": "RuntimeError: no weights", "nan": "nan", "inf": "inf"}.get(how, "ratings for") in bad.error
+    assert {"raise": "RuntimeError: no weights", "nan": "nan", "inf": "inf"}.get(
+        how, "ratings for"
+    ) in bad.error
     assert max(len(b.step_ends) for b in bad.branches) == 2
     assert not backend.live
     for result, question in ((good, "good"), (other, "other")):
         assert result.error is None
-        assert seen(result) == seen(solve(BEAM, engine=make_backend(), verifier=StepLength(), problem=question))
+        assert seen(result) == seen(
+            solve(BEAM, engine=make_backend(), verifier=StepLength(), problem=question)
+        )
 
 
 class CannotLetGo(StepLength):
@@ -84,8 +98,14 @@ class CannotLetGo(StepLength):
     def __init__(self) -> None:
         self.bad: set[Branch] = set()
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
-        self.bad |= {branch for branch, question in zip(branches, questions, strict=True) if question == "bad"}
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
+        self.bad |= {
+            branch
+            for branch, question in zip(branches, questions, strict=True)
+            if question == "bad"
+        }
         return super().rate(branches, questions, backend)
 
     def released(self, branches: Sequence[Branch]) -> None:
@@ -97,16 +117,22 @@ class CannotLetGo(StepLength):
 def test_a_verifier_that_cannot_let_go_fails_its_problem(
     search: Any, backend: Any, make_backend: Callable[[], Any]
 ) -> None:
-    good, bad, other = solve(search, engine=backend, verifier=CannotLetGo(), problem=["good", "bad", "other"])
+    good, bad, other = solve(
+        search, engine=backend, verifier=CannotLetGo(), problem=["good", "bad", "other"]
+    )
     assert bad.error == "VerifierError: CannotLetGo.released raised RuntimeError: lost its cache"
     assert bad.branches and not backend.live
     for result, question in ((good, "good"), (other, "other")):
         assert result.error is None
-        assert seen(result) == seen(solve(search, engine=make_backend(), verifier=StepLength(), problem=question))
+        assert seen(result) == seen(
+            solve(search, engine=make_backend(), verifier=StepLength(), problem=question)
+        )
 
 
 def test_a_failed_search_gives_its_best_so_far(backend: Any) -> None:
-    result = solve(BestOfN(n=4, max_tokens=5), engine=backend, verifier=FailsLater("raise"), problem="bad")
+    result = solve(
+        BestOfN(n=4, max_tokens=5), engine=backend, verifier=FailsLater("raise"), problem="bad"
+    )
     assert result.error is None and result.best.score == max(b.score for b in result.branches)
     result = solve(BEAM, engine=backend, verifier=FailsLater("raise"), problem="bad")
     assert result.error is not None and result.best is result.branches[0]
@@ -150,7 +176,9 @@ def test_only_what_can_still_go_on_is_live(backend: Any) -> None:
     sizes: list[int] = []
 
     class Watching(StepLength):
-        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        def rate(
+            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+        ) -> list[list[float]]:
             sizes.append(len(backend.live))
             return super().rate(branches, questions, backend)
 
@@ -168,14 +196,18 @@ def test_the_call_budget_ends_where_a_shorter_search_does(
 ) -> None:
     result = solve(BEAM, engine=backend, verifier=StepLength(), problem="q", max_calls=calls)
     short = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=calls)
-    answer, rows, tree, error = seen(solve(short, engine=make_backend(), verifier=StepLength(), problem="q"))
+    answer, rows, tree, error = seen(
+        solve(short, engine=make_backend(), verifier=StepLength(), problem="q")
+    )
     assert error is None and result.error is None and result.stopped == "max_calls"
     assert seen(result)[:3] == (answer, rows, tree)
     assert len(backend.calls) == calls
 
 
 def test_one_budget_per_problem(backend: Any) -> None:
-    results = solve(Greedy(max_tokens=8), engine=backend, problem=list("abcd"), max_tokens=8, max_calls=1)
+    results = solve(
+        Greedy(max_tokens=8), engine=backend, problem=list("abcd"), max_tokens=8, max_calls=1
+    )
     assert [(r.error, r.stopped) for r in results] == [(None, None)] * 4
 
 
@@ -192,7 +224,9 @@ def test_a_search_that_finishes_stops(backend: Any) -> None:
 
 def test_finished_beams_are_kept_and_compete(backend: Any) -> None:
     class FinishedFirst:
-        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        def rate(
+            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+        ) -> list[list[float]]:
             return [[1.0 if b.finished else 0.0] for b in branches]
 
     search = BeamSearch(beam_size=2, beam_width=4, step_tokens=2, max_steps=30)
@@ -204,9 +238,15 @@ def test_finished_beams_are_kept_and_compete(backend: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "search", [BeamSearch(beam_size=2, beam_width=3, step_tokens=4, max_steps=4), BestFirst(max_steps=4, finish=3)]
+    "search",
+    [
+        BeamSearch(beam_size=2, beam_width=3, step_tokens=4, max_steps=4),
+        BestFirst(max_steps=4, finish=3),
+    ],
 )
-def test_what_a_gate_stopped_is_pruned(search: Any, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gate_stopped_is_pruned(
+    search: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = backend.generate
 
     def gated(branches: Any, *args: Any, **options: Any) -> None:
@@ -253,7 +293,9 @@ def test_a_finished_beam_is_kept_in_a_tie_against_a_longer_one(backend: Any) -> 
     class Grading:
         """A finished branch 1, the others 1 too from the second step on."""
 
-        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        def rate(
+            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+        ) -> list[list[float]]:
             return [[float(b.finished or len(b.step_ends) > 1)] for b in branches]
 
     search = BeamSearch(beam_size=6, beam_width=4, step_tokens=2, max_steps=2)
@@ -308,7 +350,12 @@ def test_ranking_is_stable_with_the_unrated_last(scores: list[float | None]) -> 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    st.lists(st.tuples(st.sampled_from(["3", "3.0", "$3", "4", "1,000", "1000", "x"]), st.integers(1, 4)), max_size=9)
+    st.lists(
+        st.tuples(
+            st.sampled_from(["3", "3.0", "$3", "4", "1,000", "1000", "x"]), st.integers(1, 4)
+        ),
+        max_size=9,
+    )
 )
 def test_votes_against_a_reference(pairs: list[tuple[str, int]]) -> None:
     same = {"3.0": "3", "$3": "3", "1,000": "1000"}
@@ -320,12 +367,20 @@ def test_votes_against_a_reference(pairs: list[tuple[str, int]]) -> None:
                 key = same.get(text, text)
                 totals[key] = totals.get(key, 0) + (score if weighted else 4)
         _, answer = vote(candidates, lambda text: None if text == "x" else text, weighted)
-        assert (None if answer is None else same.get(answer, answer)) == (max(totals, key=totals.get, default=None))
+        assert (None if answer is None else same.get(answer, answer)) == (
+            max(totals, key=totals.get, default=None)
+        )
 
 
 def test_weighted_self_consistency_sums_the_scores(backend: Any) -> None:
     search = SelfConsistency(n=30, max_tokens=2, weighted=True)
-    result = solve(search, engine=backend, verifier=StepLength(), problem="q", extract=lambda text: text[:1].strip(","))
+    result = solve(
+        search,
+        engine=backend,
+        verifier=StepLength(),
+        problem="q",
+        extract=lambda text: text[:1].strip(","),
+    )
     totals: dict[str, float] = {}
     for branch in sorted(result.branches, key=lambda b: b.path):
         if branch.text[0] != ",":
@@ -350,12 +405,17 @@ def test_unusable_problems_between_good_ones(backend: Any, make_backend: Callabl
     order: list[str] = []
     questions = ["a", "", "x" * 600, "b"]
     results = solve(
-        Greedy(max_tokens=6), engine=backend, problem=questions, on_result=lambda r: order.append(r.problem.question)
+        Greedy(max_tokens=6),
+        engine=backend,
+        problem=questions,
+        on_result=lambda r: order.append(r.problem.question),
     )
     assert [r.problem.question for r in results] == questions and sorted(order) == sorted(questions)
     assert "question is empty" in results[1].error and "longer than 500" in results[2].error
     for result in (results[0], results[3]):
-        assert seen(result) == seen(solve(Greedy(max_tokens=6), engine=make_backend(), problem=result.problem))
+        assert seen(result) == seen(
+            solve(Greedy(max_tokens=6), engine=make_backend(), problem=result.problem)
+        )
     for question in questions[1:3]:
         with pytest.raises(InvalidInput):
             solve(Greedy(), engine=backend, problem=question)

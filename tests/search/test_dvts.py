@@ -10,19 +10,25 @@ def test_each_subtree_keeps_its_own_best() -> None:
     tree = {"": ["a", "b", "c", "d"], "a": ["1."], "b": ["2."], "c": ["3."], "d": ["4."]}
     scores = {"a": 0.9, "b": 0.8, "c": 0.1, "d": 0.2, "b2.": 1.0}
     result = searched(DVTS(subtrees=2, beam_width=2), HandMadeTree(tree), scores)
-    assert sorted(texts(result)) == ["a1.", "a1.", "d4.", "d4."]  # the leaf of each and its finished sibling
+    # the leaf of each and its finished sibling
+    assert sorted(texts(result)) == ["a1.", "a1.", "d4.", "d4."]
     beams = searched(BeamSearch(beam_size=2, beam_width=2, max_steps=2), HandMadeTree(tree), scores)
-    assert {branch.path[0] for branch in beams.branches} <= {0, 1}  # all beams are in the first one's half
+    # all beams are in the first one's half
+    assert {branch.path[0] for branch in beams.branches} <= {0, 1}
 
 
 def test_the_first_of_equals_is_kept() -> None:
-    result = searched(DVTS(subtrees=1, beam_width=3, max_steps=1), HandMadeTree({"": ["a", "b", "c"]}), {})
+    result = searched(
+        DVTS(subtrees=1, beam_width=3, max_steps=1), HandMadeTree({"": ["a", "b", "c"]}), {}
+    )
     assert texts(result) == ["a"]
 
 
 def test_a_finished_sibling_is_a_candidate_and_an_unfinished_one_is_not() -> None:
     tree = {"": ["a.", "b", "c"], "b": ["1.", "2", "3."]}
-    result = searched(DVTS(subtrees=1, beam_width=3), HandMadeTree(tree), {"b": 0.9, "b2": 0.1, "b3.": 0.2})
+    result = searched(
+        DVTS(subtrees=1, beam_width=3), HandMadeTree(tree), {"b": 0.9, "b2": 0.1, "b3.": 0.2}
+    )
     assert texts(result) == ["a.", "b1.", "b3."]
     assert {node.text: node.status for node in result.tree[1:]}["c"] == "pruned"
 
@@ -52,7 +58,9 @@ def test_subtrees_look_ahead_and_rate_less_often_as_beams_do() -> None:
     ahead = DVTS(subtrees=1, beam_width=2, max_steps=1, lookahead=1)
     assert texts(searched(ahead, HandMadeTree(tree), scores)) == ["b"]
     verifier = Scores(scores)
-    searched(DVTS(subtrees=1, beam_width=2, max_steps=2, verify_every=2), HandMadeTree(tree), verifier)
+    searched(
+        DVTS(subtrees=1, beam_width=2, max_steps=2, verify_every=2), HandMadeTree(tree), verifier
+    )
     assert verifier.asked == ["a1.", "b2."]
 
 

@@ -1,4 +1,5 @@
-"""Results don't depend on how many problems are under way, on their order, or on where keys and values lie."""
+"""Results don't depend on how many problems are under way, on their order, or on where keys and
+values lie."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from tests.helpers.engines import make_engine
 from tests.helpers.searches import Costly, all_searches
 from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, Paged
 
-SEARCHES = all_searches(n=3, max_tokens=5, beam_width=2, step_tokens=3, max_steps=3, max_depth=3, max_states=4)
+SEARCHES = all_searches(
+    n=3, max_tokens=5, beam_width=2, step_tokens=3, max_steps=3, max_depth=3, max_states=4
+)
 BUDGET = 90_000 / 2**30
 POLICIES: list[dict[str, Any]] = [  # taken in turn
     {"memory": Layerwise(budget_gib=BUDGET, block_tokens=8)},
@@ -30,16 +33,22 @@ def solved(search: Search, engine: Engine, questions: list[str], **options: Any)
     results = solve(search, problem=questions, engine=engine, **options)
     assert engine.kv_bytes() == 0 and not any(result.error for result in results)
     return {
-        result.problem.question: [(b.tokens, b.path, b.finish_reason, b.score) for b in result.branches]
+        result.problem.question: [
+            (b.tokens, b.path, b.finish_reason, b.score) for b in result.branches
+        ]
         for result in results
     }
 
 
-@pytest.mark.parametrize("place", range(len(SEARCHES)), ids=lambda place: type(SEARCHES[place]).__name__)
+@pytest.mark.parametrize(
+    "place", range(len(SEARCHES)), ids=lambda place: type(SEARCHES[place]).__name__
+)
 def test_results_depend_on_no_company_no_order_and_no_policy(place: int) -> None:
     search, policy = SEARCHES[place], POLICIES[place % len(POLICIES)]
     plain = make_engine(context=160)
-    alone = {q: found for question in QUESTIONS for q, found in solved(search, plain, [question]).items()}
+    alone = {
+        q: found for question in QUESTIONS for q, found in solved(search, plain, [question]).items()
+    }
     assert solved(search, plain, QUESTIONS[::-1], concurrency=2) == alone
     assert solved(search, make_engine(context=160, **policy), QUESTIONS) == alone
 
@@ -49,9 +58,14 @@ def test_results_depend_on_no_company_no_order_and_no_policy(place: int) -> None
 
 def samples(problems: list[Any], **options: Any) -> list[list[str]]:
     backend = FakeBackend()
-    results = solve(SelfConsistency(n=3, max_tokens=20), problem=problems, engine=backend, **options)
+    results = solve(
+        SelfConsistency(n=3, max_tokens=20), problem=problems, engine=backend, **options
+    )
     assert not backend.live
-    return [[branch.text for branch in sorted(result.branches, key=lambda b: b.path)] for result in results]
+    return [
+        [branch.text for branch in sorted(result.branches, key=lambda b: b.path)]
+        for result in results
+    ]
 
 
 def test_a_question_that_comes_again_has_samples_of_its_own() -> None:

@@ -1,4 +1,5 @@
-"""Problems that join a driver while others are under way, each with its own options, and problems that are let go."""
+"""Problems that join a driver while others are under way, each with its own options, and problems
+that are let go."""
 
 from __future__ import annotations
 
@@ -10,7 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import BeamSearch, BestOfN, Case, Expand, Greedy, Search, SearchSteps, SelfConsistency, Step, solve
+from search import (
+    BeamSearch,
+    BestOfN,
+    Case,
+    Expand,
+    Greedy,
+    Search,
+    SearchSteps,
+    SelfConsistency,
+    Step,
+    solve,
+)
 from search.admission import WINDOW, Admission
 from search.config import SearchConfig
 from search.driver import Driver
@@ -31,7 +43,9 @@ class Length:
     def __init__(self) -> None:
         self.gone: list[Branch] = []
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         return [[float(sum(branch.generated))] for branch in branches]
 
     def released(self, branches: Sequence[Branch]) -> None:
@@ -43,8 +57,14 @@ KINDS: list[tuple[Search, dict[str, Any]]] = [
     (Greedy(max_tokens=9), {}),
     (SelfConsistency(n=3, max_tokens=6), {"seed": 1}),
     (BestOfN(n=2, max_tokens=8), {"verifier": Length(), "seed": 2, "template": PLAIN}),
-    (BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3), {"verifier": Length(), "seed": 3}),
-    (BeamSearch(beam_size=3, beam_width=1, step_tokens=2, max_steps=4), {"verifier": Length(), "max_tokens": 15}),
+    (
+        BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3),
+        {"verifier": Length(), "seed": 3},
+    ),
+    (
+        BeamSearch(beam_size=3, beam_width=1, step_tokens=2, max_steps=4),
+        {"verifier": Length(), "max_tokens": 15},
+    ),
 ]
 QUESTIONS = ["1", "22", "333"]
 
@@ -52,7 +72,10 @@ QUESTIONS = ["1", "22", "333"]
 def seen(result: Result) -> Any:
     """All that may not depend on what else is solved."""
     rows = [(b.text, b.score, b.path, b.finish_reason) for b in result.branches]
-    tree = [(node.parent, node.path, node.text, node.tokens, node.score, node.status) for node in result.tree]
+    tree = [
+        (node.parent, node.path, node.text, node.tokens, node.score, node.status)
+        for node in result.tree
+    ]
     spent = result.usage.generated_tokens, result.usage.verifier_tokens
     return result.answer, rows, tree, result.error, result.stopped, result.seed, spent
 
@@ -79,11 +102,18 @@ def run(to: Driver, steps: int, results: dict[int, Result]) -> None:
     for _ in range(steps):
         if not to.busy:
             return
-        results |= {number: progress.result for number, progress in to.step() if progress.result is not None}
+        results |= {
+            number: progress.result for number, progress in to.step() if progress.result is not None
+        }
 
 
 moves = st.lists(
-    st.tuples(st.integers(0, len(KINDS) - 1), st.sampled_from(QUESTIONS), st.integers(0, 12), st.booleans()),
+    st.tuples(
+        st.integers(0, len(KINDS) - 1),
+        st.sampled_from(QUESTIONS),
+        st.integers(0, 12),
+        st.booleans(),
+    ),
     min_size=1,
     max_size=8,
 )
@@ -133,7 +163,9 @@ def test_a_verifier_is_told_which_branches_a_cancelled_problem_held() -> None:
     verifier, engine = Length(), make_engine(context=160)
     driving, results = driver(engine), dict[int, Result]()
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=9)
-    number = driving.add(Problem("1"), SearchConfig.of(search, engine, SolveOptions(verifier=verifier)))
+    number = driving.add(
+        Problem("1"), SearchConfig.of(search, engine, SolveOptions(verifier=verifier))
+    )
     run(driving, 8, results)
     held = list(driving.active[number].live)
     driving.cancel(number)
@@ -156,7 +188,9 @@ class Mistaken(Search):
         return [branch]
 
 
-@pytest.mark.parametrize(("question", "error"), [("raise", "ZeroDivisionError: a mis"), ("x", "InvalidInput: the sea")])
+@pytest.mark.parametrize(
+    ("question", "error"), [("raise", "ZeroDivisionError: a mis"), ("x", "InvalidInput: the sea")]
+)
 def test_a_search_at_fault_fails_its_own_problem_alone(question: str, error: str) -> None:
     engine = make_engine(context=160)
     driving, results = driver(engine, contained=True), dict[int, Result]()

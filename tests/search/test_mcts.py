@@ -1,4 +1,5 @@
-"""Monte Carlo tree search on trees with known scores, against the formulas and a plain reference."""
+"""Monte Carlo tree search on trees with known scores, against the formulas and a plain
+reference."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ STEP, ROLLOUT = 2, 5
 class Tree(Scripted):
     """A step is a letter for the child's place and an x, or a 0 where it ends; a rollout is `tail`.
 
-    So a state's text says where it lies: "ax" the first child of the root, "axb0" its second child, which has finished.
+    So a state's text says where it lies: "ax" the first child of the root, "axb0" its second child,
+    which has finished.
     """
 
     def __init__(self, ends: Any = (), tail: str = "yyyy0", **options: Any):
@@ -62,7 +64,10 @@ def run(search: MCTS, scores: Any, backend: Tree, **options: Any) -> Result:
 
 
 def small(**settings: Any) -> MCTS:
-    return MCTS(**{"beam_width": 2, "step_tokens": STEP, "rollout": False, "rollout_tokens": ROLLOUT} | settings)
+    return MCTS(
+        **{"beam_width": 2, "step_tokens": STEP, "rollout": False, "rollout_tokens": ROLLOUT}
+        | settings
+    )
 
 
 # ---------------------------------------------------------------- formulas
@@ -75,7 +80,9 @@ def test_uct_is_the_mean_and_a_bonus_for_what_was_seldom_tried() -> None:
 
 
 def test_puct_has_alphazeros_constants() -> None:
-    assert puct(0.5, 0.3, 2, 10) == pytest.approx(0.5 + 0.3 * 3.16227766 / 3 * (math.log(19663 / 19652) + 1.25))
+    assert puct(0.5, 0.3, 2, 10) == pytest.approx(
+        0.5 + 0.3 * 3.16227766 / 3 * (math.log(19663 / 19652) + 1.25)
+    )
     assert puct(0.0, 0.8, 0, 1) > puct(0.0, 0.2, 0, 1) > 0  # priors count at the first visit
 
 
@@ -88,7 +95,8 @@ def test_children_that_were_never_visited_come_first_in_order() -> None:
     assert states(run(small(iterations=2), scores, Tree())) == ["", "bx"]  # b was not visited yet
     # b: 0.8 + sqrt(2 ln 3) against a: 0.1 + sqrt(2 ln 3); under b, ba was visited and bb was not
     assert states(run(small(iterations=3), scores, Tree())) == ["", "bx", "bxbx"]
-    # bb's first child rates 0, so b: 0.4 + sqrt(2 ln 4 / 2) = 1.58 against a: 0.1 + sqrt(2 ln 4) = 1.77
+    # bb's first child rates 0, so b: 0.4 + sqrt(2 ln 4 / 2) = 1.58 against a: 0.1 + sqrt(2 ln 4) =
+    # 1.77
     assert states(run(small(iterations=4), scores, Tree())) == ["", "bx", "bxbx", "ax"]
 
 
@@ -104,10 +112,16 @@ def reference(search: MCTS, scores: Any, ends: Any, priors: Any) -> list[str]:
         def number(child: str) -> float:
             n = visits[child]
             if search.rule == "uct":
-                return totals[child] / n + 2**0.5 * (math.log(parent_visits) / n) ** 0.5 if n else math.inf
+                return (
+                    totals[child] / n + 2**0.5 * (math.log(parent_visits) / n) ** 0.5
+                    if n
+                    else math.inf
+                )
             value = totals[child] / n if n else scores[child]
             share = priors[child] / weight
-            return value + share * parent_visits**0.5 / (1 + n) * (math.log((parent_visits + 19653) / 19652) + 1.25)
+            return value + share * parent_visits**0.5 / (1 + n) * (
+                math.log((parent_visits + 19653) / 19652) + 1.25
+            )
 
         return max(children[state], key=lambda child: round(number(child), 9))
 
@@ -153,7 +167,9 @@ class Random:
 def test_against_a_plain_reference(
     seed: int, rule: Any, rollout: bool, width: int, depth: int, iterations: int
 ) -> None:
-    search = small(rule=rule, rollout=rollout, beam_width=width, max_depth=depth, iterations=iterations)
+    search = small(
+        rule=rule, rollout=rollout, beam_width=width, max_depth=depth, iterations=iterations
+    )
     values, priors = Random(seed), Random(seed + 1)
     backend = Tree(values, logprob=lambda text: math.log(priors[text[::2]]))
     result = run(search, values, backend)
@@ -176,7 +192,9 @@ def test_only_what_can_still_be_continued_keeps_its_keys_and_values() -> None:
 
 
 def test_nothing_fails_where_every_answer_is_cut_off() -> None:
-    result = run(small(iterations=3, rollout=True), {"ayyyyy": 0.3, "byyyyy": 0.6}, Tree(tail="yyyyy"))
+    result = run(
+        small(iterations=3, rollout=True), {"ayyyyy": 0.3, "byyyyy": 0.6}, Tree(tail="yyyyy")
+    )
     assert result.best is not None and result.best.text == "axyyyyy"
     assert not result.best.finished and len(result.branches) == 3
     for answer in ("most_visited", "weighted_majority"):
@@ -204,7 +222,9 @@ def test_puct_prefers_what_the_model_finds_likely() -> None:
     def logprob(text: str) -> float:
         return math.log(0.9 if text.startswith("a") else 0.1)
 
-    result = run(small(iterations=2, rule="puct"), {"a": 0.5, "b": 0.5, "aa": 0.5}, Tree(logprob=logprob))
+    result = run(
+        small(iterations=2, rule="puct"), {"a": 0.5, "b": 0.5, "aa": 0.5}, Tree(logprob=logprob)
+    )
     assert states(result) == ["", "ax"]  # twice the same way
     assert states(run(small(iterations=2, rule="puct"), {"a": 0.5, "b": 0.5}, Tree())) == ["", "bx"]
 
@@ -219,7 +239,9 @@ def test_three_ways_to_answer() -> None:
 
     def answer(how: Any) -> str:
         search = small(iterations=12, answer=how, max_depth=2, exploration=0.5)
-        result = run(search, scores, Tree(ends), extract=lambda text: "A" if text.startswith("a") else "B")
+        result = run(
+            search, scores, Tree(ends), extract=lambda text: "A" if text.startswith("a") else "B"
+        )
         return f"{result.best.text if result.best else None} {result.answer}"
 
     assert answer("best_value") == "axa0 A"
@@ -230,7 +252,12 @@ def test_three_ways_to_answer() -> None:
 def test_the_gold_answer_changes_nothing() -> None:
     def tree(gold: str | None) -> Any:
         problem = Problem("q", "1", gold)
-        found = solve(small(iterations=5), problem=problem, engine=Tree(), verifier=Scores(lambda b: len(b.text) / 9))
+        found = solve(
+            small(iterations=5),
+            problem=problem,
+            engine=Tree(),
+            verifier=Scores(lambda b: len(b.text) / 9),
+        )
         return found.tree, found.answer
 
     assert tree(None) == tree("ax")
@@ -243,7 +270,8 @@ def test_a_budget_ends_it_with_the_best_so_far() -> None:
     for most in range(1, free.usage.generated_tokens):
         result = run(search, scores, Tree(), max_tokens=most)
         assert result.best is not None and result.usage.generated_tokens <= most
-        assert result.stopped == "max_tokens" or result.usage.generated_tokens == most  # the last rollout was cut short
+        # the last rollout was cut short
+        assert result.stopped == "max_tokens" or result.usage.generated_tokens == most
         if most >= 4 + 5 + 4 + 5:
             assert result.best.score == 0.9
 

@@ -1,4 +1,5 @@
-"""Searches that decode in one batch, each at its own pace: the same results as when all wait for each other."""
+"""Searches that decode in one batch, each at its own pace: the same results as when all wait for
+each other."""
 
 from __future__ import annotations
 
@@ -19,7 +20,18 @@ from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
 from tests.helpers.searches import exactly
-from ttc import BeamGroups, BlockCache, Branch, DecodeGate, Engine, Headwise, Layerwise, Paged, Result, Sampling
+from ttc import (
+    BeamGroups,
+    BlockCache,
+    Branch,
+    DecodeGate,
+    Engine,
+    Headwise,
+    Layerwise,
+    Paged,
+    Result,
+    Sampling,
+)
 from ttc.cost_model.options import MOST_ROWS
 from ttc.protocols import Expand, Problem, Rate, Release, Step
 from ttc.residency.resident import Resident
@@ -35,7 +47,18 @@ ENGINES: list[dict[str, Any]] = [
     {"memory": Headwise(0.1 * MIB)},
     {"memory": BeamGroups(0.1 * MIB, block_tokens=16)},
 ]
-CALLS = ["roots", "root", "variants", "fork", "extend", "score", "release", "encode", "decode", "tokenizer"]
+CALLS = [
+    "roots",
+    "root",
+    "variants",
+    "fork",
+    "extend",
+    "score",
+    "release",
+    "encode",
+    "decode",
+    "tokenizer",
+]
 
 
 class Waiting:
@@ -49,7 +72,8 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Mixed(Search):
-    """Steps of other lengths, samplings, delimiters and statistics in each request, by the problem's own numbers."""
+    """Steps of other lengths, samplings, delimiters and statistics in each request, by the
+    problem's own numbers."""
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         going = [root]
@@ -60,7 +84,9 @@ class Mixed(Search):
                 end=case.end,
                 statistics=bool(case.rng.integers(2)),
             )
-            sampling = Sampling(float(case.rng.choice([0.0, 0.7, 1.3])), top_k=int(case.rng.choice([0, 5])))
+            sampling = Sampling(
+                float(case.rng.choice([0.0, 0.7, 1.3])), top_k=int(case.rng.choice([0, 5]))
+            )
             counts = [int(case.rng.integers(0, 4)) for _ in going]
             children = yield Expand(going, counts, step, sampling)
             yield Release(going)
@@ -86,9 +112,12 @@ QUESTIONS = ["1 + 1", "2 + 3", "1 + 7", "9", "4 - 4", "2 + 30"]
 
 
 class Looks:
-    """Its score is a hash of the branch's tokens; it runs a pass of the model over each branch first."""
+    """Its score is a hash of the branch's tokens; it runs a pass of the model over each branch
+    first."""
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         backend.score(branches, [[[65], [66]]] * len(branches))
         return [[sum(i * t for i, t in enumerate(b.tokens)) % 101 / 101.0] for b in branches]
 
@@ -97,23 +126,41 @@ def seen(result: Result) -> Any:
     """All of a result that may not depend on what else was solved."""
     usage = result.usage
     counts = usage.generated_tokens, usage.verifier_tokens, usage.gated_branches
-    rows = [(b.tokens, b.step_ends, b.step_reasons, b.path, b.finish_reason, b.score) for b in result.branches]
+    rows = [
+        (b.tokens, b.step_ends, b.step_reasons, b.path, b.finish_reason, b.score)
+        for b in result.branches
+    ]
     return result.answer, rows, exactly(result.tree), result.error, result.stopped, counts
 
 
 @cache
-def waited(search: Search, gated: bool, questions: tuple[str, ...], end: tuple[str, ...], budget: Any) -> list[Any]:
+def waited(
+    search: Search, gated: bool, questions: tuple[str, ...], end: tuple[str, ...], budget: Any
+) -> list[Any]:
     """The results of the old way: one batch for all, which drains before anybody goes on."""
     engine = make_engine(context=160, **(ENGINES[1] if gated else {}))
     return [seen(r) for r in solved(search, Waiting(engine), questions, end, budget)]
 
 
 def solved(
-    search: Search, engine: Any, questions: Sequence[str], end: Sequence[str], budget: Any, **options: Any
+    search: Search,
+    engine: Any,
+    questions: Sequence[str],
+    end: Sequence[str],
+    budget: Any,
+    **options: Any,
 ) -> list[Result]:
     verifier = Looks() if search.needs_verifier else None
     problems = [Problem(question, str(i)) for i, question in enumerate(questions)]
-    return solve(search, problem=problems, engine=engine, verifier=verifier, end=end, **dict(budget), **options)
+    return solve(
+        search,
+        problem=problems,
+        engine=engine,
+        verifier=verifier,
+        end=end,
+        **dict(budget),
+        **options,
+    )
 
 
 @pytest.mark.slow
@@ -123,7 +170,9 @@ def solved(
     kind=st.integers(0, len(ENGINES) - 1),
     questions=st.lists(st.sampled_from(QUESTIONS), min_size=1, max_size=5).map(tuple),
     end=st.sampled_from([(), ("e",), ("A", "z")]),
-    budget=st.sampled_from([(), (("max_tokens", 30),), (("max_tokens", 40), ("reserve", 5)), (("max_calls", 2),)]),
+    budget=st.sampled_from(
+        [(), (("max_tokens", 30),), (("max_tokens", 40), ("reserve", 5)), (("max_calls", 2),)]
+    ),
     concurrency=st.sampled_from([None, 1, 2, 3]),
     max_rows=st.sampled_from([None, 1, 5, 9]),
 )
@@ -137,7 +186,9 @@ def test_nobody_notices_that_others_do_not_wait(
     max_rows: int | None,
 ) -> None:
     engine = make_engine(context=160, **ENGINES[kind])
-    found = solved(search, engine, questions, end, budget, concurrency=concurrency, max_rows=max_rows)
+    found = solved(
+        search, engine, questions, end, budget, concurrency=concurrency, max_rows=max_rows
+    )
     assert [seen(r) for r in found] == waited(search, kind == 1, questions, end, budget)
     assert_nothing_left(engine, [])
 
@@ -174,7 +225,8 @@ def test_new_problems_begin_as_soon_as_rows_are_free() -> None:
     assert len({n for group in lengths for n in group}) > 10  # they end at very different times
     assert max(passes.rows) <= 16
     assert sum(passes.rows) == sum(sum(group) for group in lengths)
-    steady = passes.rows[2:-60]  # before the first problem has said what it asks for, and after the last has begun
+    # before the first problem has said what it asks for, and after the last has begun
+    steady = passes.rows[2:-60]
     assert sum(steady) / (16 * len(steady)) > 0.85
     engine = make_engine(context=160)
     engine.limits.eos_ids = frozenset(range(65, 70))
@@ -209,7 +261,9 @@ def test_a_search_goes_on_while_the_branches_of_others_decode() -> None:
         on_step=lambda event: order.append((event.problem.question, event.did)),
     )
     first = order.index(("long", "expanded"))
-    assert order[:first].count(("short", "expanded")) == order[:first].count(("short", "rated")) == 10
+    assert (
+        order[:first].count(("short", "expanded")) == order[:first].count(("short", "rated")) == 10
+    )
     assert ("short", "finished") in order[:first]
     assert_nothing_left(engine, [])
 
@@ -218,11 +272,19 @@ def test_those_who_wait_at_the_same_token_are_rated_together() -> None:
     engine, sizes = make_engine(context=160), list[int]()
 
     class Counting(Looks):
-        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        def rate(
+            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+        ) -> list[list[float]]:
             sizes.append(len(branches))
             return super().rate(branches, questions, backend)
 
-    solve(BestOfN(n=2, max_tokens=3), problem=["1", "2", "3"], engine=engine, verifier=Counting(), concurrency=3)
+    solve(
+        BestOfN(n=2, max_tokens=3),
+        problem=["1", "2", "3"],
+        engine=engine,
+        verifier=Counting(),
+        concurrency=3,
+    )
     assert sizes == [6]
 
 
@@ -233,7 +295,9 @@ def test_an_interrupt_in_any_token_frees_everything() -> None:
             engine = make_engine(context=160, **ENGINES[kind])
             forward, calls = engine.runner.forward, iter(range(1000))
 
-            def stopped(*args: Any, forward: Any = forward, calls: Any = calls, at: int = at) -> Any:
+            def stopped(
+                *args: Any, forward: Any = forward, calls: Any = calls, at: int = at
+            ) -> Any:
                 if next(calls) == at:
                     raise Cancelled
                 return forward(*args)
@@ -263,7 +327,8 @@ def test_the_first_problem_says_what_others_need() -> None:
     admission = Admission(Batch(10_000), None, 64)
     assert (admission.count(0, 0), admission.count(0, 100), admission.count(1, 100)) == (0, 1, 0)
     admission.note_expansion(8, 100, 30)
-    assert (admission.count(1, 100), admission.count(1, 3)) == (7, 3)  # 5,000 tokens hold 8 problems of 580 each
+    # 5,000 tokens hold 8 problems of 580 each
+    assert (admission.count(1, 100), admission.count(1, 3)) == (7, 3)
     admission.note_expansion(16, 100, 30)
     assert admission.count(1, 100) == 3  # and 4 of 1,060; as many as there are rows for
     admission.batch.add([None] * 20, Step(5))  # type: ignore[list-item]
@@ -272,7 +337,8 @@ def test_the_first_problem_says_what_others_need() -> None:
     admission.note_expansion(4, 100, 30, kept=30)
     assert admission.count(1, 100) == 3  # 4 of 1,240
     admission.note_expansion(1000, 100, 1000)
-    assert (admission.count(1, 100), admission.count(0, 100)) == (0, 1)  # one at a time, whatever it takes
+    # one at a time, whatever it takes
+    assert (admission.count(1, 100), admission.count(0, 100)) == (0, 1)
 
 
 def test_states_count_along_the_prompt_and_twice_for_each_branch() -> None:
@@ -299,9 +365,15 @@ def test_what_is_given_is_the_most() -> None:
     admission.note_expansion(100, 100, 100)
     assert [admission.count(active, 9) for active in range(5)] == [3, 2, 1, 0, 0]
     engine = make_engine()
-    assert (Admission.of(engine, None, None).max_rows, Admission.of(engine, 4, None).max_rows) == (MOST_ROWS, None)
+    assert (Admission.of(engine, None, None).max_rows, Admission.of(engine, 4, None).max_rows) == (
+        MOST_ROWS,
+        None,
+    )
     backend: Any = FakeBackend()
-    assert (Admission.of(backend, None, None).concurrency, Admission.of(backend, 4, None).concurrency) == (PROBLEMS, 4)
+    assert (
+        Admission.of(backend, None, None).concurrency,
+        Admission.of(backend, 4, None).concurrency,
+    ) == (PROBLEMS, 4)
 
 
 def test_memory_is_not_asked_where_nobody_waits() -> None:
@@ -323,5 +395,8 @@ def test_memory_says_how_many_tokens_it_holds() -> None:
     def tokens(memory: Any) -> float:
         return make_engine(memory=memory).running_batch().fits(1, 5)
 
-    assert tokens(Resident(1280 / 2**30)) == 10 and tokens(Paged(1280 / 2**30, host_budget_gib=2560 / 2**30)) == 20
+    assert (
+        tokens(Resident(1280 / 2**30)) == 10
+        and tokens(Paged(1280 / 2**30, host_budget_gib=2560 / 2**30)) == 20
+    )
     assert tokens(Resident()) == tokens(Paged(1280 / 2**30)) > 10**6

@@ -25,7 +25,11 @@ def test_type_checkers_and_the_program_know_the_same_options() -> None:
     for kind in (SolveOptions, Budget):
         types = get_type_hints(kind)
         assert {field.name: types[field.name] for field in fields(kind)}.items() <= declared.items()
-    assert {*declared} == {*OPTION_NAMES} == {field.name for field in fields(SolveOptions)} | {*BUDGET_NAMES}
+    assert (
+        {*declared}
+        == {*OPTION_NAMES}
+        == {field.name for field in fields(SolveOptions)} | {*BUDGET_NAMES}
+    )
     assert {*get_type_hints(CallKeywords)} == {*declared, *CALL}
 
 
@@ -42,11 +46,17 @@ def test_the_docstring_of_solve_says_what_each_option_means() -> None:
     assert {*OPTION_NAMES, *CALL} <= documented
 
 
-@pytest.mark.parametrize(("call", "own"), [(solve, CALL), (solve_each, CALL[:2]), (stream, ("tokens",))])
-def test_a_wrong_option_is_answered_with_the_list_of_the_right_ones(call: Any, own: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("call", "own"), [(solve, CALL), (solve_each, CALL[:2]), (stream, ("tokens",))]
+)
+def test_a_wrong_option_is_answered_with_the_list_of_the_right_ones(
+    call: Any, own: tuple[str, ...]
+) -> None:
     problem = {"problems": ["1"]} if call is solve_each else {"problem": "1"}
     names = ", ".join((*OPTION_NAMES, *own))
-    with pytest.raises(InvalidInput, match=rf"^{call.__name__} has no option max_token; use one of {names}$"):
+    with pytest.raises(
+        InvalidInput, match=rf"^{call.__name__} has no option max_token; use one of {names}$"
+    ):
         call(Greedy(), **problem, engine=FakeBackend(), max_token=9)
 
 
@@ -55,14 +65,19 @@ def test_a_wrong_option_is_answered_with_the_list_of_the_right_ones(call: Any, o
     [
         ({"beam": 2}, "beam is no option; use one of verifier, seed,"),
         ({"budget": 30}, "budget=30 is of type int; give a search.budget.Budget"),
-        ({"budget": Budget(30), "max_calls": 2, "reserve": 1}, "budget= holds max_calls, reserve already"),
+        (
+            {"budget": Budget(30), "max_calls": 2, "reserve": 1},
+            "budget= holds max_calls, reserve already",
+        ),
         ({"max_calls": 0}, "max_calls=0 must be at least 1"),
         ({"answer_kind": "numbers"}, "numbers"),
         ({"seed": "1"}, "seed='1' is of type str"),
         ({"end": "abc"}, "end='abc' is one string; give a list of strings"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused_before_any_work(options: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_be_used_are_refused_before_any_work(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         SolveOptions.of(**options)
 
@@ -75,7 +90,14 @@ def test_a_whole_budget_and_its_numbers_are_the_same() -> None:
     limits: Any = {"max_tokens": 40, "reserve": 6, "final_text": ",0"}
     search, verifier = BestOfN(n=5, max_tokens=20), Costly(2)
     by_name = solve(search, problem="1", engine=FakeBackend(), verifier=verifier, seed=3, **limits)
-    whole = solve(search, problem="1", engine=FakeBackend(), verifier=verifier, seed=3, budget=Budget(**limits))
+    whole = solve(
+        search,
+        problem="1",
+        engine=FakeBackend(),
+        verifier=verifier,
+        seed=3,
+        budget=Budget(**limits),
+    )
     assert seen(by_name) == seen(whole) and whole.stopped == "max_tokens"
 
 
@@ -83,9 +105,17 @@ def test_a_configuration_that_is_made_already_solves_as_solve_does() -> None:
     problems, backend = [Problem(f"{i} + 2", f"p{i}") for i in range(4)], FakeBackend()
     options = SolveOptions(seed=5, end=["9"], budget=Budget(max_calls=1))
     config = SearchConfig.of(SelfConsistency(n=3, max_tokens=6), backend, options)
-    made = {result.problem.id: seen(result) for result in results_of(backend, config, problems, concurrency=2)}
+    made = {
+        result.problem.id: seen(result)
+        for result in results_of(backend, config, problems, concurrency=2)
+    }
     by_name = solve(
-        SelfConsistency(n=3, max_tokens=6), problem=problems, engine=FakeBackend(), seed=5, end=["9"], max_calls=1
+        SelfConsistency(n=3, max_tokens=6),
+        problem=problems,
+        engine=FakeBackend(),
+        seed=5,
+        end=["9"],
+        max_calls=1,
     )
     assert made == {result.problem.id: seen(result) for result in by_name}
     assert config.end == ("9", *config.stops) and config.options.seed == 5

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from search import Append, Case, DiversePrompts, Expand, Greedy, Rate, SearchSteps, Step, Vary, solve
+from search import (
+    Append,
+    Case,
+    DiversePrompts,
+    Expand,
+    Greedy,
+    Rate,
+    SearchSteps,
+    Step,
+    Vary,
+    solve,
+)
 from tests.helpers.backends import FakeBackend
 from ttc import Branch, InvalidInput
 
@@ -17,14 +28,29 @@ WRONG_REQUESTS: list[tuple[Any, str]] = [
     ),
     (lambda root: None, "what the search yielded=None is of type NoneType"),
     (lambda root: Expand, "what the search yielded=Expand is a class; give an object"),
-    (lambda root: Expand(root, 2, Step(3)), "Expand.branches=Branch.* is of type Branch; give a list of branches"),
+    (
+        lambda root: Expand(root, 2, Step(3)),
+        "Expand.branches=Branch.* is of type Branch; give a list of branches",
+    ),
     (lambda root: Expand([None], 2, Step(3)), "one of Expand.branches=None is of type NoneType"),
     (lambda root: Expand([root], 2, 5), "Expand.step=5 is of type int; give a Step"),
     (lambda root: Expand([root], 2, Step(0)), "Step.max_tokens=0 must be at least 1"),
-    (lambda root: Expand([root], 2, Step(3), 0.5), "Expand.sampling=0.5 is of type float; give a ttc.Sampling"),
-    (lambda root: Append([root], 5), "Append.text=5 is of type int; give a text, or one for each branch"),
-    (lambda root: Append([root], [None]), "Append.text=.None. is of type list; give a text, or one for each"),
-    (lambda root: Rate([root], "max"), "Rate.aggregation='max' is unknown; use min, product, last, mean"),
+    (
+        lambda root: Expand([root], 2, Step(3), 0.5),
+        "Expand.sampling=0.5 is of type float; give a ttc.Sampling",
+    ),
+    (
+        lambda root: Append([root], 5),
+        "Append.text=5 is of type int; give a text, or one for each branch",
+    ),
+    (
+        lambda root: Append([root], [None]),
+        "Append.text=.None. is of type list; give a text, or one for each",
+    ),
+    (
+        lambda root: Rate([root], "max"),
+        "Rate.aggregation='max' is unknown; use min, product, last, mean",
+    ),
     (lambda root: Vary(root, -1), "Vary.n=-1 must be at least 0"),
 ]
 
@@ -64,7 +90,9 @@ def test_a_search_that_yields_nothing_is_told_to_be_a_generator() -> None:
         solve(Own(), problem="q", engine=FakeBackend())
 
 
-@pytest.mark.parametrize("fields", [{"phrasings": "{question}"}, {"phrasings": (5,)}, {"hints": None}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"phrasings": "{question}"}, {"phrasings": (5,)}, {"hints": None}], ids=str
+)
 def test_phrasings_and_hints_are_lists_of_texts(fields: Any) -> None:
     with pytest.raises(InvalidInput, match=f"{next(iter(fields))}=.*; give a list of texts"):
         DiversePrompts(**fields)

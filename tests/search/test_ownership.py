@@ -1,4 +1,5 @@
-"""Whatever ends a search on an engine, its pool of keys and values is empty afterwards, and no budget is passed."""
+"""Whatever ends a search on an engine, its pool of keys and values is empty afterwards, and no
+budget is passed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from tests.helpers.searches import all_searches
 from ttc import BeamGroups, BlockCache, Branch, Engine
 
 SEARCHES = all_searches(
-    n=3, max_tokens=4, beam_width=2, step_tokens=2, max_steps=3, max_depth=3, max_states=3, iterations=3
+    n=3,
+    max_tokens=4,
+    beam_width=2,
+    step_tokens=2,
+    max_steps=3,
+    max_depth=3,
+    max_states=3,
+    iterations=3,
 )
 ENGINES: list[dict[str, Any]] = [
     {},
@@ -42,7 +50,9 @@ class Trouble:
         if next(self.calls) == self.at:
             raise self.error("stop")
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         self()
         return [[1 - 1 / (1 + sum(branch.generated))] for branch in branches]
 
@@ -59,7 +69,13 @@ class Trouble:
     reserve=st.integers(0, 4),
 )
 def test_nothing_is_left_on_the_engine(
-    search: Search, kind: int, where: str, at: int, error: type[BaseException], budget: int | None, reserve: int
+    search: Search,
+    kind: int,
+    where: str,
+    at: int,
+    error: type[BaseException],
+    budget: int | None,
+    reserve: int,
 ) -> None:
     engine = engine_of(kind)
     verifier = Trouble(at if where == "verifier" else None, error)
@@ -76,9 +92,14 @@ def test_nothing_is_left_on_the_engine(
 
     engine.runner.forward = failing  # type: ignore[method-assign]
     try:
-        results = solve(search, problem=["1 + 1", "2 + 3", "7"], engine=engine, concurrency=2, **options)
+        results = solve(
+            search, problem=["1 + 1", "2 + 3", "7"], engine=engine, concurrency=2, **options
+        )
         for result in results:
-            assert budget is None or result.usage.generated_tokens + result.usage.verifier_tokens <= budget
+            assert (
+                budget is None
+                or result.usage.generated_tokens + result.usage.verifier_tokens <= budget
+            )
             assert (result.error is None) or where == "verifier"
     except (Cancelled, RuntimeError):
         assert where != "nowhere"

@@ -1,4 +1,5 @@
-"""Particle filtering and particle Gibbs: weights and draws on their own, whole searches on trees made by hand."""
+"""Particle filtering and particle Gibbs: weights and draws on their own, whole searches on trees
+made by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def branch(score: float | None = None) -> Branch:
     return made
 
 
-def shares(search: ParticleFilter, scores: list[float], counts: list[int] | None = None) -> list[float]:
+def shares(
+    search: ParticleFilter, scores: list[float], counts: list[int] | None = None
+) -> list[float]:
     branches = [branch(score) for score in scores]
     particles = dict(zip(branches, counts or [1] * len(scores), strict=True))
     return list(map(float, weights(particles, {b: search.log_weight(b) for b in branches})))
@@ -40,12 +43,16 @@ class Rigged:
 
     def random(self, n: int | None = None) -> Any:
         self.asked += 1
-        return self.numbers.pop(0) if n is None else np.array([self.numbers.pop(0) for _ in range(n)])
+        return (
+            self.numbers.pop(0) if n is None else np.array([self.numbers.pop(0) for _ in range(n)])
+        )
 
 
 def test_the_published_weights() -> None:
     assert shares(FILTER, [0.9, 0.5]) == pytest.approx([0.9, 0.1])
-    assert shares(replace(FILTER, weight_temperature=2.0), [0.9, 0.5]) == pytest.approx([0.75, 0.25])
+    assert shares(replace(FILTER, weight_temperature=2.0), [0.9, 0.5]) == pytest.approx(
+        [0.75, 0.25]
+    )
     assert shares(FILTER, [0.9, 0.5], [1, 3]) == pytest.approx([9 / 12, 3 / 12])
 
 
@@ -59,7 +66,9 @@ def test_rewards_are_kept_away_from_0_and_1() -> None:
 def test_scores_that_are_no_probabilities_are_refused(score: float) -> None:
     tree = HandMadeTree({})
     result = solve(FILTER, problem="q", engine=tree, verifier=Scores({}, other=score))
-    assert str(result.error).startswith(f"VerifierError: ParticleFilter takes scores as probabilities, and {score}")
+    assert str(result.error).startswith(
+        f"VerifierError: ParticleFilter takes scores as probabilities, and {score}"
+    )
     assert not tree.live
 
 
@@ -82,8 +91,10 @@ def test_systematic_draws_take_one_random_number_for_all() -> None:
     systematic = replace(FILTER, resampling="systematic")
     assert drawn(systematic, [0.9, 0.5], 4, 0.5) == [4, 0]  # at .125, .375, .625 and .875
     assert drawn(systematic, [0.9, 0.5], 4, 0.9) == [3, 1]  # at .225, .475, .725 and .975
-    assert drawn(systematic, [0.9, 0.5, 0.1], 5, 0.9999999) == [4, 0, 1]  # shares .89, .099 and .011
-    assert sum(drawn(systematic, [0.7] * 7, 7, 1 - 2**-53)) == 7  # the last point is inside the last share
+    # shares .89, .099 and .011
+    assert drawn(systematic, [0.9, 0.5, 0.1], 5, 0.9999999) == [4, 0, 1]
+    # the last point is inside the last share
+    assert sum(drawn(systematic, [0.7] * 7, 7, 1 - 2**-53)) == 7
 
 
 def test_draws_follow_the_weights() -> None:
@@ -91,7 +102,9 @@ def test_draws_follow_the_weights() -> None:
     rng = np.random.default_rng(0)
     branches = [branch(0.9), branch(0.5)]
     for _ in range(400):
-        chosen = FILTER.draw(dict.fromkeys(branches, 1), {b: FILTER.log_weight(b) for b in branches}, 4, rng)
+        chosen = FILTER.draw(
+            dict.fromkeys(branches, 1), {b: FILTER.log_weight(b) for b in branches}, 4, rng
+        )
         counts.update({i: chosen.get(b, 0) for i, b in enumerate(branches)})
     assert counts[0] / 1600 == pytest.approx(0.9, abs=0.03)
 
@@ -102,7 +115,9 @@ def test_draws_follow_the_weights() -> None:
 class Answers:
     """Answers the requests of a search with steps from a hand-made tree, and keeps them."""
 
-    def __init__(self, search: ParticleFilter, tree: HandMadeTree, scores: dict[str, float], *numbers: float):
+    def __init__(
+        self, search: ParticleFilter, tree: HandMadeTree, scores: dict[str, float], *numbers: float
+    ):
         self.rng, self.requests = Rigged(*numbers), list[Any]()
         root = tree.root([ord("q")])
         steps, answer = search.run(root, Case(rng=self.rng)), None  # type: ignore[arg-type]
@@ -137,25 +152,31 @@ def test_finished_particles_are_drawn_too_with_the_score_they_have() -> None:
     tree = HandMadeTree({"": ["a.", "b"]})
     search = ParticleFilter(n=2, max_steps=4)
     run = Answers(search, tree, {"a.": 0.9, "b": 0.5}, 0.2, 0.95, 0.3, 0.95, 0.3, 0.4)
-    # a. (.9) against b, then against bx, then against bxx, all .5: drawn as one each twice, then a. alone
+    # a. (.9) against b, then against bx, then against bxx, all .5: drawn as one each twice, then a.
+    # alone
     assert run.requests == [{"": 2}, {"b": 1}, {"bx": 1}]
     assert run.candidates == ["a."]
 
 
-def test_a_finished_particle_on_which_several_stand_is_one_candidate_and_weighs_as_several() -> None:
+def test_a_finished_particle_on_which_several_stand_is_one_candidate_and_weighs_as_several() -> (
+    None
+):
     tree = HandMadeTree({"": ["a.", "b"]})
     search = ParticleFilter(n=4, max_steps=3)
     run = Answers(search, tree, {"a.": 0.5}, 0.1, 0.2, 0.6, 0.9, 0.1, 0.2, 0.74, 0.76)
-    # a., b, a., b: two particles on the first, one on the third and the last; as all rate .5, half of the weight is
-    # the first one's, and .76 alone falls on bx
-    assert run.requests[0] == {"": 4} and run.requests[1] == {"b": 1} and run.requests[2] == {"bx": 1}
+    # a., b, a., b: two particles on the first, one on the third and the last; as all rate .5, half
+    # of the weight is the first one's, and .76 alone falls on bx
+    assert (
+        run.requests[0] == {"": 4} and run.requests[1] == {"b": 1} and run.requests[2] == {"bx": 1}
+    )
     assert run.candidates.count("a.") == 2
 
 
 def test_without_draws_the_weights_of_all_steps_count() -> None:
     tree = HandMadeTree({"": ["a", "b"]})
     scores = {"a": 0.75, "b": 0.5, "ax": 0.75, "bx": 0.5}
-    # sizes: (.75, .25) is worth 1.6 particles; after two steps (.9, .1) is worth 1.22, at most .65 of two
+    # sizes: (.75, .25) is worth 1.6 particles; after two steps (.9, .1) is worth 1.22, at most .65
+    # of two
     search = ParticleFilter(n=2, max_steps=3, ess_threshold=0.65)
     run = Answers(search, tree, scores, 0.74, 0.89)
     assert run.requests == [{"": 2}, {"a": 1, "b": 1}, {"ax": 2}] and run.rng.asked == 1
@@ -173,7 +194,9 @@ def test_a_filter_writes_max_steps_steps_and_no_more() -> None:
 
 
 def test_the_best_rated_particle_answers() -> None:
-    result = searched(ParticleFilter(n=3, max_steps=1), HandMadeTree({"": ["a.", "b.", "c."]}), {"b.": 0.8})
+    result = searched(
+        ParticleFilter(n=3, max_steps=1), HandMadeTree({"": ["a.", "b.", "c."]}), {"b.": 0.8}
+    )
     assert result.answer == "b." and len(result.branches) == 3
 
 
@@ -195,7 +218,10 @@ def test_one_sweep_is_plain_filtering() -> None:
     for seed in range(3):
         plain, gibbs = (
             searched(search, HandMadeTree(tree), {"a": 0.7}, seed=seed)
-            for search in (ParticleFilter(n=4, max_steps=3), ParticleGibbs(n=4, max_steps=3, sweeps=1))
+            for search in (
+                ParticleFilter(n=4, max_steps=3),
+                ParticleGibbs(n=4, max_steps=3, sweeps=1),
+            )
         )
         assert [b.path for b in plain.branches] == [b.path for b in gibbs.branches]
 
@@ -205,8 +231,9 @@ def test_the_reference_competes_with_the_score_it_had_at_each_step() -> None:
     # the reference is a, ac.: a rates .5 at its first step and .99 at its end
     scores = {"a": 0.5, "b": 0.9, "ac.": 0.99, "bd.": 0.5}
     search = ParticleGibbs(n=2, max_steps=2, sweeps=2)
-    # sweep 1: draw a, b; then the reference: ac. has .99 of the weight. Sweep 2: one free particle, on a third fork
-    # of the root, "a" again (.5), against the reference's a (.5): at .6 the free particle goes on from the reference.
+    # sweep 1: draw a, b; then the reference: ac. has .99 of the weight. Sweep 2: one free particle,
+    # on a third fork of the root, "a" again (.5), against the reference's a (.5): at .6 the free
+    # particle goes on from the reference.
     run = Answers(search, tree, scores, 0.05, 0.95, 0.5, 0.6)
     assert run.requests[0] == {"": 2} and run.requests[2] == {"": 1} and run.requests[3] == {"a": 1}
     assert run.rng.asked == 3
@@ -217,9 +244,11 @@ def test_free_particles_go_on_from_the_references_beginning_and_never_replace_it
     scores = {"a": 0.9, "b": 0.5, "ac.": 0.9, "bd.": 0.1, "ae.": 0.3}
     search = ParticleGibbs(n=2, max_steps=2, sweeps=2)
     run = Answers(search, tree, scores, 0.5, 0.95, 0.5, 0.2)
-    # sweep 2 makes a third child of the root, b (.5) beside the reference's a (.9): particles [b, a], shares .1 and .9
+    # sweep 2 makes a third child of the root, b (.5) beside the reference's a (.9): particles [b,
+    # a], shares .1 and .9
     assert run.requests[2] == {"": 1} and run.requests[3] == {"a": 1}
-    assert run.candidates == ["ac.", "bd.", "ae."]  # the free particle wrote another end; the reference stands once
+    # the free particle wrote another end; the reference stands once
+    assert run.candidates == ["ac.", "bd.", "ae."]
 
 
 @pytest.mark.parametrize("at", [0.49, 0.51])
@@ -227,7 +256,8 @@ def test_the_references_weight_is_not_that_of_its_end(at: float) -> None:
     tree = HandMadeTree({"": ["a", "b", "b"], "a": ["c.", "e."], "b": ["d."]})
     scores = {"a": 0.5, "b": 0.5, "ac.": 0.999, "bd.": 0.1}
     run = Answers(ParticleGibbs(n=2, max_steps=2, sweeps=2), tree, scores, 0.1, 0.9, 0.5, at)
-    # free b and the reference's a have half each; with the reference's end, .999, the free one would always be a
+    # free b and the reference's a have half each; with the reference's end, .999, the free one
+    # would always be a
     assert run.requests[3] == ({"b": 1} if at < 0.5 else {"a": 1})
 
 
@@ -236,7 +266,8 @@ def test_a_reference_that_is_longer_than_the_free_particles_goes_on_competing() 
     scores = {"abc.": 0.9, "z.": 0.5}
     search = ParticleGibbs(n=2, max_steps=5, sweeps=2)
     run = Answers(search, tree, scores, 0.1, 0.9, 0.1, 0.9, 0.1, 0.1, 0.1)
-    # the free particle is finished after one step; it is still drawn against the reference's steps 1 and 2
+    # the free particle is finished after one step; it is still drawn against the reference's steps
+    # 1 and 2
     assert run.requests[3:] == [{"": 1}] and run.rng.asked == 5
     assert run.candidates == ["abc.", "abc.", "z."]
 
@@ -254,20 +285,26 @@ LETTERS = {"a": 0.9, "b": 0.5, "ac.": 0.5, "ad.": 0.6, "bc.": 0.9, "bd.": 0.2}
 
 
 def exact_share(first: str) -> float:
-    """The share of texts that begin with `first` in the target: each text's probability times r / (1 - r) of both of
-    its steps."""
+    """The share of texts that begin with `first` in the target: each text's probability times r /
+    (1 - r) of both of its steps."""
     odds = {text: r / (1 - r) for text, r in LETTERS.items()}
     weights = {text: odds[text[0]] * odds[text] for text in LETTERS if len(text) == 3}
-    return sum(weight for text, weight in weights.items() if text[0] == first) / sum(weights.values())
+    return sum(weight for text, weight in weights.items() if text[0] == first) / sum(
+        weights.values()
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ess_threshold", [0.0, 0.5, 1.0])
-def test_the_reference_is_drawn_from_the_target_wherever_particles_were_not_drawn_anew(ess_threshold: float) -> None:
+def test_the_reference_is_drawn_from_the_target_wherever_particles_were_not_drawn_anew(
+    ess_threshold: float,
+) -> None:
     references: list[str] = []
 
     class Watched(ParticleGibbs):
-        def draw(self, particles: Any, log_weights: Any, count: int, rng: np.random.Generator) -> dict[Branch, int]:
+        def draw(
+            self, particles: Any, log_weights: Any, count: int, rng: np.random.Generator
+        ) -> dict[Branch, int]:
             chosen = super().draw(particles, log_weights, count, rng)
             if count == 1:  # all others are 3 or 4
                 references.extend(branch.text for branch in chosen)
@@ -277,11 +314,17 @@ def test_the_reference_is_drawn_from_the_target_wherever_particles_were_not_draw
         return ("cd" if branch.text else "ab")[branch.key % 2] + ("0" if branch.text else ",")
 
     search = Watched(n=4, sweeps=3, max_steps=3, ess_threshold=ess_threshold, delimiter=",")
-    backend, rates = Scripted(step), ByText(lambda branch: LETTERS[branch.text.replace(",", "").replace("0", ".")])
+    backend, rates = (
+        Scripted(step),
+        ByText(lambda branch: LETTERS[branch.text.replace(",", "").replace("0", ".")]),
+    )
     problems = [Problem("q", id=str(number)) for number in range(100)]
     solve(search, problem=problems, engine=backend, verifier=rates)
     share = sum(text[0] == "a" for text in references) / len(references)
     assert len(references) == 200 and not backend.live
     assert share == pytest.approx(exact_share("a"), abs=0.08)
     last = {text: r / (1 - r) for text, r in LETTERS.items() if len(text) == 3}
-    assert abs(sum(w for t, w in last.items() if t[0] == "a") / sum(last.values()) - exact_share("a")) > 0.2
+    assert (
+        abs(sum(w for t, w in last.items() if t[0] == "a") / sum(last.values()) - exact_share("a"))
+        > 0.2
+    )

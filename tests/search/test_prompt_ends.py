@@ -11,7 +11,17 @@ import pytest
 
 from experiments.runs.problem_loop import run
 from experiments.serve.conversation import Conversation
-from search import BeamSearch, Case, Expand, Greedy, Search, SearchSteps, SelfConsistency, Step, solve
+from search import (
+    BeamSearch,
+    Case,
+    Expand,
+    Greedy,
+    Search,
+    SearchSteps,
+    SelfConsistency,
+    Step,
+    solve,
+)
 from search.config import SearchConfig
 from search.options import SolveOptions
 from tests.helpers.backends import FakeBackend
@@ -24,7 +34,8 @@ from ttc import Append, Engine
 from ttc.text.prompt import PromptTemplate
 
 WRITES = " 5\nQuestion"
-"""After each colon: so "Answer:" is followed by an answer and the next question, and that by another answer."""
+"""After each colon: so "Answer:" is followed by an answer and the next question, and that by
+another answer."""
 ONCE = len(" 5\nQuestion:")
 PLAIN = PromptTemplate("{question}")
 LONG = Greedy(max_tokens=30)
@@ -51,12 +62,21 @@ def check(result: Any) -> None:
 
 def test_an_answer_ends_before_the_next_question_on_the_engine() -> None:
     check(solve(LONG, problem="2 + 3?", engine=local(), template=PLAIN, answer_kind="text"))
-    given = solve(LONG, problem="2 + 3?", engine=local(), template=PLAIN, answer_kind="text", end=["xyz", "Question:"])
+    given = solve(
+        LONG,
+        problem="2 + 3?",
+        engine=local(),
+        template=PLAIN,
+        answer_kind="text",
+        end=["xyz", "Question:"],
+    )
     check(given)
 
 
 @pytest.mark.parametrize(
-    "ways", [{}, {"ids_in": False, "ids_out": False}, {"stop": "ignored"}, {"stop": "trimmed"}], ids=str
+    "ways",
+    [{}, {"ids_in": False, "ids_out": False}, {"stop": "ignored"}, {"stop": "trimmed"}],
+    ids=str,
 )
 def test_an_answer_ends_before_the_next_question_on_a_server(ways: dict[str, Any]) -> None:
     with served(**ways) as backend:
@@ -65,7 +85,9 @@ def test_an_answer_ends_before_the_next_question_on_a_server(ways: dict[str, Any
     assert result.best.finish_reason == "end"
 
 
-@pytest.mark.parametrize("template", [PromptTemplate("{question}:", raw=True), PLAIN], ids=["raw", "chat"])
+@pytest.mark.parametrize(
+    "template", [PromptTemplate("{question}:", raw=True), PLAIN], ids=["raw", "chat"]
+)
 def test_prompts_of_another_form_go_on(template: PromptTemplate) -> None:
     engine = local()
     if not template.raw:
@@ -81,7 +103,9 @@ def test_who_asks_through_the_server_has_no_other_ends_than_its_own() -> None:
     backend = FakeBackend()
     for template in (Conversation(), PromptTemplate("{question}", raw=True)):
         backend.tokenizer.chat_template = "turns"  # type: ignore[assignment]
-        assert SearchConfig.of(LONG, backend, SolveOptions(template=template, end=["x"])).end == ("x",)
+        assert SearchConfig.of(LONG, backend, SolveOptions(template=template, end=["x"])).end == (
+            "x",
+        )
     assert SearchConfig.of(LONG, FakeBackend(), SolveOptions(end=["x"])).end == ("x", "Question:")
 
 
@@ -93,14 +117,25 @@ def test_steps_of_a_search_and_what_a_verifier_reads_leave_it_out() -> None:
         return 1.0
 
     search = BeamSearch(beam_size=1, beam_width=1, step_tokens=4, max_steps=9, delimiter="")
-    result = solve(search, problem="2 + 3?", engine=local(), template=PLAIN, verifier=Scores(rated), answer_kind="text")
+    result = solve(
+        search,
+        problem="2 + 3?",
+        engine=local(),
+        template=PLAIN,
+        verifier=Scores(rated),
+        answer_kind="text",
+    )
     assert result.best is not None and result.best.finish_reason == "end"
     assert seen[-1] == " 5\n" and (result.best.text, result.answer) == (" 5\n", "5")
 
 
 def test_an_end_of_the_users_own_stays_in_the_text_as_it_did() -> None:
     result = solve(LONG, problem="2 + 3?", engine=local(), template=PLAIN, end=["5\n"])
-    assert result.best is not None and result.best.text == " 5\n" and result.best.finish_reason == "end"
+    assert (
+        result.best is not None
+        and result.best.text == " 5\n"
+        and result.best.finish_reason == "end"
+    )
 
 
 def test_a_text_that_was_given_does_not_end_an_answer() -> None:
@@ -112,7 +147,9 @@ def test_a_text_that_was_given_does_not_end_an_answer() -> None:
             (told,) = yield Append([first], "Question: and")
             return (yield Expand([told], 1, Step(4, end=(*case.end, "x")), self.sampling))
 
-    result = solve(Given(), problem=["2 + 3?"], engine=Scripted(lambda branch: "yyyx"), template=PLAIN)[0]
+    result = solve(
+        Given(), problem=["2 + 3?"], engine=Scripted(lambda branch: "yyyx"), template=PLAIN
+    )[0]
     assert result.best is not None and result.best.text.startswith("yQuestion: andy")
 
 

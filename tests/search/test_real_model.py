@@ -1,4 +1,5 @@
-"""Step-wise searches on the default model's real weights: one branch at temperature 0 is plain greedy decoding."""
+"""Step-wise searches on the default model's real weights: one branch at temperature 0 is plain
+greedy decoding."""
 
 from __future__ import annotations
 
@@ -31,9 +32,13 @@ def test_at_temperature_0_every_branch_is_the_greedy_one() -> None:
     engine = Engine(model, tokenizer)
     given = torch.tensor([PromptTemplate().tokens(QUESTION, tokenizer)])
     asked = [{"role": "user", "content": STEP_BY_STEP.replace("{question}", QUESTION)}]
-    own = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    own = tokenizer.apply_chat_template(
+        asked, add_generation_prompt=True, return_tensors="pt", return_dict=False
+    )
     assert torch.equal(given, own)
-    greedy = plain.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=12, do_sample=False)
+    greedy = plain.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=12, do_sample=False
+    )
     expected = greedy[0, given.shape[1] :].tolist()
     for search in SEARCHES:
         result = solve(search, problem=QUESTION, engine=engine, verifier=ArithmeticVerifier())

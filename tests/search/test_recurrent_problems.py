@@ -1,4 +1,5 @@
-"""Many problems of a model with recurrent layers: as many at once as there is room for their states."""
+"""Many problems of a model with recurrent layers: as many at once as there is room for their
+states."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def counted(engine: Engine) -> list[int]:
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         found = roots(*args, **kwargs)
-        counts.append(len({branch.root_id for branch in engine.live} | {branch.root_id for branch in found}))
+        counts.append(
+            len({branch.root_id for branch in engine.live} | {branch.root_id for branch in found})
+        )
         return found
 
     engine.roots = watched  # type: ignore[method-assign]
@@ -48,7 +51,8 @@ def counted(engine: Engine) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("search", "policy"), [(SEARCHES[0], Resident), (SEARCHES[1], Resident), (SEARCHES[0], BeamGroups)]
+    ("search", "policy"),
+    [(SEARCHES[0], Resident), (SEARCHES[1], Resident), (SEARCHES[0], BeamGroups)],
 )
 @pytest.mark.parametrize("case", MODELS)
 def test_a_budget_with_room_for_few_states_gives_the_results_of_one_problem_at_a_time(
@@ -71,8 +75,11 @@ def test_too_little_for_one_problem_is_refused_with_the_budget_that_would_do(cas
     with pytest.raises(OutOfMemory, match="a budget of ") as error:
         solved(search, engine)
     assert_nothing_left(engine, [])
-    needed = int(str(error.value).partition("a budget of ")[2].partition(" bytes")[0].replace(",", ""))
-    assert needed >= (1 + 2 * 3) * engine.memory.states.nbytes  # the prompt's, and two of each branch
+    needed = int(
+        str(error.value).partition("a budget of ")[2].partition(" bytes")[0].replace(",", "")
+    )
+    # the prompt's, and two of each branch
+    assert needed >= (1 + 2 * 3) * engine.memory.states.nbytes
     roomy = engine_of(case, memory=Resident(needed / 2**30))
     expected = [seen(result) for result in solved(search, engine_of(case), concurrency=1)]
     assert [seen(result) for result in solved(search, roomy)] == expected

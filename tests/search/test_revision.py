@@ -25,8 +25,14 @@ class Answers(Scripted):
         return branch.path[0] % len(self.left)
 
 
-def run(search: Revision, backend: Any, scores: dict[str, float] | None = None, **options: Any) -> Result:
-    rate = (lambda branch: 0.5) if scores is None else (lambda branch: scores[branch.text.removesuffix("0")])
+def run(
+    search: Revision, backend: Any, scores: dict[str, float] | None = None, **options: Any
+) -> Result:
+    rate = (
+        (lambda branch: 0.5)
+        if scores is None
+        else (lambda branch: scores[branch.text.removesuffix("0")])
+    )
     options = {"extract": lambda text: text.removesuffix("0") or None} | options
     result = solve(search, problem="q", engine=backend, verifier=Scores(rate), **options)
     assert not getattr(backend, "live", None)
@@ -44,7 +50,9 @@ def test_every_attempt_is_asked_for_and_read_alone() -> None:
     assert backend.calls == [2, 2, 2]  # all chains together
     given = [node.text for node in result.tree if node.score is None and node.parent is not None]
     assert given == ["\n\nQuestion: Again.\nAnswer:"] * 4
-    assert result.usage.prompt_tokens == 4 * len(given[0]) and result.usage.generated_tokens == 6 * 2
+    assert (
+        result.usage.prompt_tokens == 4 * len(given[0]) and result.usage.generated_tokens == 6 * 2
+    )
 
 
 def prompts_of(search: Revision, backend: Scripted) -> list[str]:
@@ -64,7 +72,8 @@ def prompts_of(search: Revision, backend: Scripted) -> list[str]:
 def test_an_attempt_sees_at_most_so_many_before_it() -> None:
     turn = "\n\nQuestion: Again.\nAnswer:"
     seen = prompts_of(Revision(n=1, attempts=5, memory=2, feedback="Again."), Answers("12345"))
-    # the backend's own end of sequence, a 0, is left out where an answer is gone on from, and a text when it is given
+    # the backend's own end of sequence, a 0, is left out where an answer is gone on from, and a
+    # text when it is given
     assert [s.replace("0", "") for s in seen] == [
         "",
         f"1{turn}",
@@ -89,7 +98,10 @@ def test_the_highest_total_wins_within_a_chain_and_then_over_chains() -> None:
 
 def test_an_earlier_answer_is_not_read_for_a_revision_that_has_none() -> None:
     result = run(
-        Revision(n=1, attempts=2), Answers("7x"), {"7": 0.1, "x": 0.9}, extract=lambda t: "7" if "7" in t else None
+        Revision(n=1, attempts=2),
+        Answers("7x"),
+        {"7": 0.1, "x": 0.9},
+        extract=lambda t: "7" if "7" in t else None,
     )
     assert result.answer == "7" and [b.text for b in result.branches] == ["70"]
     assert "7" not in result.tree[-1].text
@@ -118,13 +130,16 @@ def test_a_budget_ends_it_with_the_best_so_far() -> None:
 def test_attempts_let_go_of_their_branches() -> None:
     backend = Answers("1234", "5678")
     run(Revision(n=2, attempts=4, feedback="Again."), backend)
-    assert [len(held) for held in backend.held] == [1 + 2] + [1 + 2 + 2] * 3  # the root, those told, the new attempts
+    # the root, those told, the new attempts
+    assert [len(held) for held in backend.held] == [1 + 2] + [1 + 2 + 2] * 3
 
 
 @pytest.mark.parametrize("memory", [1, 4])
 def test_an_engine_writes_what_plain_generation_does(memory: int) -> None:
     engine = make_engine(context=400)
-    search = Revision(n=2, attempts=4, memory=memory, max_tokens=7, temperature=0.0, feedback="Again.")
+    search = Revision(
+        n=2, attempts=4, memory=memory, max_tokens=7, temperature=0.0, feedback="Again."
+    )
     result = run(search, engine, extract=lambda text: text)
     assert len(result.branches) == 2 and engine.kv_bytes() == 0 and len(attempts(result)) == 8
     engine.model.set_attn_implementation("eager")

@@ -1,4 +1,5 @@
-"""What gates and statistics do to searches, and what callers see of them: results, streams, threads, refusals."""
+"""What gates and statistics do to searches, and what callers see of them: results, streams,
+threads, refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class Commas:
     def __init__(self) -> None:
         self.forgotten: list[Branch] = []
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         return [[float(branch.text.count(","))] for branch in branches]
 
     def released(self, branches: Sequence[Branch]) -> None:
@@ -51,7 +54,11 @@ class Commas:
 
 
 def test_what_a_gate_cut_off_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    searches = (BestOfN(n=4, max_tokens=6), SelfConsistency(n=4, max_tokens=6), DiversePrompts(n=4, max_tokens=6))
+    searches = (
+        BestOfN(n=4, max_tokens=6),
+        SelfConsistency(n=4, max_tokens=6),
+        DiversePrompts(n=4, max_tokens=6),
+    )
     for search in searches:
         backend = FakeBackend()
         plain = backend.generate
@@ -71,7 +78,9 @@ def test_a_gated_engine_never_answers_with_what_it_cut_off() -> None:
     class Brevity(Commas):
         """Likes what the gate leaves behind."""
 
-        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        def rate(
+            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+        ) -> list[list[float]]:
             assert not any(branch.gated for branch in branches)
             return [[-float(len(branch.generated))] for branch in branches]
 
@@ -107,9 +116,16 @@ def test_a_step_with_statistics_keeps_the_models_own_entropies() -> None:
             logits = engine.model(torch.tensor([branch.tokens]), use_cache=False).logits[0]
         logprobs = logits[branch.prompt_length - 1 : -1].log_softmax(-1)
         entropies = (-(logprobs.exp() * logprobs).sum(-1)).tolist()
-        assert all(map(math.isnan, branch.entropies[:3] + branch.top_k_logprobs[:3] + branch.self_certainties[:3]))
+        assert all(
+            map(
+                math.isnan,
+                branch.entropies[:3] + branch.top_k_logprobs[:3] + branch.self_certainties[:3],
+            )
+        )
         assert branch.entropies[3:] == pytest.approx(entropies[3:], abs=1e-4)
-        assert branch.top_k_logprobs[3:] == pytest.approx(logprobs[3:].topk(20).values.mean(-1).tolist(), abs=1e-4)
+        assert branch.top_k_logprobs[3:] == pytest.approx(
+            logprobs[3:].topk(20).values.mean(-1).tolist(), abs=1e-4
+        )
         certainties = -logprobs[3:].mean(-1) - math.log(logprobs.shape[-1])
         assert branch.self_certainties[3:] == pytest.approx(certainties.tolist(), abs=1e-4)
     with pytest.raises(InvalidInput, match=r"FakeBackend\.generate offers no statistics"):
@@ -126,7 +142,10 @@ def test_a_result_is_plain_values() -> None:
     result = solve(BestOfN(n=3, max_tokens=5), problem="q", engine=FakeBackend(), verifier=Commas())
     again = pickle.loads(pickle.dumps(result))
     assert again.to_dict() == result.to_dict() and again.best is again.branches[0]
-    assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["tree"][1]["score"] == result.tree[1].score
+    assert (
+        json.loads(json.dumps(result.to_dict(), allow_nan=False))["tree"][1]["score"]
+        == result.tree[1].score
+    )
     assert len(repr(result).splitlines()) == 3
     assert result.tree[0].status == "root"
 
@@ -163,17 +182,23 @@ def test_searches_in_threads_share_an_engine() -> None:
 
     async def all_of_them() -> list[Any]:
         return await asyncio.gather(
-            *(asyncio.to_thread(solve, search, problem=q, engine=engine, verifier=verifier) for q in questions)
+            *(
+                asyncio.to_thread(solve, search, problem=q, engine=engine, verifier=verifier)
+                for q in questions
+            )
         )
 
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # threads take turns within a call wherever nothing keeps them from it
+    # threads take turns within a call wherever nothing keeps them from it
+    sys.setswitchinterval(1e-6)
     try:
         together = asyncio.run(all_of_them())
     finally:
         sys.setswitchinterval(before)
     alone = [solve(search, problem=q, engine=engine, verifier=verifier) for q in questions]
-    assert [[b.text for b in r.branches] for r in together] == [[b.text for b in r.branches] for r in alone]
+    assert [[b.text for b in r.branches] for r in together] == [
+        [b.text for b in r.branches] for r in alone
+    ]
     assert engine.kv_bytes() == 0
 
 
@@ -203,7 +228,12 @@ def test_searches_in_threads_share_an_engine() -> None:
     ],
 )
 def test_wrong_types_are_refused_by_name(options: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"search": BestOfN(), "problem": "q", "engine": FakeBackend(), "verifier": Commas()}
+    given: dict[str, Any] = {
+        "search": BestOfN(),
+        "problem": "q",
+        "engine": FakeBackend(),
+        "verifier": Commas(),
+    }
     given |= options
     with pytest.raises(InvalidInput, match=message):
         solve(given.pop("search"), **given)
@@ -213,15 +243,22 @@ def test_wrong_types_are_refused_by_name(options: dict[str, Any], message: str) 
     ("extract", "message"),
     [
         (lambda text: 5, "the answer of extract=5 is of type int; give text, or None for none"),
-        (lambda text: text[999], "extract raised IndexError: string index out of range, on the text"),
+        (
+            lambda text: text[999],
+            "extract raised IndexError: string index out of range, on the text",
+        ),
     ],
 )
 def test_a_way_of_reading_answers_that_fails_is_named(extract: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        solve(SelfConsistency(n=2, max_tokens=2), problem="q", engine=FakeBackend(), extract=extract)
+        solve(
+            SelfConsistency(n=2, max_tokens=2), problem="q", engine=FakeBackend(), extract=extract
+        )
 
 
-@pytest.mark.parametrize("returned", [None, 0.5, {"a": 0.5}, [0.5, 0.9], [[None], [None]]], ids=repr)
+@pytest.mark.parametrize(
+    "returned", [None, 0.5, {"a": 0.5}, [0.5, 0.9], [[None], [None]]], ids=repr
+)
 def test_what_does_not_read_as_scores_is_shown(returned: Any) -> None:
     class Odd(Commas):
         def rate(self, branches: Any, questions: Any, backend: Any) -> Any:
@@ -235,7 +272,10 @@ def test_what_does_not_read_as_scores_is_shown(returned: Any) -> None:
 def test_numbers_of_numpy_count_continuations() -> None:
     expand = Expand([Branch([1], None, 0, None, None)] * 2, np.int64(3), Step(1))  # type: ignore[arg-type]
     assert len(expand.parents()) == 6
-    for n, message in ((2.5, "Expand.n=2.5 is of type float"), (-1, "Expand.n=-1 must be at least 0")):
+    for n, message in (
+        (2.5, "Expand.n=2.5 is of type float"),
+        (-1, "Expand.n=-1 must be at least 0"),
+    ):
         with pytest.raises(InvalidInput, match=message):
             Expand(expand.branches, n, Step(1)).parents()  # type: ignore[arg-type]
 
@@ -243,7 +283,9 @@ def test_numbers_of_numpy_count_continuations() -> None:
 def test_settings_of_a_wrong_type_are_refused_by_name() -> None:
     for name, value in (("n", "4"), ("max_tokens", 3.5), ("temperature", "hot"), ("top_k", None)):
         wrong: dict[str, Any] = {name: value}
-        with pytest.raises(InvalidInput, match=f"{name}={value!r} is of type {type(value).__name__}"):
+        with pytest.raises(
+            InvalidInput, match=f"{name}={value!r} is of type {type(value).__name__}"
+        ):
             BestOfN(**wrong)
 
 
@@ -270,7 +312,11 @@ def test_settings_outside_their_limits_are_refused_with_the_limit() -> None:
         (BestOfN, {"top_p": 0}, "top_p=0 must be more than 0"),
         (BestOfN, {"min_p": 2.5}, "min_p=2.5 must be from 0 to 1"),
         (BestOfN, {"temperature": math.nan}, "temperature=nan must be at least 0"),
-        (BeamSearch, {"aggregation": "first"}, "aggregation='first' is unknown; use min, product, last or mean"),
+        (
+            BeamSearch,
+            {"aggregation": "first"},
+            "aggregation='first' is unknown; use min, product, last or mean",
+        ),
     ):
         with pytest.raises(InvalidInput, match=message):
             search(**wrong)

@@ -1,4 +1,5 @@
-"""Algorithms and driver over a backend of plain Python: no model, every text a hash of the branch's stream."""
+"""Algorithms and driver over a backend of plain Python: no model, every text a hash of the branch's
+stream."""
 
 from __future__ import annotations
 
@@ -8,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from search import BeamSearch, BestOfN, DiversePrompts, Greedy, Problem, Result, SelfConsistency, solve
+from search import (
+    BeamSearch,
+    BestOfN,
+    DiversePrompts,
+    Greedy,
+    Problem,
+    Result,
+    SelfConsistency,
+    solve,
+)
 from search.driver import aggregate
 from search.selection import vote
 from tests.helpers.backends import FakeBackend
@@ -30,13 +40,21 @@ def digits() -> FakeBackend:
 class DigitSum:
     """Each step scores the sum of its digits."""
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         return [[float(sum(map(int, step))) for step in b.steps] for b in branches]
 
 
 def run(search: Any, problem: Any, **options: Any) -> Any:
     backend = options.pop("engine", None) or digits()
-    result = solve(search, engine=backend, verifier=options.pop("verifier", DigitSum()), problem=problem, **options)
+    result = solve(
+        search,
+        engine=backend,
+        verifier=options.pop("verifier", DigitSum()),
+        problem=problem,
+        **options,
+    )
     assert not backend.live
     return result
 
@@ -73,7 +91,9 @@ def test_best_of_n_takes_the_best_rated() -> None:
 
 def test_beam_search_against_a_reference() -> None:
     size, width, tokens, steps = 3, 2, 3, 4
-    result = run(BeamSearch(beam_size=size, beam_width=width, step_tokens=tokens, max_steps=steps), "q")
+    result = run(
+        BeamSearch(beam_size=size, beam_width=width, step_tokens=tokens, max_steps=steps), "q"
+    )
     key, length = root_of(result)
     beams = [(0.0, key, "")]
     for step in range(steps):
@@ -87,12 +107,16 @@ def test_beam_search_against_a_reference() -> None:
                 part = continuation(random_key(parent, i), length + len(text), tokens)
                 new.append((float(sum(map(int, part))), random_key(parent, i), text + part))
         beams = sorted(kept + new, key=lambda b: -b[0])[:size]
-    assert [(b.score, b.text) for b in result.branches] == [(score, text) for score, _, text in beams]
+    assert [(b.score, b.text) for b in result.branches] == [
+        (score, text) for score, _, text in beams
+    ]
 
 
 def test_beam_search_rates_equally_many_each_step_and_prunes() -> None:
     backend = digits()
-    result = run(BeamSearch(beam_size=2, beam_width=3, step_tokens=1, max_steps=3), "q", engine=backend)
+    result = run(
+        BeamSearch(beam_size=2, beam_width=3, step_tokens=1, max_steps=3), "q", engine=backend
+    )
     assert backend.calls[0] == 6
     assert all(n <= 6 for n in backend.calls)
     nodes = {n.id: n for n in result.tree}
@@ -112,26 +136,43 @@ def branch(text: str, score: float) -> Branch:
 
 def test_diverse_prompts_go_round() -> None:
     backend = digits()
-    search = DiversePrompts(n=5, max_tokens=9, phrasings=("Q: {question}", "Find {question}"), hints=(" a", " b", " c"))
+    search = DiversePrompts(
+        n=5, max_tokens=9, phrasings=("Q: {question}", "Find {question}"), hints=(" a", " b", " c")
+    )
     result = solve(search, engine=backend, verifier=DigitSum(), problem="one", template=PLAIN)
     starts = {tuple(b.path): backend.decode(b.tokens[: b.prompt_length]) for b in result.branches}
     bodies = ["Question: Q: one\nAnswer:", "Question: Find one\nAnswer:"]
     assert starts == {(i, 0): bodies[i % 2] + " " + "abc"[i % 3] for i in range(5)}
-    assert result.best is not None and result.best.score == max(b.score or 0 for b in result.branches)
+    assert result.best is not None and result.best.score == max(
+        b.score or 0 for b in result.branches
+    )
     assert [node.parent for node in result.tree] == [None, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
     assert not backend.live
 
 
 def test_without_phrasings_or_hints_the_prompt_is_the_templates() -> None:
-    result = solve(DiversePrompts(n=2, hints=()), engine=digits(), verifier=DigitSum(), problem="one", template=PLAIN)
-    assert [bytes(b.tokens[: b.prompt_length]).decode() for b in result.branches] == ["Question: one\nAnswer:"] * 2
+    result = solve(
+        DiversePrompts(n=2, hints=()),
+        engine=digits(),
+        verifier=DigitSum(),
+        problem="one",
+        template=PLAIN,
+    )
+    assert [bytes(b.tokens[: b.prompt_length]).decode() for b in result.branches] == [
+        "Question: one\nAnswer:"
+    ] * 2
 
 
 def test_a_phrasing_too_long_for_the_model_stops_its_problem_alone() -> None:
     backend = digits()
     search = DiversePrompts(n=2, phrasings=("{question}" * 300,))
-    results = solve(search, engine=backend, verifier=DigitSum(), problem=["x", "a long one"], template=PLAIN)
-    assert [r.error for r in results] == [None, "InvalidInput: the prompt is longer than 2000 tokens"]
+    results = solve(
+        search, engine=backend, verifier=DigitSum(), problem=["x", "a long one"], template=PLAIN
+    )
+    assert [r.error for r in results] == [
+        None,
+        "InvalidInput: the prompt is longer than 2000 tokens",
+    ]
     with pytest.raises(InvalidInput, match=r"must hold \{question\}"):
         DiversePrompts(phrasings=("Solve it.",))
     assert not backend.live
@@ -141,14 +182,22 @@ def test_votes() -> None:
     def extract(text: str) -> str | None:
         return text or None
 
-    candidates = [branch("7", 0.1), branch("8", 0.9), branch("7.0", 0.2), branch("", 5.0), branch("8", 0.3)]
+    candidates = [
+        branch("7", 0.1),
+        branch("8", 0.9),
+        branch("7.0", 0.2),
+        branch("", 5.0),
+        branch("8", 0.3),
+    ]
     best, answer = vote(candidates, extract)
-    assert (answer, best) == ("7.0", candidates[2])  # a tie goes to the answer found first, its best-scored branch
+    # a tie goes to the answer found first, its best-scored branch
+    assert (answer, best) == ("7.0", candidates[2])
     best, answer = vote(candidates, extract, weighted=True)
     assert (answer, best) == ("8", candidates[1])
     assert vote([branch("", 1.0)], extract)[1] is None
     logprobs = [branch("7", -0.2), branch("8", -0.3), branch("8", -0.4), branch("9", -2.0)]
-    assert vote(logprobs, extract, weighted=True)[1] == "8"  # their sigmoids: .43 + .40 against .45 and .12
+    # their sigmoids: .43 + .40 against .45 and .12
+    assert vote(logprobs, extract, weighted=True)[1] == "8"
     assert vote([], extract) == (None, None)
 
 
@@ -158,13 +207,20 @@ def test_self_consistency_answers_with_the_majority() -> None:
     assert result.answer == max(texts, key=lambda t: (texts.count(t), -texts.index(t)))
 
 
-@pytest.mark.parametrize(("how", "score"), [("min", 0.2), ("product", 0.05), ("last", 0.5), ("mean", 0.4)])
+@pytest.mark.parametrize(
+    ("how", "score"), [("min", 0.2), ("product", 0.05), ("last", 0.5), ("mean", 0.4)]
+)
 def test_aggregation(how: Any, score: float) -> None:
     assert aggregate([0.5, 0.2, 0.5], how) == pytest.approx(score)
 
 
 @pytest.mark.parametrize(
-    "search", [BeamSearch(beam_size=2, beam_width=2, step_tokens=3), BestOfN(n=3), SelfConsistency(n=3, weighted=True)]
+    "search",
+    [
+        BeamSearch(beam_size=2, beam_width=2, step_tokens=3),
+        BestOfN(n=3),
+        SelfConsistency(n=3, weighted=True),
+    ],
 )
 def test_company_changes_nothing(search: Any) -> None:
     def seen(result: Result) -> Any:
@@ -184,7 +240,9 @@ class Sick(DigitSum):
     def __init__(self, how: str):
         self.how = how
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         scores = super().rate(branches, questions, backend)
         if "bad" in questions:
             at = list(questions).index("bad")
@@ -197,7 +255,12 @@ class Sick(DigitSum):
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("raises", "ZeroDivisionError: no such thing"), ("nan", "nan"), ("none", "ratings for"), ("count", "ratings for")],
+    [
+        ("raises", "ZeroDivisionError: no such thing"),
+        ("nan", "nan"),
+        ("none", "ratings for"),
+        ("count", "ratings for"),
+    ],
 )
 def test_a_sick_verifier_stops_its_problem_alone(how: str, words: str) -> None:
     good, bad, other = run(BestOfN(n=3), ["fine", "bad", "too"], verifier=Sick(how))
@@ -206,7 +269,9 @@ def test_a_sick_verifier_stops_its_problem_alone(how: str, words: str) -> None:
     for result, question in ((good, "fine"), (other, "too")):
         lone = run(BestOfN(n=3), question)
         assert result.error is None
-        assert [(b.text, b.score) for b in result.branches] == [(b.text, b.score) for b in lone.branches]
+        assert [(b.text, b.score) for b in result.branches] == [
+            (b.text, b.score) for b in lone.branches
+        ]
 
 
 def test_unusable_problems_fail_alone() -> None:
@@ -241,7 +306,9 @@ def test_nothing_stays_live_after_a_failure() -> None:
 class Costly(Sick):
     """Spends five verifier tokens a branch."""
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         for branch in branches:
             branch.usage.verifier_tokens += 5
         return super().rate(branches, questions, backend)
@@ -258,7 +325,8 @@ def test_a_neighbours_failure_costs_nothing() -> None:
 
 def test_verifier_tokens_count_on_the_budget() -> None:
     result = run(BestOfN(n=3, max_tokens=4), "q", verifier=Costly("well"), max_tokens=20)
-    assert result.stopped == "max_tokens" and len(result.branches) == 2  # a third would leave nothing to rate it with
+    # a third would leave nothing to rate it with
+    assert result.stopped == "max_tokens" and len(result.branches) == 2
     assert result.best.score == max(b.score for b in result.branches)
     assert result.usage.generated_tokens + result.usage.verifier_tokens <= 20
 
@@ -303,7 +371,9 @@ def test_bad_parameters_are_named(make: Any, message: str) -> None:
 
 
 def test_problems_keep_their_identity() -> None:
-    by_id = run(Greedy(max_tokens=5), [Problem("same", id="1"), Problem("same", id="2")], verifier=None)
+    by_id = run(
+        Greedy(max_tokens=5), [Problem("same", id="1"), Problem("same", id="2")], verifier=None
+    )
     assert by_id[0].best.text != by_id[1].best.text
 
 
@@ -312,7 +382,11 @@ def test_a_problem_that_is_no_text_fails_alone() -> None:
     nothing, fine, keys, torn = run(Greedy(max_tokens=3), given, verifier=None)
     assert fine.best is not None and fine.error is None
     for failed, reason in ((nothing, "NoneType"), (keys, "dict"), (torn, "surrogate")):
-        assert failed.best is None and failed.error.startswith("InvalidInput") and reason in failed.error
+        assert (
+            failed.best is None
+            and failed.error.startswith("InvalidInput")
+            and reason in failed.error
+        )
 
 
 def test_greedy_that_would_sample_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""Which candidate each selection rule chooses, ties, missing figures and DeepConf's confidences among them."""
+"""Which candidate each selection rule chooses, ties, missing figures and DeepConf's confidences
+among them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ from ttc.text.answers import extract_answer
 
 def samples(answers: Sequence[str | None], **columns: Sequence[Any]) -> list[Sample]:
     rows = zip(*columns.values(), strict=True) if columns else [()] * len(answers)
-    return [Sample(answer, **dict(zip(columns, row, strict=True))) for answer, row in zip(answers, rows, strict=True)]
+    return [
+        Sample(answer, **dict(zip(columns, row, strict=True)))
+        for answer, row in zip(answers, rows, strict=True)
+    ]
 
 
 def test_the_majority_counts_equal_numbers_as_one_answer_and_no_answer_as_none() -> None:
@@ -61,12 +65,17 @@ def sigmoid(score: float) -> float:
 
 
 def test_probabilities_weigh_as_they_are_and_logits_their_sigmoid() -> None:
-    assert score_weights(samples(["7"] * 3, score=[0.1, 0.9, 1.0])) == pytest.approx([0.1, 0.9, 1.0])
+    assert score_weights(samples(["7"] * 3, score=[0.1, 0.9, 1.0])) == pytest.approx(
+        [0.1, 0.9, 1.0]
+    )
     logits = [3.0, -2.0, 0.5, -1e4]
     expected = [sigmoid(3), sigmoid(-2), sigmoid(0.5), 0.0]
     assert score_weights(samples(["7"] * 4, score=logits)) == pytest.approx(expected)
-    half = samples(["7"] * 3, score=[1.5, 0.8, None])  # half as far out of [0, 1] as makes it a logit
-    assert score_weights(half) == pytest.approx([0.5 + 0.5 * sigmoid(1.5), 0.4 + 0.5 * sigmoid(0.8), 0.0])
+    # half as far out of [0, 1] as makes it a logit
+    half = samples(["7"] * 3, score=[1.5, 0.8, None])
+    assert score_weights(half) == pytest.approx(
+        [0.5 + 0.5 * sigmoid(1.5), 0.4 + 0.5 * sigmoid(0.8), 0.0]
+    )
     assert weighted_majority(samples(["7", "8", "7"], score=[0.1, 0.9, 0.2])) == 1
 
 
@@ -80,15 +89,22 @@ def test_the_lowest_of_raw_scores_still_has_a_vote() -> None:
     st.floats(-1e-6, 1e-6),
 )
 @settings(deadline=None)
-def test_a_tiny_shift_of_all_scores_changes_no_clear_vote(pairs: list[tuple[str, float]], tiny: float) -> None:
-    """Wherever they lie: at 0 and at 1, below which and above which scores are no probabilities, too."""
+def test_a_tiny_shift_of_all_scores_changes_no_clear_vote(
+    pairs: list[tuple[str, float]], tiny: float
+) -> None:
+    """Wherever they lie: at 0 and at 1, below which and above which scores are no probabilities,
+    too."""
     answers, scores = [answer for answer, _ in pairs], [score for _, score in pairs]
     for edge in (0.0, min(scores), max(scores) - 1):  # so that one of them lies on the edge
         before, after = (
-            score_weights(samples(answers, score=[score - edge + shift for score in scores])) for shift in (0, tiny)
+            score_weights(samples(answers, score=[score - edge + shift for score in scores]))
+            for shift in (0, tiny)
         )
         assert after == pytest.approx(before, abs=2.1e-6, rel=0)
-        totals = sorted((sum(w for a, w in zip(answers, before, strict=True) if a == x) for x in "789"), reverse=True)
+        totals = sorted(
+            (sum(w for a, w in zip(answers, before, strict=True) if a == x) for x in "789"),
+            reverse=True,
+        )
         if totals[0] - totals[1] > 1e-4:
             chosen = [voted(samples(answers), weights) for weights in (before, after)]
             assert answers[chosen[0]] == answers[chosen[1]]  # type: ignore[index]
@@ -99,7 +115,9 @@ def test_a_tiny_shift_of_all_scores_changes_no_clear_vote(pairs: list[tuple[str,
 def test_a_higher_score_never_weighs_less(scores: list[float]) -> None:
     weights = score_weights(samples(["7"] * len(scores), score=scores))
     order = sorted(range(len(scores)), key=scores.__getitem__)
-    assert all(0 <= weights[a] <= weights[b] + 1e-12 <= 1 + 1e-9 for a, b in itertools.pairwise(order))
+    assert all(
+        0 <= weights[a] <= weights[b] + 1e-12 <= 1 + 1e-9 for a, b in itertools.pairwise(order)
+    )
 
 
 def test_of_equal_scores_one_with_an_answer_comes_before_one_without() -> None:
@@ -111,7 +129,9 @@ def test_of_equal_scores_one_with_an_answer_comes_before_one_without() -> None:
 
 
 def test_what_a_gate_cut_off_has_no_say_beside_what_is_whole() -> None:
-    cut = samples(["7", "7", "8"], score=[9.0, 9.0, 1.0], self_certainty=[3.0] * 3, gated=[True, True, False])
+    cut = samples(
+        ["7", "7", "8"], score=[9.0, 9.0, 1.0], self_certainty=[3.0] * 3, gated=[True, True, False]
+    )
     assert [rule(cut) for rule in (majority, weighted_majority, best, borda)] == [2] * 4
     assert soft_best_of_n(cut) == [0, 0, 1]
     everything = samples(["7", "7", "8"], gated=[True] * 3)
@@ -119,19 +139,24 @@ def test_what_a_gate_cut_off_has_no_say_beside_what_is_whole() -> None:
 
 
 def test_borda_votes_weigh_by_rank() -> None:
-    """Ranks 1, 2, 3: votes of 3^p, 2^p, 1. The two worst win together at p = 0.5 and lose at p = 3."""
+    """Ranks 1, 2, 3: votes of 3^p, 2^p, 1. The two worst win together at p = 0.5 and lose at p =
+    3."""
     found = samples(["9", "7", "9"], self_certainty=[2.0, 5.0, 3.0])
     assert 2**0.5 + 1 > 3**0.5 and 2**3 + 1 < 3**3
     assert borda(found) == 0 and borda(found, power=3) == 1
     assert borda(found, power=0) == majority(found) == 0
-    assert borda(samples([None, "7", "8"], self_certainty=[9.0, 1.0, 2.0])) == 2  # rank 1 has no answer: 1 against 2
+    # rank 1 has no answer: 1 against 2
+    assert borda(samples([None, "7", "8"], self_certainty=[9.0, 1.0, 2.0])) == 2
 
 
 def test_soft_best_of_n_draws_in_proportion_to_the_exponential_of_the_score() -> None:
     chances = soft_best_of_n(samples(["7", "8", "9"], score=[0.1, 0.3, None]), temperature=0.2)
     assert chances == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e), 0])
-    assert soft_best_of_n(samples(["7", "8"], score=[5.0, 5000.0]), temperature=1e-3) == [0, 1]  # nothing overflows
-    assert soft_best_of_n(samples(["7", "8"], score=[1.0, 2.0]), temperature=1e9) == pytest.approx([0.5, 0.5])
+    # nothing overflows
+    assert soft_best_of_n(samples(["7", "8"], score=[5.0, 5000.0]), temperature=1e-3) == [0, 1]
+    assert soft_best_of_n(samples(["7", "8"], score=[1.0, 2.0]), temperature=1e9) == pytest.approx(
+        [0.5, 0.5]
+    )
     assert soft_best_of_n(samples(["7"])) == [0] and soft_best_of_n([]) == []
     with pytest.raises(InvalidInput, match="temperature=0 of soft best-of-n must be above 0"):
         soft_best_of_n(samples(["7"], score=[1.0]), temperature=0)
@@ -161,14 +186,20 @@ def test_the_confidence_of_a_text(measure: Any, window: int, expected: float) ->
 
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=80), st.integers(1, 30))
 def test_groups_are_the_means_of_all_full_windows(values: list[float], window: int) -> None:
-    groups = [float(np.mean(values[i : i + window])) for i in range(max(1, len(values) - window + 1))]
+    groups = [
+        float(np.mean(values[i : i + window])) for i in range(max(1, len(values) - window + 1))
+    ]
     assert trace_confidence(values, "lowest", window) == pytest.approx(min(groups), abs=1e-9)
     lowest = sorted(groups)[: max(1, len(groups) // 10)]
-    assert trace_confidence(values, "bottom", window) == pytest.approx(float(np.mean(lowest)), abs=1e-9)
+    assert trace_confidence(values, "bottom", window) == pytest.approx(
+        float(np.mean(lowest)), abs=1e-9
+    )
 
 
 def test_a_measure_that_is_unknown_and_a_window_of_nothing_are_named() -> None:
-    with pytest.raises(InvalidInput, match="measure='min' is unknown; use mean, tail, lowest or bottom"):
+    with pytest.raises(
+        InvalidInput, match="measure='min' is unknown; use mean, tail, lowest or bottom"
+    ):
         trace_confidence(VALUES, "min")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="window=0 must be at least 1 token"):
         trace_confidence(VALUES, "lowest", 0)
@@ -196,12 +227,14 @@ def test_samples_without_an_answer_are_left_out_before_the_filter() -> None:
 
 
 def test_the_top_tenth_and_the_top_nine_tenths_are_quantiles() -> None:
-    """Of 10 samples the 90th percentile lies between the two highest, the 10th between the two lowest."""
+    """Of 10 samples the 90th percentile lies between the two highest, the 10th between the two
+    lowest."""
     answers, sure = [str(i) for i in range(10)], [[float(10 + i)] for i in range(10)]
     found = samples(answers, confidences=sure)
     assert confidence_vote(found, keep=0.1) == 9
     everyone_else = samples(["x", *["y"] * 9], confidences=[[100.0], *[[10.0]] * 9])
-    assert confidence_vote(everyone_else, keep=0.9) == 0  # 100 against 90: those at the threshold stay
+    # 100 against 90: those at the threshold stay
+    assert confidence_vote(everyone_else, keep=0.9) == 0
     lowest_out = samples(["x", "y", "y"], confidences=[[1.5], [1.0], [1.0]])
     assert confidence_vote(lowest_out, keep=1.0) == 1 and confidence_vote(lowest_out, keep=0.1) == 0
 
@@ -218,7 +251,9 @@ def test_a_rule_that_does_not_draw_is_sure() -> None:
     assert {rule.name: sum(rule.chances([])) for rule in all_rules()} == dict.fromkeys(chosen, 0)
 
 
-@given(st.lists(st.sampled_from(["1", "2", "3", None]), max_size=9), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.sampled_from(["1", "2", "3", None]), max_size=9), st.randoms(use_true_random=False)
+)
 def test_what_has_no_vote_changes_nothing(answers: list[str | None], random: Any) -> None:
     """Samples without an answer may be put anywhere among the others."""
     columns = {
@@ -262,8 +297,12 @@ def test_a_search_breaks_ties_as_the_rules_do_on_its_records() -> None:
     tree = HandMadeTree(TIED)
     result = solve(Backwards(), problem="q", engine=tree, verifier=Scores({}))
     assert result.answer == "8" and result.best is not None and result.best.path == (1,)
-    assert [branch.path for branch in result.branches] == [(1,), (2,), (3,), (0,)]  # no answer comes last of equals
-    rows = [Sample(extract_answer(b.text), b.score) for b in sorted(result.branches, key=lambda b: b.path)]
+    # no answer comes last of equals
+    assert [branch.path for branch in result.branches] == [(1,), (2,), (3,), (0,)]
+    rows = [
+        Sample(extract_answer(b.text), b.score)
+        for b in sorted(result.branches, key=lambda b: b.path)
+    ]
     assert best(rows) == 1
 
 

@@ -22,7 +22,9 @@ class Talk(Scripted):
         self.turns, self.prompts = iter(says), list[str]()
 
     def write(self, branch: Branch) -> str:
-        self.prompts.append(self.decode(branch.tokens[: branch.prompt_length]).partition("\nAnswer:")[2])
+        self.prompts.append(
+            self.decode(branch.tokens[: branch.prompt_length]).partition("\nAnswer:")[2]
+        )
         return next(self.turns) + "0"
 
 
@@ -84,7 +86,10 @@ def test_only_one_branch_and_its_answer_are_held() -> None:
 
 def test_it_runs_on_an_engine() -> None:
     engine = make_engine(context=300)
-    result = run(engine, SelfRefine(max_tokens=5, feedback_tokens=4, attempts=3, feedback="Ok?", rewrite="Again."))
+    result = run(
+        engine,
+        SelfRefine(max_tokens=5, feedback_tokens=4, attempts=3, feedback="Ok?", rewrite="Again."),
+    )
     assert len(result.branches) == 1 and engine.kv_bytes() == 0
     assert result.usage.generated_tokens <= 3 * 5 + 2 * 4
 

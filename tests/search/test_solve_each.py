@@ -1,4 +1,5 @@
-"""Results that are read one by one: they come as problems end, and long lists of problems take no more memory."""
+"""Results that are read one by one: they come as problems end, and long lists of problems take no
+more memory."""
 
 from __future__ import annotations
 
@@ -36,7 +37,13 @@ class Steps(Search):
 
 def seen(results: Sequence[Result]) -> list[Any]:
     return [
-        (r.problem, r.answer, [(b.tokens, b.path) for b in r.branches], exactly(r.tree), r.usage.generated_tokens)
+        (
+            r.problem,
+            r.answer,
+            [(b.tokens, b.path) for b in r.branches],
+            exactly(r.tree),
+            r.usage.generated_tokens,
+        )
         for r in results
     ]
 
@@ -61,9 +68,13 @@ def test_a_problem_that_cannot_be_used_says_so_and_the_others_go_on() -> None:
     engine = make_engine(context=160)
     problems = [FEW[0], Problem("9" * 400, "long"), FEW[1]]
     results = {
-        r.problem.id: r.error for r in solve_each(SelfConsistency(n=2, max_tokens=3), problems=problems, engine=engine)
+        r.problem.id: r.error
+        for r in solve_each(SelfConsistency(n=2, max_tokens=3), problems=problems, engine=engine)
     }
-    assert results.pop("long", "").startswith("ContextExceeded: ") and results == {"0": None, "1": None}
+    assert results.pop("long", "").startswith("ContextExceeded: ") and results == {
+        "0": None,
+        "1": None,
+    }
 
 
 def test_reading_no_further_frees_everything() -> None:
@@ -87,7 +98,9 @@ def test_what_others_have_found_is_given_before_an_error() -> None:
 
     engine, read = make_engine(context=160), list[str]()
     with pytest.raises(ZeroDivisionError):
-        for result in solve_each(Broken(), problems=["1", "4", "4!", "4 ", "9"], engine=engine, concurrency=5):
+        for result in solve_each(
+            Broken(), problems=["1", "4", "4!", "4 ", "9"], engine=engine, concurrency=5
+        ):
             read.append(result.problem.question)
     assert read == ["1", "4"]
     assert_nothing_left(engine, [])
@@ -133,7 +146,9 @@ def test_prompts_are_computed_only_when_there_is_room() -> None:
 
     engine.begin_roots = begun  # type: ignore[method-assign]
     ended = 0
-    for _ in solve_each(SelfConsistency(n=2, max_tokens=8), problems=[f"{i} + 1" for i in range(200)], engine=engine):
+    for _ in solve_each(
+        SelfConsistency(n=2, max_tokens=8), problems=[f"{i} + 1" for i in range(200)], engine=engine
+    ):
         assert sum(started) - ended <= 8
         ended += 1
     assert ended == sum(started) == 200 and engine.memory.device.peak_bytes <= budget
@@ -141,7 +156,10 @@ def test_prompts_are_computed_only_when_there_is_room() -> None:
 
 def test_a_result_that_was_read_is_not_kept() -> None:
     given = list[weakref.ref[Result]]()
-    for result in solve_each(SelfConsistency(n=2, max_tokens=2), problems=FEW * 5, engine=make_engine(context=160)):
+    for result in solve_each(
+        SelfConsistency(n=2, max_tokens=2), problems=FEW * 5, engine=make_engine(context=160)
+    ):
         given.append(weakref.ref(result))
-        assert sum(one() is not None for one in given) <= 2  # this one and, until the next token, the one before
+        # this one and, until the next token, the one before
+        assert sum(one() is not None for one in given) <= 2
     assert len(given) == 40

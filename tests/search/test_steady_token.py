@@ -22,7 +22,8 @@ ROOMS = tuple(str(ROOT / name) for name in ("ttc", "search", "verifiers"))
 
 
 class Calls:
-    """The Python functions that each call of the driver's `decode` calls, and how many rows decode in it."""
+    """The Python functions that each call of the driver's `decode` calls, and how many rows decode
+    in it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.steps: list[tuple[int, list[str]]] = []
@@ -61,7 +62,9 @@ def test_a_steady_token_of_a_beam_search_is_few_calls(monkeypatch: pytest.Monkey
         pytest.skip(f"layers are not compiled here: {engine.runner.reason}")
     calls = Calls(monkeypatch)
     search = BeamSearch(beam_size=4, beam_width=4, max_steps=2, step_tokens=24, temperature=0.6)
-    solve(search, engine=engine, verifier=ArithmeticVerifier(), problem="What is 3 * 4 - 2?", seed=0)
+    solve(
+        search, engine=engine, verifier=ArithmeticVerifier(), problem="What is 3 * 4 - 2?", seed=0
+    )
     files = calls.steady(16)
     assert len(files) <= 200
     assert len({file for file in files if file.startswith(ROOMS)}) <= 19
@@ -76,6 +79,8 @@ def test_the_drawing_of_a_token_names_what_really_runs(monkeypatch: pytest.Monke
     named = set(re.findall(r"\b(?:[A-Z]\w+\.\w+|draw_tokens|draw|draw_rows)\b", drawing))
     calls = Calls(monkeypatch)
     search = BeamSearch(beam_size=2, beam_width=2, max_steps=2, step_tokens=8)
-    solve(search, engine=engine, verifier=ArithmeticVerifier(), problem="What is 3 * 4 - 2?", seed=0)
+    solve(
+        search, engine=engine, verifier=ArithmeticVerifier(), problem="What is 3 * 4 - 2?", seed=0
+    )
     outside = {"Driver.events", "Driver.step", "Driver.decode"}  # they call what is counted
     assert len(named) > 12 and named - outside <= calls.names

@@ -1,4 +1,5 @@
-"""Searches over models that think: votes, budgets and probes go by answers, never by what was only thought."""
+"""Searches over models that think: votes, budgets and probes go by answers, never by what was only
+thought."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ TAGS = ("<think>", "</think>")
 R1, QWEN3 = thinker(OPENING, plain=TAGS), thinker(SWITCHED, plain=TAGS)
 MAGISTRAL = thinker(TURNS, ("[THINK]", "[/THINK]"))
 GPT_OSS = thinker(TURNS, ("<|start|>", "<|end|>", "<|message|>", "<|channel|>"))
-GPT_OSS_SAYS = "<|channel|>analysis<|message|>{}?<|end|><|start|>assistant<|channel|>final<|message|>{}"
+GPT_OSS_SAYS = (
+    "<|channel|>analysis<|message|>{}?<|end|><|start|>assistant<|channel|>final<|message|>{}"
+)
 UNDECIDED = ["The answer is 3, or not", "The answer is 3?", "</think>The answer is 4."]
 """Two thoughts that never end, and an answer."""
 
@@ -57,7 +60,8 @@ def solved(search: Any, says: Any, tokenizer: Any = R1, **options: Any) -> Resul
 def test_a_thought_has_no_vote(search: Any) -> None:
     result = solved(search, UNDECIDED)
     assert result.answer == "4"
-    assert result.best is not None and result.best.text == "</think>The answer is 4."  # texts stay whole
+    # texts stay whole
+    assert result.best is not None and result.best.text == "</think>The answer is 4."
     assert [branch.answer_text for branch in result.branches] == ["The answer is 4.", None, None]
 
 
@@ -69,13 +73,20 @@ def test_without_marks_the_whole_text_votes_as_before() -> None:
 def test_marks_may_be_the_users_own() -> None:
     said = ["((The answer is 3.", "((The answer is 3.", "((hm))The answer is 4."]
     marks = ThinkingMarks("((", "))")
-    assert solve(SelfConsistency(n=3), problem="q", engine=Dictated(said), thinking_marks=marks).answer == "4"
+    assert (
+        solve(SelfConsistency(n=3), problem="q", engine=Dictated(said), thinking_marks=marks).answer
+        == "4"
+    )
     with pytest.raises(InvalidInput, match="thinking_marks='auto'"):
         solve(Greedy(), problem="q", engine=Dictated(said), thinking_marks="auto")  # type: ignore[call-overload]
 
 
 def test_marks_that_are_special_tokens_are_seen_where_texts_leave_them_out() -> None:
-    said = ["[THINK]The answer is 3.", "[THINK]The answer is 3.", "[THINK]3?[/THINK]The answer is 4."]
+    said = [
+        "[THINK]The answer is 3.",
+        "[THINK]The answer is 3.",
+        "[THINK]3?[/THINK]The answer is 4.",
+    ]
     result = solved(SelfConsistency(n=3), said, MAGISTRAL)
     assert result.answer == "4" and result.best is not None
     assert result.best.text == "3?The answer is 4."
@@ -102,10 +113,14 @@ def test_the_best_rated_text_has_no_answer_while_it_thinks() -> None:
 
 def test_deep_conf_leaves_thoughts_out() -> None:
     class Sure(Thinking):
-        def generate(self, branches: Sequence[Branch], *given: Any, statistics: bool = False, **options: Any) -> None:
+        def generate(
+            self, branches: Sequence[Branch], *given: Any, statistics: bool = False, **options: Any
+        ) -> None:
             super().generate(branches, *given, **options)
             for branch in branches:
-                branch.top_k_logprobs[:] = [-9.0 if branch.path[0] < 2 else -1.0] * len(branch.generated)
+                branch.top_k_logprobs[:] = [-9.0 if branch.path[0] < 2 else -1.0] * len(
+                    branch.generated
+                )
 
     result = solve(DeepConf(n=3), problem="q", engine=Sure(UNDECIDED, R1))
     assert result.answer == "4"
@@ -115,7 +130,9 @@ def test_a_search_of_ones_own_may_read_texts_itself() -> None:
     @dataclass(frozen=True)
     class Reads(Greedy):
         def choose(self, candidates: Any, extract: Any) -> Any:
-            return candidates[0], str([extract(candidates[0].text), answer_of(candidates[0], extract)])
+            return candidates[0], str(
+                [extract(candidates[0].text), answer_of(candidates[0], extract)]
+            )
 
     said = "<think>The answer is 3.</think>The answer is 4."
     assert solved(Reads(), [said], QWEN3).answer == "['4', '4']"
@@ -126,7 +143,15 @@ def test_a_search_of_ones_own_may_read_texts_itself() -> None:
 
 
 def test_a_critique_counts_by_what_it_says_and_not_by_what_it_thinks() -> None:
-    turns = iter(["</think>1", "it is correct?</think>No.", "</think>2", "hm</think>It is correct.", "</think>3"])
+    turns = iter(
+        [
+            "</think>1",
+            "it is correct?</think>No.",
+            "</think>2",
+            "hm</think>It is correct.",
+            "</think>3",
+        ]
+    )
     assert solved(SelfRefine(attempts=4), lambda branch: next(turns)).answer == "2"
 
 
@@ -142,14 +167,17 @@ def test_a_mark_in_the_users_words_begins_no_thought(chat: str | None, raw: bool
         Revision(n=1, attempts=2, feedback="Is <think> right?"), problem=question, engine=backend,
         template=PromptTemplate("{question}", raw=raw), thinking_marks=marks, verifier=Scores(lambda branch: 0.5),
     )  # fmt: skip
-    assert [branch.answer_text is None for branch in result.branches] == [chat == OPENING and not raw]
+    assert [branch.answer_text is None for branch in result.branches] == [
+        chat == OPENING and not raw
+    ]
     assert result.answer == (None if chat == OPENING and not raw else "18")
     attempts = [node.id for node in result.tree if node.score is not None]
     assert len(attempts) == 2
 
 
 def test_each_turn_begins_as_its_own_prompt_says() -> None:
-    turns = iter(["</think>1", "it is correct", "2"])  # neither the critique nor the second answer ends its thought
+    # neither the critique nor the second answer ends its thought
+    turns = iter(["</think>1", "it is correct", "2"])
     assert solved(SelfRefine(attempts=2), lambda branch: next(turns)).answer is None
 
 
@@ -158,9 +186,11 @@ def test_each_turn_begins_as_its_own_prompt_says() -> None:
     [(MAGISTRAL, "[THINK]{}?[/THINK]{}"), (R1, "{}?</think>{}"), (GPT_OSS, GPT_OSS_SAYS)],
     ids=["magistral", "r1", "gpt-oss"],
 )
-def test_an_attempt_that_is_told_again_keeps_the_marks_of_its_thought(tokenizer: Any, said: str) -> None:
-    """With a memory of one attempt, each prompt after the second is put together anew; on request with the model's own
-    tokens."""
+def test_an_attempt_that_is_told_again_keeps_the_marks_of_its_thought(
+    tokenizer: Any, said: str
+) -> None:
+    """With a memory of one attempt, each prompt after the second is put together anew; on request
+    with the model's own tokens."""
     turns, asked = iter("1234"), list[list[int]]()
 
     def says(branch: Branch) -> str:
@@ -205,8 +235,12 @@ def test_budget_forcing_takes_the_mark_of_the_model() -> None:
 def test_an_answer_that_is_forced_counts_with_any_mark_or_none() -> None:
     for tokenizer, end in ((R1, "</think>"), (MAGISTRAL, ""), (thinker(OPENING), "")):
         turns = iter(["The answer is 12", " 14"])
-        result = solved(BudgetForcing(thinking_tokens=10), lambda branch, turns=turns: next(turns), tokenizer)
-        assert result.best is not None and result.best.text == f"The answer{end}\n\nFinal Answer: 14"
+        result = solved(
+            BudgetForcing(thinking_tokens=10), lambda branch, turns=turns: next(turns), tokenizer
+        )
+        assert (
+            result.best is not None and result.best.text == f"The answer{end}\n\nFinal Answer: 14"
+        )
         assert result.answer == "14"
         assert result.best.answer_text == ("\n\nFinal Answer: 14")
 
@@ -231,7 +265,10 @@ def test_an_answer_that_was_only_thought_of_is_not_rated() -> None:
 
     def score(text: str, tokenizer: Any = R1) -> float:
         result: Result = solve(
-            BestOfN(n=1), problem=question, engine=Thinking([text], tokenizer), verifier=ArithmeticVerifier()
+            BestOfN(n=1),
+            problem=question,
+            engine=Thinking([text], tokenizer),
+            verifier=ArithmeticVerifier(),
         )
         assert result.best is not None and result.best.score is not None
         return result.best.score

@@ -17,7 +17,9 @@ from ttc.sampling import random_key
 Path = tuple[int, ...]
 
 
-def run(search: TreeOfThoughts, scores: dict[Path, float], ends: set[Path], **options: Any) -> tuple[Result, Scripted]:
+def run(
+    search: TreeOfThoughts, scores: dict[Path, float], ends: set[Path], **options: Any
+) -> tuple[Result, Scripted]:
     """A tree whose steps are one letter each, a 0 where a branch ends."""
     backend = Scripted(lambda branch: "0" if branch.path in ends else "x")
     verifier = Scores(lambda branch: scores.get(branch.path, 0.0))
@@ -29,7 +31,9 @@ def run(search: TreeOfThoughts, scores: dict[Path, float], ends: set[Path], **op
 def continued(result: Result) -> list[Path]:
     """The states that were continued, in order."""
     by_id = {node.id: tuple(node.path) for node in result.tree}
-    return list(dict.fromkeys(by_id[node.parent] for node in result.tree if node.parent is not None))
+    return list(
+        dict.fromkeys(by_id[node.parent] for node in result.tree if node.parent is not None)
+    )
 
 
 def test_the_best_thought_is_followed_down_and_the_search_comes_back_up() -> None:
@@ -39,7 +43,8 @@ def test_the_best_thought_is_followed_down_and_the_search_comes_back_up() -> Non
     assert continued(result) == [(), (1,), (0,)]  # everything under (1,) is pruned
     assert [tuple(b.path) for b in result.branches] == [(0, 1), (0, 0)]
     assert backend.held[1] == {(0,), (1,), (1, 0), (1, 1)}
-    assert backend.held[2] == {(0,), (0, 0), (0, 1), (1, 1)}  # the best pruned state stays, for want of an answer
+    # the best pruned state stays, for want of an answer
+    assert backend.held[2] == {(0,), (0, 0), (0, 1), (1, 1)}
 
 
 def test_a_rating_of_the_threshold_itself_is_pruned() -> None:
@@ -63,12 +68,15 @@ def test_the_best_pruned_state_answers_where_nothing_else_is_left() -> None:
 
 def test_what_has_finished_answers_before_what_is_better_and_has_not() -> None:
     scores = {(0,): 0.9, (1,): 0.7}
-    result, _ = run(TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=1, threshold=0.5), scores, {(1,)})
+    result, _ = run(
+        TreeOfThoughts(beam_width=2, step_tokens=1, max_depth=1, threshold=0.5), scores, {(1,)}
+    )
     assert [tuple(b.path) for b in result.branches] == [(1,)]
 
 
 def reference(search: TreeOfThoughts, scores: Any, ends: Any) -> tuple[list[Path], list[Path]]:
-    """Algorithm 2, with a budget of states: the states continued and the finished ones that were rated well enough."""
+    """Algorithm 2, with a budget of states: the states continued and the finished ones that were
+    rated well enough."""
     order: list[Path] = []
     finished: list[Path] = []
 
@@ -104,10 +112,18 @@ class Random:
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
-    st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 4), st.integers(1, 12), st.sampled_from([0.0, 0.3, 0.6])
+    st.integers(0, 10**6),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.sampled_from([0.0, 0.3, 0.6]),
 )
-def test_against_the_recursive_algorithm(seed: int, width: int, depth: int, states: int, threshold: float) -> None:
-    search = TreeOfThoughts(beam_width=width, step_tokens=1, max_depth=depth, max_states=states, threshold=threshold)
+def test_against_the_recursive_algorithm(
+    seed: int, width: int, depth: int, states: int, threshold: float
+) -> None:
+    search = TreeOfThoughts(
+        beam_width=width, step_tokens=1, max_depth=depth, max_states=states, threshold=threshold
+    )
     values: Any = Random(seed)
     result, backend = run(search, values, values)
     order, finished = reference(search, values, values)
@@ -117,7 +133,8 @@ def test_against_the_recursive_algorithm(seed: int, width: int, depth: int, stat
         assert {tuple(b.path) for b in result.branches} == set(finished)
         assert result.best is not None and values[tuple(result.best.path)] == values[best]
     assert result.best is not None
-    assert max(map(len, backend.held)) <= depth * (width - 1) + width + 2  # what waits on the way down, and one more
+    # what waits on the way down, and one more
+    assert max(map(len, backend.held)) <= depth * (width - 1) + width + 2
 
 
 def test_a_budget_ends_it_with_the_best_so_far() -> None:
@@ -170,5 +187,7 @@ class Hinted(Search):
 )
 def test_depth_is_counted_from_where_the_search_begins(inner: Search) -> None:
     backend = Scripted(lambda branch: "x")
-    result = solve(Hinted(inner=inner), problem="q", engine=backend, verifier=Scores(lambda branch: 0.5))
+    result = solve(
+        Hinted(inner=inner), problem="q", engine=backend, verifier=Scores(lambda branch: 0.5)
+    )
     assert [branch.text for branch in result.branches] == ["xx"] and not backend.live

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from search import BeamSearch, BestOfN, BudgetForcing, DiversePrompts, Result, Revision, SelfRefine, solve
+from search import (
+    BeamSearch,
+    BestOfN,
+    BudgetForcing,
+    DiversePrompts,
+    Result,
+    Revision,
+    SelfRefine,
+    solve,
+)
 from tests.helpers.engines import make_engine
 from tests.helpers.scripted import Scores
 from ttc.results import Node
@@ -14,7 +23,12 @@ from ttc.results import Node
 SEARCHES = [
     BestOfN(n=3, max_tokens=6),
     BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3),
-    DiversePrompts(n=3, max_tokens=5, phrasings=("Solve {question}", "Now solve {question}"), hints=("So", "Well")),
+    DiversePrompts(
+        n=3,
+        max_tokens=5,
+        phrasings=("Solve {question}", "Now solve {question}"),
+        hints=("So", "Well"),
+    ),
     Revision(n=2, attempts=2, max_tokens=4, feedback="Again."),
     SelfRefine(attempts=2, max_tokens=4, feedback_tokens=3),
     BudgetForcing(waits=1, thinking_tokens=6, answer_tokens=4),

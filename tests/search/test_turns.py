@@ -1,4 +1,5 @@
-"""Further turns of a search: with the prompt and the answers they are what transformers makes of the whole chat."""
+"""Further turns of a search: with the prompt and the answers they are what transformers makes of
+the whole chat."""
 
 from __future__ import annotations
 
@@ -10,7 +11,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from search import Append, Case, Expand, Revision, Search, SearchSteps, SelfRefine, Step, Vary, solve
+from search import (
+    Append,
+    Case,
+    Expand,
+    Revision,
+    Search,
+    SearchSteps,
+    SelfRefine,
+    Step,
+    Vary,
+    solve,
+)
 from tests.helpers.chains import chain
 from tests.helpers.chats import CHATS, QUESTION, WORDS
 from tests.helpers.engines import GREEDY
@@ -34,11 +46,14 @@ class Asking(Search):
         for _ in range(2):
             told = yield Append(branches, WORDS, turn=True)
             branches = yield Expand(told, 1, Step(2, end=case.end), self.sampling)
-            branches = yield Expand(branches, 1, Step(2, end=case.end), self.sampling)  # a step is no turn
+            # a step is no turn
+            branches = yield Expand(branches, 1, Step(2, end=case.end), self.sampling)
         return branches
 
 
-@pytest.mark.parametrize("name", ["chatml", "smollm_2", "qwen_2_5", "stablelm_2", "alpaca", "llama_3_1", "gemma_3"])
+@pytest.mark.parametrize(
+    "name", ["chatml", "smollm_2", "qwen_2_5", "stablelm_2", "alpaca", "llama_3_1", "gemma_3"]
+)
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_the_turns_of_a_search_make_the_whole_chat(name: str, system: str | None) -> None:
     words = CHATS[name].tokenizer
@@ -50,7 +65,9 @@ def test_the_turns_of_a_search_make_the_whole_chat(name: str, system: str | None
     messages += [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "two"}]
     for said in (QUESTION, WORDS, WORDS):
         messages += [{"role": "user", "content": said}, {"role": "assistant", "content": "four"}]
-    ids = words.apply_chat_template(messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False)
+    ids = words.apply_chat_template(
+        messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False
+    )
     assert result.best.tokens == [*ids, *words.encode("four", add_special_tokens=False)]
     assert engine.kv_bytes() == 0
 
@@ -62,14 +79,17 @@ def test_a_template_that_leaves_answers_out_fails_the_problem_and_says_what_to_d
     last = "{{ '<|im_start|>user\n' + messages[-1]['content'] + '<|im_end|>\n<|im_start|>assistant\n' }}"
     was, words.chat_template = words.chat_template, last
     try:
-        result = solve(Asking(), problem=[QUESTION], engine=engine, template=PromptTemplate("{question}"))[0]
+        result = solve(
+            Asking(), problem=[QUESTION], engine=engine, template=PromptTemplate("{question}")
+        )[0]
     finally:
         words.chat_template = was
     assert result.error is not None and "leaves out what the model has answered" in result.error
     assert engine.kv_bytes() == 0
 
 
-# ---------------------------------------------------------------- where the whole chat begins otherwise
+# ---------------------------------------------------------------- where the whole chat begins
+# otherwise
 
 THOUGHT = "<think>\nEasy.\n</think>\n\n"
 
@@ -86,11 +106,14 @@ def whole(tokenizer: Any, *said: str, **options: Any) -> list[int]:
 
 
 def plain_marks(name: str) -> Any:
-    """A chat's tokenizer, whose marks of thoughts are no special tokens, as in the published ones."""
+    """A chat's tokenizer, whose marks of thoughts are no special tokens, as in the published
+    ones."""
     chat, marks = CHATS[name], ("<think>", "</think>")
     if not set(marks) & set(chat.special):
         return chat.tokenizer
-    return thinker(chat.template, tuple(token for token in chat.tokens if token not in marks), marks)
+    return thinker(
+        chat.template, tuple(token for token in chat.tokens if token not in marks), marks
+    )
 
 
 def revised(backend: Any, template: PromptTemplate, **settings: Any) -> Any:
@@ -111,7 +134,9 @@ def sequences(result: Any) -> list[list[int]]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("name", ["qwen_3", "deepseek_r1_distill", "qwen_3_without_thoughts", "llama_3", "granite_3"])
+@pytest.mark.parametrize(
+    "name", ["qwen_3", "deepseek_r1_distill", "qwen_3_without_thoughts", "llama_3", "granite_3"]
+)
 def test_every_attempt_of_a_search_stands_on_the_whole_chat(name: str) -> None:
     chat, words = CHATS[name], plain_marks(name)
     thought = {"qwen_3": THOUGHT, "deepseek_r1_distill": "Easy.\n</think>\n\n"}.get(name, "")
@@ -123,10 +148,19 @@ def test_every_attempt_of_a_search_stands_on_the_whole_chat(name: str) -> None:
         for later in ([], [says[0], WORDS], [says[0], WORDS, says[1], WORDS])
     ]
     written = [[*backend.encode(text), words.eos_token_id] for text in says]
-    expected = [ids[0], ids[0] + written[0], ids[1], ids[1] + written[1], ids[2], ids[2] + written[2]]
+    expected = [
+        ids[0],
+        ids[0] + written[0],
+        ids[1],
+        ids[1] + written[1],
+        ids[2],
+        ids[2] + written[2],
+    ]
     assert sequences(result) == expected
     best = result.best
-    assert best.tokens == expected[-1] and best.prompt_length == len(ids[2]) and best.path == (0,) * 5
+    assert (
+        best.tokens == expected[-1] and best.prompt_length == len(ids[2]) and best.path == (0,) * 5
+    )
     assert best.text == says[2] and best.answer_text.strip() == "six" and best.steps == [says[2]]
     assert [node.score for node in result.tree] == [None, 1.0, None, 3.0, None, 5.0]
     assert not backend.live
@@ -137,7 +171,9 @@ def test_a_searchs_settings_may_keep_the_models_own_tokens() -> None:
     backend = Thinking(lambda branch: f"{THOUGHT}four", words)
     result = revised(backend, PromptTemplate("{question}", keep_generated=True), attempts=2)
     before = whole(words, QUESTION) + backend.encode(f"{THOUGHT}four")
-    after = backend.encode(f"<|im_end|>\n<|im_start|>user\n{WORDS}<|im_end|>\n<|im_start|>assistant\n")
+    after = backend.encode(
+        f"<|im_end|>\n<|im_start|>user\n{WORDS}<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert sequences(result)[2] == before + after
 
 
@@ -174,16 +210,22 @@ MARKED = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<eos>{% endf
 
 def test_of_thoughts_between_special_tokens_the_answer_alone_is_sent() -> None:
     tokenizer = thinker(MARKED, ("[THINK]", "[/THINK]"))
-    backend = Thinking(lambda branch: f"[THINK]Easy.[/THINK]{'four' if len(branch.path) == 1 else 'five'}", tokenizer)
+    backend = Thinking(
+        lambda branch: f"[THINK]Easy.[/THINK]{'four' if len(branch.path) == 1 else 'five'}",
+        tokenizer,
+    )
     for settings in ({}, {"memory": 1}):
         result = revised(backend, PromptTemplate("{question}"), attempts=2, **settings)
-        assert result.best.tokens[: result.best.prompt_length] == whole(tokenizer, QUESTION, "four", WORDS)
+        assert result.best.tokens[: result.best.prompt_length] == whole(
+            tokenizer, QUESTION, "four", WORDS
+        )
         assert result.best.answer_text == "five" and result.best.thought == "Easy."
 
 
 @dataclass(frozen=True)
 class Varied(Asking):
-    """An answer to another phrasing, whose beginning is given, and one after the user's next words."""
+    """An answer to another phrasing, whose beginning is given, and one after the user's next
+    words."""
 
     def run(self, root: Any, case: Case) -> SearchSteps:
         varied = yield Vary(root, 1, phrasings=["Solve {question}"], hints=["fo"])
@@ -195,7 +237,9 @@ class Varied(Asking):
 def test_a_chat_goes_on_from_the_phrasing_and_the_words_that_it_began_with() -> None:
     tokenizer = CHATS["chatml"].tokenizer
     backend = Thinking(lambda branch: "ur", tokenizer)
-    result = solve(Varied(), problem=QUESTION, engine=backend, template=PromptTemplate("Q: {question}"))
+    result = solve(
+        Varied(), problem=QUESTION, engine=backend, template=PromptTemplate("Q: {question}")
+    )
     assert result.best is not None
     prompt = result.best.tokens[: result.best.prompt_length]
     assert prompt == whole(tokenizer, f"Solve {QUESTION}", "four", WORDS)
@@ -251,7 +295,9 @@ def smollm2() -> Any:
 
 @pytest.mark.parametrize("name", ["qwen_3", "llama_3", "smollm2", "switched"])
 def test_an_engine_answers_the_whole_chat_as_a_new_prompt(name: str) -> None:
-    tokenizer = {"smollm2": smollm2, "switched": lambda: thinker(SWITCHED)}.get(name, lambda: CHATS[name].tokenizer)()
+    tokenizer = {"smollm2": smollm2, "switched": lambda: thinker(SWITCHED)}.get(
+        name, lambda: CHATS[name].tokenizer
+    )()
     options = {"enable_thinking": False} if name == "switched" else {}
     engine = random_engine(tokenizer)
     template = PromptTemplate("{question}", options=options)
@@ -260,19 +306,24 @@ def test_an_engine_answers_the_whole_chat_as_a_new_prompt(name: str) -> None:
     nodes = sequences(result)
     answers = {node.path[0]: list[str]() for node in result.tree if node.path}
     for node, tokens in zip(result.tree, nodes, strict=True):
-        if len(node.path) in (2, 4, 6):  # an answer; before it stand a hint, a first prompt or a turn
+        # an answer; before it stand a hint, a first prompt or a turn
+        if len(node.path) in (2, 4, 6):
             said = answers[node.path[0]]
             later = [text for answer in said for text in (answer, WORDS)]
             prompt = whole(tokenizer, QUESTION, *later, **options)
             assert tokens[: len(prompt)] == prompt
             plain = random_engine(tokenizer)
-            hint = tokenizer.encode("ab"[node.path[0]], add_special_tokens=False) if not said else []
+            hint = (
+                tokenizer.encode("ab"[node.path[0]], add_special_tokens=False) if not said else []
+            )
             root = plain.root([*prompt, *hint])
             plain.generate([root], 24, sampling=GREEDY)
             assert root.tokens == tokens
             said.append(engine.decode(tokens[len(prompt) :]))
     assert engine.kv_bytes() == 0
-    assert any(node.start < len(nodes[node.parent]) for node in result.tree if node.parent is not None)
+    assert any(
+        node.start < len(nodes[node.parent]) for node in result.tree if node.parent is not None
+    )
 
 
 def test_what_the_whole_chat_shares_is_not_computed_again() -> None:
@@ -282,7 +333,10 @@ def test_what_the_whole_chat_shares_is_not_computed_again() -> None:
     template = PromptTemplate("{question}", options={"enable_thinking": False})
     result = solve(Asking(), problem=question, engine=engine, template=template)
     prompts = sum(len(tokens) for tokens in sequences(result)[:1])
-    assert result.error is None and result.usage.prompt_tokens + result.usage.recomputed_tokens < 2 * prompts
+    assert (
+        result.error is None
+        and result.usage.prompt_tokens + result.usage.recomputed_tokens < 2 * prompts
+    )
 
 
 def test_a_branch_may_be_forked_from_an_earlier_place() -> None:

@@ -1,4 +1,5 @@
-"""What a type checker says of calls: right options pass with their result's type, wrong ones are found."""
+"""What a type checker says of calls: right options pass with their result's type, wrong ones are
+found."""
 
 from __future__ import annotations
 
@@ -34,13 +35,22 @@ def test_a_type_checker_finds_wrong_options(tmp_path: Path, pytestconfig: pytest
     file.write_text(CALLS)
     cache = pytestconfig.cache.mkdir("mypy")
     # other people's packages are left out, for speed
-    options = ["--config-file=", "--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent"]
+    options = [
+        "--config-file=",
+        "--no-site-packages",
+        "--ignore-missing-imports",
+        "--follow-imports=silent",
+    ]
     said, trouble, _ = api.run([*options, f"--cache-dir={cache}", str(file)])
     assert not trouble
     found: dict[int, str] = {}
     for line, text in re.findall(r"calls\.py:(\d+): error: (.*)", said):
         found[int(line)] = found.get(int(line), "") + text
-    wanted = {i: line.partition("# wrong: ")[2] for i, line in enumerate(CALLS.split("\n"), 1) if "# wrong" in line}
+    wanted = {
+        i: line.partition("# wrong: ")[2]
+        for i, line in enumerate(CALLS.split("\n"), 1)
+        if "# wrong" in line
+    }
     assert found.keys() == wanted.keys(), said
     for line, name in wanted.items():
         assert name in found[line], found[line]

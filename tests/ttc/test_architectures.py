@@ -1,4 +1,5 @@
-"""The engine against plain transformers, branch by branch, on small random models of every supported family."""
+"""The engine against plain transformers, branch by branch, on small random models of every
+supported family."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def test_double_precision(family: str) -> None:
 
 @pytest.mark.parametrize("case", ["nemotron", "stablelm"])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, None), (torch.float64, 1e-9)])
-def test_models_that_pass_no_keyword_arguments_on_to_attention(case: str, dtype: torch.dtype, bound: Any) -> None:
+def test_models_that_pass_no_keyword_arguments_on_to_attention(
+    case: str, dtype: torch.dtype, bound: Any
+) -> None:
     plain = small_models.build(case).to(dtype)
     for branch in grow(Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)):
         assert_like_plain(plain, branch, bound)
@@ -87,7 +90,8 @@ def test_a_planted_mistake_is_noticed(mistake: Any, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 @pytest.mark.parametrize(
-    "sampling", [Sampling(0.8), Sampling(0.8, top_k=20), Sampling(1.2, top_p=0.9), Sampling(1.0, min_p=0.05)]
+    "sampling",
+    [Sampling(0.8), Sampling(0.8, top_k=20), Sampling(1.2, top_p=0.9), Sampling(1.0, min_p=0.05)],
 )
 def test_samples_do_not_depend_on_the_batch(family: str, sampling: Sampling) -> None:
     def sample(order: list[int], together: bool) -> dict[int, list[int]]:
@@ -148,7 +152,9 @@ def test_the_sweeps_record_holds_no_wrong_model_and_the_families_known_to_be_exa
     assert set(verdicts) >= set(FAMILIES) - {"gemma3"} and len(verdicts) > 150
     assert "wrong" not in verdicts.values()
     assert list(verdicts.values()).count("exact") >= 155
-    assert [verdict for case, verdict in verdicts.items() if small_models.is_decoder(case)].count("refused") <= 15
+    assert [verdict for case, verdict in verdicts.items() if small_models.is_decoder(case)].count(
+        "refused"
+    ) <= 15
     assert {verdicts[case] for case in (*EXACT, *FAMILIES)} == {"exact"}
     assert {verdicts[case] for case in REFUSED} == {"refused"}
 
@@ -159,9 +165,30 @@ def test_the_page_on_models_shows_the_record() -> None:
 
 
 def test_decoders_are_counted_apart_from_encoders() -> None:
-    decoders = ["llama", "gpt2", "ctrl", "mllama", "qwen3_5", "bloom", "gemma3n_text: shared KV", "deepseek_v32"]
-    others = ["bert", "roberta", "xlm", "bart", "prophetnet", "musicgen", "trocr", "whisper", "reformer"]
-    assert all(map(small_models.is_decoder, decoders)) and not any(map(small_models.is_decoder, others))
+    decoders = [
+        "llama",
+        "gpt2",
+        "ctrl",
+        "mllama",
+        "qwen3_5",
+        "bloom",
+        "gemma3n_text: shared KV",
+        "deepseek_v32",
+    ]
+    others = [
+        "bert",
+        "roberta",
+        "xlm",
+        "bart",
+        "prophetnet",
+        "musicgen",
+        "trocr",
+        "whisper",
+        "reformer",
+    ]
+    assert all(map(small_models.is_decoder, decoders)) and not any(
+        map(small_models.is_decoder, others)
+    )
     rows = [{"case": case, "verdict": "exact"} for case in ("llama", "qwen3", "bert")]
     summary = architectures.summary({"rows": [*rows, {"case": "bart", "verdict": "refused"}]})
     assert summary.startswith("decoders: 2 exact, 0 refused,")
@@ -188,7 +215,11 @@ def test_no_causal_model_of_transformers_is_accepted_and_wrong() -> None:
 def test_without_the_check_of_masks_the_sweep_would_call_a_model_wrong(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ttc.model.check, "check_masks", lambda calls, *_: [Sight(call.told_window) for call in calls])
+    monkeypatch.setattr(
+        ttc.model.check,
+        "check_masks",
+        lambda calls, *_: [Sight(call.told_window) for call in calls],
+    )
     monkeypatch.setattr(ttc.model.check, "check_windows", lambda *_: None)
     monkeypatch.setattr(ttc.model.check.ModelCheck, "check_function", lambda *_: None)
     row = architectures.examine(case)
@@ -212,7 +243,9 @@ def test_a_model_whose_own_passes_change_it_is_called_wrong(
     assert row == row | {"verdict": "wrong", "reason": "its own passes count as changes of it"}
 
 
-def test_an_engine_that_fails_without_a_refusal_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_fails_without_a_refusal_is_called_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise KeyError("layer")
 

@@ -1,4 +1,5 @@
-"""Chunked attention (Llama 4) against plain transformers: a token sees those of its own chunk alone."""
+"""Chunked attention (Llama 4) against plain transformers: a token sees those of its own chunk
+alone."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from ttc.memory.kv import LayerShape, first_seen
 
 CHUNK = 16
 CHUNKS = [CHUNK, CHUNK, CHUNK, None]
-"""Of the layers. The fourth one changes its scores every 16 positions instead (attention temperature)."""
+"""Of the layers. The fourth one changes its scores every 16 positions instead (attention
+temperature)."""
 POLICIES = {
     "layerwise": lambda gib: Layerwise(0.75 * gib),
     "layerwise, private": lambda gib: Layerwise(1.2 * gib, shared=False),
@@ -41,12 +43,14 @@ def plain() -> Any:
 
 
 def grown(model: Any, **options: Any) -> Engine:
-    """An engine with a tree of branches over two to four chunks, each of which is as plain transformers has it."""
+    """An engine with a tree of branches over two to four chunks, each of which is as plain
+    transformers has it."""
     engine = Engine(copy.deepcopy(model), Letters(), prefill_tokens=5, **options)
     branches = grow(engine)
     for branch in branches:
         assert len(branch.tokens) > 2 * CHUNK
-        assert_like_plain(model, branch, 1e-6 if model.dtype == torch.float64 else None)  # rotations are float32
+        # rotations are float32
+        assert_like_plain(model, branch, 1e-6 if model.dtype == torch.float64 else None)
     engine.release(branches)
     assert engine.kv_bytes() == 0
     return engine
@@ -63,7 +67,9 @@ def test_a_token_sees_its_window_and_its_chunk() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kernel", ["1", "0"])
-def test_tree_equals_plain_transformers(dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_equals_plain_transformers(
+    dtype: torch.dtype, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(SWITCH, kernel)
     model = copy.deepcopy(plain()).to(dtype)
     model.set_experts_implementation("eager")  # the grouped products have no float64
@@ -88,7 +94,11 @@ def test_policies_leave_out_what_chunks_hide() -> None:
     for kv in kvs:
         policy.memory.evict(kv, "evict")
     entries = [Entry(kv, 8 * i, 8, slice(0, 2)) for i, kv in enumerate(kvs)]
-    assert [policy.missing_entries(0, Reads(entries, [32, p])) for p in (16, 31, 32)] == [[2, 3], [2, 3], []]
+    assert [policy.missing_entries(0, Reads(entries, [32, p])) for p in (16, 31, 32)] == [
+        [2, 3],
+        [2, 3],
+        [],
+    ]
     assert policy.missing_entries(1, Reads(entries, [32, 33])) == [0, 1, 2, 3]
 
 
@@ -105,7 +115,9 @@ def no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wrong_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    monkeypatch.setattr(Layer, "sees", lambda self, rows, keys: keys >= rows[:, None] - rows[:, None] % 16 + 1)
+    monkeypatch.setattr(
+        Layer, "sees", lambda self, rows, keys: keys >= rows[:, None] - rows[:, None] % 16 + 1
+    )
 
 
 @pytest.mark.parametrize("mistake", [wrong_length, no_chunks, wrong_start])

@@ -12,7 +12,18 @@ import pytest
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.models import small
 from tests.helpers.ownership import assert_whole
-from ttc import Auto, BlockCache, DecodeGate, Engine, InvalidInput, OutOfMemory, Resident, Sampling, Sharing, Split
+from ttc import (
+    Auto,
+    BlockCache,
+    DecodeGate,
+    Engine,
+    InvalidInput,
+    OutOfMemory,
+    Resident,
+    Sampling,
+    Sharing,
+    Split,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +52,20 @@ from ttc import Auto, BlockCache, DecodeGate, Engine, InvalidInput, OutOfMemory,
         (lambda e, b: e.generate([b], "3"), "max_tokens='3' is of type str"),
         (lambda e, b: e.generate([b], 2.5), "max_tokens=2.5 is of type float"),
         (lambda e, b: e.generate([b], [None]), "max_tokens=None is of type NoneType"),
-        (lambda e, b: e.generate([b], 1, stop="nls"), "stop='nls' is one string, which would be read as letters"),
+        (
+            lambda e, b: e.generate([b], 1, stop="nls"),
+            "stop='nls' is one string, which would be read as letters",
+        ),
         (lambda e, b: e.generate([b], 1, stop=3), "stop=3 is of type int; give a list of strings"),
         (lambda e, b: e.generate([b], 1, end=[3]), "a string of end=3 is of type int"),
-        (lambda e, b: e.generate([b], 1, sampling=0.7), "sampling=0.7 is of type float; give a ttc.Sampling"),
-        (lambda e, b: e.generate([b], 1, sampling=Sampling), "sampling=Sampling is a class; give an object"),
+        (
+            lambda e, b: e.generate([b], 1, sampling=0.7),
+            "sampling=0.7 is of type float; give a ttc.Sampling",
+        ),
+        (
+            lambda e, b: e.generate([b], 1, sampling=Sampling),
+            "sampling=Sampling is a class; give an object",
+        ),
         (lambda e, b: e.root("text"), "the prompt is text, 'text'; give token numbers"),
         (lambda e, b: e.root(["1", "2"]), "the prompt is no list of token numbers"),
         (lambda e, b: e.extend([b], []), "1 branches came with 0 token lists"),
@@ -56,10 +76,19 @@ from ttc import Auto, BlockCache, DecodeGate, Engine, InvalidInput, OutOfMemory,
         (lambda e, b: e.generate([b], 1, end=["x", ""]), "empty"),
         (lambda e, b: e.score([b], []), "1 branches came with 0 lists"),
         (lambda e, b: e.score([b], [[[]]]), "continuation is empty"),
-        (lambda e, b: e.score([b], [[[1] * 63]]), "65 tokens are more than the model's context of 64"),
+        (
+            lambda e, b: e.score([b], [[[1] * 63]]),
+            "65 tokens are more than the model's context of 64",
+        ),
         (lambda e, b: e.score([b, b], [[[1]], [[1]]]), "given twice"),
-        (lambda e, b: e.fork(None, 2), "one of branches=None is of type NoneType; give what engine.root"),
-        (lambda e, b: e.generate(b, 2), "branches=Branch.* is of type Branch; give a list of branches"),
+        (
+            lambda e, b: e.fork(None, 2),
+            "one of branches=None is of type NoneType; give what engine.root",
+        ),
+        (
+            lambda e, b: e.generate(b, 2),
+            "branches=Branch.* is of type Branch; give a list of branches",
+        ),
         (lambda e, b: e.release(b), "branches=Branch.* is of type Branch; give a list of branches"),
         (lambda e, b: e.release([b, None]), "one of branches=None is of type NoneType"),
         (lambda e, b: e.encode(None), "text=None is of type NoneType; give a string"),
@@ -79,32 +108,68 @@ def test_bad_input_is_named_and_changes_nothing(call: Any, message: str) -> None
     ("make", "message"),
     [
         (lambda: make_engine(prefill_tokens=0), "prefill_tokens=0"),
-        (lambda: make_engine(prefill_tokens="512"), "prefill_tokens='512' is of type str; give a whole number"),
-        (lambda: make_engine(memory="paged"), r"memory='paged' is of type str; give an object of ttc, as ttc\.Paged"),
-        (lambda: make_engine(memory=Resident), r"memory=Resident is a class; give an object, as Resident\(\)"),
-        (lambda: make_engine(cache=2000), "cache=2000 is of type int; give an object of ttc, as ttc.BlockCache"),
+        (
+            lambda: make_engine(prefill_tokens="512"),
+            "prefill_tokens='512' is of type str; give a whole number",
+        ),
+        (
+            lambda: make_engine(memory="paged"),
+            r"memory='paged' is of type str; give an object of ttc, as ttc\.Paged",
+        ),
+        (
+            lambda: make_engine(memory=Resident),
+            r"memory=Resident is a class; give an object, as Resident\(\)",
+        ),
+        (
+            lambda: make_engine(cache=2000),
+            "cache=2000 is of type int; give an object of ttc, as ttc.BlockCache",
+        ),
         (lambda: make_engine(sharing="exact"), "sharing='exact' is of type str"),
         (lambda: make_engine(gate=True), "gate=True is of type bool; give a gate"),
         (lambda: Resident(budget_gib=0), "budget_gib=0"),
-        (lambda: Resident(budget_gib="1"), "memory.budget_gib='1' is of type str; give a number or None"),
-        (lambda: BlockCache("2000"), "cache.capacity_blocks='2000' is of type str; give a whole number"),
+        (
+            lambda: Resident(budget_gib="1"),
+            "memory.budget_gib='1' is of type str; give a number or None",
+        ),
+        (
+            lambda: BlockCache("2000"),
+            "cache.capacity_blocks='2000' is of type str; give a whole number",
+        ),
         (lambda: Sharing(tau="high"), "sharing.tau='high' is of type str; give a number"),
         (lambda: DecodeGate(theta="0.7"), "gate.theta='0.7' is of type str; give a number"),
         (lambda: Sampling(temperature="hot"), "temperature='hot' is of type str; give a number"),
         (lambda: Sampling(top_k=1.5), "top_k=1.5 is of type float; give a whole number"),
-        (lambda: Engine.from_pretrained(None), "name=None is of type NoneType; give an alias, a hub id"),
-        (lambda: Engine.from_pretrained("smollm2-135m", dtype=32), "dtype=32 is of type int; give its name"),
+        (
+            lambda: Engine.from_pretrained(None),
+            "name=None is of type NoneType; give an alias, a hub id",
+        ),
+        (
+            lambda: Engine.from_pretrained("smollm2-135m", dtype=32),
+            "dtype=32 is of type int; give its name",
+        ),
         (
             lambda: Engine("smollm2-135m", None),
             "model='smollm2-135m' is of type str; give a loaded model",
         ),
-        (lambda: Engine(small(2, 64), "smollm2-135m"), "tokenizer='smollm2-135m' is of type str; give a loaded token"),
-        (lambda: Engine.from_pretrained("x", placement="split"), "placement='split' is of type str; give an object of"),
-        (lambda: Engine.from_pretrained("x", placement=Split), r"placement=Split is a class; give an object, as Split"),
+        (
+            lambda: Engine(small(2, 64), "smollm2-135m"),
+            "tokenizer='smollm2-135m' is of type str; give a loaded token",
+        ),
+        (
+            lambda: Engine.from_pretrained("x", placement="split"),
+            "placement='split' is of type str; give an object of",
+        ),
+        (
+            lambda: Engine.from_pretrained("x", placement=Split),
+            r"placement=Split is a class; give an object, as Split",
+        ),
         (lambda: Resident(budget_gib=math.nan), "memory.budget_gib=nan must be positive"),
         (lambda: Split(budget_gib=math.nan), "placement.budget_gib=nan must be positive"),
         (lambda: Auto(budget_gib=math.nan), "memory.budget_gib=nan must be positive"),
-        (lambda: Engine.from_pretrained("smollm2-135m", device=1.0), "device=1.0 is of type float; give its name"),
+        (
+            lambda: Engine.from_pretrained("smollm2-135m", device=1.0),
+            "device=1.0 is of type float; give its name",
+        ),
     ],
 )
 def test_bad_options_are_named(make: Any, message: str) -> None:
@@ -164,7 +229,8 @@ def test_usage_is_exact() -> None:
     engine.extend(children[:1], [[20, 21, 22]], purpose="verifier")  # 10, 20, 21
     engine.extend(children[1:], [[30, 31]])  # 10, 30
     engine.generate(children, [1, 3])
-    engine.score(children, [[[1], [2]], [[1, 2, 3], [1, 2, 4]]])  # 1 token, then the last one, 1 and 2
+    # 1 token, then the last one, 1 and 2
+    engine.score(children, [[[1], [2]], [[1, 2, 3], [1, 2, 4]]])
     assert {name: count for name, count in root.usage.to_dict().items() if count} == {
         "prompt_tokens": 9 + 2,
         "generated_tokens": 4,

@@ -37,7 +37,9 @@ HONOURED: dict[str, dict[str, Any]] = {
     "1-grams of the prompt": {"encoder_no_repeat_ngram_size": 1, "repetition_penalty": 0.5},
     "suppressed": {"suppress_tokens": list(range(0, VOCAB, 2))},
     "suppressed first": {"begin_suppress_tokens": list(range(3, VOCAB))},
-    "bad words": {"bad_words_ids": [[t] for t in range(0, VOCAB, 3)] + [[t, t + 3] for t in range(1, 99, 3)]},
+    "bad words": {
+        "bad_words_ids": [[t] for t in range(0, VOCAB, 3)] + [[t, t + 3] for t in range(1, 99, 3)]
+    },
     "bias": {"sequence_bias": [[[5], 6.0], [[5, 6], 40.0], [[5, 6, 7], 40.0]]},
     "forced first": {"forced_bos_token_id": 9, "begin_suppress_tokens": list(range(3, VOCAB))},
     "forced last": {"forced_eos_token_id": [3], "eos_token_id": [3], "max_length": 15},
@@ -55,7 +57,11 @@ HONOURED: dict[str, dict[str, Any]] = {
         "renormalize_logits": True,
     },
 }
-CASES = [("llama", name) for name in HONOURED] + [("qwen2", "repetition"), ("qwen2", "several"), ("lfm2", "several")]
+CASES = [("llama", name) for name in HONOURED] + [
+    ("qwen2", "repetition"),
+    ("qwen2", "several"),
+    ("lfm2", "several"),
+]
 """LFM 2 has recurrent layers."""
 
 
@@ -90,17 +96,25 @@ def without_settings(family: str) -> list[list[int]]:
 def test_greedy_branches_are_those_of_generate(family: str, name: str) -> None:
     model = with_settings(family, HONOURED[name])
     expected = [generated(model, tokens) for tokens in PROMPTS]
-    assert expected != without_settings(family) or name == "invalid values", "the setting changes nothing here"
+    assert expected != without_settings(family) or name == "invalid values", (
+        "the setting changes nothing here"
+    )
     engine = Engine(copy.deepcopy(model), Letters(), prefill_tokens=16)
     branches = engine.roots(PROMPTS)
-    engine.generate(branches, 30 if "forced_eos_token_id" in HONOURED[name] else LONG, sampling=GREEDY)
+    engine.generate(
+        branches, 30 if "forced_eos_token_id" in HONOURED[name] else LONG, sampling=GREEDY
+    )
     assert [branch.generated for branch in branches] == expected
 
 
 @pytest.mark.parametrize("memory", [None, Layerwise(0.0001), Paged(0.0001, block_tokens=8)])
 def test_forks_and_steps_go_on_as_one_text(memory: Any) -> None:
-    """A fork's text is the whole path: what it says again was said above it. The prompt ends where it ended."""
-    settings = HONOURED["several"] | {"begin_suppress_tokens": list(range(3, 100)), "min_new_tokens": 5}
+    """A fork's text is the whole path: what it says again was said above it. The prompt ends where
+    it ended."""
+    settings = HONOURED["several"] | {
+        "begin_suppress_tokens": list(range(3, 100)),
+        "min_new_tokens": 5,
+    }
     model = with_settings("llama", settings)
     engine, prompts = Engine(copy.deepcopy(model), Letters(), memory=memory), PROMPTS[1:]
     expected = [generated(model, tokens) for tokens in prompts]
@@ -108,7 +122,9 @@ def test_forks_and_steps_go_on_as_one_text(memory: Any) -> None:
     engine.generate(roots, [3, 1, 2], sampling=GREEDY)
     children = [child for root in roots for child in engine.fork(root, 2)]
     engine.release(roots)
-    while unfinished := [child for child in children if not child.finished and len(child.generated) < LONG]:
+    while unfinished := [
+        child for child in children if not child.finished and len(child.generated) < LONG
+    ]:
         engine.generate(unfinished, [1 + i % 3 for i in range(len(unfinished))], sampling=GREEDY)
     for place, child in enumerate(children):
         assert child.generated[:LONG] == expected[place // 2]
@@ -116,7 +132,9 @@ def test_forks_and_steps_go_on_as_one_text(memory: Any) -> None:
 
 def test_a_new_turn_begins_a_text_of_its_own() -> None:
     """Its prompt is all that stands before it, as it is for `generate`."""
-    model = with_settings("llama", {"min_new_tokens": 6, "eos_token_id": list(range(60)), "repetition_penalty": 1.2})
+    model = with_settings(
+        "llama", {"min_new_tokens": 6, "eos_token_id": list(range(60)), "repetition_penalty": 1.2}
+    )
     engine = Engine(copy.deepcopy(model), Letters())
     branch = engine.root(PROMPTS[0])
     engine.generate([branch], 20, sampling=GREEDY)
@@ -130,18 +148,27 @@ def test_a_new_turn_begins_a_text_of_its_own() -> None:
 
 
 def test_figures_stay_the_models_own() -> None:
-    """Log-probabilities and statistics are of the model's logits, also of a token that a setting forced."""
+    """Log-probabilities and statistics are of the model's logits, also of a token that a setting
+    forced."""
     settings = {"repetition_penalty": 1.5, "suppress_tokens": list(range(0, VOCAB, 2))}
     engine = Engine(with_settings("llama", settings), Letters())
     branch = engine.root(PROMPTS[0])
     engine.generate([branch], 12, sampling=Sampling(0.9), statistics=True)
-    logits = plain("llama")(torch.tensor([branch.tokens])).logits[0].double()[branch.prompt_length - 1 : -1]
+    logits = (
+        plain("llama")(torch.tensor([branch.tokens]))
+        .logits[0]
+        .double()[branch.prompt_length - 1 : -1]
+    )
     expected = logits.log_softmax(-1)
     own = expected.gather(1, torch.tensor(branch.generated)[:, None])[:, 0]
     np.testing.assert_allclose(branch.logprobs, own.detach(), atol=1e-4)
     np.testing.assert_allclose(branch.top1, expected.exp().amax(-1).detach(), atol=1e-4)
-    np.testing.assert_allclose(branch.entropies, torch.special.entr(expected.exp()).sum(-1).detach(), atol=1e-3)
-    np.testing.assert_allclose(branch.top_k_logprobs, expected.topk(20).values.mean(-1).detach(), atol=1e-4)
+    np.testing.assert_allclose(
+        branch.entropies, torch.special.entr(expected.exp()).sum(-1).detach(), atol=1e-3
+    )
+    np.testing.assert_allclose(
+        branch.top_k_logprobs, expected.topk(20).values.mean(-1).detach(), atol=1e-4
+    )
     assert all(token % 2 for token in branch.generated)
     scored = engine.score([engine.root(branch.tokens[:-1])], [[[branch.tokens[-1]]]])
     assert scored[0][0][0] == pytest.approx(branch.logprobs[-1], abs=1e-4)
@@ -157,19 +184,28 @@ def by_torch(*given: Any, **options: Any) -> Draws:
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(0.7, top_p=0.9), Sampling(1.5, top_k=9), Sampling(min_p=0.1), GREEDY]
+    "sampling",
+    [Sampling(), Sampling(0.7, top_p=0.9), Sampling(1.5, top_k=9), Sampling(min_p=0.1), GREEDY],
 )
-def test_samples_of_changed_logits_are_the_same_by_the_compiled_draw_and_by_torch(sampling: Sampling) -> None:
+def test_samples_of_changed_logits_are_the_same_by_the_compiled_draw_and_by_torch(
+    sampling: Sampling,
+) -> None:
     logits = torch.randn(200, 3000, generator=torch.Generator().manual_seed(5)) * 4
-    scores = hf.RepetitionPenaltyLogitsProcessor(1.4)(torch.arange(200 * 9).view(200, 9) % 3000, logits)
+    scores = hf.RepetitionPenaltyLogitsProcessor(1.4)(
+        torch.arange(200 * 9).view(200, 9) % 3000, logits
+    )
     scores[:, ::2] = float("-inf")
     states = random_states([3] * 200, range(200))
-    compiled, torchs = (way(logits, sampling, states, statistics=True, scores=scores) for way in (draw, by_torch))
+    compiled, torchs = (
+        way(logits, sampling, states, statistics=True, scores=scores) for way in (draw, by_torch)
+    )
     assert compiled.tokens == torchs.tokens == draw(scores, sampling, states).tokens
     assert all(token % 2 for token in compiled.tokens)
     for ours, theirs in zip(compiled[1:], torchs[1:], strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    expected = logits.double().log_softmax(-1).gather(1, torch.tensor(compiled.tokens)[:, None])[:, 0]
+    expected = (
+        logits.double().log_softmax(-1).gather(1, torch.tensor(compiled.tokens)[:, None])[:, 0]
+    )
     np.testing.assert_allclose(compiled.logprobs, expected, atol=1e-5)
 
 
@@ -220,20 +256,34 @@ def test_invalid_logits_are_replaced_where_the_file_says_so() -> None:
 class Longest:
     """Rates a branch by its last token."""
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         return [[float(branch.tokens[-1])] for branch in branches]
 
 
 @pytest.mark.parametrize(
-    "search", [Greedy(max_tokens=12), BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3, temperature=0)]
+    "search",
+    [
+        Greedy(max_tokens=12),
+        BeamSearch(beam_size=2, beam_width=2, step_tokens=3, max_steps=3, temperature=0),
+    ],
 )
 def test_searches_write_what_generate_writes(search: Any) -> None:
-    model = with_settings("llama", {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 3})
-    engine, verifier = Engine(copy.deepcopy(model), Letters()), Longest() if search.needs_verifier else None
+    model = with_settings(
+        "llama", {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 3}
+    )
+    engine, verifier = (
+        Engine(copy.deepcopy(model), Letters()),
+        Longest() if search.needs_verifier else None,
+    )
     result = solve(search, problem="ab", engine=engine, verifier=verifier)
     for branch in result.branches:
         tokens = branch.tokens[: branch.prompt_length]
-        assert branch.generated == generated(model, tokens, len(branch.generated)) and len(branch.generated) >= 9
+        assert (
+            branch.generated == generated(model, tokens, len(branch.generated))
+            and len(branch.generated) >= 9
+        )
 
 
 # ---------------------------------------------------------------- refused, and the switch
@@ -271,13 +321,19 @@ def test_other_settings_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModel) as refusal:
         Engine(model, Letters())
     message = str(refusal.value)
-    assert name in message and "generation_settings=False" in message and "model.generation_settings=false" in message
+    assert (
+        name in message
+        and "generation_settings=False" in message
+        and "model.generation_settings=false" in message
+    )
     assert Engine(model, Letters(), generation_settings=False).generation_settings.asked == {}
 
 
 def test_settings_that_change_nothing_are_taken() -> None:
     """transformers' defaults, and what a search sets itself."""
-    model = with_settings("llama", plain("llama").generation_config._get_default_generation_params())
+    model = with_settings(
+        "llama", plain("llama").generation_config._get_default_generation_params()
+    )
     for name, value in {
         "guidance_scale": 1.0, "temperature": 0.6, "top_k": 20, "top_p": 0.8, "min_p": 0.1, "do_sample": True,
         "max_new_tokens": 3, "num_return_sequences": 2, "cache_implementation": "static", "penalty_alpha": 0.0,
@@ -338,11 +394,15 @@ def test_end_tokens_that_are_no_numbers_are_refused() -> None:
 @pytest.mark.parametrize("listed", [None, 11, [11, 40]])
 def test_a_text_ends_at_the_tokens_that_the_generation_config_lists(listed: Any) -> None:
     """The tokenizer's end token alone ends nothing, as in `generate`."""
-    model = with_settings("llama", {"eos_token_id": listed, "sequence_bias": [[[7], 9.0], [[11], 8.0], [[40], 8.0]]})
+    model = with_settings(
+        "llama", {"eos_token_id": listed, "sequence_bias": [[[7], 9.0], [[11], 8.0], [[40], 8.0]]}
+    )
     expected = [generated(model, tokens) for tokens in PROMPTS]
     assert any(7 in tokens for tokens in expected)
     engine = Engine(copy.deepcopy(model), EndsAtSeven())
-    assert engine.limits.eos_ids == frozenset([] if listed is None else np.atleast_1d(listed).tolist())
+    assert engine.limits.eos_ids == frozenset(
+        [] if listed is None else np.atleast_1d(listed).tolist()
+    )
     branches = engine.roots(PROMPTS)
     engine.generate(branches, LONG, sampling=GREEDY)
     assert [branch.generated for branch in branches] == expected

@@ -1,4 +1,5 @@
-"""Models whose indexers choose the tokens that layers attend to: exact up to where all are chosen, refused beyond."""
+"""Models whose indexers choose the tokens that layers attend to: exact up to where all are chosen,
+refused beyond."""
 
 from __future__ import annotations
 
@@ -49,9 +50,13 @@ def test_tree_equals_plain_transformers(case: str, dtype: torch.dtype, bound: fl
         assert_like_plain(model, branch, bound)
 
 
-@pytest.mark.parametrize("memory", [Layerwise, *map(slow, (Paged, BeamGroups, lambda: Capture(act_share=0.5)))])
+@pytest.mark.parametrize(
+    "memory", [Layerwise, *map(slow, (Paged, BeamGroups, lambda: Capture(act_share=0.5)))]
+)
 def test_every_kind_of_policy_equals_plain_transformers(memory: Any) -> None:
-    for branch in grow(Engine(copy.deepcopy(plain("glm_moe_dsa")), Letters(), prefill_tokens=5, memory=memory())):
+    for branch in grow(
+        Engine(copy.deepcopy(plain("glm_moe_dsa")), Letters(), prefill_tokens=5, memory=memory())
+    ):
         assert_like_plain(plain("glm_moe_dsa"), branch)
 
 

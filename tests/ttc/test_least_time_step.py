@@ -1,4 +1,5 @@
-"""Models whose Mamba 2 layers have a least time step, against `generate`: a run over the prompt, then single tokens."""
+"""Models whose Mamba 2 layers have a least time step, against `generate`: a run over the prompt,
+then single tokens."""
 
 from __future__ import annotations
 
@@ -49,12 +50,22 @@ def test_in_16_bits_the_least_time_step_is_found_too(case: str) -> None:
     assert recurrent is not None and recurrent.knows_opening
 
 
-def test_a_least_time_step_in_all_code_of_transformers_needs_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_least_time_step_in_all_code_of_transformers_needs_no_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = copy.deepcopy(plain("nemotron_h"))
     least = next(m.time_step_limit[0] for m in model.modules() if hasattr(m, "time_step_limit"))
     own = modeling_nemotron_h.mamba2_selective_state_update
 
-    def update(state: Any, hidden: Any, dt: Any, *others: Any, dt_bias: Any, dt_softplus: bool, **options: Any) -> Any:
+    def update(
+        state: Any,
+        hidden: Any,
+        dt: Any,
+        *others: Any,
+        dt_bias: Any,
+        dt_softplus: bool,
+        **options: Any,
+    ) -> Any:
         dt = dt if dt_bias is None else dt + dt_bias
         dt = torch.nn.functional.softplus(dt) if dt_softplus else dt
         return own(state, hidden, dt.clamp(min=least), *others, **options)
@@ -78,8 +89,12 @@ def test_tokens_are_those_of_generate(case: str, length: int) -> None:
     )  # fmt: skip
     for branch in branches:
         assert branch.tokens == expected.sequences[0].tolist()
-        for token, logprob, logits in zip(branch.generated, branch.logprobs, expected.logits, strict=True):
-            assert logprob == pytest.approx(float(logits[0].double().log_softmax(-1)[token]), abs=2e-4)
+        for token, logprob, logits in zip(
+            branch.generated, branch.logprobs, expected.logits, strict=True
+        ):
+            assert logprob == pytest.approx(
+                float(logits[0].double().log_softmax(-1)[token]), abs=2e-4
+            )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -88,7 +103,8 @@ def test_a_prompt_does_not_share_what_was_generated(case: str) -> None:
     first = engine.root(ids)
     engine.generate([first], 9, sampling=GREEDY)
     second = engine.root([*first.tokens, *prompt(2, 9)])  # the same tokens, all of a prompt
-    assert second.usage.shared_tokens == 19  # the first prompt without its last token, which is fed with what follows
+    # the first prompt without its last token, which is fed with what follows
+    assert second.usage.shared_tokens == 19
     third = engine.root([*first.tokens, *prompt(2, 9)])
     assert third.usage.shared_tokens == len(third.tokens) - 1
     engine.extend([first], [prompt(2, 9)])
@@ -101,7 +117,11 @@ def test_a_prompt_does_not_share_what_was_generated(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_tokens_that_follow_one_by_one(case: str) -> None:
-    engine, more, continuations = engine_of(case), prompt(3, 3), [prompt(4, 3), prompt(4, 1) + prompt(5, 3)]
+    engine, more, continuations = (
+        engine_of(case),
+        prompt(3, 3),
+        [prompt(4, 3), prompt(4, 1) + prompt(5, 3)],
+    )
     root = engine.root(prompt(1, 21))
     fresh, begun = engine.fork(root, 2)
     engine.generate([begun], 5, sampling=GREEDY)

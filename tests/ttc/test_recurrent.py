@@ -1,4 +1,5 @@
-"""Models with linear attention, state spaces and convolutions against plain transformers: their states in the tree."""
+"""Models with linear attention, state spaces and convolutions against plain transformers: their
+states in the tree."""
 
 from __future__ import annotations
 
@@ -54,13 +55,15 @@ def test_tree_equals_plain_transformers(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "bound"), [("lfm2: convolutions", 1e-9), ("granitemoehybrid", None), ("falcon_h1", None)]
+    ("case", "bound"),
+    [("lfm2: convolutions", 1e-9), ("granitemoehybrid", None), ("falcon_h1", None)],
 )
 def test_double_precision(case: str, bound: float | None) -> None:
     """Mamba 2 computes in float32 within, so the bound of float32 holds for what uses it."""
     model = copy.deepcopy(plain(case)).to(torch.float64)
     if case == "granitemoehybrid":
-        model.set_experts_implementation("eager")  # PyTorch multiplies experts in groups in float32 at most
+        # PyTorch multiplies experts in groups in float32 at most
+        model.set_experts_implementation("eager")
     for branch in grow(Engine(copy.deepcopy(model), Letters())):
         assert_like_plain(model, branch, bound)
 
@@ -71,12 +74,19 @@ def test_scores_are_those_of_plain_transformers(case: str) -> None:
     root = engine.root(prompt(1, 21))
     branches = engine.fork(root, 2)
     engine.extend(branches[:1], [prompt(2, 4)])
-    given, continuations = [prompt(3, 3), []], [[prompt(4, 3), prompt(4, 3)[:1] + prompt(5, 5)], [prompt(6, 1)]]
+    given, continuations = (
+        [prompt(3, 3), []],
+        [[prompt(4, 3), prompt(4, 3)[:1] + prompt(5, 5)], [prompt(6, 1)]],
+    )
     scores = engine.score(branches, continuations, given=given)
     for branch, more, group, found in zip(branches, given, continuations, scores, strict=True):
         for continuation, figures in zip(group, found, strict=True):
             tokens = branch.tokens + more
-            logits = plain(case)(torch.tensor([tokens + continuation]), use_cache=False).logits[0].double()
+            logits = (
+                plain(case)(torch.tensor([tokens + continuation]), use_cache=False)
+                .logits[0]
+                .double()
+            )
             rows = logits.log_softmax(-1)[len(tokens) - 1 : -1]
             expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
             assert figures == pytest.approx(expected, abs=1e-4 + 1e-5 * float(logits.abs().max()))
@@ -137,7 +147,8 @@ def test_a_budget_without_room_for_the_states_is_refused_before_any_work() -> No
     state_bytes = engine_of("mamba2").memory.states.nbytes
     engine = engine_of("mamba2", memory=Resident(budget_gib=5.5 * state_bytes / 2**30))
     branches = engine.fork(engine.root(prompt(1, 21)), 3)
-    with pytest.raises(OutOfMemory, match=f"a budget of {7 * state_bytes:,} bytes"):  # one kept, three twice
+    # one kept, three twice
+    with pytest.raises(OutOfMemory, match=f"a budget of {7 * state_bytes:,} bytes"):
         engine.generate(branches, 2)
     assert [len(branch.generated) for branch in branches] == [0, 0, 0]
     engine.generate(branches[:2], 2, sampling=GREEDY)
@@ -148,7 +159,9 @@ def test_a_budget_without_room_for_the_states_is_refused_before_any_work() -> No
 @pytest.mark.parametrize("case", CASES)
 def test_what_was_evicted_is_computed_again_from_a_state(case: str) -> None:
     expected = greedy_texts(*_two_levels(engine_of(case)))
-    engine, branches = _two_levels(engine_of(case, cache=BlockCache(capacity_blocks=4, block_tokens=8)))
+    engine, branches = _two_levels(
+        engine_of(case, cache=BlockCache(capacity_blocks=4, block_tokens=8))
+    )
     assert engine.cache is not None and engine.cache.evictions > 0
     assert greedy_texts(engine, branches) == expected
     assert branches[0].usage.recomputed_tokens > 0
@@ -159,7 +172,8 @@ def test_what_shares_nothing_is_computed_again_from_a_state_too() -> None:
     cache, memory = BlockCache(capacity_blocks=1, block_tokens=4), Paged(block_tokens=4)
     engine = engine_of("mamba2", cache=cache, memory=memory, sharing=Sharing("none"))
     (branch,) = engine.fork(engine.root(prompt(1, 14)), 1)
-    engine.generate([branch], 3, sampling=GREEDY)  # blocks of four tokens, and a state after the last one alone
+    # blocks of four tokens, and a state after the last one alone
+    engine.generate([branch], 3, sampling=GREEDY)
     assert branch.leaf.end < len(branch.tokens) - 1 and branch.leaf.state is None
     engine.extend([branch], [prompt(2, 5)])
     engine.generate([branch], 4, sampling=GREEDY)
@@ -176,7 +190,9 @@ def _two_levels(engine: Engine) -> tuple[Engine, list[Branch]]:
 
 
 @pytest.mark.parametrize("call", [1, 3])
-def test_a_pass_that_breaks_off_takes_its_step_back(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_breaks_off_takes_its_step_back(
+    call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = engine_of("jamba")
     root = engine.root(prompt(1, 14))
     branches = engine.fork(root, 2)
@@ -223,7 +239,9 @@ class RecurrentOwnership(Ownership):
         self.engine = engine_of("jamba", cache=BlockCache(capacity_blocks=12, block_tokens=4))
 
 
-RecurrentOwnership.TestCase.settings = settings(max_examples=8, stateful_step_count=12, deadline=None)
+RecurrentOwnership.TestCase.settings = settings(
+    max_examples=8, stateful_step_count=12, deadline=None
+)
 TestOwnership = RecurrentOwnership.TestCase
 
 
@@ -233,7 +251,9 @@ TestOwnership = RecurrentOwnership.TestCase
 @pytest.mark.parametrize("case", ["qwen3_5_text", "mamba2"])
 def test_prompts_of_one_call_share_up_to_the_token_where_they_part(case: str) -> None:
     engine, head = engine_of(case), prompt(1, 20)
-    roots = engine.roots([head + prompt(2, 9), head + prompt(3, 5), head + prompt(3, 5) + prompt(4, 8)])
+    roots = engine.roots(
+        [head + prompt(2, 9), head + prompt(3, 5), head + prompt(3, 5) + prompt(4, 8)]
+    )
     assert [root.usage.shared_tokens for root in roots] == [0, 20, 24]
     engine.generate(roots, 4, sampling=GREEDY)
     for root in roots:
@@ -266,12 +286,18 @@ def test_similar_prompts_are_refused_by_name() -> None:
 # ---------------------------------------------------------------- the check at load
 
 
-def test_modules_that_give_something_else_token_by_token_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_give_something_else_token_by_token_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = small_models.build("mamba2")
     ids = torch.tensor([prompt(1, 12)])
     before = model(ids).logits
     update = modeling_mamba2.mamba2_selective_state_update
-    monkeypatch.setattr(modeling_mamba2, "mamba2_selective_state_update", lambda *args, **kw: update(*args, **kw) + 0.1)
+    monkeypatch.setattr(
+        modeling_mamba2,
+        "mamba2_selective_state_update",
+        lambda *args, **kw: update(*args, **kw) + 0.1,
+    )
     with pytest.raises(UnsupportedModel, match="give something else when they go token by token"):
         Engine(model, Letters())
     assert torch.equal(model(ids).logits, before)
@@ -281,7 +307,10 @@ def test_modules_that_give_something_else_token_by_token_are_refused(monkeypatch
 
 @pytest.mark.parametrize(
     ("case", "reason"),
-    [("rwkv", "keeps a state of its own"), ("recurrent_gemma", "states that a layer keeps to itself")],
+    [
+        ("rwkv", "keeps a state of its own"),
+        ("recurrent_gemma", "states that a layer keeps to itself"),
+    ],
 )
 def test_states_elsewhere_than_in_transformers_cache_are_refused(case: str, reason: str) -> None:
     with pytest.raises(UnsupportedModel, match=reason):

@@ -22,7 +22,9 @@ from ttc.usage import Usage
 texts = st.text(max_size=8)
 numbers = st.floats(allow_nan=False)
 figures = st.lists(st.one_of(st.floats(), st.just(math.nan)), max_size=3)
-values = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), texts), lambda s: st.lists(s, max_size=2))
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), texts), lambda s: st.lists(s, max_size=2)
+)
 
 
 @st.composite
@@ -43,7 +45,11 @@ def records(draw: st.DrawFn) -> BranchRecord:
         path=tuple(draw(st.lists(st.integers(0, 9), max_size=3))),
         root_id=draw(st.integers(0, 9)),
         finish_reason=draw(st.sampled_from([None, "eos"])),
-        substituted=draw(st.one_of(st.none(), st.builds(Substitution, st.lists(st.integers(), max_size=2), numbers))),
+        substituted=draw(
+            st.one_of(
+                st.none(), st.builds(Substitution, st.lists(st.integers(), max_size=2), numbers)
+            )
+        ),
         score=draw(st.one_of(st.none(), numbers)),
         step_scores=draw(st.lists(numbers, max_size=2)),
         thought=draw(st.sampled_from(["", "so"])),
@@ -73,7 +79,10 @@ def test_a_result_is_the_same_after_json(data: st.DataObject) -> None:
     branches = data.draw(st.lists(records(), max_size=3, unique_by=lambda record: record.path))
     result = Result(
         Problem(
-            data.draw(texts), data.draw(texts), data.draw(st.one_of(st.none(), texts)), {"more": data.draw(values)}
+            data.draw(texts),
+            data.draw(texts),
+            data.draw(st.one_of(st.none(), texts)),
+            {"more": data.draw(values)},
         ),
         data.draw(st.sampled_from([None, *branches])),
         branches,
@@ -99,7 +108,8 @@ def test_a_result_is_the_same_after_json(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"branches": []}, {"branches": 3}, [1], {"problem": {"text": "q"}, "branches": []}]
+    "given",
+    [{}, {"branches": []}, {"branches": 3}, [1], {"problem": {"text": "q"}, "branches": []}],
 )
 def test_what_is_no_result_is_refused(given: Any) -> None:
     with pytest.raises(InvalidInput, match="are no result"):
@@ -113,18 +123,27 @@ class Constant:
 
 def solved() -> Result:
     search = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=4)
-    return solve(search, problem="<b>2 < 3</b> & \u202e?", engine=FakeBackend(), verifier=Constant())
+    return solve(
+        search, problem="<b>2 < 3</b> & \u202e?", engine=FakeBackend(), verifier=Constant()
+    )
 
 
 def test_a_notebook_shows_the_tree() -> None:
     result = solved()
     html = result._repr_html_()
-    assert "&lt;b&gt;2 &lt; 3&lt;/b&gt; &amp;" in html and "<b>2" not in html and "\u202e" not in html
+    assert (
+        "&lt;b&gt;2 &lt; 3&lt;/b&gt; &amp;" in html and "<b>2" not in html and "\u202e" not in html
+    )
     svg = ElementTree.fromstring(tree_svg(result.tree, result.best.path if result.best else None))
     space = "{http://www.w3.org/2000/svg}"
     circles = [g.find(f"{space}circle") for g in svg.iter(f"{space}g")]
-    assert len(circles) == len(result.tree) and len(list(svg.iter(f"{space}path"))) == len(result.tree) - 1
-    bold = [g for g in svg.iter(f"{space}g") if g.find(f"{space}circle").get("stroke-width") == "2.5"]  # type: ignore[union-attr]
+    assert (
+        len(circles) == len(result.tree)
+        and len(list(svg.iter(f"{space}path"))) == len(result.tree) - 1
+    )
+    bold = [
+        g for g in svg.iter(f"{space}g") if g.find(f"{space}circle").get("stroke-width") == "2.5"
+    ]  # type: ignore[union-attr]
     assert result.best is not None and len(bold) == len(result.best.path) + 1
     dashed = [circle for circle in circles if circle is not None and circle.get("stroke-dasharray")]
     assert len(dashed) == sum(node.status == "pruned" for node in result.tree) > 0
@@ -142,4 +161,7 @@ def test_of_a_large_tree_what_was_pruned_is_left_out() -> None:
 
 
 def test_a_result_without_a_tree_is_drawn_too() -> None:
-    assert "InvalidInput: too long" in Result.failed(Problem("q"), "InvalidInput: too long")._repr_html_()
+    assert (
+        "InvalidInput: too long"
+        in Result.failed(Problem("q"), "InvalidInput: too long")._repr_html_()
+    )

@@ -15,10 +15,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttc.sampling
-from experiments.lab.bench.sampling import choose_by_arrays, draw_by_arrays, filter_by_sorting, numpy_gumbels
+from experiments.lab.bench.sampling import (
+    choose_by_arrays,
+    draw_by_arrays,
+    filter_by_sorting,
+    numpy_gumbels,
+)
 from tests.helpers.tiers import slow, some_quick
 from ttc import InvalidInput, Sampling, UnsupportedModel
-from ttc.sampling import HEAD, Draws, draw, draw_with_torch, filter_logits, gumbels, random_key, random_states
+from ttc.sampling import (
+    HEAD,
+    Draws,
+    draw,
+    draw_with_torch,
+    filter_logits,
+    gumbels,
+    random_key,
+    random_states,
+)
 from ttc.sampling_kernel import BLOCK, cut_of
 
 
@@ -43,27 +57,39 @@ def reference(probs: np.ndarray, sampling: Sampling) -> set[int]:
     return {int(t) for t in order if probs[t] >= sampling.min_p * probs.max()}
 
 
-@given(st.integers(0, 10_000), st.integers(0, 12), st.sampled_from([0.3, 0.7, 0.95, 1.0]), st.sampled_from([0.0, 0.1]))
+@given(
+    st.integers(0, 10_000),
+    st.integers(0, 12),
+    st.sampled_from([0.3, 0.7, 0.95, 1.0]),
+    st.sampled_from([0.0, 0.1]),
+)
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_filters(seed: int, top_k: int, top_p: float, min_p: float) -> None:
     sampling = Sampling(1.0, top_k, top_p, min_p)
-    logits = torch.randn(3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2
+    logits = (
+        torch.randn(3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2
+    )
     left, unsure = filter_logits(logits, sampling)
     few, unsure_of_few = filter_logits(logits, sampling, sorted_tokens=4)
     assert not unsure.any()
-    for row, row_of_few, again, probs in zip(left, few, unsure_of_few, logits.softmax(-1).numpy(), strict=True):
+    for row, row_of_few, again, probs in zip(
+        left, few, unsure_of_few, logits.softmax(-1).numpy(), strict=True
+    ):
         assert set(row.isfinite().nonzero().flatten().tolist()) == reference(probs, sampling)
         assert again or (row == row_of_few).all()
 
 
 def many_logits(kind: str, vocab: int = 3000) -> Tensor:
-    """40 rows: smooth, with many ties, with tokens that are impossible, with few different values, or all equal."""
+    """40 rows: smooth, with many ties, with tokens that are impossible, with few different values,
+    or all equal."""
     random = torch.Generator().manual_seed(vocab)
     logits = torch.randn(40, vocab, generator=random) * torch.linspace(0.5, 6, 40)[:, None]
     if kind == "ties":
         return logits.bfloat16().float()
     if kind == "impossible tokens":
-        logits[:, 1:] = logits[:, 1:].masked_fill(torch.rand(40, vocab - 1, generator=random) < 0.6, float("-inf"))
+        logits[:, 1:] = logits[:, 1:].masked_fill(
+            torch.rand(40, vocab - 1, generator=random) < 0.6, float("-inf")
+        )
     if kind == "few values":
         return logits.round().clamp_max(9) + 0.0
     return torch.full_like(logits, 2.5) if kind == "equal" else logits
@@ -89,7 +115,9 @@ FILTERS = [
 @both
 @pytest.mark.parametrize("kind", some_quick(KINDS, list(KINDS)[:2]))
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
-def test_the_same_tokens_are_drawn_as_by_array_operations(way: Way, kind: str, sampling: Sampling) -> None:
+def test_the_same_tokens_are_drawn_as_by_array_operations(
+    way: Way, kind: str, sampling: Sampling
+) -> None:
     differing = 0
     for vocab in (3000, 131, 5):
         logits = many_logits(kind, vocab)
@@ -144,7 +172,9 @@ def test_the_compiled_filters_keep_what_sorting_keeps(kind: str) -> None:
 def test_top_p_sorts_more_where_the_likeliest_tokens_are_too_few() -> None:
     logits = torch.cat([many_logits("smooth"), many_logits("equal")])
     states = random_states(range(80), range(80))
-    few, all_of_them = (draw_with_torch(logits, Sampling(top_p=0.9), states, 0, n) for n in (16, 3000))
+    few, all_of_them = (
+        draw_with_torch(logits, Sampling(top_p=0.9), states, 0, n) for n in (16, 3000)
+    )
     assert (few == all_of_them).all() and (few[0] >= 0).all()
 
 
@@ -155,10 +185,14 @@ def test_figures_are_the_models_own(way: Way, dtype: torch.dtype, sampling: Samp
     logits = torch.cat([many_logits(kind, 515)[::4] for kind in KINDS]).to(dtype)
     draws = way(logits, sampling, random_states(range(50), range(50)), statistics=True, k=7)
     log_probs = logits.double().log_softmax(-1)
-    assert draws.logprobs == pytest.approx(log_probs.gather(-1, torch.tensor(draws.tokens)[:, None])[:, 0], abs=1e-5)
+    assert draws.logprobs == pytest.approx(
+        log_probs.gather(-1, torch.tensor(draws.tokens)[:, None])[:, 0], abs=1e-5
+    )
     assert draws.top1 == pytest.approx(log_probs.amax(-1).exp(), abs=1e-6)
     assert draws.entropy == pytest.approx(torch.special.entr(log_probs.exp()).sum(-1), abs=1e-5)
-    assert draws.top_logprob == pytest.approx(log_probs.sort(descending=True).values[:, :7].mean(-1), abs=1e-5)
+    assert draws.top_logprob == pytest.approx(
+        log_probs.sort(descending=True).values[:, :7].mean(-1), abs=1e-5
+    )
     assert draws.self_certainty == pytest.approx(-log_probs.mean(-1) - math.log(515), abs=1e-4)
     without = way(logits, sampling, random_states(range(50), range(50)))
     assert without == (draws.tokens, draws.logprobs, draws.top1, None, None, None)
@@ -188,7 +222,9 @@ def test_logits_that_are_not_finite_are_refused(way: Way, sampling: Sampling, va
         way(logits.bfloat16(), sampling, states)
 
 
-def test_without_numba_the_draws_are_the_same_and_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_the_draws_are_the_same_and_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     logits, states = many_logits("ties"), random_states(range(40), range(40))
     expected = draw(logits, Sampling(), states)
     ttc.sampling.compiled_kernel.cache_clear()
@@ -203,7 +239,11 @@ def test_without_numba_the_draws_are_the_same_and_one_line_says_so(monkeypatch: 
 
 
 def test_threads_and_the_layout_of_logits_change_nothing() -> None:
-    logits, states, sampling = many_logits("smooth"), random_states(range(40), range(40)), Sampling(0.9, top_p=0.9)
+    logits, states, sampling = (
+        many_logits("smooth"),
+        random_states(range(40), range(40)),
+        Sampling(0.9, top_p=0.9),
+    )
     expected, threads = draw(logits, sampling, states), torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -225,11 +265,14 @@ def test_tokens_come_with_their_probabilities(vocab: int, spread: float) -> None
     probs = logits.softmax(-1)[0].double().numpy()
     draws, key = 100_000, random_key("probabilities", vocab)
     states = random_states([key] * draws, range(draws))
-    tokens = np.concatenate([draw(logits.expand(2000, -1), Sampling(), s).tokens for s in states.reshape(-1, 2000)])
+    tokens = np.concatenate(
+        [draw(logits.expand(2000, -1), Sampling(), s).tokens for s in states.reshape(-1, 2000)]
+    )
     counts = np.bincount(tokens, minlength=vocab)
     assert counts[[0, vocab // 2, vocab - 1]].sum() == 0
     order = np.argsort(probs)[::-1]
-    for taken in (order[:1], order[: vocab // 8], order[vocab // 8 :], order[-vocab // 2 :]):  # five standard errors
+    # five standard errors
+    for taken in (order[:1], order[: vocab // 8], order[vocab // 8 :], order[-vocab // 2 :]):
         expected = draws * probs[taken].sum()
         assert abs(counts[taken].sum() - expected) <= 5 * np.sqrt(expected) + 1
 
@@ -238,7 +281,9 @@ def test_the_tail_is_drawn_from_like_the_head() -> None:
     logits = torch.full((1, 50_001), -HEAD - 1.0)
     logits[0, 7] = 0.0
     states = random_states([random_key("tail")] * 4000, range(4000))
-    tokens = np.concatenate([draw(logits.expand(100, -1), Sampling(), s).tokens for s in states.reshape(-1, 100)])
+    tokens = np.concatenate(
+        [draw(logits.expand(100, -1), Sampling(), s).tokens for s in states.reshape(-1, 100)]
+    )
     share = 50_000 * np.exp(-HEAD - 1) / (1 + 50_000 * np.exp(-HEAD - 1))
     others = tokens[tokens != 7]
     assert abs(len(others) / 4000 - share) < 5 * np.sqrt(share / 4000)
@@ -247,7 +292,8 @@ def test_the_tail_is_drawn_from_like_the_head() -> None:
 
 @pytest.mark.slow
 def test_rounding_does_not_change_what_is_drawn() -> None:
-    """What other rows do to a row's logits in float32, a hundred-thousandth, moves next to no choice."""
+    """What other rows do to a row's logits in float32, a hundred-thousandth, moves next to no
+    choice."""
     random = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 50_000, generator=random) * 3
     for temperature in (0.8, 1.0):
@@ -267,15 +313,22 @@ def test_greedy_and_what_filters_leave(way: Way) -> None:
     assert way(logits, Sampling(temperature=0), states).tokens == [1, 1, 1]
     assert way(logits, Sampling(top_k=1), states).tokens == [1, 1, 1]
     assert way(torch.tensor([[5.0, float("-inf")]]), Sampling(), states[:1]).tokens == [0]
-    assert way(torch.tensor([[-1.0, -0.0, 0.0]]), Sampling(0), states[:1]).tokens == [1]  # the first of equals
+    # the first of equals
+    assert way(torch.tensor([[-1.0, -0.0, 0.0]]), Sampling(0), states[:1]).tokens == [1]
 
 
 @both
 @pytest.mark.parametrize("temperature", [1e-8, 1e-30, 1e-50])
-def test_a_temperature_at_which_noise_is_lost_in_rounding_is_greedy(way: Way, temperature: float) -> None:
+def test_a_temperature_at_which_noise_is_lost_in_rounding_is_greedy(
+    way: Way, temperature: float
+) -> None:
     states = random_states([1, 2, 3, 4], [0, 0, 0, 0])
     logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(0)) * 5
-    for sampling in (Sampling(temperature), Sampling(temperature, top_p=0.9), Sampling(temperature, 5, min_p=0.1)):
+    for sampling in (
+        Sampling(temperature),
+        Sampling(temperature, top_p=0.9),
+        Sampling(temperature, 5, min_p=0.1),
+    ):
         for moved in (logits, logits - 100):
             assert way(moved, sampling, states).tokens == logits.argmax(-1).tolist()
 
@@ -287,7 +340,9 @@ def test_streams_depend_on_key_and_position_alone() -> None:
     assert len(set(values.tolist())) == 500
     tokens = np.arange(100_000)
     noise = numpy_gumbels(values[0], tokens)
-    every = gumbels(torch.from_numpy(values.view(np.int64))[:2, None], torch.from_numpy(tokens)).numpy()
+    every = gumbels(
+        torch.from_numpy(values.view(np.int64))[:2, None], torch.from_numpy(tokens)
+    ).numpy()
     assert every[0] == pytest.approx(noise, rel=1e-12, abs=1e-12) and np.isfinite(noise).all()
     assert abs(noise.mean() - np.euler_gamma) < 0.02 and abs(noise.var() - np.pi**2 / 6) < 0.05
     for other in (every[1], np.roll(noise, 1)):

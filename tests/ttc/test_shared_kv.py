@@ -1,4 +1,5 @@
-"""Gemma 4: its last layers attend to keys and values of earlier ones, and each takes embeddings of its own."""
+"""Gemma 4: its last layers attend to keys and values of earlier ones, and each takes embeddings of
+its own."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def engine_of(**options: Any) -> Engine:
 )
 def test_a_tree_over_any_policy_equals_plain_transformers(policy: Any, tokens: int) -> None:
     bytes_per_token = engine_of().memory.bytes_per_token
-    engine = engine_of(memory=policy(tokens * bytes_per_token / 2**30, block_tokens=8), prefill_tokens=7)
+    engine = engine_of(
+        memory=policy(tokens * bytes_per_token / 2**30, block_tokens=8), prefill_tokens=7
+    )
     branches = grow(engine)
     assert engine.memory.link.to_device_bytes.total() > 0  # some KV had to move
     for branch in branches:
@@ -73,22 +76,34 @@ def test_scores_are_those_of_plain_transformers() -> None:
     (scores,) = engine.score([root], [continuations], given=[prompt(3, 3)])
     for continuation, figures in zip(continuations, scores, strict=True):
         tokens = root.tokens + prompt(3, 3)
-        rows = plain()(torch.tensor([tokens + continuation])).logits[0].double().log_softmax(-1)[len(tokens) - 1 : -1]
+        rows = (
+            plain()(torch.tensor([tokens + continuation]))
+            .logits[0]
+            .double()
+            .log_softmax(-1)[len(tokens) - 1 : -1]
+        )
         expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
         assert figures == pytest.approx(expected, abs=1e-4)
     assert_nothing_left(engine, [root])
 
 
 def test_neither_batches_nor_eviction_change_what_is_sampled() -> None:
-    def sample(order: list[int], together: bool, cache: BlockCache | None = None) -> dict[int, list[int]]:
+    def sample(
+        order: list[int], together: bool, cache: BlockCache | None = None
+    ) -> dict[int, list[int]]:
         engine = engine_of(cache=cache)
         branches = engine.fork(engine.root(prompt(1, 30), seed=7), 4)
         engine.extend(branches[:2], [prompt(2, 5), prompt(3, 1)])
         for group in [order] if together else [[i] for i in order]:
-            engine.generate([branches[i] for i in group], [5 + i for i in group], sampling=Sampling(0.8))
+            engine.generate(
+                [branches[i] for i in group], [5 + i for i in group], sampling=Sampling(0.8)
+            )
         assert engine.cache is None or engine.cache.evictions > 0
         return {i: branches[i].generated for i in order}
 
     expected = sample([0, 1, 2, 3], together=True)
     assert sample([2, 0, 3, 1], together=False) == expected
-    assert sample([3, 1, 0, 2], together=False, cache=BlockCache(capacity_blocks=4, block_tokens=8)) == expected
+    assert (
+        sample([3, 1, 0, 2], together=False, cache=BlockCache(capacity_blocks=4, block_tokens=8))
+        == expected
+    )

@@ -1,4 +1,5 @@
-"""Work that threads share: each part once, errors told, with the team of OpenMP threads and without."""
+"""Work that threads share: each part once, errors told, with the team of OpenMP threads and
+without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The confidence gate by hand-made branches, as a property, and in searches of several steps on a small model."""
+"""The confidence gate by hand-made branches, as a property, and in searches of several steps on a
+small model."""
 
 from __future__ import annotations
 
@@ -41,9 +42,14 @@ class Inner:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         self.asked.append(len(branches))
-        return [[-5.0, 1000.0 + len(b.tokens) + len(q)] for b, q in zip(branches, questions, strict=True)]
+        return [
+            [-5.0, 1000.0 + len(b.tokens) + len(q)]
+            for b, q in zip(branches, questions, strict=True)
+        ]
 
 
 def rate(verifier: Any, *problems: list[Branch]) -> list[Any]:
@@ -92,7 +98,12 @@ def test_each_problem_is_decided_alone() -> None:
     assert inner.asked == [4]  # one call for the two problems that need it
     assert found == [[-5, 1002], [-5, 1002], [0.95], [0.5], [-5, 1004], [-5, 1004], [0.9]]
     assert (gate.calls, gate.skips) == (4, 2)
-    assert [g[0].usage.verifications_skipped for g in (close, clear, unsure, single)] == [0, 1, 0, 1]
+    assert [g[0].usage.verifications_skipped for g in (close, clear, unsure, single)] == [
+        0,
+        1,
+        0,
+        1,
+    ]
 
 
 def test_problems_may_be_interleaved_and_share_a_question() -> None:
@@ -116,7 +127,9 @@ def test_thresholds_are_reached_when_equal() -> None:
     at: dict[str, Any] = {"tau_conf": 0.8, "r_gap": 0.25}
     assert rate(ConfidenceGatedVerifier(Inner(), **at), problem([0.8], [0.6])) == [[0.8], [0.6]]
     for change in ({"tau_conf": 0.81}, {"r_gap": 0.26}):
-        assert rate(ConfidenceGatedVerifier(Inner(), **at | change), problem([0.8], [0.6]))[0][0] == -5
+        assert (
+            rate(ConfidenceGatedVerifier(Inner(), **at | change), problem([0.8], [0.6]))[0][0] == -5
+        )
 
 
 probabilities = st.lists(st.one_of(st.just(NAN), st.floats(0, 1)), max_size=4)
@@ -125,7 +138,9 @@ sets = st.lists(st.lists(probabilities, min_size=1, max_size=4), min_size=1, max
 
 @given(sets, st.floats(1.001, 5), st.floats(0, 5))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_a_tau_above_1_is_the_inner_verifier(values: list[list[list[float]]], tau_conf: float, r_gap: float) -> None:
+def test_a_tau_above_1_is_the_inner_verifier(
+    values: list[list[list[float]]], tau_conf: float, r_gap: float
+) -> None:
     problems = [problem(*group) for group in values]
     inner, gate = Inner(), ConfidenceGatedVerifier(Inner(), tau_conf, r_gap)
     assert rate(gate, *problems) == rate(inner, *problems)
@@ -134,7 +149,9 @@ def test_a_tau_above_1_is_the_inner_verifier(values: list[list[list[float]]], ta
 
 @given(sets, st.floats(0, 1), st.floats(0, 1))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_against_the_equation(values: list[list[list[float]]], tau_conf: float, r_gap: float) -> None:
+def test_against_the_equation(
+    values: list[list[list[float]]], tau_conf: float, r_gap: float
+) -> None:
     problems = [problem(*group) for group in values]
     gate = ConfidenceGatedVerifier(Inner(), tau_conf, r_gap)
     found = iter(rate(gate, *problems))
@@ -143,11 +160,15 @@ def test_against_the_equation(values: list[list[list[float]]], tau_conf: float, 
         own = [[v for v in row if not math.isnan(v)] for row in group]
         p = [sum(row) / len(row) if row else 0.0 for row in own]
         second = max([v for j, v in enumerate(p) if j != p.index(max(p))], default=0.0)
-        decisive = max(p) >= tau_conf and (max(p) - second >= r_gap * max(p) if max(p) else r_gap == 0)
+        decisive = max(p) >= tau_conf and (
+            max(p) - second >= r_gap * max(p) if max(p) else r_gap == 0
+        )
         margin = abs(max(p) - second - r_gap * max(p))
         scores = [next(found) for _ in group]
         if margin > 1e-12 or max(p) == 0:  # closer than that, rounding decides
-            assert scores == ([[v] for v in p] if decisive else [[-5, 1001 + len(row) + i] for row in group])
+            assert scores == (
+                [[v] for v in p] if decisive else [[-5, 1001 + len(row) + i] for row in group]
+            )
         expected.append(scores == [[v] for v in p])
     assert gate.calls == len(problems) and gate.skips == sum(expected)
     assert [g[0].usage.verifications_skipped for g in problems] == list(map(int, expected))
@@ -169,7 +190,12 @@ def test_a_problem_keeps_its_first_decision() -> None:
     assert (gate.calls, gate.skips, gate.inner.asked) == (4, 2, [2, 2])  # type: ignore[attr-defined]
     assert skipped[0].usage.verifications_skipped == 2
     fresh = ConfidenceGatedVerifier(Inner())  # another gate decides anew
-    assert rate(fresh, verified, skipped) == [[pytest.approx(1, abs=1e-3)], [0.4], [-5, 1003], [-5, 1003]]
+    assert rate(fresh, verified, skipped) == [
+        [pytest.approx(1, abs=1e-3)],
+        [0.4],
+        [-5, 1003],
+        [-5, 1003],
+    ]
 
 
 def test_decisions_are_forgotten_with_their_problems() -> None:
@@ -184,7 +210,9 @@ def test_decisions_are_forgotten_with_their_problems() -> None:
 
 def test_a_failed_rating_counts_nothing() -> None:
     class Fails(Inner):
-        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        def rate(
+            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+        ) -> list[list[float]]:
             if "q" in questions:
                 raise RuntimeError("no weights")
             return super().rate(branches, questions, backend)[: -1 if len(branches) > 3 else None]
@@ -243,14 +271,16 @@ def test_no_problem_of_a_beam_search_mixes_scales(engine: Engine) -> None:
     steps = [max(len(node.path) for node in r.tree) for r in results]
     skipped = [r.usage.verifications_skipped for r in results]
     assert gate.calls == sum(steps) and gate.skips == sum(skipped)
-    assert 0 < sum(map(bool, skipped)) < len(results)  # the case is worth testing: some are, some are not
+    # the case is worth testing: some are, some are not
+    assert 0 < sum(map(bool, skipped)) < len(results)
     for result, skips, asked in zip(results, skipped, steps, strict=True):
         assert skips in (0, asked)
         assert all(score <= 1 if skips else score >= 1000 for score in scores(result))
     together = [scores(r) for r in results]
     alone = [scores(solve(BEAM, engine=engine, verifier=gate, problem=q)) for q in QUESTIONS]
     assert [len(s) for s in alone] == [len(s) for s in together]
-    for a, b in zip(alone, together, strict=True):  # equal scores keep their order, however they were rounded
+    # equal scores keep their order, however they were rounded
+    for a, b in zip(alone, together, strict=True):
         assert a == pytest.approx(b, abs=1e-5)
 
 
@@ -270,7 +300,9 @@ def test_extremes_of_the_gate_in_a_beam_search(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["min", "product", "last", "mean"])
-def test_a_skipped_problem_is_ranked_by_p_under_any_aggregation(engine: Engine, aggregation: Any) -> None:
+def test_a_skipped_problem_is_ranked_by_p_under_any_aggregation(
+    engine: Engine, aggregation: Any
+) -> None:
     gate = ConfidenceGatedVerifier(Inner(), tau_conf=0, r_gap=0)
     search = BestOfN(n=5, max_tokens=6, aggregation=aggregation)
     result = solve(search, engine=engine, verifier=gate, problem="p")
@@ -280,7 +312,9 @@ def test_a_skipped_problem_is_ranked_by_p_under_any_aggregation(engine: Engine, 
 
 def test_a_failing_problem_does_not_count_the_others_twice(engine: Engine) -> None:
     class Fails(Inner):
-        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+        def rate(
+            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+        ) -> list[list[float]]:
             if "bad" in questions:
                 raise RuntimeError("no weights")
             return super().rate(branches, questions, backend)

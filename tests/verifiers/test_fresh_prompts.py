@@ -1,4 +1,5 @@
-"""The self-verifier on prompts of its own: what it asks, what it costs, and that exits don't change what is asked."""
+"""The self-verifier on prompts of its own: what it asks, what it costs, and that exits don't change
+what is asked."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_it_equals_a_plain_forward(engine: Engine, chat: bool) -> None:
     assert engine.kv_bytes() == before and [b.tokens for b in branches] == tokens
     engine.model.set_attn_implementation("sdpa")
     for branch, problem, (score,), profile in zip(branches, PROBLEMS, found, profiles, strict=True):
-        probs = engine.model(torch.tensor([prompt(branch, problem, chat)])).logits[0, -1].softmax(-1)
+        probs = (
+            engine.model(torch.tensor([prompt(branch, problem, chat)])).logits[0, -1].softmax(-1)
+        )
         yes, no = float(probs[1] + probs[3]), float(probs[2] + probs[4])
         assert score == pytest.approx(yes / (yes + no), abs=1e-5)
         assert profile.p[-1] == pytest.approx(score, abs=1e-5)
@@ -71,7 +74,8 @@ def test_every_token_is_charged_to_the_branchs_problem(engine: Engine) -> None:
     shared = branches[0].usage.shared_tokens
     FRESH.rate(branches[:2], PROBLEMS[:2], engine)
     saved = branches[0].usage.shared_tokens - shared
-    assert saved + 1 >= len(words(GRADER)) + len(words(PROBLEMS[0])) > 8  # the last of them is fed to both
+    # the last of them is fed to both
+    assert saved + 1 >= len(words(GRADER)) + len(words(PROBLEMS[0])) > 8
     assert branches[0].usage.verifier_tokens + saved == len(prompts[0]) + len(prompts[1])
     assert [b.usage.generated_tokens for b in branches] == generated
 
@@ -81,23 +85,33 @@ def test_an_exit_asks_the_same(engine: Engine) -> None:
     expected = FRESH.rate(branches, PROBLEMS, engine)
     spent = [branches[i].usage.verifier_tokens for i in (0, 2)]
     before = engine.kv_bytes()
-    found = SelfVerifier("is it right ?", EarlyExit(theta=0), fresh=True).rate(branches, PROBLEMS, engine)
-    assert [score for (score,) in found] == pytest.approx([score for (score,) in expected], abs=1e-5)
-    # the siblings share the grader, the problem and more; of the other problem everything is in the pass
+    found = SelfVerifier("is it right ?", EarlyExit(theta=0), fresh=True).rate(
+        branches, PROBLEMS, engine
+    )
+    assert [score for (score,) in found] == pytest.approx(
+        [score for (score,) in expected], abs=1e-5
+    )
+    # the siblings share the grader, the problem and more; of the other problem everything is in the
+    # pass
     assert branches[2].usage.exit_layer_rows == 2 * len(prompt(branches[2], PROBLEMS[2], False))
     assert 0 < branches[0].usage.exit_layer_rows <= 2 * 2 * (1 + 3 + len(words("is it right ?")))
-    assert branches[0].usage.verifier_tokens <= 2 * spent[0] + 1  # where the prompts part, each computes a token again
+    # where the prompts part, each computes a token again
+    assert branches[0].usage.verifier_tokens <= 2 * spent[0] + 1
     early = SelfVerifier("is it right ?", EarlyExit("ranking", l_min=1, patience=1), fresh=True)
     scores = early.rate(branches, PROBLEMS, engine)
     profiles = FRESH.profiles(branches, PROBLEMS, engine)
-    assert [s for (s,) in scores] == pytest.approx([q.p[0] for q in profiles[:2]] + [profiles[2].p[1]], abs=1e-5)
+    assert [s for (s,) in scores] == pytest.approx(
+        [q.p[0] for q in profiles[:2]] + [profiles[2].p[1]], abs=1e-5
+    )
     assert engine.kv_bytes() == before
 
 
 class Aside(FakeBackend):
     """Remembers what it is asked."""
 
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[list[int]]) -> list[Branch]:
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[list[int]]
+    ) -> list[Branch]:
         self.asked = [self.decode(p) for p in prompts]
         return self.roots([p[:9] for p in prompts])
 
@@ -111,7 +125,10 @@ def test_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     SelfVerifier(fresh=True).rate([branch], [problem], backend)
     (asked,) = backend.asked
     assert asked.startswith("Here is a problem and a proposed solution.")
-    places = [asked.index(s) for s in (problem, "6 + 2 = 8\nThe answer is 8.", SelfVerifier().question, "\nAnswer:")]
+    places = [
+        asked.index(s)
+        for s in (problem, "6 + 2 = 8\nThe answer is 8.", SelfVerifier().question, "\nAnswer:")
+    ]
     assert places == sorted(places)
     assert backend.live == {id(branch): branch}
 

@@ -1,4 +1,5 @@
-"""Outcome models, a judge, a verifier that writes first, and heads trained here: each against plain transformers."""
+"""Outcome models, a judge, a verifier that writes first, and heads trained here: each against plain
+transformers."""
 
 from __future__ import annotations
 
@@ -61,8 +62,13 @@ def test_an_outcome_model_gives_what_its_classifier_gives_for_the_whole_chat(fam
     branch = engine.root([1, 2])
     for text in TEXTS:
         (branch,) = grown(engine, branch, text)
-        messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": branch.text}]
-        tokens = tokenizer.encode(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
+        messages = [
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": branch.text},
+        ]
+        tokens = tokenizer.encode(
+            tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False
+        )
         assert tokens.count(tokenizer.bos_token_id) == 1
         expected = float(reference(torch.tensor([tokens])).logits[0, 0])
         assert verifier.rate([branch], [QUESTION], engine) == [close_to([expected])]
@@ -72,7 +78,9 @@ def test_an_outcome_model_gives_what_its_classifier_gives_for_the_whole_chat(fam
 @torch.no_grad()
 def test_a_thinking_models_answer_is_rated_without_its_thought() -> None:
     tokenizer = byte_tokenizer(IM, CHATML)
-    scored = seeded(hf.Qwen2ForSequenceClassification, configuration("qwen2", tokenizer, num_labels=1))
+    scored = seeded(
+        hf.Qwen2ForSequenceClassification, configuration("qwen2", tokenizer, num_labels=1)
+    )
     judge = seeded(hf.Qwen2ForCausalLM, configuration("qwen2", tokenizer))
     engine = policy()
     said = {"<think>1?</think>\n\n2": "2", "<think>1?": "<think>1?", "2": "2"}
@@ -92,7 +100,9 @@ def test_an_outcome_model_of_two_labels_is_refused() -> None:
     model = hf.Qwen2ForSequenceClassification(configuration("qwen2", tokenizer, num_labels=2))
     engine = policy()
     with pytest.raises(UnsupportedModel, match="num_labels=1"):
-        OutcomeReward((model, tokenizer)).rate(grown(engine, engine.root([1, 2]), "a"), [QUESTION], engine)
+        OutcomeReward((model, tokenizer)).rate(
+            grown(engine, engine.root([1, 2]), "a"), [QUESTION], engine
+        )
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -116,9 +126,13 @@ def test_a_judge_gives_the_grade_that_its_model_expects(own: bool) -> None:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         logits = reference(torch.tensor([tokenizer.encode(text)])).logits[0, -1].double()
         words = {token: tokenizer.decode([token]).strip() for token in range(len(tokenizer))}
-        spelled = [(token, int(word) - 1) for token, word in words.items() if word in ("1", "2", "3")]
+        spelled = [
+            (token, int(word) - 1) for token, word in words.items() if word in ("1", "2", "3")
+        ]
         weights = logits[[token for token, _ in spelled]].softmax(-1)
-        assert score == close_to(float(weights @ torch.tensor([grade / 2 for _, grade in spelled]).double()))
+        assert score == close_to(
+            float(weights @ torch.tensor([grade / 2 for _, grade in spelled]).double())
+        )
     engine.release(branches)
     verifier.released(branches)
     assert not verifier.mirror(engine).mirrors
@@ -136,7 +150,9 @@ def test_thinkprm_writes_a_verification_and_reads_the_verdict_after_it() -> None
     branches = grown(engine, root, "3 * 4 = 12\n\nSo", "Seven.\n\n")
     rated = verifier.rate(branches, [QUESTION] * 2, engine)
     signs = [spellings(verifier.mirror(engine).engine, word) for word in ("yes", "no")]
-    for (score,), solution in zip(rated, ["Step 1: 3 * 4 = 12\nStep 2: So", "Step 1: Seven."], strict=True):
+    for (score,), solution in zip(
+        rated, ["Step 1: 3 * 4 = 12\nStep 2: So", "Step 1: Seven."], strict=True
+    ):
         asked = (
             "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n" + QUESTION
             + "\n\n[Solution]\n\n" + solution + "\n\nReview and critique each step in the proposed solution to "
@@ -154,7 +170,9 @@ def test_thinkprm_writes_a_verification_and_reads_the_verdict_after_it() -> None
     usage = root.usage
     assert usage.generated_tokens == 0 and usage.verifier_tokens > 12
     before = usage.verifier_tokens
-    assert verifier.rate(branches, [QUESTION] * 2, engine) == rated and usage.verifier_tokens == before
+    assert (
+        verifier.rate(branches, [QUESTION] * 2, engine) == rated and usage.verifier_tokens == before
+    )
     (child,) = grown(engine, branches[0], " 12.")
     price = verifier.price([child], [QUESTION], engine)
     verifier.rate([child], [QUESTION], engine)
@@ -164,7 +182,8 @@ def test_thinkprm_writes_a_verification_and_reads_the_verdict_after_it() -> None
 
 
 def test_what_a_verifier_writes_is_as_its_models_generation_config_asks() -> None:
-    """ThinkPRM writes; a judge does not, so that a setting that no engine has is no matter to it."""
+    """ThinkPRM writes; a judge does not, so that a setting that no engine has is no matter to
+    it."""
     tokenizer = byte_tokenizer(IM, CHATML)
     tokenizer.add_tokens([form for word in ("yes", "no") for form in (word, f" {word}")])
     model = seeded(hf.Qwen2ForCausalLM, configuration("qwen2", tokenizer, initializer_range=0.1))
@@ -203,8 +222,11 @@ def test_samples_of_thinkprm_need_a_temperature() -> None:
 # ---------------------------------------------------------------- checkpoints as published
 
 
-def published(folder: Path, body: Any, tokenizer: Any, head: dict[str, torch.Tensor], binary: bool = False) -> str:
-    """A folder as on the hub: the decoder's tensors under "model.", the head's under their own names."""
+def published(
+    folder: Path, body: Any, tokenizer: Any, head: dict[str, torch.Tensor], binary: bool = False
+) -> str:
+    """A folder as on the hub: the decoder's tensors under "model.", the head's under their own
+    names."""
     folder.mkdir()
     tensors = {f"model.{name}": tensor for name, tensor in body.state_dict().items()} | head
     settings = body.config.to_dict() | {
@@ -224,7 +246,10 @@ def random_head(*sizes: tuple[str, int, int]) -> dict[str, torch.Tensor]:
     torch.manual_seed(1)
     found = {}
     for name, rows, columns in sizes:
-        found |= {f"{name}.weight": 0.2 * torch.randn(rows, columns), f"{name}.bias": torch.randn(rows)}
+        found |= {
+            f"{name}.weight": 0.2 * torch.randn(rows, columns),
+            f"{name}.bias": torch.randn(rows),
+        }
     return found
 
 
@@ -248,7 +273,9 @@ def test_the_published_folders_load_with_their_own_heads(tmp_path: Path) -> None
 
     head = random_head(("v_head.summary", 1, 32))
     layer = nn.Linear(32, 1)
-    layer.load_state_dict({name.removeprefix("v_head.summary."): tensor for name, tensor in head.items()})
+    layer.load_state_dict(
+        {name.removeprefix("v_head.summary."): tensor for name, tensor in head.items()}
+    )
     folder = published(tmp_path / "skywork", body, tokenizer, head, binary=True)
     expected = rating(SkyworkPRM((HeadedModel(body, layer), own)))
     assert rating(SkyworkPRM(folder, dtype="float32")) == close_to(expected)
@@ -257,7 +284,10 @@ def test_the_published_folders_load_with_their_own_heads(tmp_path: Path) -> None
     with pytest.raises(UnsupportedModel, match="hold no reward head"):
         rating(QwenPRM(folder))
     folder = published(
-        tmp_path / "unknown", body, tokenizer, random_head(("score.0", 2, 2), ("score.1", 2, 2), ("score.2", 2, 2))
+        tmp_path / "unknown",
+        body,
+        tokenizer,
+        random_head(("score.0", 2, 2), ("score.1", 2, 2), ("score.2", 2, 2)),
     )
     with pytest.raises(UnsupportedModel, match="is not known"):
         rating(QwenPRM(folder))
@@ -273,7 +303,9 @@ def test_a_checkpoint_whose_decoder_is_not_whole_is_refused(tmp_path: Path) -> N
         rating(QwenPRM(folder))
 
 
-def test_a_sequence_classifier_and_a_token_classifier_load_from_their_folders(tmp_path: Path) -> None:
+def test_a_sequence_classifier_and_a_token_classifier_load_from_their_folders(
+    tmp_path: Path,
+) -> None:
     tokenizer = byte_tokenizer(IM, CHATML)
     for name, kind, labels, verifier in (
         ("outcome", hf.LlamaForSequenceClassification, 1, OutcomeReward),
@@ -296,7 +328,11 @@ def test_a_head_trained_on_the_features_is_saved_and_loads_alone_or_whole(tmp_pa
     tokenizer.save_pretrained(tmp_path / "base")
     verifier = ValueHead.on(model, tokenizer, separator="\n\n", prompt="Q: {question}\n")
     assert rating(verifier) == [0.5, 0.5]
-    examples = [(QUESTION, ["3 * 4 = 12", "So 12"]), (QUESTION, ["3 * 4 = 12", "So 7"]), (QUESTION, ["12"])]
+    examples = [
+        (QUESTION, ["3 * 4 = 12", "So 12"]),
+        (QUESTION, ["3 * 4 = 12", "So 7"]),
+        (QUESTION, ["12"]),
+    ]
     features = verifier.features(examples)
     assert [tuple(states.shape) for states in features] == [(2, 32), (2, 32), (1, 32)]
     for (question, steps), states in zip(examples, features, strict=True):

@@ -1,5 +1,6 @@
-"""The tokens that each verifier sends, against the code that its model was published with, over tokenizers of several
-kinds. Step by step the same is tested in test_reward_models.py and test_other_models.py."""
+"""The tokens that each verifier sends, against the code that its model was published with, over
+tokenizers of several kinds. Step by step the same is tested in test_reward_models.py and
+test_other_models.py."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from tests.helpers.models import small
 from tests.helpers.reward_models import sentence_tokenizer
 from ttc import Engine
 from ttc.tree.branch import Branch
-from verifiers import LLMJudge, MathShepherd, OutcomeReward, QwenPRM, RLHFlowPRM, SelfVerifier, ThinkPRM
+from verifiers import (
+    LLMJudge,
+    MathShepherd,
+    OutcomeReward,
+    QwenPRM,
+    RLHFlowPRM,
+    SelfVerifier,
+    ThinkPRM,
+)
 from verifiers.self_verifier import GRADER
 
 STEPS = ["2 + 2 = 4.", "So four."]
@@ -32,12 +41,15 @@ def own(kind: Any, tokens: Any, **settings: Any) -> Any:
 
 def llama(template: str | None = None) -> Any:
     chat = CHATS["llama_3_1"]
-    return tokenizer(chat.tokens, chat.kind, chat.bos, chat.eos, chat.before, (), template or chat.template)
+    return tokenizer(
+        chat.tokens, chat.kind, chat.bos, chat.eos, chat.before, (), template or chat.template
+    )
 
 
 @pytest.mark.parametrize("template", [None, NO_BOS], ids=["with_bos", "without_bos"])
 def test_rlhflow(template: str | None) -> None:
-    """RLHFlow/RLHF-Reward-Modeling, math-rm/prm_evaluate.py: apply_chat_template(conversation, return_tensors="pt")."""
+    """RLHFlow/RLHF-Reward-Modeling, math-rm/prm_evaluate.py: apply_chat_template(conversation,
+    return_tensors="pt")."""
     words = llama(template)
     verifier = own(RLHFlowPRM, words)
     verifier.check_tokenizer()
@@ -47,7 +59,9 @@ def test_rlhflow(template: str | None) -> None:
         {"role": "user", "content": STEPS[1]},
         {"role": "assistant", "content": "+"},
     ]
-    expected = words.apply_chat_template(conversation, return_tensors="pt", return_dict=False)[0].tolist()
+    expected = words.apply_chat_template(conversation, return_tensors="pt", return_dict=False)[
+        0
+    ].tolist()
     assert expected.count(words.bos_token_id) == (template is None)
     assert verifier.closed(QUESTION, STEPS) == expected
     layout = verifier.laid_out(QUESTION, STEPS, None)
@@ -59,8 +73,8 @@ def test_rlhflow(template: str | None) -> None:
 @pytest.mark.parametrize("name", ["llama_3", "llama_3_1", "qwen_2_5", "qwen_3", "gemma_2"])
 def test_outcome_models(name: str) -> None:
     """Skywork-Reward's cards: the template's text without its first token, then tokenizer(text).
-    Qwen2.5-Math-RM's card: tokenizer.encode(text, add_special_tokens=False). For their tokenizers both
-    give the same."""
+    Qwen2.5-Math-RM's card: tokenizer.encode(text, add_special_tokens=False). For their tokenizers
+    both give the same."""
     words = CHATS[name].tokenizer
     chat = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "four"}]
     text = words.apply_chat_template(chat, tokenize=False)
@@ -77,18 +91,25 @@ def test_an_outcome_model_gets_no_first_token_that_its_template_leaves_out() -> 
 
 
 def test_qwen_prm() -> None:
-    """Qwen/Qwen2.5-Math-PRM-7B's card: tokenizer.encode of the template's text, the answer's steps joined."""
+    """Qwen/Qwen2.5-Math-PRM-7B's card: tokenizer.encode of the template's text, the answer's steps
+    joined."""
     chat = CHATS["qwen_2_5"]
     words = tokenizer((*chat.tokens, "<extra_0>"), "bytes", None, chat.eos, (), (), chat.template)
     verifier = own(QwenPRM, words)
     messages = [
-        {"role": "system", "content": "Please reason step by step, and put your final answer within \\boxed{}."},
+        {
+            "role": "system",
+            "content": "Please reason step by step, and put your final answer within \\boxed{}.",
+        },
         {"role": "user", "content": QUESTION},
         {"role": "assistant", "content": "<extra_0>".join(STEPS) + "<extra_0>"},
     ]
     expected = words.encode(words.apply_chat_template(messages, tokenize=False))
     tokens = verifier.closed(QUESTION, STEPS)
-    assert tokens == expected[: len(tokens)] and words.decode(expected[len(tokens) :]) == "<|im_end|>\n"
+    assert (
+        tokens == expected[: len(tokens)]
+        and words.decode(expected[len(tokens) :]) == "<|im_end|>\n"
+    )
 
 
 def test_math_shepherd() -> None:
@@ -102,8 +123,9 @@ def test_math_shepherd() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek_r1_distill", "qwen_2_5"])
 def test_think_prm(name: str) -> None:
-    """launch/ThinkPRM-1.5B's card: the template's text and the first words of the verification. The first token comes
-    once, as where the authors' code asks for the verdict (add_special_tokens=False)."""
+    """launch/ThinkPRM-1.5B's card: the template's text and the first words of the verification. The
+    first token comes once, as where the authors' code asks for the verdict
+    (add_special_tokens=False)."""
     chat = CHATS[name]
     verifier = own(ThinkPRM, chat.tokenizer)
     tokens = verifier.closed(QUESTION, ["Step 1: 2 + 2 = 4."])
@@ -124,9 +146,16 @@ def test_the_judge_asks_as_transformers_would(name: str) -> None:
     judge = own(LLMJudge, chat.tokenizer, rubric="Be strict.", grades=3)
     asked = "Be strict.\n\nProblem:\n2 + 2?\n\nSolution:\nfour\n\nReply with one number from 1 (worst) to 3 (best)."
     expected = chat.tokenizer.apply_chat_template(
-        [{"role": "user", "content": asked}], tokenize=True, add_generation_prompt=True, return_dict=False
+        [{"role": "user", "content": asked}],
+        tokenize=True,
+        add_generation_prompt=True,
+        return_dict=False,
     )
-    assert judge.closed(QUESTION, ["four"]) == expected == chat.ids(chat.prompt.replace(QUESTION, asked))
+    assert (
+        judge.closed(QUESTION, ["four"])
+        == expected
+        == chat.ids(chat.prompt.replace(QUESTION, asked))
+    )
 
 
 def test_the_judge_without_a_chat_template_asks_with_the_tokenizers_special_tokens() -> None:
@@ -134,9 +163,14 @@ def test_the_judge_without_a_chat_template_asks_with_the_tokenizers_special_toke
     words = tokenizer(glm.tokens, "bytes", None, glm.eos, glm.before)
     judge = own(LLMJudge, words, rubric="Be strict.", grades=3)
     text = (
-        "Be strict.\n\nProblem:\n2 + 2?\n\nSolution:\nfour\n\nReply with one number from 1 (worst) to 3 (best).\nGrade:"
+        "Be strict.\n\nProblem:\n2 + 2?\n\nSolution:\nfour\n\n"
+        "Reply with one number from 1 (worst) to 3 (best).\nGrade:"
     )
-    assert judge.closed(QUESTION, ["four"]) == words(text)["input_ids"] == glm.ids("[gMASK]<sop>" + text)
+    assert (
+        judge.closed(QUESTION, ["four"])
+        == words(text)["input_ids"]
+        == glm.ids("[gMASK]<sop>" + text)
+    )
 
 
 # ---------------------------------------------------------------- the self-verifier
@@ -158,7 +192,9 @@ class Asked(FakeBackend):
         super().extend(branches, tokens, **options)
         self.extended += [branch.tokens[:] for branch in branches]
 
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[list[int]]) -> list[Branch]:
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[list[int]]
+    ) -> list[Branch]:
         self.extended += map(list, prompts)
         return self.roots(prompts)
 
@@ -189,7 +225,9 @@ def test_the_self_verifier_goes_on_as_the_whole_chat_does(name: str, ended: bool
     assert backend.extended == [chat.ids(chat.turned)]
 
 
-@pytest.mark.parametrize("name", ["zephyr", "llama_2", "llama_3_1", "glm_4", "smollm_2", "qwen_2_5"])
+@pytest.mark.parametrize(
+    "name", ["zephyr", "llama_2", "llama_3_1", "glm_4", "smollm_2", "qwen_2_5"]
+)
 def test_a_fresh_prompt_is_what_transformers_makes_of_it(name: str) -> None:
     chat = CHATS[name]
     backend = Asked(chat.tokenizer)
@@ -197,7 +235,10 @@ def test_a_fresh_prompt_is_what_transformers_makes_of_it(name: str) -> None:
     SelfVerifier("Sure?", fresh=True).rate([branch], [QUESTION], backend)
     asked = f"{GRADER}\n\nProblem:\n2 + 2?\n\nSolution:\nfour\n\nSure?"
     expected = chat.tokenizer.apply_chat_template(
-        [{"role": "user", "content": asked}], tokenize=True, add_generation_prompt=True, return_dict=False
+        [{"role": "user", "content": asked}],
+        tokenize=True,
+        add_generation_prompt=True,
+        return_dict=False,
     )
     assert backend.extended == [expected]
 
@@ -217,10 +258,14 @@ def test_a_question_without_a_chat_template_follows_the_one_that_the_model_has_b
     assert backend.extended == [whole]
 
 
-def test_the_engine_asks_after_an_answer_that_has_ended_in_another_way_than_the_template_ends_it() -> None:
+def test_the_engine_asks_after_an_answer_that_has_ended_in_another_way_than_the_template_ends_it() -> (
+    None
+):
     """Llama 2's template puts a blank before the end of a turn, which the model does not write."""
     chat = CHATS["llama_2"]
-    words = tokenizer((*chat.tokens, "Yes", "No"), chat.kind, chat.bos, chat.eos, chat.before, (), chat.template)
+    words = tokenizer(
+        (*chat.tokens, "Yes", "No"), chat.kind, chat.bos, chat.eos, chat.before, (), chat.template
+    )
     engine = Engine(small(context=256), words)
     question, answer = prompt(words), words.encode("four", add_special_tokens=False)
     root = engine.root(question)
@@ -249,7 +294,10 @@ def test_the_engine_asks_after_an_answer_that_has_ended_in_another_way_than_the_
 
 def prompt(words: Any) -> list[int]:
     tokens = words.apply_chat_template(
-        [{"role": "user", "content": QUESTION}], tokenize=True, add_generation_prompt=True, return_dict=False
+        [{"role": "user", "content": QUESTION}],
+        tokenize=True,
+        add_generation_prompt=True,
+        return_dict=False,
     )
     assert isinstance(tokens, list)
     return tokens

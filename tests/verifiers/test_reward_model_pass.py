@@ -1,4 +1,5 @@
-"""The reward model's tree follows the search's: one account of bytes, nothing left behind, under every policy."""
+"""The reward model's tree follows the search's: one account of bytes, nothing left behind, under
+every policy."""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ from torch import nn
 from search import BeamSearch, BestFirst, solve
 from tests.helpers.engines import make_engine
 from tests.helpers.offloading import KIB
-from tests.helpers.reward_models import CHATML, IM, byte_tokenizer, configuration, grown, policy, seeded
+from tests.helpers.reward_models import (
+    CHATML,
+    IM,
+    byte_tokenizer,
+    configuration,
+    grown,
+    policy,
+    seeded,
+)
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Headwise, InvalidInput, Layerwise, OutOfMemory, Paged, Resident
 from ttc.model.reward_heads import HeadedModel
@@ -25,7 +34,9 @@ from verifiers import EnsembleVerifier, QwenPRM
 
 QUESTION = "How many?"
 TOKENIZER = byte_tokenizer(["<extra_0>", *IM], CHATML)
-MODEL = seeded(lambda: HeadedModel(hf.Qwen2Model(configuration("qwen2", TOKENIZER)), nn.Linear(32, 2)))
+MODEL = seeded(
+    lambda: HeadedModel(hf.Qwen2Model(configuration("qwen2", TOKENIZER)), nn.Linear(32, 2))
+)
 
 
 def prm() -> QwenPRM:
@@ -56,8 +67,12 @@ def test_a_search_rated_along_the_tree_ends_as_one_rated_by_whole_texts() -> Non
     class WholeTexts:
         """A fresh reward model for every branch."""
 
-        def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
-            return [prm().rate([b], [q], policy())[0] for b, q in zip(branches, questions, strict=True)]
+        def rate(
+            self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+        ) -> list[list[float]]:
+            return [
+                prm().rate([b], [q], policy())[0] for b, q in zip(branches, questions, strict=True)
+            ]
 
     mirrored, whole = solved(searching(), prm()), solved(searching(), WholeTexts())
     for a, b in zip(mirrored, whole, strict=True):
@@ -74,7 +89,8 @@ SHARED = [
     Paged(48 * KIB, block_tokens=8),
     Headwise(48 * KIB),
 ]
-"""A token takes 128 bytes of the policy's KV and 256 of the reward model's; together they hold up to 90 KB."""
+"""A token takes 128 bytes of the policy's KV and 256 of the reward model's; together they hold up
+to 90 KB."""
 
 
 @pytest.mark.parametrize("memory", SHARED, ids=lambda memory: type(memory).__name__)
@@ -86,7 +102,10 @@ def test_policy_and_reward_model_share_one_budget_of_bytes(memory: Any) -> None:
         for x, y in zip(a.branches, b.branches, strict=True):
             assert x.step_scores == pytest.approx(y.step_scores, abs=1e-5)
     reward = verifier.mirror(engine).engine
-    assert type(reward.residency) is type(engine.residency) and reward.memory.device is engine.memory.device
+    assert (
+        type(reward.residency) is type(engine.residency)
+        and reward.memory.device is engine.memory.device
+    )
     assert engine.memory.device.peak_bytes <= engine.memory.device.budget_bytes
     assert engine.memory.device.used_bytes == engine.memory.host.used_bytes == 0
     if not isinstance(memory, Resident):
@@ -114,7 +133,10 @@ def test_a_parent_that_is_let_go_before_its_children_are_rated_still_serves_them
     verifier.released([parent])
     verifier.rate(children[:1], [QUESTION], engine)
     verifier.rate(children[1:], [QUESTION], engine)
-    new = [len(verifier.layout(c, QUESTION).tokens) - len(verifier.layout(parent, QUESTION).tokens) for c in children]
+    new = [
+        len(verifier.layout(c, QUESTION).tokens) - len(verifier.layout(parent, QUESTION).tokens)
+        for c in children
+    ]
     assert parent.usage.verifier_tokens - before == sum(new)
     assert parent not in verifier.mirror(engine).mirrors
     verifier.released(children)
@@ -131,7 +153,9 @@ def test_another_engine_gets_a_tree_of_its_own() -> None:
 
 def test_no_score_of_a_reward_model_is_kept_that_has_changed_since() -> None:
     """Of a branch that was rated before, and of one that goes on from it."""
-    body = seeded(lambda: HeadedModel(hf.Qwen2Model(configuration("qwen2", TOKENIZER)), nn.Linear(32, 2)))
+    body = seeded(
+        lambda: HeadedModel(hf.Qwen2Model(configuration("qwen2", TOKENIZER)), nn.Linear(32, 2))
+    )
     engine, verifier = policy(), QwenPRM((body, TOKENIZER), separator="\n")
     (old,) = grown(engine, engine.root([1, 2]), "a\nb\n")
     before = verifier.rate([old], [QUESTION], engine)
@@ -143,8 +167,12 @@ def test_no_score_of_a_reward_model_is_kept_that_has_changed_since() -> None:
     found = verifier.rate([old, new], [QUESTION] * 2, engine)
     fresh = policy()
     (again,) = grown(fresh, fresh.root([1, 2]), "a\nb\nc\n")
-    expected = QwenPRM((copy.deepcopy(body), TOKENIZER), separator="\n").rate([again], [QUESTION], fresh)[0]
-    assert found[1] == pytest.approx(expected, abs=1e-5) and found[0] == pytest.approx(expected[:2], abs=1e-5)
+    expected = QwenPRM((copy.deepcopy(body), TOKENIZER), separator="\n").rate(
+        [again], [QUESTION], fresh
+    )[0]
+    assert found[1] == pytest.approx(expected, abs=1e-5) and found[0] == pytest.approx(
+        expected[:2], abs=1e-5
+    )
     assert before[0] != pytest.approx(expected[:2], abs=1e-3)
 
 
@@ -153,23 +181,33 @@ def test_a_verifier_that_breaks_off_leaves_nothing_behind(monkeypatch: pytest.Mo
     branches = grown(engine, engine.root([1, 2]), "a\n", "b\n")
     reward = verifier.mirror(engine).engine
     forward = reward.runner.forward
-    monkeypatch.setattr(reward.runner, "forward", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost")))
+    monkeypatch.setattr(
+        reward.runner, "forward", lambda *a: (_ for _ in ()).throw(RuntimeError("device lost"))
+    )
     with pytest.raises(RuntimeError, match="device lost"):
         verifier.rate(branches, [QUESTION] * 2, engine)
     assert not verifier.mirror(engine).mirrors and not reward.memory.live
     monkeypatch.setattr(reward.runner, "forward", forward)
-    assert verifier.rate(branches, [QUESTION] * 2, engine) == prm().rate(branches, [QUESTION] * 2, policy())
+    assert verifier.rate(branches, [QUESTION] * 2, engine) == prm().rate(
+        branches, [QUESTION] * 2, policy()
+    )
 
 
 def test_an_ensemble_with_a_reward_model_tells_it_what_was_let_go() -> None:
     engine, verifier = searching(), prm()
     ensemble = EnsembleVerifier([verifier, prm()], "min", "mean")
-    for result in solved(engine, ensemble, BestFirst(beam_width=2, step_tokens=4, max_steps=3, temperature=1.0)):
+    for result in solved(
+        engine, ensemble, BestFirst(beam_width=2, step_tokens=4, max_steps=3, temperature=1.0)
+    ):
         assert result.error is None
     assert engine.kv_bytes() == 0 and not verifier.mirror(engine).mirrors
 
 
-TREES = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["ab", "ab\n", "c\nab", "\n", "dd\n\n"]), st.booleans()))
+TREES = st.lists(
+    st.tuples(
+        st.integers(0, 5), st.sampled_from(["ab", "ab\n", "c\nab", "\n", "dd\n\n"]), st.booleans()
+    )
+)
 
 
 @pytest.mark.slow
@@ -209,7 +247,9 @@ def test_an_empty_ensemble_and_unknown_words_are_refused() -> None:
 @pytest.mark.parametrize("max_tokens", [150, 200, 260])
 def test_a_budget_pays_for_the_rating_of_every_child_that_it_pays_for(max_tokens: int) -> None:
     """A child's rating costs its new tokens, which its rated parent does not show."""
-    result = solve(BEAMS, problem=QUESTION, engine=searching(), verifier=prm(), seed=3, max_tokens=max_tokens)
+    result = solve(
+        BEAMS, problem=QUESTION, engine=searching(), verifier=prm(), seed=3, max_tokens=max_tokens
+    )
     assert result.stopped == "max_tokens"
     assert result.usage.generated_tokens + result.usage.verifier_tokens <= max_tokens
     children = [node for node in result.tree if node.parent is not None]

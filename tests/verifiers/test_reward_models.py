@@ -1,4 +1,5 @@
-"""Reward models as published: rated step by step along a tree, the scores are those of the whole text."""
+"""Reward models as published: rated step by step along a tree, the scores are those of the whole
+text."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from verifiers.reward_model import RewardModel, split_steps
 
 QUESTION = "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
 Whole = Callable[[str, Sequence[str]], list[float]]
-"""The published way: the scores of a question and steps, all ended, from passes over the whole text."""
+"""The published way: the scores of a question and steps, all ended, from passes over the whole
+text."""
 
 
 def close_to(expected: Sequence[float]) -> Any:
@@ -54,26 +56,38 @@ def qwen() -> tuple[RewardModel, Whole]:
 
     def whole(question: str, steps: Sequence[str]) -> list[float]:
         messages = [
-            {"role": "system", "content": "Please reason step by step, and put your final answer within \\boxed{}."},
+            {
+                "role": "system",
+                "content": "Please reason step by step, and put your final answer within \\boxed{}.",
+            },
             {"role": "user", "content": question},
             {"role": "assistant", "content": "<extra_0>".join(steps) + "<extra_0>"},
         ]
-        tokens = tokenizer.encode(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
+        tokens = tokenizer.encode(
+            tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False
+        )
         outputs = head_at(model, tokens).softmax(-1)[:, 1]
-        return outputs[torch.tensor(tokens) == tokenizer.convert_tokens_to_ids("<extra_0>")].tolist()
+        return outputs[
+            torch.tensor(tokens) == tokenizer.convert_tokens_to_ids("<extra_0>")
+        ].tolist()
 
     return QwenPRM((model, tokenizer)), whole
 
 
 def skywork() -> tuple[RewardModel, Whole]:
     tokenizer = byte_tokenizer(IM, bos="<|im_start|>")
-    model = seeded(lambda: HeadedModel(hf.Qwen2Model(configuration("qwen2", tokenizer)), nn.Linear(32, 1)))
+    model = seeded(
+        lambda: HeadedModel(hf.Qwen2Model(configuration("qwen2", tokenizer)), nn.Linear(32, 1))
+    )
 
     def whole(question: str, steps: Sequence[str]) -> list[float]:
         tokens = tokenizer.encode("<|im_start|>" + question + "\n", add_special_tokens=False)
         ends = []
         for step in steps:
-            tokens += tokenizer.encode(step.replace("\n", " "), add_special_tokens=False) + tokenizer.encode("\n")[-1:]
+            tokens += (
+                tokenizer.encode(step.replace("\n", " "), add_special_tokens=False)
+                + tokenizer.encode("\n")[-1:]
+            )
             ends.append(len(tokens) - 1)
         return head_at(model, tokens).sigmoid()[ends, 0].tolist()
 
@@ -95,7 +109,9 @@ def math_shepherd() -> tuple[RewardModel, Whole]:
     model = seeded(hf.MistralForCausalLM, configuration("mistral", tokenizer, sliding_window=None))
 
     def whole(question: str, steps: Sequence[str]) -> list[float]:
-        output = "\n".join(f"Step {number}: {step} ки" for number, step in enumerate(steps, start=1))
+        output = "\n".join(
+            f"Step {number}: {step} ки" for number, step in enumerate(steps, start=1)
+        )
         tokens = tokenizer.encode(f"{question} {output}")
         candidates = tokenizer.encode("+ -")[1:]
         assert len(candidates) == 2
@@ -116,7 +132,9 @@ def rlhflow() -> tuple[RewardModel, Whole]:
         for place, step in enumerate(steps):
             messages.append({"role": "user", "content": step if place else f"{question} {step}"})
             messages.append({"role": "assistant", "content": "+"})
-            tokens = tokenizer.encode(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
+            tokens = tokenizer.encode(
+                tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False
+            )
             scores.append(float(logits_at(model, tokens)[-3, signs].softmax(-1)[0]))
         return scores
 
@@ -132,7 +150,8 @@ def value_head() -> tuple[RewardModel, Whole]:
         found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 
-    def whole(question: str, steps: Sequence[str]) -> list[float]:  # as TRL's PRMTrainer.tokenize_row
+    # as TRL's PRMTrainer.tokenize_row
+    def whole(question: str, steps: Sequence[str]) -> list[float]:
         tokens, ends = [tokenizer.bos_token_id, *encode(question)], []
         for completion in [encode(step) + encode("\n\n") for step in steps]:
             tokens += completion
@@ -165,7 +184,9 @@ def test_a_step_more_each_time_rates_like_the_whole_text(made: tuple[RewardModel
         assert len(set(scores)) == len(scores)
 
 
-def test_a_ragged_forked_tree_over_two_problems_rates_like_the_whole_texts(made: tuple[RewardModel, Whole]) -> None:
+def test_a_ragged_forked_tree_over_two_problems_rates_like_the_whole_texts(
+    made: tuple[RewardModel, Whole],
+) -> None:
     model, whole = made
     engine = policy()
     first, second = engine.roots([[1, 2], [1, 3]])
@@ -173,7 +194,9 @@ def test_a_ragged_forked_tree_over_two_problems_rates_like_the_whole_texts(made:
     level += grown(engine, second, "Seven.\n\n")
     questions = [QUESTION] * 3 + ["Seven?"]
     texts = [["Tom has 12."], ["He has 3", "and 4"], ["3 * 4"], ["Seven."]]
-    for scores, question, steps in zip(model.rate(level, questions, engine), questions, texts, strict=True):
+    for scores, question, steps in zip(
+        model.rate(level, questions, engine), questions, texts, strict=True
+    ):
         assert scores == close_to(whole(question, steps))
     engine.release([first, second, level[2]])
     model.released([first, second, level[2]])
@@ -181,14 +204,20 @@ def test_a_ragged_forked_tree_over_two_problems_rates_like_the_whole_texts(made:
     last += grown(engine, level[1], "x\n\ny")
     engine.release(level)
     model.released(level)
-    texts = [["Tom has 12.", "Then 10"], ["Tom has 12.", "Then 10 are left."], ["He has 3", "and 4", "x", "y"]]
+    texts = [
+        ["Tom has 12.", "Then 10"],
+        ["Tom has 12.", "Then 10 are left."],
+        ["He has 3", "and 4", "x", "y"],
+    ]
     for scores, steps in zip(model.rate(last, [QUESTION] * 3, engine), texts, strict=True):
         assert scores == close_to(whole(QUESTION, steps))
     model.released([*level, *last])
     assert not model.mirror(engine).engine.memory.live and not model.mirror(engine).mirrors
 
 
-def test_a_step_cut_by_length_is_rated_as_it_is_and_goes_on_without_its_end(made: tuple[RewardModel, Whole]) -> None:
+def test_a_step_cut_by_length_is_rated_as_it_is_and_goes_on_without_its_end(
+    made: tuple[RewardModel, Whole],
+) -> None:
     model, whole = made
     engine = policy()
     (branch,) = grown(engine, engine.root([1, 2]), "Tom has 3 boxes.\n\n3 * 4 = 1")
@@ -215,7 +244,9 @@ def test_steps_that_are_alike_are_computed_once(made: tuple[RewardModel, Whole])
     assert root.usage.verifier_tokens < len(layout.tokens) + 30
 
 
-def test_a_rating_costs_the_new_tokens_alone_and_its_price_says_so(made: tuple[RewardModel, Whole]) -> None:
+def test_a_rating_costs_the_new_tokens_alone_and_its_price_says_so(
+    made: tuple[RewardModel, Whole],
+) -> None:
     model, _ = made
     engine = policy()
     (branch,) = grown(engine, engine.root([1, 2]), "Tom has 3 boxes of 4 apples, all whole.\n\n")
@@ -241,13 +272,18 @@ def test_texts_are_cut_into_steps_at_the_separator() -> None:
 
 
 def lines_read(model: SkyworkPRM, text: str) -> list[float]:
-    """Skywork's own scores of a text: each line apart from the others and a line break after it, which is read."""
+    """Skywork's own scores of a text: each line apart from the others and a line break after it,
+    which is read."""
     headed, tokenizer = model.parts
     (line_break,) = tokenizer.encode("\n", add_special_tokens=False)
     tokens = tokenizer.encode("<|im_start|>" + QUESTION + "\n", add_special_tokens=False)
     ends = []
     for line in text.split("\n"):
-        tokens = [*tokens, *(tokenizer.encode(line, add_special_tokens=False) if line else []), line_break]
+        tokens = [
+            *tokens,
+            *(tokenizer.encode(line, add_special_tokens=False) if line else []),
+            line_break,
+        ]
         ends.append(len(tokens) - 1)
     return head_at(headed, tokens).sigmoid()[ends, 0].tolist()
 
@@ -257,9 +293,18 @@ def by_lines() -> SkyworkPRM:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("a\n\nb\n\nc", 5), ("  3 * 4\n    = 12  \nso 12", 3), ("\n\nx", 3), ("x\n", 2), ("a\x0bb", 1)]
+    ("text", "count"),
+    [
+        ("a\n\nb\n\nc", 5),
+        ("  3 * 4\n    = 12  \nso 12", 3),
+        ("\n\nx", 3),
+        ("x\n", 2),
+        ("a\x0bb", 1),
+    ],
 )
-def test_skywork_reads_every_line_as_it_is_written_and_empty_ones_too(text: str, count: int) -> None:
+def test_skywork_reads_every_line_as_it_is_written_and_empty_ones_too(
+    text: str, count: int
+) -> None:
     model, engine = by_lines(), policy()
     (branch,) = grown(engine, engine.root([1, 2]), text, finished=True)
     (scores,) = model.rate([branch], [QUESTION], engine)
@@ -273,10 +318,13 @@ def test_skywork_rates_lines_that_come_one_by_one_like_the_whole_text() -> None:
         (branch,) = grown(engine, branch, piece)
         text += piece
         (scores,) = model.rate([branch], [QUESTION], engine)
-        assert scores == close_to(lines_read(model, text.removesuffix("\n")))  # a line that has not begun is no step
+        # a line that has not begun is no step
+        assert scores == close_to(lines_read(model, text.removesuffix("\n")))
 
 
-def test_a_text_beyond_the_reward_models_context_is_refused_before_any_work(made: tuple[RewardModel, Whole]) -> None:
+def test_a_text_beyond_the_reward_models_context_is_refused_before_any_work(
+    made: tuple[RewardModel, Whole],
+) -> None:
     model, _ = made
     engine = policy()
     (branch,) = grown(engine, engine.root([1, 2]), " ".join(map(str, range(400))))
@@ -304,4 +352,6 @@ def test_a_tokenizer_without_the_formats_tokens_is_refused() -> None:
 def test_a_model_without_a_reward_head_is_refused() -> None:
     tokenizer = byte_tokenizer(["<extra_0>", *IM], CHATML)
     with pytest.raises(UnsupportedModel, match="has no reward head"):
-        QwenPRM((hf.Qwen2ForCausalLM(configuration("qwen2", tokenizer)), tokenizer)).mirror(policy())
+        QwenPRM((hf.Qwen2ForCausalLM(configuration("qwen2", tokenizer)), tokenizer)).mirror(
+            policy()
+        )

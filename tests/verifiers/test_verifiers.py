@@ -1,4 +1,5 @@
-"""Equations, the arithmetic verifier's order of preference, confidence, and the self-verifier against plain logits."""
+"""Equations, the arithmetic verifier's order of preference, confidence, and the self-verifier
+against plain logits."""
 
 from __future__ import annotations
 
@@ -97,7 +98,11 @@ def test_chains_are_checked_link_by_link() -> None:
 numbers = st.integers(-500, 500)
 
 
-@given(st.lists(st.tuples(st.sampled_from("+-*"), numbers), min_size=1, max_size=4), numbers, st.integers(1, 50))
+@given(
+    st.lists(st.tuples(st.sampled_from("+-*"), numbers), min_size=1, max_size=4),
+    numbers,
+    st.integers(1, 50),
+)
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_random_expressions(rest: list[tuple[str, int]], first: int, off: int) -> None:
     text = str(first) + "".join(f" {sign} {f'({n})' if n < 0 else n}" for sign, n in rest)
@@ -109,7 +114,9 @@ def test_random_expressions(rest: list[tuple[str, int]], first: int, off: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["3*4=12 " * 10_000, "(" * 60_000, "1+" * 40_000 + "=3", "a " * 40_000, "=" * 60_000])
+@pytest.mark.parametrize(
+    "text", ["3*4=12 " * 10_000, "(" * 60_000, "1+" * 40_000 + "=3", "a " * 40_000, "=" * 60_000]
+)
 def test_long_texts_take_linear_time(text: str) -> None:
     start = time.perf_counter()
     find_equations(text)
@@ -128,20 +135,26 @@ def test_the_order_of_preference() -> None:
     assert right > rating("12 - 2 = 10\nThe answer is 10.")  # skips what the question gives
     assert right > rating("The answer is 10.")  # shows no work
     assert right > rating("3 * 4 = 12\n12 - 2 = 10\nThe answer is 12.")  # answers something else
-    assert right > rating("3 * 4 = 12\n12 + 57 = 69\nThe answer is 69.")  # brings in a number from nowhere
-    assert right > rating("3 * 4 = 12\n12 - 2 = 10\n10 - 4 = 6\nThe answer is 6.")  # uses a number twice
+    # brings in a number from nowhere
+    assert right > rating("3 * 4 = 12\n12 + 57 = 69\nThe answer is 69.")
+    # uses a number twice
+    assert right > rating("3 * 4 = 12\n12 - 2 = 10\n10 - 4 = 6\nThe answer is 6.")
     wrong = rating("3 * 4 = 13\n13 - 2 = 11\nThe answer is 11.")
     assert wrong < 0.1 < right
 
 
 def test_signs_that_the_question_states_are_kept() -> None:
     question = "What is 6 + 7 - 9?"
-    assert rating("6 + 7 = 13\n13 - 9 = 4", question=question) > rating("6 + 7 = 13\n13 + 9 = 22", question=question)
+    assert rating("6 + 7 = 13\n13 - 9 = 4", question=question) > rating(
+        "6 + 7 = 13\n13 + 9 = 22", question=question
+    )
 
 
 def test_each_step_is_rated_when_it_is_complete() -> None:
     verifier = ArithmeticVerifier()
-    scores = verifier.rate_text(["3 * 4 = 12\n", "12 - 2 = 1", "0\n", "12 - 2 = 9\n"], QUESTION, False)
+    scores = verifier.rate_text(
+        ["3 * 4 = 12\n", "12 - 2 = 1", "0\n", "12 - 2 = 9\n"], QUESTION, False
+    )
     assert len(scores) == 4
     assert scores[0] > verifier.neutral
     assert scores[1] >= scores[0] * verifier.idle  # the cut-off equation isn't judged yet
@@ -174,7 +187,11 @@ def test_weights_are_checked() -> None:
 def test_confidence_is_a_mean_per_step() -> None:
     branch = Branch([1, 2], None, 0, Usage(), lambda tokens: "x" * len(tokens))
     branch.tokens += [3, 4, 5, 6]
-    branch.top1, branch.logprobs, branch.step_ends = [0.5, 1.0, math.nan, 0.25], [-1.0, -3.0, math.nan, -4.0], [4, 6]
+    branch.top1, branch.logprobs, branch.step_ends = (
+        [0.5, 1.0, math.nan, 0.25],
+        [-1.0, -3.0, math.nan, -4.0],
+        [4, 6],
+    )
     empty = Branch([1], None, 0, Usage(), lambda tokens: "")
     rate = ConfidenceVerifier().rate
     assert rate([branch, empty], ["", ""], None) == [[0.75, 0.25], [0.0]]  # type: ignore[arg-type]
@@ -183,7 +200,8 @@ def test_confidence_is_a_mean_per_step() -> None:
 
 @pytest.mark.parametrize("metric", ["top1", "logprob"])
 def test_an_answer_without_a_word_rates_worst(metric: Any) -> None:
-    """One that holds nothing, and one that is nothing but an end-of-sequence token of which the model was sure."""
+    """One that holds nothing, and one that is nothing but an end-of-sequence token of which the
+    model was sure."""
     nothing = Branch([1], None, 0, Usage(), lambda tokens: "")
     ended = Branch([1], None, 0, Usage(), lambda tokens: "")
     ended.append(2, -0.001, 0.999)
@@ -225,8 +243,14 @@ def test_a_tokenizer_without_yes_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     ("make", "message"),
     [
         (lambda: SelfVerifier(question=None), "question=None is of type NoneType; give text"),
-        (lambda: EnsembleVerifier(ArithmeticVerifier()), "parts=.* is of type ArithmeticVerifier; give a list of veri"),
-        (lambda: EnsembleVerifier(["arithmetic"]), r"parts=\['arithmetic'\] is of type list; give a list of verifiers"),
+        (
+            lambda: EnsembleVerifier(ArithmeticVerifier()),
+            "parts=.* is of type ArithmeticVerifier; give a list of veri",
+        ),
+        (
+            lambda: EnsembleVerifier(["arithmetic"]),
+            r"parts=\['arithmetic'\] is of type list; give a list of verifiers",
+        ),
         (lambda: ConfidenceGatedVerifier("self"), "inner='self' is of type str; give a verifier"),
         (lambda: LLMJudge(rubric=None), "rubric=None is of type NoneType; give text"),
         (lambda: LLMJudge(grades="5"), "grades='5' is of type str; give a whole number"),

@@ -1,4 +1,5 @@
-"""How sure the model was of a branch, and by how much the best branch leads (RKSC, Eqs. 3 and 4)."""
+"""How sure the model was of a branch, and by how much the best branch leads (RKSC, Eqs. 3 and
+4)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from ttc.tree.branch import Branch
 def confidence(branch: Branch) -> float:
     """p of RKSC's Eq. 3, in [0, 1]: the mean top-1 probability over the branch's own tokens.
 
-    Given tokens (NaN in `top1`) don't count, and a finished branch has no more tokens to count. 0 if it has none.
+    Given tokens (NaN in `top1`) don't count, and a finished branch has no more tokens to count. 0
+    if it has none.
     """
     return mean_of_own(branch.top1)
 
@@ -25,7 +27,8 @@ def mean_of_own(values: Sequence[float]) -> float:
 def gap_ratio(p: Sequence[float]) -> float:
     """(max - second) / max of RKSC's Eq. 4, in [0, 1].
 
-    One branch has no rival, its gap is 1. Two that share the maximum give 0, and so does a maximum of 0.
+    One branch has no rival, its gap is 1. Two that share the maximum give 0, and so does a maximum
+    of 0.
     """
     first, second = sorted([*p, 0.0], reverse=True)[:2]
     return (first - second) / first if first > 0 else 0.0
@@ -34,6 +37,7 @@ def gap_ratio(p: Sequence[float]) -> float:
 def clear_leader(max_p: float, gap: float, least_p: float, r_gap: float) -> bool:
     """RKSC's Eq. 4: whether a problem's best branch is confident, and well ahead of the second.
 
-    max_p: the largest p of its branches. gap: their `gap_ratio`. least_p, r_gap: the thresholds of both.
+    max_p: the largest p of its branches. gap: their `gap_ratio`. least_p, r_gap: the thresholds of
+    both.
     """
     return max_p >= least_p and gap >= r_gap

@@ -1,4 +1,5 @@
-"""RKSC's decode-level gate (appendix I.1): branches that have fallen behind stop decoding. Approximate."""
+"""RKSC's decode-level gate (appendix I.1): branches that have fallen behind stop decoding.
+Approximate."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from ttc.tree.branch import Branch
 class DecodeGate:
     """While a problem's branches decode, stop those that trail a clear leader.
 
-    After each token: once max p >= theta and (max - second) / max >= r_gap, p being the mean top-1 probability of a
-    branch's own tokens so far, all of the problem's branches in this step but the leader finish, with
-    `finish_reason` "gate". The leader goes on, so that its answer is whole (the paper stops it too).
-    min_tokens: each branch's own tokens before the gate looks; a mean over one token decides by a space or a newline.
-    A problem is what stands on one root. One branch alone has no rival and nothing to stop.
-    Raises InvalidInput, naming the value.
+    After each token: once max p >= theta and (max - second) / max >= r_gap, p being the mean top-1
+    probability of a branch's own tokens so far, all of the problem's branches in this step but the
+    leader finish, with `finish_reason` "gate". The leader goes on, so that its answer is whole (the
+    paper stops it too).
+    min_tokens: each branch's own tokens before the gate looks; a mean over one token decides by a
+    space or a newline. A problem is what stands on one root. One branch alone has no rival and
+    nothing to stop. Raises InvalidInput, naming the value.
     """
 
     theta: float = 0.72
@@ -31,12 +33,15 @@ class DecodeGate:
         check_fields(self, "gate.")
         for name in ("theta", "r_gap"):
             if not getattr(self, name) >= 0:
-                raise InvalidInput(f"gate.{name}={getattr(self, name)} must be 0 or more; above 1 it never stops any")
+                raise InvalidInput(
+                    f"gate.{name}={getattr(self, name)} must be 0 or more; above 1 it never stops any"
+                )
         if self.min_tokens < 1:
             raise InvalidInput(f"gate.min_tokens={self.min_tokens} must be at least 1")
 
     def losers(self, problem: Sequence[Branch]) -> list[Branch]:
-        """Those of a problem's branches that stop now. Who was stopped before is no rival any more."""
+        """Those of a problem's branches that stop now. Who was stopped before is no rival any
+        more."""
         rivals = [branch for branch in problem if not branch.gated]
         if len(rivals) < 2 or any(len(branch.generated) < self.min_tokens for branch in rivals):
             return []

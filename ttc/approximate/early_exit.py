@@ -1,4 +1,5 @@
-"""CGEE level 2 (RKSC, section 2.3): branches leave a scoring pass at the layer where their score is settled."""
+"""CGEE level 2 (RKSC, section 2.3): branches leave a scoring pass at the layer where their score is
+settled."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ class EarlyExit:
     lacks the final norm. Layers count from 1. What is left after the last one has the model's own
     score. A problem is all branches of one `root_id`.
 
-    rule="entropy", the paper's (Eq. 5, Algorithm 3): a branch leaves after the first layer l >= l_min
-    at which H_l < theta and |H_l - H_(l-1)| < eps, H being the entropy of the lens at its last token
-    in nats, and H_0 infinite. Branches that left at different depths do not compare by raw logits;
-    the paper compares them all the same. common_depth: all branches of a problem leave after the
-    layer at which the last of them met the rule.
+    rule="entropy", the paper's (Eq. 5, Algorithm 3): a branch leaves after the first layer l >=
+    l_min at which H_l < theta and |H_l - H_(l-1)| < eps, H being the entropy of the lens at its
+    last token in nats, and H_0 infinite. Branches that left at different depths do not compare by
+    raw logits; the paper compares them all the same. common_depth: all branches of a problem leave
+    after the layer at which the last of them met the rule.
 
     rule="ranking": the branches of a problem leave together once their order by P has been the same
     after `patience` layers running, all of them >= l_min. P is the probability of a branch's first
@@ -70,7 +71,8 @@ class EarlyExit:
 
     @property
     def together(self) -> bool:
-        """Whether the branches of a problem leave at one depth, so that they must be in one pass."""
+        """Whether the branches of a problem leave at one depth, so that they must be in one
+        pass."""
         return self.common_depth or self.rule == "ranking"
 
 
@@ -114,7 +116,8 @@ def positive_share(logits: Tensor, tokens: Sequence[int], positive: int) -> floa
 
 
 class EntropyRule:
-    """RKSC's Algorithm 3, per branch; with `common_depth` per problem. problems: branches of each."""
+    """RKSC's Algorithm 3, per branch; with `common_depth` per problem. problems: branches of
+    each."""
 
     def __init__(self, exit: EarlyExit, problems: Sequence[Sequence[int]]):
         self.exit = exit
@@ -140,7 +143,8 @@ class EntropyRule:
 
 
 class RankingRule:
-    """The branches of a problem leave when their order has held. tokens: each one's continuations."""
+    """The branches of a problem leave when their order has held. tokens: each one's
+    continuations."""
 
     def __init__(
         self,
@@ -156,7 +160,8 @@ class RankingRule:
 
     def __call__(self, depth: int, live: Sequence[int], logits: Tensor) -> set[int]:
         shares = {
-            i: positive_share(row, self.tokens[i], self.exit.positive) for i, row in zip(live, logits, strict=True)
+            i: positive_share(row, self.tokens[i], self.exit.positive)
+            for i, row in zip(live, logits, strict=True)
         }
         return self.leaving(depth, shares)
 
@@ -190,7 +195,9 @@ def score_with_exit(
     """
     layers = len(runtime.lens.layers)
     if exit.l_min > layers:
-        raise InvalidInput(f"l_min={exit.l_min} is more than the model's {layers} layers; use {layers} or less")
+        raise InvalidInput(
+            f"l_min={exit.l_min} is more than the model's {layers} layers; use {layers} or less"
+        )
     fewest = min(map(len, tokens), default=math.inf)
     if exit.rule == "ranking" and fewest <= exit.positive:
         raise InvalidInput(

@@ -1,4 +1,5 @@
-"""ASKS (RKSC, section 2.2): variants of a prompt that are close enough to it stand on its KV. Approximate."""
+"""ASKS (RKSC, section 2.2): variants of a prompt that are close enough to it stand on its KV.
+Approximate."""
 
 from __future__ import annotations
 
@@ -63,14 +64,16 @@ def share_similar(runtime: Runtime, root: Branch, children: Sequence[Branch]) ->
 
 
 def differing(a: Sequence[int], b: Sequence[int]) -> tuple[slice, slice]:
-    """The tokens of each from the first difference to the last; none where the other one only has more."""
+    """The tokens of each from the first difference to the last; none where the other one only has
+    more."""
     start = common_prefix(a, b)
     end = common_prefix(a[start:][::-1], b[start:][::-1])
     return slice(start, len(a) - end), slice(start, len(b) - end)
 
 
 def compared(root: Sequence[int], variant: Sequence[int], pooling: Pooling) -> tuple[slice, slice]:
-    """The tokens of each prompt whose states are compared: the last, or what differs with `CONTEXT`."""
+    """The tokens of each prompt whose states are compared: the last, or what differs with
+    `CONTEXT`."""
     prompts = root, variant
     if pooling == "last":
         one, other = (slice(len(prompt) - 1, len(prompt)) for prompt in prompts)
@@ -89,7 +92,8 @@ def layer_weights(layers: int, total: int, alpha: float) -> list[float]:
 
 
 def similarity(a: Tensor, b: Tensor, pooling: Pooling) -> float:
-    """How alike two prompts' states in one layer are, (tokens, width) each, at most 1. See `Sharing`."""
+    """How alike two prompts' states in one layer are, (tokens, width) each, at most 1. See
+    `Sharing`."""
     a, b = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (a, b))
     if pooling == "matched":
         centre = b.mean(0)  # what all states have in common would make any two alike
@@ -135,7 +139,8 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
     if not others or len(root.tokens) < 2:
         return []
     windows: list[_Window] = []
-    known = set[int]()  # places of those that more stands in the tree of: they leave after the probe
+    # places of those that more stands in the tree of: they leave after the probe
+    known = set[int]()
     for place, child in enumerate(others):
         common = common_prefix(root.tokens, child.tokens[:-1])
         leaf = runtime.tree.descend(runtime.tree.trunk, child.tokens[:common])
@@ -167,7 +172,9 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
     return similar
 
 
-def _reference(runtime: Runtime, root: Branch, windows: Sequence[_Window]) -> tuple[int, list[Tensor]]:
+def _reference(
+    runtime: Runtime, root: Branch, windows: Sequence[_Window]
+) -> tuple[int, list[Tensor]]:
     """The token that the root's states start with, and these (tokens, width) after each layer."""
     start = min(min(window.root.start, window.variant.start) for window in windows)
     end = max(max(window.root.stop, window.run) for window in windows)
@@ -217,7 +224,9 @@ Look = Callable[[int, Sequence[Tensor]], Any]
 class _ProbePass(ShrinkingPass):
     """A pass that the probe's layers are looked at in, and that `leaving` leave after them."""
 
-    def __init__(self, runtime: Runtime, plan: ExtendPlan, look: Look, leaving: Callable[[], set[int]]):
+    def __init__(
+        self, runtime: Runtime, plan: ExtendPlan, look: Look, leaving: Callable[[], set[int]]
+    ):
         super().__init__(runtime.lens, plan, lambda *_: set(), first_look=1)
         self.probe_layers = runtime.sharing.probe_layers
         self.look = look

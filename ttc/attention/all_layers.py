@@ -1,4 +1,5 @@
-"""The attention of all layers of a decode pass, for compiled code that runs the layers in between."""
+"""The attention of all layers of a decode pass, for compiled code that runs the layers in
+between."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from ttc.attention.plan import DecodePlan, Plan
 
 
 class Calls(NamedTuple):
-    """A call of the CPU kernel for each layer, good for all passes of a plan while the plan lives."""
+    """A call of the CPU kernel for each layer, good for all passes of a plan while the plan
+    lives."""
 
     kernel: int
     """Its address."""
@@ -41,7 +43,11 @@ def all_layers(
         threads: how many will call the kernel at most.
     """
     fused = plan.fused
-    if type(plan) is not DecodePlan or plan.stream is not None or not isinstance(fused, NumbaAttention):
+    if (
+        type(plan) is not DecodePlan
+        or plan.stream is not None
+        or not isinstance(fused, NumbaAttention)
+    ):
         return None
     if any(fused.arrays.absent) or not all(fused.takes(layer, q) for layer in layers):
         return None

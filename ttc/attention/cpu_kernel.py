@@ -1,8 +1,10 @@
-"""The attention of a whole layer as one function, compiled by numba. It takes the arrays that `plan_arrays` documents.
+"""The attention of a whole layer as one function, compiled by numba. It takes the arrays that
+`plan_arrays` documents.
 
-A unit of work is one task for one KV head: its queries are gathered once, its keys are read once, in blocks of `BLOCK`,
-and online softmax runs over them (Milakov and Gimelshein, 2018). Threads take units from a shared counter; where
-several tasks share a row, their results are merged by log-sum-exp once all units are done.
+A unit of work is one task for one KV head: its queries are gathered once, its keys are read once,
+in blocks of `BLOCK`, and online softmax runs over them (Milakov and Gimelshein, 2018). Threads take
+units from a shared counter; where several tasks share a row, their results are merged by
+log-sum-exp once all units are done.
 
 Imported at first use only, for numba takes a second to import.
 """
@@ -65,23 +67,46 @@ def padded(count: int) -> int:
 
 @njit(**FLAGS)
 def product(a, a_row, b, b_row, c, c_row, terms, keep, rows, columns, pairs):  # type: ignore[no-untyped-def]
-    """c = c x keep + a @ b at float32 addresses; `columns` is a multiple of 16. pairs: a and b hold `terms` pairs of
-    bfloat16 instead."""
+    """c = c x keep + a @ b at float32 addresses; `columns` is a multiple of 16. pairs: a and b hold
+    `terms` pairs of bfloat16 instead."""
     for i in range(0, rows, 4):
         j = 0
         while j < columns:
             vectors = 4 if columns - j >= 64 else (2 if columns - j >= 32 else 1)
             a_here, b_here, c_here = a + 4 * i * a_row, b + 4 * j, c + 4 * (i * c_row + j)
             if pairs:
-                tile_pairs(min(4, rows - i), vectors, a_here, a_row, b_here, b_row, c_here, c_row, terms, keep)
+                tile_pairs(
+                    min(4, rows - i),
+                    vectors,
+                    a_here,
+                    a_row,
+                    b_here,
+                    b_row,
+                    c_here,
+                    c_row,
+                    terms,
+                    keep,
+                )
             else:
-                tile(min(4, rows - i), vectors, a_here, a_row, b_here, b_row, c_here, c_row, terms, keep)
+                tile(
+                    min(4, rows - i),
+                    vectors,
+                    a_here,
+                    a_row,
+                    b_here,
+                    b_row,
+                    c_here,
+                    c_row,
+                    terms,
+                    keep,
+                )
             j += LANES * vectors
 
 
 @njit(**FLAGS)
 def in_pairs(like, dim):  # type: ignore[no-untyped-def]
-    """Whether queries and keys stay bfloat16 and are multiplied in pairs: their products are exact either way."""
+    """Whether queries and keys stay bfloat16 and are multiplied in pairs: their products are exact
+    either way."""
     return multiplies_pairs(like) and dim % (2 * LANES) == 0
 
 
@@ -118,7 +143,9 @@ def exp(x):  # type: ignore[no-untyped-def]
     p = p * r + np.float32(4.1665795894e-2)
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
-    return (p * r * r + r + np.float32(1.0)) * as_float((np.int32(n) + np.int32(127)) << np.int32(23))
+    return (p * r * r + r + np.float32(1.0)) * as_float(
+        (np.int32(n) + np.int32(127)) << np.int32(23)
+    )
 
 
 @njit(**FLAGS)
@@ -150,8 +177,24 @@ def first_seen(P, position):  # type: ignore[no-untyped-def]
 
 
 @njit(**FLAGS)
-def attend_run(P, like, scratch, queries, row, key, key_token, value, value_token, count, start, causal, low, high):  # type: ignore[no-untyped-def]
-    """Let the queries of a unit attend `count` keys at positions from `start` on. low, high: the rows' positions."""
+def attend_run(  # type: ignore[no-untyped-def]
+    P,
+    like,
+    scratch,
+    queries,
+    row,
+    key,
+    key_token,
+    value,
+    value_token,
+    count,
+    start,
+    causal,
+    low,
+    high,
+):
+    """Let the queries of a unit attend `count` keys at positions from `start` on. low, high: the
+    rows' positions."""
     groups, dim, value_dim = P[GROUPS], P[KEY_DIM], P[VALUE_DIM]
     itemsize, first_of_low, first_of_high = P[ITEMSIZE], first_seen(P, low), first_seen(P, high)
     scale, softcap = as_float(np.int32(P[SCALE])), as_float(np.int32(P[SOFTCAP]))
@@ -169,7 +212,13 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
         left = count - first - BLOCK
         if left > 0:
             expect(key + (first + BLOCK) * key_token * itemsize, key_token, left, dim, itemsize)
-            expect(value + (first + BLOCK) * value_token * itemsize, value_token, left, value_dim, itemsize)
+            expect(
+                value + (first + BLOCK) * value_token * itemsize,
+                value_token,
+                left,
+                value_dim,
+                itemsize,
+            )
         columns = (n + LANES - 1) // LANES * LANES
         k_here, v_here = key + first * key_token * itemsize, value + first * value_token * itemsize
         for j in range(0, columns, LANES):
@@ -186,10 +235,21 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
             else:
                 for d in range(0, dim, LANES):
                     d = min(d, dim - LANES)  # the last columns may come twice
-                    transpose(like, source + d * itemsize, key_token, n - 1 - j, kt + 4 * (d * BLOCK + j), BLOCK)
+                    transpose(
+                        like,
+                        source + d * itemsize,
+                        key_token,
+                        n - 1 - j,
+                        kt + 4 * (d * BLOCK + j),
+                        BLOCK,
+                    )
         for j in range(n):
-            widen_row(like, v_here + j * value_token * itemsize, v + 4 * j * width, value_dim, itemsize)
-        product(q, dim, kt, BLOCK, s, BLOCK, dim // 2 if pairs else dim, False, queries, columns, pairs)
+            widen_row(
+                like, v_here + j * value_token * itemsize, v + 4 * j * width, value_dim, itemsize
+            )
+        product(
+            q, dim, kt, BLOCK, s, BLOCK, dim // 2 if pairs else dim, False, queries, columns, pairs
+        )
         masked = (causal and begin + n - 1 > low) or begin < first_of_high
         for i in range(queries):
             scores = carray(floats(s + 4 * i * BLOCK), (BLOCK,))
@@ -226,7 +286,8 @@ def attend_run(P, like, scratch, queries, row, key, key_token, value, value_toke
 
 @njit(**FLAGS)
 def parts_of(P, scratch):  # type: ignore[no-untyped-def]
-    """Addresses in a thread's scratch memory: queries, scores, results, keys, values, maxima, sums."""
+    """Addresses in a thread's scratch memory: queries, scores, results, keys, values, maxima,
+    sums."""
     most, dim, width = P[MOST_QUERIES], P[KEY_DIM], (P[VALUE_DIM] + LANES - 1) // LANES * LANES
     s = scratch + 4 * most * ((dim + LANES - 1) // LANES * LANES)
     o = s + 4 * most * BLOCK
@@ -239,10 +300,23 @@ def parts_of(P, scratch):  # type: ignore[no-untyped-def]
 @njit(**FLAGS)
 def attend_unit(P, like, unit, scratch):  # type: ignore[no-untyped-def]
     """Attend all that a task reads, for one KV head."""
-    kv_heads, groups, dim, value_dim, itemsize = P[KV_HEADS], P[GROUPS], P[KEY_DIM], P[VALUE_DIM], P[ITEMSIZE]
+    kv_heads, groups, dim, value_dim, itemsize = (
+        P[KV_HEADS],
+        P[GROUPS],
+        P[KEY_DIM],
+        P[VALUE_DIM],
+        P[ITEMSIZE],
+    )
     task, head = unit // kv_heads, unit % kv_heads
     tasks = carray(integers(P[TASKS] + 48 * task), (6,))
-    row, end, first_piece, end_piece, slot, own_row = tasks[0], tasks[1], tasks[2], tasks[3], tasks[4], tasks[5]
+    row, end, first_piece, end_piece, slot, own_row = (
+        tasks[0],
+        tasks[1],
+        tasks[2],
+        tasks[3],
+        tasks[4],
+        tasks[5],
+    )
     positions = carray(integers(P[POSITIONS]), (P[ROWS],))
     queries = (end - row) * groups
     width = (value_dim + LANES - 1) // LANES * LANES
@@ -250,7 +324,11 @@ def attend_unit(P, like, unit, scratch):  # type: ignore[no-untyped-def]
     top, total = carray(floats(tops), (queries,)), carray(floats(sums), (queries,))
     out = carray(floats(o), (queries * width,))
     for i in range(queries):
-        source = P[Q] + (head * P[Q_HEAD] + i % groups * P[Q_GROUP] + (row + i // groups) * P[Q_ROW]) * itemsize
+        source = (
+            P[Q]
+            + (head * P[Q_HEAD] + i % groups * P[Q_GROUP] + (row + i // groups) * P[Q_ROW])
+            * itemsize
+        )
         if in_pairs(like, dim):
             copy(like, source, q + 4 * i * dim, dim)
         else:
@@ -273,7 +351,9 @@ def attend_unit(P, like, unit, scratch):  # type: ignore[no-untyped-def]
             value = P[OWN_VALUE] + (owner * P[OWN_VALUE_ROW] + head * P[OWN_VALUE_HEAD]) * itemsize
             if P[NEW_KEY] != 0:
                 new_key = P[NEW_KEY] + (head * P[NEW_KEY_HEAD] + row * P[NEW_KEY_ROW]) * itemsize
-                new_value = P[NEW_VALUE] + (head * P[NEW_VALUE_HEAD] + row * P[NEW_VALUE_ROW]) * itemsize
+                new_value = (
+                    P[NEW_VALUE] + (head * P[NEW_VALUE_HEAD] + row * P[NEW_VALUE_ROW]) * itemsize
+                )
                 copy(like, new_key, key + filled * key_token * itemsize, dim)
                 copy(like, new_value, value + filled * value_token * itemsize, value_dim)
             count = filled + end - own_row
@@ -287,7 +367,22 @@ def attend_unit(P, like, unit, scratch):  # type: ignore[no-untyped-def]
             key = place[0] + (head * place[2] + skipped * key_token) * itemsize
             value = place[1] + (head * place[4] + skipped * value_token) * itemsize
             start = carray(integers(P[STARTS]), (entry + 1,))[entry] + skipped
-        attend_run(P, like, scratch, queries, row, key, key_token, value, value_token, count, start, own, low, high)
+        attend_run(
+            P,
+            like,
+            scratch,
+            queries,
+            row,
+            key,
+            key_token,
+            value,
+            value_token,
+            count,
+            start,
+            own,
+            low,
+            high,
+        )
     heads = kv_heads * groups
     for i in range(queries):
         if slot < 0:
@@ -338,8 +433,12 @@ def expect_unit(P, unit):  # type: ignore[no-untyped-def]
 
 @njit(**FLAGS)
 def finish(P, place, value_dim, source, top, total):  # type: ignore[no-untyped-def]
-    """Write the result of one query: the sum of weighted values over that of the weights, and the log-sum-exp."""
-    target, sums = carray(floats(P[OUT] + 4 * place * value_dim), (value_dim,)), carray(floats(source), (value_dim,))
+    """Write the result of one query: the sum of weighted values over that of the weights, and the
+    log-sum-exp."""
+    target, sums = (
+        carray(floats(P[OUT] + 4 * place * value_dim), (value_dim,)),
+        carray(floats(source), (value_dim,)),
+    )
     lse = carray(floats(P[LSE] + 4 * place), (1,))
     if top <= NOTHING:
         target[:] = np.float32(0.0)
@@ -378,7 +477,8 @@ def merge_row(P, row, scratch):  # type: ignore[no-untyped-def]
 
 
 def run(like):  # type: ignore[no-untyped-def]
-    """One thread's part of a call. like: points to the parameters; its type says what KV consists of."""
+    """One thread's part of a call. like: points to the parameters; its type says what KV consists
+    of."""
     base = address_of(like)
     P = carray(integers(base), (PARAMETERS,))
     scratch = P[SCRATCH] + fetch_add(base + 8 * TICKET, 1) * P[SCRATCH_STRIDE]

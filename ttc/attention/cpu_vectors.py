@@ -1,4 +1,5 @@
-"""What the CPU kernel is made of: vectors of 16 float32 numbers, pointers and atomic counters, as LLVM instructions.
+"""What the CPU kernel is made of: vectors of 16 float32 numbers, pointers and atomic counters, as
+LLVM instructions.
 
 LLVM maps the vectors to what the processor has. Addresses are int64 numbers; strides count numbers.
 """
@@ -43,11 +44,14 @@ def _const(value: int) -> Any:
 
 def _address(builder: Any, base: Any, offset: Any, itemsize: int, pointee: Any) -> Any:
     """A pointer to `pointee`, `offset` elements behind the address `base`."""
-    return builder.inttoptr(builder.add(base, builder.mul(offset, _const(itemsize))), pointee.as_pointer())
+    return builder.inttoptr(
+        builder.add(base, builder.mul(offset, _const(itemsize))), pointee.as_pointer()
+    )
 
 
 def _load(builder: Any, element: Any, base: Any, offset: Any, lanes: int | None) -> Any:
-    """One or more KV numbers, widened to float32. element: numba's float32, uint16 (bfloat16) or int16 (float16)."""
+    """One or more KV numbers, widened to float32. element: numba's float32, uint16 (bfloat16) or
+    int16 (float16)."""
 
     def shaped(scalar: Any) -> Any:
         return scalar if lanes is None else ir.VectorType(scalar, lanes)
@@ -106,8 +110,11 @@ def _emit_transpose(builder: Any, element: Any, itemsize: int, args: Any) -> Non
 
 
 @intrinsic
-def transpose(typing: Any, like: Any, source: Any, stride: Any, last: Any, target: Any, target_stride: Any) -> Any:
-    """Write 16 KV numbers of each of 16 rows, `stride` apart, as columns of float32. Rows after `last` repeat it."""
+def transpose(
+    typing: Any, like: Any, source: Any, stride: Any, last: Any, target: Any, target_stride: Any
+) -> Any:
+    """Write 16 KV numbers of each of 16 rows, `stride` apart, as columns of float32. Rows after
+    `last` repeat it."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
         element = signature.args[0].dtype
@@ -118,7 +125,9 @@ def transpose(typing: Any, like: Any, source: Any, stride: Any, last: Any, targe
 
 
 @intrinsic
-def transpose_pairs(typing: Any, source: Any, stride: Any, last: Any, target: Any, target_stride: Any) -> Any:
+def transpose_pairs(
+    typing: Any, source: Any, stride: Any, last: Any, target: Any, target_stride: Any
+) -> Any:
     """The same with 16 pairs of 16-bit numbers, as they are."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
@@ -184,8 +193,8 @@ def _tile(pairs: bool) -> Any:
         terms: Any,
         keep: Any,
     ) -> Any:
-        """c = c x keep + a @ b for 1 to 4 rows and 1, 2 or 4 vectors of columns, last strides 1. c is float32; a and b
-        are too, or pairs of bfloat16."""
+        """c = c x keep + a @ b for 1 to 4 rows and 1, 2 or 4 vectors of columns, last strides 1. c
+        is float32; a and b are too, or pairs of bfloat16."""
 
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             if pairs and not _multiplies_pairs(context):
@@ -212,7 +221,8 @@ tile, tile_pairs = _tile(False), _tile(True)
 
 @intrinsic
 def multiplies_pairs(typing: Any, like: Any) -> Any:
-    """Whether KV is bfloat16 and the processor multiplies pairs of such numbers; the compiler knows."""
+    """Whether KV is bfloat16 and the processor multiplies pairs of such numbers; the compiler
+    knows."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         short = signature.args[0].dtype == types.uint16
@@ -233,7 +243,9 @@ def largest_of(typing: Any, least: Any, address: Any, vectors: Any) -> Any:
             return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
         def shuffled(x: Any, lanes: Any) -> Any:
-            return builder.shuffle_vector(x, nothing, ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes))
+            return builder.shuffle_vector(
+                x, nothing, ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes)
+            )
 
         cell = cgutils.alloca_once(builder, _VECTOR)
         single = builder.insert_element(nothing, least, ir.Constant(ir.IntType(32), 0))
@@ -306,7 +318,9 @@ def fetch_add(typing: Any, address: Any, amount: Any) -> Any:
     """Add to the int64 number at an address, atomically. Returns what it was."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", builder.inttoptr(args[0], _INT.as_pointer()), args[1], "seq_cst")
+        return builder.atomic_rmw(
+            "add", builder.inttoptr(args[0], _INT.as_pointer()), args[1], "seq_cst"
+        )
 
     return types.int64(types.int64, types.int64), emit
 

@@ -11,7 +11,8 @@ from ttc.memory.tails import Tails
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of `length` tokens at positions from `start` on, attended in full by a contiguous range of rows."""
+    """A run of `length` tokens at positions from `start` on, attended in full by a contiguous range
+    of rows."""
 
     kv: KV
     start: int

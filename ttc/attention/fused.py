@@ -15,7 +15,8 @@ from ttc.attention.plan_arrays import PlanArrays
 from ttc.memory.kv import KV
 
 SWITCH = "TTC_FUSED"
-"""The environment variable that turns the kernels off when it is 0; plans then run operation by operation."""
+"""The environment variable that turns the kernels off when it is 0; plans then run operation by
+operation."""
 
 NewKV = tuple[int, int, KV, int]
 """Where new tokens' KV stays: the first row, how many rows, the KV, and its first token to fill."""
@@ -61,8 +62,8 @@ def fused_attention(
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
     new: Sequence[NewKV] = (),
 ) -> FusedAttention | None:
-    """The kernel for these entries and runs of new tokens; None where there is none for `q`'s type and
-    device, or PyTorch's operations are faster.
+    """The kernel for these entries and runs of new tokens; None where there is none for `q`'s type
+    and device, or PyTorch's operations are faster.
 
     runs, tails: see `PlanArrays`. q: (kv_heads, groups, rows, dim).
     """
@@ -70,4 +71,8 @@ def fused_attention(
         return None
     if q.device.type == "cpu":
         return fused_cpu.fused_attention(entries, runs, positions, q, tails)
-    return fused_gpu.fused_attention(entries, runs, positions, q, tails, new) if q.device.type == "cuda" else None
+    return (
+        fused_gpu.fused_attention(entries, runs, positions, q, tails, new)
+        if q.device.type == "cuda"
+        else None
+    )

@@ -1,4 +1,5 @@
-"""A layer's attention as one call on the CPU: what the kernel needs to know, and the threads that run it."""
+"""A layer's attention as one call on the CPU: what the kernel needs to know, and the threads that
+run it."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ GRAIN = 100_000
 
 
 TILES_TOKENS = 128
-"""Runs of so many new tokens go by PyTorch's operations where these have tiles: an estimate, as tiles
-multiply several times faster than vectors."""
+"""Runs of so many new tokens go by PyTorch's operations where these have tiles: an estimate, as
+tiles multiply several times faster than vectors."""
 
 
 @cache
@@ -112,7 +113,9 @@ class NumbaAttention:
         own_row = tasks[own, 5]
         own_keys = tasks[own, 1] - own_row + (arrays.positions - arrays.own_starts)[own_row]
         self.own_rows = int(rows[own].sum())
-        self.pairs = int((rows * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum() + (rows[own] * own_keys).sum())
+        self.pairs = int(
+            (rows * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum() + (rows[own] * own_keys).sum()
+        )
 
     def advance(self) -> None:
         self.arrays.positions += 1
@@ -178,12 +181,17 @@ class NumbaAttention:
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
         return False  # a copy for each run costs little here
 
-    def _allocate(self, threads: int, kv_heads: int, groups: int, dim: int, value_dim: int) -> tuple[Any, ...]:
-        """The parameters that a layer's shape decides, with memory for a call's intermediate results."""
+    def _allocate(
+        self, threads: int, kv_heads: int, groups: int, dim: int, value_dim: int
+    ) -> tuple[Any, ...]:
+        """The parameters that a layer's shape decides, with memory for a call's intermediate
+        results."""
         arrays, heads = self.arrays, kv_heads * groups
         queries = arrays.max_rows * groups
         width, block = self.names.padded(value_dim), self.names.BLOCK
-        stride = 4 * self.names.padded(queries * (self.names.padded(dim) + block + width + 2) + (dim + width) * block)
+        stride = 4 * self.names.padded(
+            queries * (self.names.padded(dim) + block + width + 2) + (dim + width) * block
+        )
         scratch = np.zeros(threads * stride + 64, np.uint8)
         sums = np.empty((arrays.slots, heads, value_dim + 2), np.float32)
         part_out = sums.ctypes.data
@@ -212,7 +220,9 @@ def fused_attention(
     long_runs = len(positions) >= TILES_TOKENS * len(runs)
     if function is None or (long_runs and q.dtype == torch.bfloat16 and has_tiles()):
         return None
-    return NumbaAttention(PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, function)
+    return NumbaAttention(
+        PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, function
+    )
 
 
 def has_tiles() -> bool:

@@ -1,4 +1,5 @@
-"""A layer's attention as one call on a GPU: what the Triton kernels need to know. Not run on a GPU yet."""
+"""A layer's attention as one call on a GPU: what the Triton kernels need to know. Not run on a GPU
+yet."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ FEW, MANY = 16, 64
 """Queries of the small and of the large tasks (of more where a KV head has more queries)."""
 
 BLOCK_BYTES = 2**14
-"""Keys that a program reads at a time, and as many values: two such pairs fit any GPU's shared memory."""
+"""Keys that a program reads at a time, and as many values: two such pairs fit any GPU's shared
+memory."""
 
 STAGES = 2
 """Such pairs at a time: while one is computed, the next is on its way."""
@@ -45,7 +47,9 @@ def kernels(device: torch.device) -> Any | None:
             nothing = torch.zeros(2, dtype=torch.int64, device=device)
             out = torch.zeros(16, device=device)
             with torch.cuda.device(device):
-                gpu_kernel.merge_rows[1, 1](out, out, nothing, nothing, out, out, 16, VALUE_WIDTH=16)
+                gpu_kernel.merge_rows[1, 1](
+                    out, out, nothing, nothing, out, out, 16, VALUE_WIDTH=16
+                )
     except Exception as error:
         reason = " ".join(str(error).split())
         warnings.warn(
@@ -71,7 +75,9 @@ class TritonAttention:
         self.arrays = arrays
         self.dtype = dtype
         self.kernels = kernels
-        self.stores = np.array([(row, count, token) for row, count, _, token in new], np.int64).reshape(-1, 3)
+        self.stores = np.array(
+            [(row, count, token) for row, count, _, token in new], np.int64
+        ).reshape(-1, 3)
         self.store_places, self.written = addresses_of([kv for _, _, kv, _ in new])
         step = 16 // torch.empty(0, dtype=dtype).element_size()
         aligned = not (arrays.addresses % np.array([16, 16, step, step, step, step])).any()
@@ -99,7 +105,9 @@ class TritonAttention:
         tasks, pieces, starts, addresses, positions, *own, part_first, parts, _, _ = self.on_device
         q = q if q.stride(-1) == 1 else q.contiguous()
         new_key, new_value = new or (own_keys[0], own_values[0])
-        new_key, new_value = (x if x.stride(-1) == 1 else x.contiguous() for x in (new_key, new_value))
+        new_key, new_value = (
+            x if x.stride(-1) == 1 else x.contiguous() for x in (new_key, new_value)
+        )
         out = torch.empty(rows, kv_heads, groups, value_dim, device=device)
         lse = torch.empty(rows, kv_heads, groups, device=device)
         part_out, part_sum = self._parts(heads, value_dim, device)
@@ -145,7 +153,8 @@ class TritonAttention:
 
     @property
     def positions(self) -> Tensor | None:
-        """The position of each row's token on the device, where `advance` moves it on; None before the first layer."""
+        """The position of each row's token on the device, where `advance` moves it on; None before
+        the first layer."""
         return self.on_device[4] if self.on_device else None
 
     def advance(self) -> None:
@@ -175,7 +184,9 @@ class TritonAttention:
     def _widths(self, dim: int, value_dim: int) -> dict[str, int]:
         """Widths rounded up as the kernel wants them, and the keys of a block."""
         width, value_width = _width(dim), _width(value_dim)
-        block = BLOCK_BYTES // (max(width, value_width) * torch.empty(0, dtype=self.dtype).element_size())
+        block = BLOCK_BYTES // (
+            max(width, value_width) * torch.empty(0, dtype=self.dtype).element_size()
+        )
         return {"BLOCK": min(64, max(16, block)), "WIDTH": width, "VALUE_WIDTH": value_width}
 
 
@@ -191,7 +202,9 @@ def fused_attention(
     module = kernels(q.device) if q.dtype in DTYPES else None
     if module is None:
         return None
-    return TritonAttention(PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, module, new)
+    return TritonAttention(
+        PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, module, new
+    )
 
 
 def _power(number: int) -> int:

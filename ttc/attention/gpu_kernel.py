@@ -1,11 +1,14 @@
-"""The attention of a whole layer as Triton kernels. They take the arrays that `plan_arrays` documents.
+"""The attention of a whole layer as Triton kernels. They take the arrays that `plan_arrays`
+documents.
 
-A program is one task for one KV head: the queries of its rows, all heads of the group, are one side of a matrix product
-whose other side is a block of keys. So a key is read once for all rows of a task. Online softmax runs over the blocks
-(Milakov and Gimelshein, 2018); where several tasks share a row, `merge_rows` merges what they left by log-sum-exp.
-Sums are float32; weights are rounded to the values' type before they meet, as usual on GPUs.
+A program is one task for one KV head: the queries of its rows, all heads of the group, are one side
+of a matrix product whose other side is a block of keys. So a key is read once for all rows of a
+task. Online softmax runs over the blocks (Milakov and Gimelshein, 2018); where several tasks share
+a row, `merge_rows` merges what they left by log-sum-exp. Sums are float32; weights are rounded to
+the values' type before they meet, as usual on GPUs.
 
-Imported at first use only. With TRITON_INTERPRET=1 in the environment by then, the kernels run on CPU tensors.
+Imported at first use only. With TRITON_INTERPRET=1 in the environment by then, the kernels run on
+CPU tensors.
 """
 
 # mypy: ignore-errors
@@ -28,9 +31,9 @@ def attend_run(
     CAUSAL: tl.constexpr, NEW: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Let queries attend `count` keys, at positions from `start` on. top, total, out: their maxima, sums and sums of
-    weighted values so far. low, high: the least and the largest of their positions. With NEW, the keys from `filled` on
-    are `new_key`."""
+    """Let queries attend `count` keys, at positions from `start` on. top, total, out: their maxima,
+    sums and sums of weighted values so far. low, high: the least and the largest of their
+    positions. With NEW, the keys from `filled` on are `new_key`."""
     d, v = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     earliest = tl.maximum(low - window + 1, low // chunk * chunk)
     first = tl.maximum(earliest - start, 0) // BLOCK * BLOCK
@@ -43,8 +46,12 @@ def attend_run(
         if NEW:
             key_at = tl.where(column < filled, key_at, new_key)
             value_at = tl.where(column < filled, value_at, new_value)
-        keys = tl.load(key_at[None, :] + d[:, None], mask=here[None, :] & (d < dim)[:, None], other=0.0)
-        values = tl.load(value_at[:, None] + v[None, :], mask=here[:, None] & (v < value_dim)[None, :], other=0.0)
+        keys = tl.load(
+            key_at[None, :] + d[:, None], mask=here[None, :] & (d < dim)[:, None], other=0.0
+        )
+        values = tl.load(
+            value_at[:, None] + v[None, :], mask=here[:, None] & (v < value_dim)[None, :], other=0.0
+        )
         if WIDEN:  # the interpreter has no products of bfloat16
             keys, values = keys.to(tl.float32), values.to(tl.float32)
         scores = tl.dot(q, keys, input_precision="ieee") * scale
@@ -61,7 +68,9 @@ def attend_run(
         weights = tl.exp(scores - largest[:, None])
         shrink = tl.exp(top - largest)
         total = total * shrink + tl.sum(weights, 1)
-        out = out * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        out = out * shrink[:, None] + tl.dot(
+            weights.to(values.dtype), values, input_precision="ieee"
+        )
         top = largest
     return top, total, out
 
@@ -100,8 +109,12 @@ def attend_task(
         value_token = tl.multiple_of(tl.load(place + 5), ALIGN)
         # an entry that is not on the device has address 0 and no keys here
         count = tl.where(key_address == 0, 0, tl.load(pieces + 3 * piece + 2))
-        key = key_address.to(q_at.dtype) + tl.multiple_of(head * tl.load(place + 2) + skipped * key_token, ALIGN)
-        value = value_address.to(q_at.dtype) + tl.multiple_of(head * tl.load(place + 4) + skipped * value_token, ALIGN)
+        key = key_address.to(q_at.dtype) + tl.multiple_of(
+            head * tl.load(place + 2) + skipped * key_token, ALIGN
+        )
+        value = value_address.to(q_at.dtype) + tl.multiple_of(
+            head * tl.load(place + 4) + skipped * value_token, ALIGN
+        )
         if ALIGN > 1:
             key, value = tl.multiple_of(key, 16), tl.multiple_of(value, 16)
         start = tl.load(starts + entry) + skipped
@@ -122,16 +135,22 @@ def attend_task(
             window, chunk, scale, softcap, dim, value_dim, True, NEW, CAPPED, WIDEN, BLOCK, WIDTH, VALUE_WIDTH,
         )  # fmt: skip
         if NEW:
-            tl.store(key + filled * own_key_token + d, tl.load(fresh_key + d, mask=d < dim), mask=d < dim)
             tl.store(
-                value + filled * own_value_token + v, tl.load(fresh_value + v, mask=v < value_dim), mask=v < value_dim
+                key + filled * own_key_token + d, tl.load(fresh_key + d, mask=d < dim), mask=d < dim
+            )
+            tl.store(
+                value + filled * own_value_token + v,
+                tl.load(fresh_value + v, mask=v < value_dim),
+                mask=v < value_dim,
             )
     heads = tl.num_programs(1) * GROUPS
     real = query < (end - row) * GROUPS
     if slot < 0:
         to = mine * heads + head * GROUPS + group
         share = tl.where(top > NOTHING, 1.0 / total, 0.0)
-        tl.store(lse_at + to, tl.where(top > NOTHING, top + tl.log(total), float("-inf")), mask=real)
+        tl.store(
+            lse_at + to, tl.where(top > NOTHING, top + tl.log(total), float("-inf")), mask=real
+        )
         tl.store(
             out_at + to[:, None] * value_dim + v[None, :], out * share[:, None],
             mask=real[:, None] & (v < value_dim)[None, :],
@@ -140,7 +159,11 @@ def attend_task(
         to = (slot + mine - row) * heads + head * GROUPS + group
         tl.store(part_sum + 2 * to, top, mask=real)
         tl.store(part_sum + 2 * to + 1, total, mask=real)
-        tl.store(part_out + to[:, None] * value_dim + v[None, :], out, mask=real[:, None] & (v < value_dim)[None, :])
+        tl.store(
+            part_out + to[:, None] * value_dim + v[None, :],
+            out,
+            mask=real[:, None] & (v < value_dim)[None, :],
+        )
 
 
 @triton.jit
@@ -153,7 +176,8 @@ def attend_tasks(
     GROUPS: tl.constexpr, MOST: tl.constexpr, NEW: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A layer's attention: program (task, KV head). The tail of one row, and what few rows share, go in small tiles."""
+    """A layer's attention: program (task, KV head). The tail of one row, and what few rows share,
+    go in small tiles."""
     task = tasks + 6 * tl.program_id(0)
     if (tl.load(task + 1) - tl.load(task)) * GROUPS <= FEW:
         attend_task(
@@ -178,7 +202,9 @@ def attend_tasks(
 
 
 @triton.jit
-def merge_rows(part_out, part_sum, part_first, parts, out_at, lse_at, value_dim, VALUE_WIDTH: tl.constexpr):
+def merge_rows(
+    part_out, part_sum, part_first, parts, out_at, lse_at, value_dim, VALUE_WIDTH: tl.constexpr
+):
     """Merge what several tasks found for one row and head, by log-sum-exp: program (row, head)."""
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     first, end = tl.load(part_first + row), tl.load(part_first + row + 1)

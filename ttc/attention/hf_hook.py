@@ -1,7 +1,7 @@
 """The attention function that Hugging Face models call, registered as `IMPLEMENTATION`.
 
-The plan of a pass is a context variable, for not every model passes keyword arguments on to its attention. No mask is
-registered under the name, so transformers builds none.
+The plan of a pass is a context variable, for not every model passes keyword arguments on to its
+attention. No mask is registered under the name, so transformers builds none.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def current_plan() -> Any:
 
 
 PLACES: WeakKeyDictionary[torch.nn.Module, Place] = WeakKeyDictionary()
-"""The attention modules whose number is not their `layer_idx`, or whose window or chunk they are not told."""
+"""The attention modules whose number is not their `layer_idx`, or whose window or chunk they are
+not told."""
 
 
 def tree_attention(  # noqa: PLR0913 - transformers calls it so

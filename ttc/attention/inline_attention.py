@@ -1,8 +1,10 @@
-"""Models that compute attention in their modules' own code, brought to call attention functions as other models do.
+"""Models that compute attention in their modules' own code, brought to call attention functions as
+other models do.
 
-While the engine has such a model, the class of each attention module is a subclass of its own, in which one method is
-another: `_attn`, where the module computes attention in a method of that name, or `forward`, by one of `FORWARDS`.
-Everything else of the module stays, so copies, hooks and weights are as before.
+While the engine has such a model, the class of each attention module is a subclass of its own, in
+which one method is
+another: `_attn`, where the module computes attention in a method of that name, or `forward`, by one
+of `FORWARDS`. Everything else of the module stays, so copies, hooks and weights are as before.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ def _calling(kind: Any) -> Any:
     if (forward := FORWARDS.get(f"{kind.__module__}.{kind.__name__}")) is not None:
         return type(kind.__name__, (CallsAttention, kind), {"original": kind, "forward": forward})
     attn = getattr(kind, "_attn", None)
-    if attn is not None and len(signature(attn).parameters) >= len(("self", "query", "key", "value", "mask")):
+    if attn is not None and len(signature(attn).parameters) >= len(
+        ("self", "query", "key", "value", "mask")
+    ):
         return type(kind.__name__, (_ByMethod, kind), {"original": kind})
     return None
 
@@ -127,7 +131,9 @@ class _ByMethod(CallsAttention):
         query = query.to(value.dtype)  # some multiply in float32, and keep such keys nowhere
         key = key.to(value.dtype)
         function = ALL_ATTENTION_FUNCTIONS[self.ttc_attention]
-        return method.result(function(self, query, key, value, mask, scaling=method.scaling)[0].transpose(1, 2))
+        return method.result(
+            function(self, query, key, value, mask, scaling=method.scaling)[0].transpose(1, 2)
+        )
 
     def eager(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
@@ -135,14 +141,19 @@ class _ByMethod(CallsAttention):
         return self._run_original(query, key, value, mask).transpose(1, 2), None
 
     def visible_mask(self, query: Tensor, mask: Tensor | None) -> Tensor | None:
-        """By the weights where all scores are 0. Its `row(position)` is the mask's row at any position."""
+        """By the weights where all scores are 0. Its `row(position)` is the mask's row at any
+        position."""
 
         def seen(tokens: int, mask: Tensor | None) -> Tensor:
             nothing = query.new_zeros(1, 1, tokens, query.shape[-1])
-            return self._run_original(nothing, nothing, torch.eye(tokens).to(query)[None, None], mask)
+            return self._run_original(
+                nothing, nothing, torch.eye(tokens).to(query)[None, None], mask
+            )
 
         def hidden(weights: Tensor) -> Tensor:
-            return torch.zeros_like(weights).masked_fill_(weights == 0, torch.finfo(weights.dtype).min)
+            return torch.zeros_like(weights).masked_fill_(
+                weights == 0, torch.finfo(weights.dtype).min
+            )
 
         def row(position: int) -> Tensor:
             mine = hidden(seen(position + 1, None)[:, :, -1:])
@@ -152,7 +163,9 @@ class _ByMethod(CallsAttention):
         square.row = row  # type: ignore[attr-defined]
         return square
 
-    def _run_original(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def _run_original(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor:
         key = key.transpose(2, 3) if self._method(query).transposed else key
         out: Tensor = self.original._attn(self, query, key, value, mask)[0]  # type: ignore[attr-defined]
         return out
@@ -163,7 +176,8 @@ class _ByMethod(CallsAttention):
         return _METHODS[self]
 
     def _examine(self, query: Tensor) -> _Method:
-        """Try the module's own `_attn` on three tokens. query: one of its queries, for its shape, type and device."""
+        """Try the module's own `_attn` on three tokens. query: one of its queries, for its shape,
+        type and device."""
         attn = self.original._attn  # type: ignore[attr-defined]
         _, heads, _, dim = query.shape
         kind = torch.promote_types(query.dtype, torch.float32)
@@ -189,7 +203,9 @@ class _ByMethod(CallsAttention):
             """From the weights of the keys 0 and 1 for the query `size`."""
             query = torch.zeros_like(key)
             query[..., 0] = size
-            weights = attn(self, query, key.transpose(2, 3) if transposed else key, value, None)[0][0, 0, 2].tolist()
+            weights = attn(self, query, key.transpose(2, 3) if transposed else key, value, None)[0][
+                0, 0, 2
+            ].tolist()
             if not 0 < weights[0] < weights[1]:
                 raise UnsupportedModel(
                     f"{self.original.__name__}._attn gives the weights {weights}, no softmax of scores"

@@ -1,7 +1,9 @@
-"""What takes the place of a module's `forward` in families that compute attention there, by code of their own.
+"""What takes the place of a module's `forward` in families that compute attention there, by code of
+their own.
 
-Each does what the module does, up to its queries, keys and values and from its output on, and calls an attention
-function between. The check at load compares the model's logits with those of its own code.
+Each does what the module does, up to its queries, keys and values and from its output on, and calls
+an attention function between. The check at load compares the model's logits with those of its own
+code.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def _attend(
     scaling: float,
     bias: Bias | None = None,
 ) -> Tensor:
-    """The output (batch, tokens, heads x value_dim) of the attention function that the module is to call."""
+    """The output (batch, tokens, heads x value_dim) of the attention function that the module is to
+    call."""
     if bias is not None:
         query, key, value = with_bias(query, key, value, scaling, bias)
         scaling = 1.0
@@ -50,7 +53,9 @@ def _alibi(module: Any, like: Tensor) -> Bias:
 
     def bias(positions: int) -> Tensor:
         mask = torch.ones(1, positions, dtype=torch.long, device=like.device)
-        found: Tensor = _of_its_file(module, "build_alibi_tensor")(mask, module.num_heads, like.dtype)
+        found: Tensor = _of_its_file(module, "build_alibi_tensor")(
+            mask, module.num_heads, like.dtype
+        )
         return found[:, 0]
 
     return bias
@@ -87,20 +92,29 @@ def _falcon(
         assert position_embeddings is not None
         query, key = _of_its_file(self, "apply_rotary_pos_emb")(query, key, *position_embeddings)
     else:
-        attention_mask = None if attention_mask is None else attention_mask.clamp(max=0)  # the bias is in it, too
+        # the bias is in it, too
+        attention_mask = None if attention_mask is None else attention_mask.clamp(max=0)
         unscaled, scale = _alibi(self, hidden_states), sqrt(self.head_dim)
         bias = lambda positions: unscaled(positions) / scale  # noqa: E731
-    return self.dense(_attend(self, query, key, value, attention_mask, self.inv_norm_factor, bias)), None
+    return self.dense(
+        _attend(self, query, key, value, attention_mask, self.inv_norm_factor, bias)
+    ), None
 
 
-def _mpt(self: Any, hidden_states: Tensor, position_bias: Tensor, attention_mask: Tensor, **_: Any) -> Output:
+def _mpt(
+    self: Any, hidden_states: Tensor, position_bias: Tensor, attention_mask: Tensor, **_: Any
+) -> Output:
     together = self.Wqkv(hidden_states)
     if self.clip_qkv:
         together = together.clamp(min=-self.clip_qkv, max=self.clip_qkv)
-    query, key, value = (x.unflatten(2, (self.n_heads, -1)).transpose(1, 2) for x in together.chunk(3, dim=2))
+    query, key, value = (
+        x.unflatten(2, (self.n_heads, -1)).transpose(1, 2) for x in together.chunk(3, dim=2)
+    )
     mask = None
     if self.ttc_attention in ALL_MASK_ATTENTION_FUNCTIONS:  # true where a token is hidden
-        mask = torch.where(attention_mask, torch.finfo(hidden_states.dtype).min, 0.0).to(hidden_states.dtype)
+        mask = torch.where(attention_mask, torch.finfo(hidden_states.dtype).min, 0.0).to(
+            hidden_states.dtype
+        )
     bias = lambda positions: position_bias[:, 0, :positions]  # noqa: E731
     return self.out_proj(_attend(self, query, key, value, mask, self.softmax_scale, bias)), None
 

@@ -21,7 +21,8 @@ OURS = "ttc_"
 """What the names of all attention implementations of the engine begin with."""
 
 Choice = list[tuple[Any, str | None]]
-"""What a model's attention was set to: each configuration in it, with the name of its attention implementation."""
+"""What a model's attention was set to: each configuration in it, with the name of its attention
+implementation."""
 
 _BEFORE: WeakKeyDictionary[torch.nn.Module, Choice] = WeakKeyDictionary()
 """What the models that run over the engine's attention were set to before."""
@@ -73,7 +74,8 @@ def lent(model: Any) -> Iterator[None]:
 
 @contextmanager
 def attention_set_to(model: Any, implementation: str) -> Iterator[None]:
-    """The model over another attention implementation, where it can be set, and as it was afterwards."""
+    """The model over another attention implementation, where it can be set, and as it was
+    afterwards."""
     if not can_set_attention(model):
         yield
         return
@@ -111,7 +113,8 @@ def _choice(model: Any) -> Choice:
 
 def _restore(model: Any, choice: Choice) -> None:
     for config, implementation in choice:
-        config._attn_implementation_internal = implementation  # the property would change the parts as well
+        # the property would change the parts as well
+        config._attn_implementation_internal = implementation
     if not _dispatches(model):
         implementation = model.config.get_text_config()._attn_implementation
         if (implementation or "").startswith(OURS):

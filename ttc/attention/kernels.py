@@ -1,6 +1,7 @@
 """Partial attention over one run of keys, and how partial results merge.
 
-A partial result is an output with the log-sum-exp of its scores; merging two by log-sum-exp is exact online softmax.
+A partial result is an output with the log-sum-exp of its scores; merging two by log-sum-exp is
+exact online softmax.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from torch import Tensor
 from ttc.memory.kv import first_seen
 
 FEW_ROWS = 256
-"""Up to so many rows the written-out form beats the fused CPU kernel, which repacks all keys for every call."""
+"""Up to so many rows the written-out form beats the fused CPU kernel, which repacks all keys for
+every call."""
 
 Sight = tuple[int | None, int | None, int | None, int]
 """What decides on the tokens that a layer sees: its window, chunk, recent and sink."""
 
 Partial = tuple[Tensor, Tensor]
-"""out (..., rows, value_dim), and the natural log-sum-exp of the scores (..., rows) in at least float32."""
+"""out (..., rows, value_dim), and the natural log-sum-exp of the scores (..., rows) in at least
+float32."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,18 @@ def partial_attention(
         for all.
     """
     fusable = visible is None and layer.softcap is None and q.shape[-1] == v.shape[-1]
-    if fusable and q.device.type == "cpu" and (causal or q.shape[-2] > FEW_ROWS or k.shape[-2] < FEW_ROWS):
+    if (
+        fusable
+        and q.device.type == "cpu"
+        and (causal or q.shape[-2] > FEW_ROWS or k.shape[-2] < FEW_ROWS)
+    ):
         on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         part: Partial = on_cpu(q, k, v, 0.0, causal, scale=layer.scale)
         return part
     if fusable and q.shape[-1] <= 256 and _has_flash(q.device, q.dtype):
-        out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=layer.scale)
+        out = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, causal, scale=layer.scale
+        )
         return out[0], out[1]
     return _written_out(q, k, v, layer, causal, visible)
 
@@ -101,7 +110,9 @@ def _has_flash(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and short and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _written_out(q: Tensor, k: Tensor, v: Tensor, layer: Layer, causal: bool, visible: Tensor | None) -> Partial:
+def _written_out(
+    q: Tensor, k: Tensor, v: Tensor, layer: Layer, causal: bool, visible: Tensor | None
+) -> Partial:
     """Matrix products around an explicit softmax; takes masks, soft caps and any widths."""
     scores = (q * layer.scale) @ k.transpose(-1, -2)  # (batch, heads, rows, keys)
     if layer.softcap is not None:
@@ -127,7 +138,9 @@ def merge_(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None
     torch.logaddexp(lse, part_lse, out=lse)
 
 
-def segment_attention(q: Tensor, k: Tensor, v: Tensor, layer: Layer, visible: Tensor | None) -> Partial:
+def segment_attention(
+    q: Tensor, k: Tensor, v: Tensor, layer: Layer, visible: Tensor | None
+) -> Partial:
     """All rows of one segment at once, queries of a group folded together so that keys are read
     once.
 

@@ -1,4 +1,5 @@
-"""An attention plan: which rows of one forward pass attend which runs of KV, and where new KV is written."""
+"""An attention plan: which rows of one forward pass attend which runs of KV, and where new KV is
+written."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Plan(ABC):
     Shapes: q (kv_heads, groups, rows, dim); key, value (kv_heads, rows, dim).
     """
 
-    def __init__(self, entries: Sequence[Entry], positions: Sequence[int], stream: KVReader | None = None):
+    def __init__(
+        self, entries: Sequence[Entry], positions: Sequence[int], stream: KVReader | None = None
+    ):
         self.entries = list(entries)
         self.positions = list(positions)
         self.stream = stream
@@ -58,12 +61,14 @@ class Plan(ABC):
         return next(iter(self._kernels.values()), None)
 
     def turn(self, layers: tuple[int, ...]) -> int:
-        """The next of the layers that one module serves, from the first one again in a next pass."""
+        """The next of the layers that one module serves, from the first one again in a next
+        pass."""
         self._turns[layers] += 1
         return layers[(self._turns[layers] - 1) % len(layers)]
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
-        """Store the new keys and values, then attend tails and entries: what is on the device, then what streams in.
+        """Store the new keys and values, then attend tails and entries: what is on the device, then
+        what streams in.
 
         Returns out (kv_heads, groups, rows, value_dim) and its log-sum-exp, both at least float32.
         """
@@ -105,9 +110,13 @@ class Plan(ABC):
         for index in absent:
             rows = self.entries[index].rows
             if rows.start < rows.stop and self._span(index, layer, device) is not None:
-                raise RuntimeError(f"entry {index} of layer {layer.index} is neither on the device nor in the stream")
+                raise RuntimeError(
+                    f"entry {index} of layer {layer.index} is neither on the device nor in the stream"
+                )
 
-    def _attend(self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor) -> None:
+    def _attend(
+        self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor
+    ) -> None:
         """Fold one entry into (out, lse), which have the heads that q and the copy have."""
         entry = self.entries[index]
         rows = entry.rows
@@ -138,7 +147,9 @@ class Plan(ABC):
         """The kernel that attends all at once, None to go operation by operation."""
 
     @abstractmethod
-    def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+    def attend_fused(
+        self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor
+    ) -> Partial:
         """Store the new keys and values, and attend all that is on the device, in one call."""
 
     @abstractmethod
@@ -146,17 +157,24 @@ class Plan(ABC):
         """Store the new keys and values where they stay."""
 
     @abstractmethod
-    def attend_new(self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+    def attend_new(
+        self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor
+    ) -> Partial:
         """What some KV heads see of the new tokens and of tails, as `layer` says."""
 
-    def _span(self, index: int, layer: Layer, device: torch.device) -> tuple[int, Tensor | None] | None:
-        """What a layer sees of an entry: (first key, (rows, keys) visibility or None for all), or None."""
+    def _span(
+        self, index: int, layer: Layer, device: torch.device
+    ) -> tuple[int, Tensor | None] | None:
+        """What a layer sees of an entry: (first key, (rows, keys) visibility or None for all), or
+        None."""
         key = index, layer.sight, device
         if key not in self._spans:
             self._spans[key] = self._new_span(self.entries[index], layer, device)
         return self._spans[key]
 
-    def _new_span(self, entry: Entry, layer: Layer, device: torch.device) -> tuple[int, Tensor | None] | None:
+    def _new_span(
+        self, entry: Entry, layer: Layer, device: torch.device
+    ) -> tuple[int, Tensor | None] | None:
         positions = self.positions[entry.rows]
         reach = replace(layer, recent=None) if entry.start < layer.sink else layer
         lo = max(0, reach.first_seen(min(positions)) - entry.start)
@@ -209,7 +227,9 @@ class DecodePlan(Plan):
         runs = [(row, row + 1) for row in range(len(self.positions))]
         return fused_attention(self.entries, runs, self.positions, q, (self.places, self.filled))
 
-    def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+    def attend_fused(
+        self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor
+    ) -> Partial:
         copy = self._tails(layer.index)
         if self.tails.device[layer.index] is None:
             self._store_on_host(layer.index, key, value)
@@ -235,10 +255,15 @@ class DecodePlan(Plan):
         """Rows whose tails are neighbours and equally long, and the places of these."""
         places, filled = self.places, self.filled
         ends = [
-            row for row in range(1, len(places)) if (places[row], filled[row]) != (places[row - 1] + 1, filled[row - 1])
+            row
+            for row in range(1, len(places))
+            if (places[row], filled[row]) != (places[row - 1] + 1, filled[row - 1])
         ]
         spans = pairwise([0, *ends, len(places)])
-        return [(slice(first, end), slice(places[first], places[first] + end - first)) for first, end in spans]
+        return [
+            (slice(first, end), slice(places[first], places[first] + end - first))
+            for first, end in spans
+        ]
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         copy = self._tails(layer)
@@ -248,24 +273,34 @@ class DecodePlan(Plan):
             for tails, new in zip(copy.both, (key, value), strict=True):
                 tails[places, :, self.filled[rows.start]] = new[:, rows].transpose(0, 1)
 
-    def attend_new(self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+    def attend_new(
+        self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor
+    ) -> Partial:
         copy = self._tails(layer.index)
         end = max(self.filled) + 1
         held = zip(self.positions, self.filled, strict=True)
-        los = {0} if layer.sees_all else {max(0, layer.first_seen(p) - p + tokens) for p, tokens in held}
+        los = (
+            {0}
+            if layer.sees_all
+            else {max(0, layer.first_seen(p) - p + tokens) for p, tokens in held}
+        )
         lo = 0 if layer.sink else min(los)
         where = slice(len(self.places)) if self.in_order else self.places
         keys, values = (tails[where][:, heads, lo:end] for tails in copy.both)
         visible = None
         if not self.even or len(los) > 1 or layer.sink:
             visible = self._visible(layer, lo, end, q.device)
-            values = values.masked_fill(~visible[:, :, 0, :, None], 0)  # what no branch has written may be no number
-        out, lse = partial_attention(q[heads].permute(2, 0, 1, 3), keys, values, layer, visible=visible)
+            # what no branch has written may be no number
+            values = values.masked_fill(~visible[:, :, 0, :, None], 0)
+        out, lse = partial_attention(
+            q[heads].permute(2, 0, 1, 3), keys, values, layer, visible=visible
+        )
         out = out.to(torch.promote_types(out.dtype, torch.float32))
         return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
     def _visible(self, layer: Layer, lo: int, end: int, device: torch.device) -> Tensor:
-        """Which tokens from `lo` to `end` of its tail each branch sees, (branches, 1, 1, tokens)."""
+        """Which tokens from `lo` to `end` of its tail each branch sees, (branches, 1, 1,
+        tokens)."""
         key = lo, end, layer.sight, device
         if key not in self._masks:
             positions = torch.tensor(self.positions, device=device)
@@ -311,7 +346,9 @@ class ExtendPlan(Plan):
         runs = [(piece.rows.start, piece.rows.stop) for piece in self.pieces]
         return fused_attention(self.entries, runs, self.positions, q, new=self.new)
 
-    def attend_fused(self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+    def attend_fused(
+        self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor
+    ) -> Partial:
         self.store(layer.index, key, value, on_device=not fused.store(layer.index, key, value))
         # each row may begin a run of keys, so owners are as far apart as tokens
         new = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
@@ -333,7 +370,9 @@ class ExtendPlan(Plan):
             if to_host is not None:
                 to_host.store(kv, layer, where, k, v)
 
-    def attend_new(self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+    def attend_new(
+        self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor
+    ) -> Partial:
         q, key, value = q[heads], key[heads], value[heads]
         kv_heads, groups, rows, _ = q.shape
         dtype = torch.promote_types(q.dtype, torch.float32)
@@ -374,7 +413,10 @@ def shared_entries(paths: Sequence[Sequence[Segment]], counts: Sequence[int]) ->
         for segment in path:
             spans.setdefault(segment, [row, row])[1] = row + rows
         row += rows
-    return [Entry(s.storage, s.start, len(s.tokens), slice(first, last)) for s, (first, last) in spans.items()]
+    return [
+        Entry(s.storage, s.start, len(s.tokens), slice(first, last))
+        for s, (first, last) in spans.items()
+    ]
 
 
 def private_entries(
@@ -382,7 +424,8 @@ def private_entries(
     counts: Sequence[int],
     copies: Mapping[KV, Sequence[KV]] | None = None,
 ) -> list[Entry]:
-    """Like `shared_entries`, but nothing is shared: an entry for each path and segment, of the next of its `copies`."""
+    """Like `shared_entries`, but nothing is shared: an entry for each path and segment, of the next
+    of its `copies`."""
     entries = []
     taken: Counter[KV] = Counter()
     row = 0

@@ -1,7 +1,7 @@
 """A plan as arrays, so that a layer's attention is one call of a kernel.
 
-Made once for all layers and all passes of a plan. The arrays are plain int64 numbers, the same for a CPU and a GPU
-kernel; addresses are in bytes, strides in numbers of the KV's type.
+Made once for all layers and all passes of a plan. The arrays are plain int64 numbers, the same for
+a CPU and a GPU kernel; addresses are in bytes, strides in numbers of the KV's type.
 
     tasks      (tasks, 6)            first row, end row, first piece, end piece, slot, own row
     pieces     (pieces, 3)           entry, first key, keys
@@ -13,13 +13,14 @@ kernel; addresses are in bytes, strides in numbers of the KV's type.
                                      position of the first of its own keys
     part_first (rows + 1,), parts    row r merges the slots parts[part_first[r]:part_first[r + 1]]
 
-A task is a range of rows and what all of them attend: pieces of entries, and then, unless its own row is -1, own keys
-(a decode step: the tail of the row `own row`; else the new tokens from that row on, causal), as many as its position is
-behind their start, and those of this pass. Rows that attend the same entries are one task, cut so that a task has at
-most `QUERIES` queries for a KV head; its keys are cut too, into parts of about `KEYS` keys, or of n x `KEYS` where the
-rows are n tasks already. Where tasks share rows, task t leaves the sums for its row r in slot `slot + r - first row`; a
-task of slot -1 is alone with its rows and writes the result itself. How rows are cut depends on neither the layer nor
-the number of threads, so results do not either.
+A task is a range of rows and what all of them attend: pieces of entries, and then, unless its own
+row is -1, own keys (a decode step: the tail of the row `own row`; else the new tokens from that row
+on, causal), as many as its position is behind their start, and those of this pass. Rows that attend
+the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head; its
+keys are cut too, into parts of about `KEYS` keys, or of n x `KEYS` where the rows are n tasks
+already. Where tasks share rows, task t leaves the sums for its row r in slot `slot + r - first
+row`; a task of slot -1 is alone with its rows and writes the result itself. How rows are cut
+depends on neither the layer nor the number of threads, so results do not either.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from ttc.attention.entry import Entry
 from ttc.memory.kv import KV, LayerKV
 
 QUERIES = 64
-"""The most queries (rows x heads of a group) of a task: what is done once per key is then little beside the rest."""
+"""The most queries (rows x heads of a group) of a task: what is done once per key is then little
+beside the rest."""
 KEYS = 256
-"""The keys of a task, at most twice as many, where few rows attend them: enough to hide what a task costs at all, few
-enough to share among threads."""
+"""The keys of a task, at most twice as many, where few rows attend them: enough to hide what a task
+costs at all, few enough to share among threads."""
 
 Piece = tuple[int, int, int]
 """An entry, its first key, and how many keys."""
@@ -94,7 +96,8 @@ class PlanArrays:
         self._share()
 
     def _pieces(self, indices: Sequence[int], max_keys: int) -> list[list[Piece]]:
-        """Cut entries into pieces, and gather these into blocks of about `max_keys` keys; at least one block."""
+        """Cut entries into pieces, and gather these into blocks of about `max_keys` keys; at least
+        one block."""
         blocks: list[list[Piece]] = [[]]
         keys = 0
         for index in indices:
@@ -118,7 +121,9 @@ class PlanArrays:
         ends = lengths.cumsum()
         self.slots = int(ends[-1]) if len(ends) else 0
         self.tasks[:, 4] = np.where(shared, ends - lengths, -1)
-        rows = np.concatenate([np.arange(a, b) for a, b in self.tasks[shared, :2]] or [np.zeros(0, np.int64)])
+        rows = np.concatenate(
+            [np.arange(a, b) for a, b in self.tasks[shared, :2]] or [np.zeros(0, np.int64)]
+        )
         self.parts = np.argsort(rows, kind="stable")  # slots, by row
         self.part_first = np.concatenate([[0], np.bincount(rows, minlength=self.rows).cumsum()])
 
@@ -128,11 +133,18 @@ class PlanArrays:
 
 
 def addresses_of(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | None]]]:
-    """Where runs of KV are on the device, (layers, runs, 6), as in `addresses` above; and the copies that are there."""
+    """Where runs of KV are on the device, (layers, runs, 6), as in `addresses` above; and the
+    copies that are there."""
     copies = [kv.device[:] for kv in kvs]
     layers = max(map(len, copies), default=0)
     nowhere = bytes(6 * 8)
-    raw = b"".join([nowhere if (copy := of[layer]) is None else copy.place for layer in range(layers) for of in copies])
+    raw = b"".join(
+        [
+            nowhere if (copy := of[layer]) is None else copy.place
+            for layer in range(layers)
+            for of in copies
+        ]
+    )
     return np.frombuffer(raw, np.int64).reshape(layers, len(copies), 6), copies
 
 

@@ -1,9 +1,11 @@
-"""Attention whose scores have a bias by position (ALiBi, Press et al., 2022), for kernels that know none.
+"""Attention whose scores have a bias by position (ALiBi, Press et al., 2022), for kernels that know
+none.
 
-What a head adds to a score may depend on the key's position alone: softmax does not see what all keys of a query have
-in common. So queries and keys get more columns, whose product is the bias of the key less that of the query:
-[1, -b(i), q] times [b(j), 1, k] is q k + b(j) - b(i). In 16 bits b is the sum of three numbers. Values get columns of
-zeros, as many, for kernels that want keys and values of one width.
+What a head adds to a score may depend on the key's position alone: softmax does not see what all
+keys of a query have in common. So queries and keys get more columns, whose product is the bias of
+the key less that of the query: [1, -b(i), q] times [b(j), 1, k] is q k + b(j) - b(i). In 16 bits b
+is the sum of three numbers. Values get columns of zeros, as many, for kernels that want keys and
+values of one width.
 """
 
 from __future__ import annotations
@@ -18,19 +20,25 @@ from torch import Tensor, nn
 from ttc.attention.hf_hook import current_plan
 
 COLUMNS = 8
-"""How many columns are added: six are needed at most, and kernels want widths that are multiples of 8."""
+"""How many columns are added: six are needed at most, and kernels want widths that are multiples of
+8."""
 
 Bias = Callable[[int], Tensor]
 """What each head adds to the scores of the keys at so many first positions: (heads, positions)."""
 
 _Columns = tuple[Tensor, Tensor]
-_OF_PASS: WeakKeyDictionary[Any, tuple[Sequence[int] | Tensor, torch.device, _Columns]] = WeakKeyDictionary()
+_OF_PASS: WeakKeyDictionary[Any, tuple[Sequence[int] | Tensor, torch.device, _Columns]] = (
+    WeakKeyDictionary()
+)
 """The columns that the layers of a pass share, by its plan."""
 
 
-def with_bias(query: Tensor, key: Tensor, value: Tensor, scaling: float, bias: Bias) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (batch, heads, rows, dim) whose attention, with a scaling of 1, is that of the given
-    ones with a scaling and a bias. Each query head gets keys and values of its own."""
+def with_bias(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, bias: Bias
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (batch, heads, rows, dim) whose attention, with a scaling of 1, is
+    that of the given ones with a scaling and a bias. Each query head gets keys and values of its
+    own."""
     heads = query.shape[1]
     key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
     of_query, of_key = (x.expand(len(query), -1, -1, -1) for x in _columns(key, bias))
@@ -55,7 +63,9 @@ def _columns(key: Tensor, bias: Bias) -> _Columns:
 
 def _made(bias: Tensor, dtype: torch.dtype) -> _Columns:
     """The columns for a bias (heads, rows) in float64."""
-    of_query, of_key = (torch.zeros(*bias.shape, COLUMNS, dtype=dtype, device=bias.device) for _ in range(2))
+    of_query, of_key = (
+        torch.zeros(*bias.shape, COLUMNS, dtype=dtype, device=bias.device) for _ in range(2)
+    )
     for column in range(0, 6 if dtype.itemsize == 2 else 2, 2):
         part = bias.to(dtype)
         bias = bias - part.double()

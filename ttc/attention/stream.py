@@ -1,4 +1,5 @@
-"""Reading KV that is not on the device: unit by unit through two buffers, the next one in flight meanwhile."""
+"""Reading KV that is not on the device: unit by unit through two buffers, the next one in flight
+meanwhile."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ class KVReader:
         self.keep = keep
         self.kept = kept
         self.views = views or {}
-        self.sparse = bool(self.views) or any(unit.view is not None for unit in units)  # some heads leave entries out
+        # some heads leave entries out
+        self.sparse = bool(self.views) or any(unit.view is not None for unit in units)
         self.per_layer = Counter(unit.layer for unit in units)
         sizes = [self.elements(memory, unit, reads) for unit in units]
         sizes = sizes if keep else [max(sizes, default=0)] * (2 if self.prefetch else 1)
@@ -106,7 +108,8 @@ class KVReader:
         return tokens * len(heads) * (shape.key_dim + shape.value_dim)
 
     def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
-        """The units of a layer, one after the other: (unit, entry index -> keys and values of its heads)."""
+        """The units of a layer, one after the other: (unit, entry index -> keys and values of its
+        heads)."""
         self.layer = layer
         if self.kept is not None:
             yield from self.kept.read(layer)
@@ -120,7 +123,9 @@ class KVReader:
         self.layer = layer
         unit, staged = self._current()
         if unit.layer != layer or staged.tails is None:
-            raise RuntimeError(f"the tails of layer {layer} are neither on the device nor what is read next")
+            raise RuntimeError(
+                f"the tails of layer {layer} are neither on the device nor what is read next"
+            )
         return staged.tails
 
     def close(self) -> None:
@@ -140,7 +145,11 @@ class KVReader:
             self._start(self.turn)
         slot = self.turn % len(self.buffers)
         self.memory.link.wait(self.transfers[slot])
-        if self.prefetch and self.started == self.turn and (self.reads.repeat or self.turn + 1 < len(self.units)):
+        if (
+            self.prefetch
+            and self.started == self.turn
+            and (self.reads.repeat or self.turn + 1 < len(self.units))
+        ):
             self._start(self.turn + 1)
         return self.units[self.turn % len(self.units)], self.staged[slot]
 
@@ -157,13 +166,17 @@ class KVReader:
         offset = 0
 
         def stage(kv: KV, tokens: int, capacity: int, rows: int | None = None) -> LayerKV:
-            """Copy `tokens` of what a unit reads to the buffer's next place, which has room for `capacity`."""
+            """Copy `tokens` of what a unit reads to the buffer's next place, which has room for
+            `capacity`."""
             nonlocal offset
             source = kv.host[unit.layer]
             assert source is not None, "KV to be streamed is not on the host"
             place = shape.lay_out(buffer[offset:], capacity, rows, heads)
             where = (*(() if rows is None else (slice(rows),)), unit.heads, slice(tokens))
-            copies.extend((new[..., :tokens, :], old[where]) for new, old in zip(place.both, source.both, strict=True))
+            copies.extend(
+                (new[..., :tokens, :], old[where])
+                for new, old in zip(place.both, source.both, strict=True)
+            )
             offset += (rows or 1) * heads * capacity * (shape.key_dim + shape.value_dim)
             if kv.written is not None:
                 after.append(kv.written)

@@ -1,11 +1,13 @@
-"""How much of a cache to keep as activations (ACT blocks) and how much as keys and values (KV blocks): CAPTURE.
+"""How much of a cache to keep as activations (ACT blocks) and how much as keys and values (KV
+blocks): CAPTURE.
 
-"Throughput-Oriented LLM Inference via KV-Activation Hybrid Caching with a Single GPU", section IV-C. Counts are of
-unique blocks here: a block that many branches share is stored, moved and regenerated once for all of them, where the
-paper counts every request's own. A block may be any number of tokens; times and sizes are for one layer.
+"Throughput-Oriented LLM Inference via KV-Activation Hybrid Caching with a Single GPU", section
+IV-C. Counts are of unique blocks here: a block that many branches share is stored, moved and
+regenerated once for all of them, where the paper counts every request's own. A block may be any
+number of tokens; times and sizes are for one layer.
 
-The paper's times leave two things out: ACT blocks of the host have to cross the link as well (`load_act`), and a layer
-computes more than KV (`forward_s`). Both are 0 as the paper has it.
+The paper's times leave two things out: ACT blocks of the host have to cross the link as well
+(`load_act`), and a layer computes more than KV (`forward_s`). Both are 0 as the paper has it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from ttc.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds for a number of blocks: intercept + slope × n, and 0 for none. r2: how well it fits what was measured."""
+    """Seconds for a number of blocks: intercept + slope × n, and 0 for none. r2: how well it fits
+    what was measured."""
 
     slope: float
     intercept: float = 0.0
@@ -37,13 +40,15 @@ class Line:
 
 
 def fit_line(points: Sequence[tuple[float, float]], proportional: bool = False) -> Line:
-    """The line of least squares through (blocks, seconds); its slope and intercept are not below 0. proportional: with
-    the intercept 0.
+    """The line of least squares through (blocks, seconds); its slope and intercept are not below 0.
+    proportional: with the intercept 0.
 
     Raises InvalidInput without two different numbers of blocks.
     """
     if len({n for n, _ in points}) < 2:
-        raise InvalidInput(f"a line needs times of two numbers of blocks at least; there are {len(points)} points")
+        raise InvalidInput(
+            f"a line needs times of two numbers of blocks at least; there are {len(points)} points"
+        )
     mean_n, mean_s = (sum(values) / len(points) for values in zip(*points, strict=True))
     spread = sum((n - mean_n) ** 2 for n, _ in points)
     slope = max(0.0, sum((n - mean_n) * (s - mean_s) for n, s in points) / spread)
@@ -59,9 +64,10 @@ def fit_line(points: Sequence[tuple[float, float]], proportional: bool = False) 
 class CaptureTimes:
     """Table II: what a layer takes, in seconds.
 
-    load_w: T_load_w, its weights over the link; 0 where they stay on the device. kv_gen: T_kv_gen, regenerating KV of
-    ACT blocks. load_kv: T_load_kv, KV blocks over the link. load_act: ACT blocks over the link; the paper has no such
-    term. forward_s: all else that the layer computes in a pass; the paper has no such term.
+    load_w: T_load_w, its weights over the link; 0 where they stay on the device. kv_gen: T_kv_gen,
+    regenerating KV of ACT blocks. load_kv: T_load_kv, KV blocks over the link. load_act: ACT blocks
+    over the link; the paper has no such term. forward_s: all else that the layer computes in a
+    pass; the paper has no such term.
     """
 
     kv_gen: Line
@@ -84,28 +90,41 @@ class CaptureTimes:
 
 
 def hybrid_cache_allocation(
-    times: CaptureTimes, act_gpu: float, m_host: float, s_weight: float = 0, s_kv: float = 1, s_act: float = 1
+    times: CaptureTimes,
+    act_gpu: float,
+    m_host: float,
+    s_weight: float = 0,
+    s_kv: float = 1,
+    s_act: float = 1,
 ) -> tuple[int, int]:
     """Algorithm 1: (#ACT_Host, #KV_Host), the blocks of each kind that the host keeps.
 
-    act_gpu: #ACT_GPU. m_host, s_weight: the host's memory and the weights in it. s_kv, s_act: what a block takes, in
-    the same unit. With both sizes 1, `m_host` is a number of blocks, which is how a policy asks about those that there
-    are. The paper fills the host whatever there is to keep, and takes ACT_init and KV_init as they come out; here they
-    are at most what the host has room for.
+    act_gpu: #ACT_GPU. m_host, s_weight: the host's memory and the weights in it. s_kv, s_act: what
+    a block takes, in the same unit. With both sizes 1, `m_host` is a number of blocks, which is how
+    a policy asks about those that there are. The paper fills the host whatever there is to keep,
+    and takes ACT_init and KV_init as they come out; here they are at most what the host has room
+    for.
 
-    Where ACT blocks cross (`load_act`), each of them moves both sides of the balance. Of all ways to fill the host no
-    other has a shorter `layer_s`, and of those as short the smallest gap is chosen (Eq. 4), but for whole blocks.
+    Where ACT blocks cross (`load_act`), each of them moves both sides of the balance. Of all ways
+    to fill the host no other has a shorter `layer_s`, and of those as short the smallest gap is
+    chosen (Eq. 4), but for whole blocks.
     """
     m_host -= s_weight
     if m_host < 0:
-        raise InvalidInput(f"the host has {m_host + s_weight:,.0f} for weights of {s_weight:,.0f}; give it more memory")
+        raise InvalidInput(
+            f"the host has {m_host + s_weight:,.0f} for weights of {s_weight:,.0f}; give it more memory"
+        )
     load, crossing = times.load_kv.slope, times.load_act.slope
-    gen = times.kv_gen.slope - crossing  # an ACT block takes the device so much longer than the link
+    # an ACT block takes the device so much longer than the link
+    gen = times.kv_gen.slope - crossing
     # T_budget, with what generating any number of blocks costs
-    t_budget = times.load_w - times.forward_s - times.kv_gen.intercept - times.kv_gen.slope * act_gpu
+    t_budget = (
+        times.load_w - times.forward_s - times.kv_gen.intercept - times.kv_gen.slope * act_gpu
+    )
 
     def init_cache_alloc() -> tuple[int, int]:
-        if gen <= 0:  # no number of ACT blocks uses up T_budget; what it is then counts in `alloc_remain`
+        # no number of ACT blocks uses up T_budget; what it is then counts in `alloc_remain`
+        if gen <= 0:
             return 0, 0
         if t_budget >= 0:
             return _whole(t_budget / gen, m_host / s_act), 0
@@ -114,13 +133,15 @@ def hybrid_cache_allocation(
     def alloc_remain(act_init: int, kv_init: int) -> tuple[int, int]:
         m_remaining = m_host - s_act * act_init - s_kv * kv_init
         left = t_budget if gen <= 0 else 0.0
-        # S_ACT × #ACT + S_KV × #KV = M_remaining and T_kv_gen(#ACT) = left + T_load_kv(#KV) + T_load_act(#ACT)
+        # S_ACT × #ACT + S_KV × #KV = M_remaining and T_kv_gen(#ACT) = left + T_load_kv(#KV) +
+        # T_load_act(#ACT)
         both = s_act * load + s_kv * gen
         share = max(0.0, (m_remaining * load + s_kv * left) / both) if both > 0 else 0.0
         act = _whole(share, m_remaining / s_act)
         return act, int((m_remaining - s_act * act) / s_kv)
 
-    if s_kv * crossing > s_act * load:  # KV that takes as much room crosses faster, and is not generated
+    # KV that takes as much room crosses faster, and is not generated
+    if s_kv * crossing > s_act * load:
         return 0, int(m_host / s_kv)
     act_init, kv_init = init_cache_alloc()
     act_remain, kv_remain = alloc_remain(act_init, kv_init)
@@ -128,8 +149,9 @@ def hybrid_cache_allocation(
 
 
 def act_gpu_blocks(times: CaptureTimes, room: int, blocks: int) -> int:
-    """#ACT_GPU: of `blocks` blocks as many as the device has room for, but no more than are regenerated while the
-    others are loaded as KV blocks. The paper fills the room, and computing may then take longer than loading all."""
+    """#ACT_GPU: of `blocks` blocks as many as the device has room for, but no more than are
+    regenerated while the others are loaded as KV blocks. The paper fills the room, and computing
+    may then take longer than loading all."""
     slopes = times.kv_gen.slope + times.load_kv.slope
     left = times.load_w + times.load_kv.slope * blocks - times.forward_s - times.kv_gen.intercept
     useful = Line(slopes).blocks_in(left) if left > 0 else 0.0
@@ -145,20 +167,25 @@ class Allocation(NamedTuple):
 
 
 MIN_GAIN = 1.25
-"""What Algorithm 1 has to gain by measured times before there are ACT blocks. Steps with both kinds of blocks took up to
-1.28 times what these times predict (SmolLM2's shape on 2 cores, a simulated link)."""
+"""What Algorithm 1 has to gain by measured times before there are ACT blocks. Steps with both kinds
+of blocks took up to 1.28 times what these times predict (SmolLM2's shape on 2 cores, a simulated
+link)."""
 
 
 def allocation(times: CaptureTimes, room: int, blocks: int, min_gain: float = 1.0) -> Allocation:
-    """What becomes of `blocks` blocks where the device has room for `room` ACT blocks: Algorithm 1, or KV blocks alone
-    unless a layer takes less than 1 / `min_gain` of their time.
+    """What becomes of `blocks` blocks where the device has room for `room` ACT blocks: Algorithm 1,
+    or KV blocks alone unless a layer takes less than 1 / `min_gain` of their time.
 
-    The paper takes Algorithm 1 as it comes. With what copies and generating cost besides (intercepts), it may lose.
+    The paper takes Algorithm 1 as it comes. With what copies and generating cost besides
+    (intercepts), it may lose.
     """
     act_gpu = act_gpu_blocks(times, room, blocks)
     allocated = Allocation(act_gpu, *hybrid_cache_allocation(times, act_gpu, blocks - act_gpu))
     kv_only_s = times.layer_s(blocks, 0, 0)
-    gains = min_gain * times.layer_s(allocated.kv_host, allocated.act_host, allocated.act_gpu) < kv_only_s
+    gains = (
+        min_gain * times.layer_s(allocated.kv_host, allocated.act_host, allocated.act_gpu)
+        < kv_only_s
+    )
     return allocated if gains else Allocation(0, 0, blocks)
 
 
@@ -167,8 +194,8 @@ def _whole(blocks: float, most: float) -> int:
 
 
 def next_is_act(act_req: float, kv_req: float, act: float, kv: float) -> bool:
-    """Eq. 5: whether the next block of a request with `act_req` and `kv_req` blocks is an ACT block, so that
-    #ACT_req : #KV_req comes to act : kv. A tie goes to ACT."""
+    """Eq. 5: whether the next block of a request with `act_req` and `kv_req` blocks is an ACT
+    block, so that #ACT_req : #KV_req comes to act : kv. A tie goes to ACT."""
     return act > 0 and act_req * kv <= kv_req * act
 
 
@@ -194,13 +221,16 @@ def mini_batches(
 ) -> list[list[int]]:
     """Dynamic mini-batch formation (section IV-C.3): which requests load together, greedily.
 
-    requests: (#ACT, #KV) of each. most: the blocks that a mini-batch has room for. It takes one request after the
-    other: of those that fit the one that leaves F_b least, of equals the first. It ends where F_b was last within
-    `NEAR_LEAST` of the least on the way, which makes it large as well as balanced. The paper takes requests in their
-    order, each that lowers F_b; with small requests that ends at the first balance that comes by chance.
-    Raises InvalidInput for a request that fits no mini-batch.
+    requests: (#ACT, #KV) of each. most: the blocks that a mini-batch has room for. It takes one
+    request after the
+    other: of those that fit the one that leaves F_b least, of equals the first. It ends where F_b
+    was last within `NEAR_LEAST` of the least on the way, which makes it large as well as balanced.
+    The paper takes requests in their order, each that lowers F_b; with small requests that ends at
+    the first balance that comes by chance. Raises InvalidInput for a request that fits no
+    mini-batch.
     """
-    left, batches = dict[tuple[int, int], deque[int]](), list[list[int]]()  # requests that are alike, in order
+    # requests that are alike, in order
+    left, batches = dict[tuple[int, int], deque[int]](), list[list[int]]()
     for index, (act, kv) in enumerate(requests):
         if act + kv > most:
             raise InvalidInput(
@@ -212,7 +242,9 @@ def mini_batches(
         batch, kept, act, kv, least = list[tuple[int, int]](), 0, 0, 0, inf
         taken = Counter[tuple[int, int]]()
         while fitting := [
-            one for one, alike in left.items() if taken[one] < len(alike) and act + kv + sum(one) <= most
+            one
+            for one, alike in left.items()
+            if taken[one] < len(alike) and act + kv + sum(one) <= most
         ]:
             ways = [(imbalance(act + one[0], kv + one[1], kv_gen, load_kv), one) for one in fitting]
             f_b, request = min(ways, key=lambda way: way[0])

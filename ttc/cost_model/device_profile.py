@@ -1,7 +1,8 @@
 """What a device and a link can do: HELM's DeviceProfile (Eq. 4.6) and LinkProfile.
 
-The paper has two rates of computing, P_dec and P_pre. Here a profile has the rate at each of several numbers of rows,
-as a search decodes 1 to 256 rows at once. L3's bandwidth is a figure of its own; the paper takes three times M.
+The paper has two rates of computing, P_dec and P_pre. Here a profile has the rate at each of
+several numbers of rows, as a search decodes 1 to 256 rows at once. L3's bandwidth is a figure of
+its own; the paper takes three times M.
 """
 
 from __future__ import annotations
@@ -23,24 +24,27 @@ RATES = ("flops", "attention_flops", "streamed_flops")
 BY_ROWS = (*RATES, "block_overheads")
 """The fields of a profile that hold anything by rows."""
 BUFFERS = 2
-"""Through which what streams to a device passes: one is worked with, the other takes what comes next meanwhile."""
+"""Through which what streams to a device passes: one is worked with, the other takes what comes
+next meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
     """D of Eq. 4.6, for one dtype.
 
-    flops: P, floating-point operations a second of matrix products, by rows. P_dec is that of few rows, P_pre of many.
-    attention_flops: the same of attention with `GROUP` queries to a KV head. Without any, attention runs at P, as in
-    the paper. streamed_flops: the same of attention to KV that comes over the link, which is attended piece by piece;
-    without any, it is like all other. piece_s: what each of these pieces costs besides. fetch_s: the same of each copy
-    to the device.
+    flops: P, floating-point operations a second of matrix products, by rows. P_dec is that of few
+    rows, P_pre of many.
+    attention_flops: the same of attention with `GROUP` queries to a KV head. Without any, attention
+    runs at P, as in the paper. streamed_flops: the same of attention to KV that comes over the
+    link, which is attended piece by piece; without any, it is like all other. piece_s: what each of
+    these pieces costs besides. fetch_s: the same of each copy to the device.
     bandwidth: M, bytes a second read from memory.
     l3_bytes, l3_bandwidth: C_L3 and B_L3; 0 where no such cache counts.
-    row_s, logit_s: what a branch costs between two passes, as its token is drawn: besides, and for each token of the
-    vocabulary.
-    block_overhead_s: delta of Table 6.5, what a block costs in any pass. block_overheads: the same by rows; without
-    any, it is always `block_overhead_s`. pass_overhead_s: what any pass costs besides.
+    row_s, logit_s: what a branch costs between two passes, as its token is drawn: besides, and for
+    each token of the vocabulary.
+    block_overhead_s: delta of Table 6.5, what a block costs in any pass. block_overheads: the same
+    by rows; without any, it is always `block_overhead_s`. pass_overhead_s: what any pass costs
+    besides.
     eta_c, eta_m: the shares of P and of M that a model reaches.
     Raises InvalidInput for a rate or share that is not above 0, or a size or time below 0.
     """
@@ -64,7 +68,9 @@ class DeviceProfile:
 
     def __post_init__(self) -> None:
         if not self.flops:
-            raise InvalidInput(f"the profile of {self.name} has no flops; give the rate at one number of rows or more")
+            raise InvalidInput(
+                f"the profile of {self.name} has no flops; give the rate at one number of rows or more"
+            )
         for name in ("bandwidth", "eta_c", "eta_m"):
             _require_above_zero(f"{name} of {self.name}", getattr(self, name))
         for name in BY_ROWS:
@@ -87,17 +93,27 @@ class DeviceProfile:
         return _at(self.block_overheads, rows) if self.block_overheads else self.block_overhead_s
 
     def p(self, rows: int) -> float:
-        """P at so many rows, FLOP/s; between two measured numbers of rows, on the line through their logarithms."""
+        """P at so many rows, FLOP/s; between two measured numbers of rows, on the line through
+        their logarithms."""
         return _at(self.flops, rows)
 
     def p_attn(self, rows: int, group: float = GROUP) -> float:
-        """P of attention at so many rows, FLOP/s. group: queries to a KV head; they count as rows, as they read the
-        same keys and values. With fewer than were measured, reading them is what takes the time."""
-        return _at_group(self.attention_flops, rows, group) if self.attention_flops else _at(self.flops, rows)
+        """P of attention at so many rows, FLOP/s. group: queries to a KV head; they count as rows,
+        as they read the same keys and values. With fewer than were measured, reading them is what
+        takes the time."""
+        return (
+            _at_group(self.attention_flops, rows, group)
+            if self.attention_flops
+            else _at(self.flops, rows)
+        )
 
     def p_streamed(self, rows: int, group: float = GROUP) -> float:
         """P of attention to KV that comes over the link at so many rows, FLOP/s."""
-        return _at_group(self.streamed_flops, rows, group) if self.streamed_flops else self.p_attn(rows, group)
+        return (
+            _at_group(self.streamed_flops, rows, group)
+            if self.streamed_flops
+            else self.p_attn(rows, group)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

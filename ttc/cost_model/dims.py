@@ -30,7 +30,8 @@ class KVShape(Positive):
         return 2 * self.kv_heads * self.head_dim * self.bytes_per_element
 
     def layer_bytes(self, beams: int, tokens: int) -> int:
-        """KV_layer(s) of LBS, Table 1: bytes of one layer's KV for all beams, each of `tokens` tokens."""
+        """KV_layer(s) of LBS, Table 1: bytes of one layer's KV for all beams, each of `tokens`
+        tokens."""
         return beams * tokens * self.token_layer_bytes
 
     def beam_bytes(self, tokens: int) -> int:
@@ -40,7 +41,8 @@ class KVShape(Positive):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDims(KVShape):
-    """The sizes of a model that set all of its memory. `bytes_per_element` is that of KV and activations."""
+    """The sizes of a model that set all of its memory. `bytes_per_element` is that of KV and
+    activations."""
 
     hidden: int
     intermediate: int

@@ -1,9 +1,10 @@
 """How much device memory inference at a long context needs: the estimate of HeadInfer.
 
-"HeadInfer: Memory-Efficient LLM Inference by Head-wise Offloading", appendix A.4, Tables 9-13. There S is the context,
-L the layers, H the heads, D_h the head dimension, D the hidden and I the MLP's intermediate size. The formulas count
-elements. Here each is in bytes, and KV counts keys and values. H is the number of KV heads, which is what the tables
-use. What the paper prints as GB is GiB (2**30 bytes).
+"HeadInfer: Memory-Efficient LLM Inference by Head-wise Offloading", appendix A.4, Tables 9-13.
+There S is the context, L the layers, H the heads, D_h the head dimension, D the hidden and I the
+MLP's intermediate size. The formulas count elements. Here each is in bytes, and KV counts keys and
+values. H is the number of KV heads, which is what the tables use. What the paper prints as GB is
+GiB (2**30 bytes).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ PING_PONG = 2
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes on the device while `method` serves a context, and the bytes of KV on device and host together."""
+    """Bytes on the device while `method` serves a context, and the bytes of KV on device and host
+    together."""
 
     method: str
     weights_bytes: int
@@ -41,27 +43,32 @@ def kv_cache_bytes(dims: ModelDims, context: int) -> int:
 
 
 def quantised_kv_bytes(dims: ModelDims, context: int) -> int:
-    """S × L × D_h × H / 4: bytes of the same KV at 4 bits an element. Scales and zero points are not counted."""
+    """S × L × D_h × H / 4: bytes of the same KV at 4 bits an element. Scales and zero points are
+    not counted."""
     return kv_cache_bytes(dims, context) // dims.bytes_per_element // 2
 
 
 def layerwise_kv_bytes(dims: ModelDims, context: int) -> int:
-    """S × D_h × H × 2: device bytes of KV when layers are offloaded: one layer, twice for the ping-pong."""
+    """S × D_h × H × 2: device bytes of KV when layers are offloaded: one layer, twice for the
+    ping-pong."""
     return PING_PONG * kv_cache_bytes(dims, context) // dims.layers
 
 
 def headwise_kv_bytes(dims: ModelDims, context: int) -> int:
-    """S × D_h × 2: device bytes of KV when heads are offloaded: one head of a layer, twice for the ping-pong."""
+    """S × D_h × 2: device bytes of KV when heads are offloaded: one head of a layer, twice for the
+    ping-pong."""
     return PING_PONG * kv_cache_bytes(dims, context) // (dims.layers * dims.kv_heads)
 
 
 def activation_bytes(dims: ModelDims, tokens: int) -> int:
-    """S × D + 2 × S × I: bytes of activations when `tokens` tokens pass at once, the context or a chunk of it."""
+    """S × D + 2 × S × I: bytes of activations when `tokens` tokens pass at once, the context or a
+    chunk of it."""
     return tokens * (dims.hidden + 2 * dims.intermediate) * dims.bytes_per_element
 
 
 class Method(NamedTuple):
-    """The KV that a method of A.4 keeps on the device and in all, and whether it prefills in chunks."""
+    """The KV that a method of A.4 keeps on the device and in all, and whether it prefills in
+    chunks."""
 
     kv_bytes: Callable[[ModelDims, int], int]
     total_kv_bytes: Callable[[ModelDims, int], int]
@@ -80,8 +87,8 @@ METHODS = {
 def estimate(method: str, dims: ModelDims, context: int, chunk: int = 10 * 1024) -> Footprint:
     """The memory that `method` needs for `context` tokens.
 
-    chunk: tokens of a prefill chunk, for the methods that prefill in chunks. The paper's tables use 10K.
-    Raises `InvalidInput` for an unknown method or sizes below 1.
+    chunk: tokens of a prefill chunk, for the methods that prefill in chunks. The paper's tables use
+    10K. Raises `InvalidInput` for an unknown method or sizes below 1.
     Source: HeadInfer, A.4.
     """
     if method not in METHODS:
@@ -99,11 +106,16 @@ def estimate(method: str, dims: ModelDims, context: int, chunk: int = 10 * 1024)
 
 
 def longest_context(
-    method: str, dims: ModelDims, device_bytes: int, host_bytes: int | None = None, chunk: int = 10 * 1024
+    method: str,
+    dims: ModelDims,
+    device_bytes: int,
+    host_bytes: int | None = None,
+    chunk: int = 10 * 1024,
 ) -> int:
     """The most tokens that `method` serves with so much device memory; 0 where not one fits.
 
-    host_bytes: room for the KV of methods that offload, None for enough. Errors and chunk as in `estimate`.
+    host_bytes: room for the KV of methods that offload, None for enough. Errors and chunk as in
+    `estimate`.
     Source: HeadInfer, Table 2, by the estimate of A.4.
     """
     offloads = method in METHODS and METHODS[method].kv_bytes is not METHODS[method].total_kv_bytes

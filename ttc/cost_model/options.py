@@ -1,8 +1,10 @@
-"""The ways to run a search on a machine: each placement of the weights with each memory policy, its time and its bytes.
+"""The ways to run a search on a machine: each placement of the weights with each memory policy, its
+time and its bytes.
 
-A step is `step_tokens` tokens of every branch, half way through the search. Its time is that of its passes by the
-roofline (HELM, Eqs. 4.7-4.15), with what crosses the link in each pass beside the layer that is computed meanwhile, and
-with what crosses once a step. Prefill and rating are not counted: they are much the same for all.
+A step is `step_tokens` tokens of every branch, half way through the search. Its time is that of its
+passes by the roofline (HELM, Eqs. 4.7-4.15), with what crosses the link in each pass beside the
+layer that is computed meanwhile, and with what crosses once a step. Prefill and rating are not
+counted: they are much the same for all.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from ttc.errors import InvalidInput, OutOfMemory
 PLACEMENTS = ("resident", "split", "streamed")
 HOST_TOO_SMALL = "the host is too small"
 MOST_ROWS = 256
-"""Branches that decode at once unless the caller says otherwise: enough to keep any one machine busy."""
+"""Branches that decode at once unless the caller says otherwise: enough to keep any one machine
+busy."""
 STATES_AWAY = ("headwise", "capture")
 """The policies that keep recurrent states on the host, whatever room the device has."""
 STATES_ALONE = Policy(lambda _: 0, "", lambda *_: Traffic())
@@ -33,13 +36,15 @@ STATES_ALONE = Policy(lambda _: 0, "", lambda *_: Traffic())
 class Machine:
     """What a plan knows of a machine.
 
-    compiled: the device as it runs models whose weights are all there. modules: the device with the model's own
-    modules, which run where weights are placed. host: the host's processor as it runs the layers of a split.
-    host_modules: the same where the device helps, as modules run then; None where it is like `host`. plain: the device
-    with modules whose weights are not packed, as those that stream; None where it is like `modules`. device_bytes,
-    host_bytes: what weights and KV may take together, None for no limit. kv_bytes: of KV, what a run counts on where
-    its policy has no budget, or moves KV to the host. one_processor: whether host and device are the same one, so that
-    neither helps the other.
+    compiled: the device as it runs models whose weights are all there. modules: the device with the
+    model's own modules, which run where weights are placed. host: the host's processor as it runs
+    the layers of a split.
+    host_modules: the same where the device helps, as modules run then; None where it is like
+    `host`. plain: the device with modules whose weights are not packed, as those that stream; None
+    where it is like `modules`. device_bytes,
+    host_bytes: what weights and KV may take together, None for no limit. kv_bytes: of KV, what a
+    run counts on where its policy has no budget, or moves KV to the host. one_processor: whether
+    host and device are the same one, so that neither helps the other.
     """
 
     compiled: DeviceProfile
@@ -56,10 +61,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where weights lie. number: k of a split, or how many of the first layers stay on the device when the others are
-    streamed; None where all stay. host, device: the units that run there. streamed: how many of the last layers come
-    over the link in every pass. weight_bytes: on the device, buffers included, and on the host. share: of the large
-    linear layers on the host, what the device computes."""
+    """Where weights lie. number: k of a split, or how many of the first layers stay on the device
+    when the others are streamed; None where all stay. host, device: the units that run there.
+    streamed: how many of the last layers come over the link in every pass. weight_bytes: on the
+    device, buffers included, and on the host. share: of the large linear layers on the host, what
+    the device computes."""
 
     placement: str
     number: int | None
@@ -77,12 +83,12 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to run a search. step_s: what a step of all problems under way takes; infinite for a way that is not
-    possible, for the `reason`. problems: how many these are.
+    """One way to run a search. step_s: what a step of all problems under way takes; infinite for a
+    way that is not possible, for the `reason`. problems: how many these are.
 
-    number, share: see `Layout`. weight_bytes: of the device's bytes, those of weights. device_bytes, host_bytes: what
-    is used of each in the end; of a way that does not fit, what it needs at least. link_bytes: what crosses to the
-    device in a step.
+    number, share: see `Layout`. weight_bytes: of the device's bytes, those of weights.
+    device_bytes, host_bytes: what is used of each in the end; of a way that does not fit, what it
+    needs at least. link_bytes: what crosses to the device in a step.
     """
 
     placement: str
@@ -119,10 +125,10 @@ def options(
 ) -> list[Option]:
     """Every combination of a placement and a memory policy, in the order of their names.
 
-    A split has the number of units on the host and the share that the device helps with, and streaming the number of
-    layers that stay, with which a step is fastest. placements, number, share: those that are asked about. problems: how
-    many searches like this are under way, None for as many as a run would begin. Raises InvalidInput for an unknown
-    name.
+    A split has the number of units on the host and the share that the device helps with, and
+    streaming the number of layers that stay, with which a step is fastest. placements, number,
+    share: those that are asked about. problems: how many searches like this are under way, None for
+    as many as a run would begin. Raises InvalidInput for an unknown name.
     """
     for name in placements:
         if name not in PLACEMENTS:
@@ -130,18 +136,25 @@ def options(
     ways, usual = list[Option](), search.times(problems or max(1, MOST_ROWS // search.branches))
     for placement in placements:
         layouts = [
-            at for at in _layouts(placement, units, machine, usual, share) if number is None or at.number == number
+            at
+            for at in _layouts(placement, units, machine, usual, share)
+            if number is None or at.number == number
         ]
         for memory in POLICIES:
-            alike = [_with_problems(at, memory, kv_heads, machine, search, problems) for at in layouts]
+            alike = [
+                _with_problems(at, memory, kv_heads, machine, search, problems) for at in layouts
+            ]
             ways.append(
-                _fastest(alike) if alike else Option(placement=placement, memory=memory, reason="too few layers")
+                _fastest(alike)
+                if alike
+                else Option(placement=placement, memory=memory, reason="too few layers")
             )
     return ways
 
 
 def best(ways: Sequence[Option]) -> Option:
-    """The fastest; of equals the first. Raises OutOfMemory with the bytes that would do where none is possible."""
+    """The fastest; of equals the first. Raises OutOfMemory with the bytes that would do where none
+    is possible."""
     option = _fastest(ways)
     if option.feasible:
         return option
@@ -153,7 +166,8 @@ def best(ways: Sequence[Option]) -> Option:
 
 
 def _fastest(ways: Sequence[Option]) -> Option:
-    """The fastest for each problem, of equals the first; where none is possible, the one that lacks least."""
+    """The fastest for each problem, of equals the first; where none is possible, the one that lacks
+    least."""
     chosen = ways[0]
     for option in ways[1:]:
         faster = option.problem_s < chosen.problem_s * (1 - ROUNDING)
@@ -163,7 +177,8 @@ def _fastest(ways: Sequence[Option]) -> Option:
 
 
 def _lack(option: Option) -> tuple[bool, float]:
-    """How ways that are not possible are ordered: first those that fit the device, by what they need on the host."""
+    """How ways that are not possible are ordered: first those that fit the device, by what they
+    need on the host."""
     on_device = option.reason != HOST_TOO_SMALL
     return on_device, (option.device_bytes if on_device else option.host_bytes) or inf
 
@@ -174,7 +189,8 @@ def _lack(option: Option) -> tuple[bool, float]:
 def _layouts(
     placement: str, units: Sequence[Unit], machine: Machine, search: Steps, share: float | None
 ) -> Iterator[Layout]:
-    """The ways to place the weights. Two buffers hold as much as two layers, so three are streamed at least."""
+    """The ways to place the weights. Two buffers hold as much as two layers, so three are streamed
+    at least."""
     layers = sum(unit.is_block for unit in units)
     sizes = [unit.param_bytes for unit in units]
     if placement == "resident":
@@ -190,14 +206,26 @@ def _layouts(
     else:
         layer = max(unit.param_bytes for unit in units if unit.is_block)
         for kept in range(layers - BUFFERS):
-            away = sum(unit.param_bytes for unit in units if unit.is_block) * (layers - kept) // layers
-            yield Layout(placement, kept, (), units, layers - kept, (sum(sizes) - away + BUFFERS * layer, away))
+            away = (
+                sum(unit.param_bytes for unit in units if unit.is_block) * (layers - kept) // layers
+            )
+            yield Layout(
+                placement,
+                kept,
+                (),
+                units,
+                layers - kept,
+                (sum(sizes) - away + BUFFERS * layer, away),
+            )
 
 
 def _begun(layout: Layout, memory: str, machine: Machine, search: Steps) -> int:
-    """How many problems a run begins by itself: as many as there are rows for, and as half of its memory has room for,
-    by what the first step asks for (see `search.admission.Admission`)."""
-    tokens, states = search.prompt_tokens + 2 * search.branches * search.step_tokens, kept_states(search)
+    """How many problems a run begins by itself: as many as there are rows for, and as half of its
+    memory has room for, by what the first step asks for (see `search.admission.Admission`)."""
+    tokens, states = (
+        search.prompt_tokens + 2 * search.branches * search.step_tokens,
+        kept_states(search),
+    )
     needed = sum(tokens * unit.kv_token_bytes + states * unit.state_bytes for unit in layout.device)
     has = machine.kv_bytes
     if memory == "resident" and machine.device_bytes is not None:
@@ -207,9 +235,15 @@ def _begun(layout: Layout, memory: str, machine: Machine, search: Steps) -> int:
 
 
 def _with_problems(
-    layout: Layout, memory: str, kv_heads: int, machine: Machine, search: Steps, problems: int | None
+    layout: Layout,
+    memory: str,
+    kv_heads: int,
+    machine: Machine,
+    search: Steps,
+    problems: int | None,
 ) -> Option:
-    """The way with so many problems; with None, those that a run begins, or fewer where they cannot all be ended."""
+    """The way with so many problems; with None, those that a run begins, or fewer where they cannot
+    all be ended."""
     count = _begun(layout, memory, machine, search) if problems is None else problems
     option = _option(layout, memory, kv_heads, machine, search.times(count))
     while problems is None and count > 1 and not option.feasible:
@@ -226,9 +260,16 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
         rates = machine.plain
     weights, host_weights = layout.weight_bytes
     streamed_bytes = host_weights // layout.streamed if layout.streamed else 0
-    state, host_state = (sum(unit.state_bytes for unit in stage) for stage in (layout.device, layout.host))
+    state, host_state = (
+        sum(unit.state_bytes for unit in stage) for stage in (layout.device, layout.host)
+    )
     cache = Cache(
-        [block for block in blocks if block.kv_elements], search, kv_heads, rates, machine.link, streamed_bytes
+        [block for block in blocks if block.kv_elements],
+        search,
+        kv_heads,
+        rates,
+        machine.link,
+        streamed_bytes,
     )
 
     def not_possible(reason: str, device_bytes: float = 0, host_bytes: float = 0) -> Option:
@@ -242,18 +283,28 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
             return not_possible("there is no KV")
         policy = STATES_ALONE
     if memory == "capture" and cache.act_bytes >= cache.layer_bytes:
-        return not_possible(f"an ACT block is no smaller ({cache.act_bytes:,} bytes, KV {cache.layer_bytes:,})")
-    fixed = sum(u.kv_token_bytes for u in layout.host) * (search.kv_tokens + search.branches * search.step_tokens)
+        return not_possible(
+            f"an ACT block is no smaller ({cache.act_bytes:,} bytes, KV {cache.layer_bytes:,})"
+        )
+    fixed = sum(u.kv_token_bytes for u in layout.host) * (
+        search.kv_tokens + search.branches * search.step_tokens
+    )
     fixed += host_weights + kept_states(search) * host_state
-    room, least = inf if machine.device_bytes is None else machine.device_bytes - weights, policy.least(cache)
+    room, least = (
+        inf if machine.device_bytes is None else machine.device_bytes - weights,
+        policy.least(cache),
+    )
     states, at_once = kept_states(search) * state, search.branches
     away = memory != "resident" and state and (memory in STATES_AWAY or room < states + least)
-    if away:  # those of segments' ends lie on the host, and come for as many branches as there is room for
+    # those of segments' ends lie on the host, and come for as many branches as there is room for
+    if away:
         at_once = at_once if room == inf else min(at_once, max(1, int((room - least) // state)))
         states = at_once * state
     room -= states
     if room < least:
-        return not_possible("weights do not fit" if room < 0 else policy.lacks, weights + states + least, fixed)
+        return not_possible(
+            "weights do not fit" if room < 0 else policy.lacks, weights + states + least, fixed
+        )
     traffic = policy.traffic(cache, room)
     if away:
         traffic = replace(
@@ -279,8 +330,8 @@ def kept_states(search: Steps) -> int:
 
 
 def _link_bytes(layout: Layout, traffic: Traffic, search: Steps) -> int:
-    """What crosses to the device in a step: KV, weights that stream or that the device helps with, and the states of a
-    split's host."""
+    """What crosses to the device in a step: KV, weights that stream or that the device helps with,
+    and the states of a split's host."""
     blocks, rows = layout.blocks, ceil(search.branches / traffic.rounds)
     in_a_pass = sum(read.load_bytes for read in traffic.reads if read is not None)
     in_a_pass += sum(block.param_bytes for block in blocks[len(blocks) - layout.streamed :])
@@ -292,8 +343,11 @@ def _link_bytes(layout: Layout, traffic: Traffic, search: Steps) -> int:
 # ---------------------------------------------------------------- time
 
 
-def _step_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, search: Steps) -> float:
-    """The passes of all groups, and what crosses once a step as far as no group decodes meanwhile."""
+def _step_s(
+    layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, search: Steps
+) -> float:
+    """The passes of all groups, and what crosses once a step as far as no group decodes
+    meanwhile."""
     rows = ceil(search.branches / traffic.rounds)
     groups_s = search.step_tokens * _pass_s(layout, traffic, rates, machine, search.work_of(rows))
     bandwidth = machine.link.to_device_bandwidth
@@ -301,12 +355,18 @@ def _step_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
     return traffic.rounds * groups_s + max(0.0, traffic.step_bytes / bandwidth - ahead_s)
 
 
-def _helped(host: Sequence[Unit], device: Sequence[Unit], machine: Machine, work: Pass) -> HelpedStage:
+def _helped(
+    host: Sequence[Unit], device: Sequence[Unit], machine: Machine, work: Pass
+) -> HelpedStage:
     after_s = roofline_time(device, machine.modules, work)
-    return HelpedStage.of(host, machine.host_modules or machine.host, machine.modules, machine.link, work, after_s)
+    return HelpedStage.of(
+        host, machine.host_modules or machine.host, machine.modules, machine.link, work, after_s
+    )
 
 
-def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, work: Pass) -> float:
+def _pass_s(
+    layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, work: Pass
+) -> float:
     blocks, link = layout.blocks, machine.link
     layers_s = roofline_time(blocks, rates, work) - rates.pass_overhead_s
     rest_s = roofline_time(layout.device, rates, work) - layers_s
@@ -317,7 +377,8 @@ def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
         else:
             rest_s += roofline_time(layout.host, machine.host, work)
         rest_s += t_comm(layout.host[-1], link, work)
-        rest_s += link.to_device_latency_s  # what layers are given beside the states, as the positions' rotations
+        # what layers are given beside the states, as the positions' rotations
+        rest_s += link.to_device_latency_s
     reads = iter(traffic.reads)
     each_s, computing, loads = layers_s / len(blocks), list[float](), list[float]()
     for n, block in enumerate(blocks):
@@ -326,9 +387,13 @@ def _pass_s(layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Mac
             weights = block.param_bytes
         attending_s, fetched_bytes, fetches = 0.0, 0.0, 1
         if read is not None:
-            attending_s, fetched_bytes = read.piecemeal_s(block, rates, work) + read.generate_s, read.load_bytes
+            attending_s, fetched_bytes = (
+                read.piecemeal_s(block, rates, work) + read.generate_s,
+                read.load_bytes,
+            )
             fetches = read.fetches
-        # each fetch but the first is for attention alone; what is left of the layer follows the last
+        # each fetch but the first is for attention alone; what is left of the layer follows the
+        # last
         computing += [attending_s / fetches + rates.fetch_s * (read is not None)] * fetches
         computing[-1] += each_s + (rates.fetch_s if weights else 0.0)
         loads += [crossing_s(link, fetched_bytes / fetches)] * fetches
@@ -341,11 +406,14 @@ def crossing_s(link: LinkProfile, nbytes: float) -> float:
     return link.to_device_latency_s + nbytes / link.to_device_bandwidth if nbytes else 0.0
 
 
-def pipelined(computing: Sequence[float], loads: Sequence[float], rest_s: float = 0.0, buffers: int = BUFFERS) -> float:
+def pipelined(
+    computing: Sequence[float], loads: Sequence[float], rest_s: float = 0.0, buffers: int = BUFFERS
+) -> float:
     """Seconds of one of many passes, in which each layer computes once what it loads is there.
 
-    With two buffers, the load of the next layer that has one begins when a layer with a load begins to compute, after
-    the last layer that of the first. With one, nothing is computed meanwhile. rest_s: what else is computed in a pass.
+    With two buffers, the load of the next layer that has one begins when a layer with a load begins
+    to compute, after the last layer that of the first. With one, nothing is computed meanwhile.
+    rest_s: what else is computed in a pass.
     """
     crossing = [layer for layer, seconds in enumerate(loads) if seconds]
     if not crossing or buffers < BUFFERS:

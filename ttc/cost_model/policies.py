@@ -1,7 +1,8 @@
-"""What a memory policy needs on the device, and what it moves over the link while branches decode a step.
+"""What a memory policy needs on the device, and what it moves over the link while branches decode a
+step.
 
-The formulas are those of the papers, with what branches share counted once. Sizes are bytes. A search is looked at half
-way for what moves, and at its end for what has to fit.
+The formulas are those of the papers, with what branches share counted once. Sizes are bytes. A
+search is looked at half way for what moves, and at its end for what has to fit.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ CAPTURE_TOKENS = 64
 MINI_BATCH_TOKENS = 8192
 """CAPTURE's, as by default."""
 MERGE_RATIO = 4
-"""A segment with one child joins it where it is at most so many times as long: chains stay logarithmic."""
+"""A segment with one child joins it where it is at most so many times as long: chains stay
+logarithmic."""
 
 
 @dataclass(frozen=True)
 class Steps(Generation):
-    """A search: branches that share a prompt, and what each of them generates, `step_tokens` tokens at a time; or
-    several such searches at once. problems: how many, each with a prompt and as many of the branches."""
+    """A search: branches that share a prompt, and what each of them generates, `step_tokens` tokens
+    at a time; or several such searches at once. problems: how many, each with a prompt and as many
+    of the branches."""
 
     step_tokens: int = 32
     problems: int = 1
@@ -64,14 +67,16 @@ class Steps(Generation):
     def work_of(self, branches: int) -> Pass:
         """A pass of so many of the branches, half way through the search and through a step."""
         prompts = self.prompts(branches)
-        return Pass(branches, own_tokens=self.own_tokens, shared_tokens=self.prompt_tokens, prefixes=prompts)
+        return Pass(
+            branches, own_tokens=self.own_tokens, shared_tokens=self.prompt_tokens, prefixes=prompts
+        )
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What the layers of the device keep for a search. kv_heads: of a layer, the fewest that are fetched at once being
-    one. rates, link: what CAPTURE generates and fetches keys and values with. weight_bytes: of a layer, which cross in
-    every pass."""
+    """What the layers of the device keep for a search. kv_heads: of a layer, the fewest that are
+    fetched at once being one. rates, link: what CAPTURE generates and fetches keys and values with.
+    weight_bytes: of a layer, which cross in every pass."""
 
     blocks: Sequence[Unit]
     search: Steps
@@ -114,9 +119,11 @@ class Cache:
 class Read:
     """What a layer reads through buffers in every pass.
 
-    load_bytes: what of it crosses. shared_tokens, own_tokens: of each prompt, and of each branch. shared_pieces,
-    own_pieces: in how many runs all prompts lie, and those of each branch; each run is attended by itself. fetches: how
-    many copies are made, one after the other. generate_s: what it takes to generate keys and values.
+    load_bytes: what of it crosses. shared_tokens, own_tokens: of each prompt, and of each branch.
+    shared_pieces,
+    own_pieces: in how many runs all prompts lie, and those of each branch; each run is attended by
+    itself. fetches: how many copies are made, one after the other. generate_s: what it takes to
+    generate keys and values.
     """
 
     load_bytes: float
@@ -128,10 +135,13 @@ class Read:
     generate_s: float = 0.0
 
     def piecemeal_s(self, block: Unit, rates: DeviceProfile, work: Pass) -> float:
-        """How much longer a layer attends what it reads through buffers than what is there, in seconds."""
+        """How much longer a layer attends what it reads through buffers than what is there, in
+        seconds."""
         flops, rows, group = 2 * block.score_elements * work.rows, work.rows, block.group
         alike = work.rows_together
-        shared_s = self.shared_tokens * (1 / rates.p_streamed(alike, group) - 1 / rates.p_attn(alike, group))
+        shared_s = self.shared_tokens * (
+            1 / rates.p_streamed(alike, group) - 1 / rates.p_attn(alike, group)
+        )
         own_s = self.own_tokens * (1 / rates.p_streamed(1, group) - 1 / rates.p_attn(1, group))
         pieces = self.shared_pieces + rows * self.own_pieces
         return max(0.0, flops * (shared_s + own_s)) + rates.piece_s * pieces
@@ -141,10 +151,10 @@ class Read:
 class Traffic:
     """What a policy does in a step.
 
-    reads: what each layer reads in every pass; None where all it needs is there. rounds: groups of branches that decode
-    one after the other. step_bytes: what crosses once a step, `ahead_bytes` of it while a group decodes. buffers: 2
-    where a layer's bytes cross while the one before it is computed, else 1. device_bytes, host_bytes: of KV in each
-    tier in the end.
+    reads: what each layer reads in every pass; None where all it needs is there. rounds: groups of
+    branches that decode one after the other. step_bytes: what crosses once a step, `ahead_bytes` of
+    it while a group decodes. buffers: 2 where a layer's bytes cross while the one before it is
+    computed, else 1. device_bytes, host_bytes: of KV in each tier in the end.
     """
 
     reads: Sequence[Read | None] = ()
@@ -157,8 +167,9 @@ class Traffic:
 
 
 class Policy(NamedTuple):
-    """least: the bytes on the device without which nothing runs. lacks: what those are, in words. traffic: what crosses
-    with so many bytes of room, at least these. by_modules: whether the model's own modules run it."""
+    """least: the bytes on the device without which nothing runs. lacks: what those are, in words.
+    traffic: what crosses with so many bytes of room, at least these. by_modules: whether the
+    model's own modules run it."""
 
     least: Callable[[Cache], float]
     lacks: str
@@ -168,7 +179,8 @@ class Policy(NamedTuple):
 
 @remember
 def segments(tokens: int, step_tokens: int, most: int) -> int:
-    """In how many segments of at most `most` tokens a branch has what it made in steps (`Tree.compact`)."""
+    """In how many segments of at most `most` tokens a branch has what it made in steps
+    (`Tree.compact`)."""
     lengths: list[int] = []
     for first in range(0, tokens, step_tokens):
         new = min(step_tokens, tokens - first)
@@ -181,15 +193,22 @@ def segments(tokens: int, step_tokens: int, most: int) -> int:
 
 
 def _reads(
-    cache: Cache, branches: int, shared: float, own: float, tail: float = 0.0, fetches: int | None = 1
+    cache: Cache,
+    branches: int,
+    shared: float,
+    own: float,
+    tail: float = 0.0,
+    fetches: int | None = 1,
 ) -> list[Read | None]:
-    """What each layer reads of the first `shared` tokens of each prompt and the first `own` of each branch, as far as
-    its window reaches, with `tail` tokens of each branch's tail. fetches: None for as many as there are pieces."""
+    """What each layer reads of the first `shared` tokens of each prompt and the first `own` of each
+    branch, as far as its window reaches, with `tail` tokens of each branch's tail. fetches: None
+    for as many as there are pieces."""
     search, reads = cache.search, list[Read | None]()
     prompts = search.prompts(branches)
     for block in cache.blocks:
         there = search.prompt_tokens + search.frozen_tokens
-        hidden = 0 if block.window is None else max(0, there - block.window)  # tokens before its window
+        # tokens before its window
+        hidden = 0 if block.window is None else max(0, there - block.window)
         prompt = max(0.0, shared - min(hidden, search.prompt_tokens) // PIECE_TOKENS * PIECE_TOKENS)
         branch = max(0.0, own - max(0, hidden - search.prompt_tokens))
         pieces = ceil(prompt / PIECE_TOKENS), 0
@@ -209,7 +228,9 @@ def _reads(
 def _all_bytes(cache: Cache) -> float:
     """All KV at the last step, whose tails are there beside what they are frozen into."""
     search = cache.search
-    return cache.tokens(search.branches, search.output_tokens + search.step_tokens) * cache.token_bytes
+    return (
+        cache.tokens(search.branches, search.output_tokens + search.step_tokens) * cache.token_bytes
+    )
 
 
 def _resident(cache: Cache, room: float) -> Traffic:
@@ -221,21 +242,29 @@ def _one_branch_bytes(cache: Cache) -> float:
 
 
 def _beam_groups(cache: Cache, room: float) -> Traffic:
-    """LBS: a group's KV is on the device for a whole step, so what is not there crosses once a step (Eq. 4). The shared
-    prompt stays; so does what the last group of the step before has read, which is used first, and what there is room
-    for beside it. From the third group on, that room takes what comes ahead."""
+    """LBS: a group's KV is on the device for a whole step, so what is not there crosses once a step
+    (Eq. 4). The shared prompt stays; so does what the last group of the step before has read, which
+    is used first, and what there is room for beside it. From the third group on, that room takes
+    what comes ahead."""
     search, token = cache.search, cache.token_bytes
     if _all_bytes(cache) <= room:
         return _resident(cache, room)
     whole = search.frozen_tokens + search.step_tokens
-    size = max((n for n in range(1, search.branches + 1) if cache.tokens(n, whole) * token <= room), default=1)
+    size = max(
+        (n for n in range(1, search.branches + 1) if cache.tokens(n, whole) * token <= room),
+        default=1,
+    )
     rounds = ceil(search.branches / size)
     size = ceil(search.branches / rounds)
     there = cache.tokens(size, search.frozen_tokens)
-    left = min(max(0.0, room - cache.tokens(size, whole) * token), (there - search.prompt_tokens) * token)
+    left = min(
+        max(0.0, room - cache.tokens(size, whole) * token), (there - search.prompt_tokens) * token
+    )
     return Traffic(
         rounds=rounds,
-        step_bytes=max(0.0, (cache.tokens(search.branches, search.frozen_tokens) - there) * token - left),
+        step_bytes=max(
+            0.0, (cache.tokens(search.branches, search.frozen_tokens) - there) * token - left
+        ),
         ahead_bytes=max(0, rounds - 2) * left,
         device_bytes=room,
         host_bytes=cache.tokens(search.branches, search.output_tokens) * token if rounds > 1 else 0,
@@ -255,7 +284,9 @@ def _paged(cache: Cache, room: float) -> Traffic:
     buffers = BUFFERS * _page_bytes(cache)
     rounds, size = _rounds(cache, room - buffers, cache.tail_bytes)
     kept = max(0.0, room - buffers - size * cache.tail_bytes)
-    missing = max(0.0, cache.tokens(search.branches, search.frozen_tokens) - kept / cache.token_bytes)
+    missing = max(
+        0.0, cache.tokens(search.branches, search.frozen_tokens) - kept / cache.token_bytes
+    )
     of_each = ceil(missing / search.problems / PIECE_TOKENS) * PIECE_TOKENS
     shared = min(search.prompt_tokens, of_each)  # the oldest, in whole blocks
     own = max(0.0, missing - search.problems * shared) / search.branches
@@ -300,23 +331,37 @@ def _charged_tokens(cache: Cache) -> float:
 
 
 def _layerwise(cache: Cache, room: float) -> Traffic:
-    """The baseline: as many whole layers as fit stay (LBS, Eq. 1), the others cross in every pass."""
+    """The baseline: as many whole layers as fit stay (LBS, Eq. 1), the others cross in every
+    pass."""
     search, layers = cache.search, len(cache.blocks)
-    shape = KVShape(layers, 1, max(block.kv_elements for block in cache.blocks) // 2, cache.blocks[0].bytes_per_element)
+    shape = KVShape(
+        layers,
+        1,
+        max(block.kv_elements for block in cache.blocks) // 2,
+        cache.blocks[0].bytes_per_element,
+    )
     tokens = ceil(cache.tokens(search.branches, search.frozen_tokens + search.step_tokens))
 
     def staying(tokens: int) -> tuple[int, int]:
         """Layers that stay, and buffers for the others."""
         fitting = layers if room == inf else int(room // shape.layer_bytes(1, tokens))
         load = Workload(
-            1, search.prompt_tokens, search.output_tokens, search.step_tokens, max(1, int(min(room, 2**62)))
+            1,
+            search.prompt_tokens,
+            search.output_tokens,
+            search.step_tokens,
+            max(1, int(min(room, 2**62))),
         )
         buffers = min(BUFFERS, fitting)
         return layers_in_device(shape, load, tokens, buffers), buffers
 
     stay, buffers = staying(tokens)
     reads = _reads(
-        cache, search.branches, search.prompt_tokens, search.frozen_tokens, search.own_tokens - search.frozen_tokens
+        cache,
+        search.branches,
+        search.prompt_tokens,
+        search.frozen_tokens,
+        search.own_tokens - search.frozen_tokens,
     )
     stay_in_the_end = staying(ceil(_charged_tokens(cache)))[0]
     return Traffic(
@@ -328,7 +373,8 @@ def _layerwise(cache: Cache, room: float) -> Traffic:
 
 
 def _capture_least(cache: Cache) -> float:
-    """A KV block and an ACT block of a layer, what is generated of the latter, and one branch's tail."""
+    """A KV block and an ACT block of a layer, what is generated of the latter, and one branch's
+    tail."""
     block = min(CAPTURE_TOKENS, cache.longest)
     return block * (2 * cache.layer_bytes + cache.act_bytes) + _capture_tail_bytes(cache)
 
@@ -338,7 +384,8 @@ def _capture_tail_bytes(cache: Cache) -> float:
 
 
 def capture_times(cache: Cache, read: Read, work: Pass) -> CaptureTimes:
-    """What Algorithm 1 goes by, of a layer and per token: from the profile, in a pass that reads this."""
+    """What Algorithm 1 goes by, of a layer and per token: from the profile, in a pass that reads
+    this."""
     block, rates = cache.blocks[0], cache.rates
     load_s = 1 / cache.link.to_device_bandwidth
     layer_s = roofline_time([block], rates, work) - rates.pass_overhead_s
@@ -352,8 +399,8 @@ def capture_times(cache: Cache, read: Read, work: Pass) -> CaptureTimes:
 
 
 def _capture(cache: Cache, room: float) -> Traffic:
-    """CAPTURE: Algorithm 1 with times from the profile, in blocks of one token. KV blocks lie on the host. Where it
-    gains less than `MIN_GAIN` by these times, there are KV blocks alone."""
+    """CAPTURE: Algorithm 1 with times from the profile, in blocks of one token. KV blocks lie on
+    the host. Where it gains less than `MIN_GAIN` by these times, there are KV blocks alone."""
     search = cache.search
     rounds, size = _rounds(cache, room, _capture_tail_bytes(cache))
     read = Read(
@@ -378,14 +425,18 @@ def _capture(cache: Cache, room: float) -> Traffic:
         reads=[read] * len(cache.blocks) if tokens else (),
         rounds=rounds,
         device_bytes=min(
-            room, size * _capture_tail_bytes(cache) + buffers + act_gpu * cache.act_bytes * len(cache.blocks)
+            room,
+            size * _capture_tail_bytes(cache)
+            + buffers
+            + act_gpu * cache.act_bytes * len(cache.blocks),
         ),
         host_bytes=search.kv_tokens * cache.token_bytes,
     )
 
 
 def _rounds(cache: Cache, room: float, tail_bytes: float) -> tuple[int, int]:
-    """In how many rounds the branches decode where all their tails do not fit, and the branches of the largest."""
+    """In how many rounds the branches decode where all their tails do not fit, and the branches of
+    the largest."""
     branches = cache.search.branches
     at_once = branches if room == inf else min(branches, max(1, int(room // tail_bytes)))
     rounds = ceil(branches / at_once)
@@ -395,9 +446,17 @@ def _rounds(cache: Cache, room: float, tail_bytes: float) -> tuple[int, int]:
 POLICIES: dict[str, Policy] = {
     "resident": Policy(_all_bytes, "KV does not fit", _resident),
     "beam_groups": Policy(_one_branch_bytes, "one branch does not fit", _beam_groups),
-    "paged": Policy(lambda cache: _page_bytes(cache) + cache.tail_bytes, "one page does not fit", _paged),
-    "headwise": Policy(lambda cache: _head_bytes(cache) + cache.tail_bytes, "one head does not fit", _headwise),
-    "layerwise": Policy(lambda cache: _charged_tokens(cache) * cache.layer_bytes, "one layer does not fit", _layerwise),
+    "paged": Policy(
+        lambda cache: _page_bytes(cache) + cache.tail_bytes, "one page does not fit", _paged
+    ),
+    "headwise": Policy(
+        lambda cache: _head_bytes(cache) + cache.tail_bytes, "one head does not fit", _headwise
+    ),
+    "layerwise": Policy(
+        lambda cache: _charged_tokens(cache) * cache.layer_bytes,
+        "one layer does not fit",
+        _layerwise,
+    ),
     "capture": Policy(_capture_least, "one block does not fit", _capture, by_modules=True),
 }
 """By their names, from what is simplest to what is least so."""

@@ -38,12 +38,17 @@ class Profile:
 
 
 def hardware() -> dict[str, Any]:
-    """The names of this machine's processor and accelerator, if there is one, and the number of threads."""
+    """The names of this machine's processor and accelerator, if there is one, and the number of
+    threads."""
     import torch
 
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ]
         cpu = names[0].partition(":")[2].strip() if names else cpu
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {"cpu": cpu, **gpu, "threads": torch.get_num_threads()}
@@ -52,7 +57,8 @@ def hardware() -> dict[str, Any]:
 def read(path: str | os.PathLike[str]) -> Profile:
     """A profile that `python -m experiments.profile` has written on this machine.
 
-    Raises InvalidInput for a file that is no profile or is damaged, and for one of another machine, naming both.
+    Raises InvalidInput for a file that is no profile or is damaged, and for one of another machine,
+    naming both.
     """
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -68,7 +74,9 @@ def read(path: str | os.PathLike[str]) -> Profile:
         ) from error
     here = hardware()
     if different := [name for name in SAME if made_on.get(name) != here.get(name)]:
-        both = "; ".join(f"{name} {made_on.get(name)!r} there and {here.get(name)!r} here" for name in different)
+        both = "; ".join(
+            f"{name} {made_on.get(name)!r} there and {here.get(name)!r} here" for name in different
+        )
         raise InvalidInput(
             f"{path} is a profile of another machine ({both}); measure this one: python -m experiments.profile"
         )

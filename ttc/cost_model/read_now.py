@@ -13,16 +13,21 @@ from ttc.cost_model.profile_file import Profile, read
 
 
 def read_now(path: str | os.PathLike[str]) -> Profile:
-    """`read`, with the processor's profiles at the memory bandwidth of this moment, which takes a third of a second.
+    """`read`, with the processor's profiles at the memory bandwidth of this moment, which takes a
+    third of a second.
 
-    On a virtual machine it drifts by a factor of two. A GPU's memory is its own and is taken as stored.
+    On a virtual machine it drifts by a factor of two. A GPU's memory is its own and is taken as
+    stored.
     """
     return at_bandwidth(read(path), read_bandwidth())
 
 
 def at_bandwidth(profile: Profile, bandwidth: float) -> Profile:
     """The processor's profiles at another memory bandwidth, in bytes a second."""
-    devices = {name: _at(d, bandwidth) if name.startswith("cpu ") else d for name, d in profile.devices.items()}
+    devices = {
+        name: _at(d, bandwidth) if name.startswith("cpu ") else d
+        for name, d in profile.devices.items()
+    }
     return replace(profile, devices=devices)
 
 
@@ -40,9 +45,12 @@ def _at(device: DeviceProfile, bandwidth: float) -> DeviceProfile:
     return replace(device, bandwidth=bandwidth, **rates)
 
 
-def _scaled(rates: Mapping[int, float], before: float, now: float, per_byte: float) -> dict[int, float]:
-    """Rates by rows where memory is read at `now` instead of `before`, bytes a second: of the time that they stand for,
-    the part in which memory is read changes. per_byte: operations of one row for each byte."""
+def _scaled(
+    rates: Mapping[int, float], before: float, now: float, per_byte: float
+) -> dict[int, float]:
+    """Rates by rows where memory is read at `now` instead of `before`, bytes a second: of the time
+    that they stand for, the part in which memory is read changes. per_byte: operations of one row
+    for each byte."""
     scaled = {}
     for rows, rate in rates.items():
         reading = min(1.0, rate / (rows * per_byte * before))

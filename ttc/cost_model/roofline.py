@@ -1,4 +1,5 @@
-"""How long a pass takes on a device: HELM's roofline, Eqs. 4.8-4.15, with the overhead of Table 6.5.
+"""How long a pass takes on a device: HELM's roofline, Eqs. 4.8-4.15, with the overhead of Table
+6.5.
 
 Times are in seconds. A stage is the units that one device runs, in order.
 """
@@ -18,12 +19,15 @@ def t_proj(stage: Stage, device: DeviceProfile, work: Pass) -> float:
     """T_proj, Eq. 4.10: max(F_proj / (P eta_c), W_param / (M eta_m))."""
     f_proj = sum(unit.f_proj(work.rows) for unit in stage)
     w_param = sum(unit.w_param(work.rows) for unit in stage)
-    return max(f_proj / (device.p(work.rows) * device.eta_c), w_param / (device.bandwidth * device.eta_m))
+    return max(
+        f_proj / (device.p(work.rows) * device.eta_c), w_param / (device.bandwidth * device.eta_m)
+    )
 
 
 def t_attn(stage: Stage, device: DeviceProfile, work: Pass) -> float:
-    """T_attn, Eq. 4.13: max(F_attn / (P eta_c), W_kv / (M_hat eta_m)). A prefix that branches share is read once, and
-    attended by all of their rows together; what a branch has of its own, by its own rows."""
+    """T_attn, Eq. 4.13: max(F_attn / (P eta_c), W_kv / (M_hat eta_m)). A prefix that branches share
+    is read once, and attended by all of their rows together; what a branch has of its own, by its
+    own rows."""
     w_kv = sum(unit.w_kv(work) for unit in stage)
     computing_s = sum(_attending_s(unit, device, work) for unit in stage)
     return max(computing_s / device.eta_c, w_kv / (m_hat(device, w_kv) * device.eta_m))
@@ -38,7 +42,8 @@ def _attending_s(unit: Unit, device: DeviceProfile, work: Pass) -> float:
 
 
 def m_hat(device: DeviceProfile, w_kv: float) -> float:
-    """M_hat, Eq. 4.14, bytes a second: alpha B_L3 + (1 - alpha) M, where alpha = min(1, C_L3 / W_kv) lies in L3."""
+    """M_hat, Eq. 4.14, bytes a second: alpha B_L3 + (1 - alpha) M, where alpha = min(1, C_L3 /
+    W_kv) lies in L3."""
     if not device.l3_bandwidth:
         return device.bandwidth
     alpha = min(1.0, device.l3_bytes / w_kv) if w_kv else 1.0
@@ -46,7 +51,8 @@ def m_hat(device: DeviceProfile, w_kv: float) -> float:
 
 
 def roofline_time(stage: Stage, device: DeviceProfile, work: Pass) -> float:
-    """T_decode, Eq. 4.8: T_proj + T_attn, and the device's overhead per block and pass. 0 for an empty stage.
+    """T_decode, Eq. 4.8: T_proj + T_attn, and the device's overhead per block and pass. 0 for an
+    empty stage.
 
     A prefill is charged alike, as a pass of many rows.
     """
@@ -58,5 +64,6 @@ def roofline_time(stage: Stage, device: DeviceProfile, work: Pass) -> float:
 
 
 def t_comm(unit: Unit, link: LinkProfile, work: Pass) -> float:
-    """T_comm, Eq. 4.15: l_link + W_act / B_link, for the states that `unit` hands from the host to the device."""
+    """T_comm, Eq. 4.15: l_link + W_act / B_link, for the states that `unit` hands from the host to
+    the device."""
     return link.to_device_latency_s + unit.w_act(work.rows) / link.to_device_bandwidth

@@ -24,7 +24,8 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Generation(Positive):
-    """W = (S, T_out, B) of Algorithm 2: branches that share a prompt, and what each of them generates."""
+    """W = (S, T_out, B) of Algorithm 2: branches that share a prompt, and what each of them
+    generates."""
 
     prompt_tokens: int
     output_tokens: int
@@ -41,7 +42,9 @@ class Generation(Positive):
             raise InvalidInput(f"objective={objective!r} is unknown; choose 'decode' or 'prefill'")
         if objective == "prefill":
             return Pass(branches=1, new_tokens=self.prompt_tokens)
-        return Pass(self.branches, own_tokens=self.output_tokens // 2, shared_tokens=self.prompt_tokens)
+        return Pass(
+            self.branches, own_tokens=self.output_tokens // 2, shared_tokens=self.prompt_tokens
+        )
 
 
 @dataclass(frozen=True)
@@ -77,19 +80,24 @@ def strategy_selector(  # noqa: PLR0913 - the variables of HELM's Algorithm 1
     kv_offload: bool = True,
     host_bytes: int | None = None,
 ) -> SplitPlan:
-    """Algorithm 1: try each split and return the fastest that fits, the one with most on the device among equals.
+    """Algorithm 1: try each split and return the fastest that fits, the one with most on the device
+    among equals.
 
     vram_bytes: VRAM_avail of Eq. 4.16. host_bytes: the memory of the host, None for enough.
-    kv_offload: whether KV of the device's layers lies on the host, so that only their weights have to fit.
-    Raises OutOfMemory when no split fits, naming the bytes that would do; InvalidInput for an unknown objective.
+    kv_offload: whether KV of the device's layers lies on the host, so that only their weights have
+    to fit. Raises OutOfMemory when no split fits, naming the bytes that would do; InvalidInput for
+    an unknown objective.
     """
     tried = range(len(units) + 1)
-    plans = [split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in tried]
+    plans = [
+        split_plan(k, units, d_cpu, d_gpu, link, generation, objective, kv_offload) for k in tried
+    ]
     return fastest(fitting(plans, vram_bytes, host_bytes))
 
 
 def fitting(plans: Sequence[SplitPlan], vram_bytes: int, host_bytes: int | None) -> list[SplitPlan]:
-    """Of the plans that are tried, with ever more units on the host, those that fit both memories (Eq. 4.16).
+    """Of the plans that are tried, with ever more units on the host, those that fit both memories
+    (Eq. 4.16).
 
     host_bytes: None for enough. Raises OutOfMemory when none fits, naming the bytes that would do.
     """
@@ -112,7 +120,9 @@ T = TypeVar("T", bound=Timed)
 
 def fastest(plans: Iterable[T]) -> T:
     """The fastest plan, the first among equals."""
-    return reduce(lambda best, plan: plan if plan.total_s < best.total_s * (1 - ROUNDING) else best, plans)
+    return reduce(
+        lambda best, plan: plan if plan.total_s < best.total_s * (1 - ROUNDING) else best, plans
+    )
 
 
 def split_plan(
@@ -127,8 +137,9 @@ def split_plan(
 ) -> SplitPlan:
     """T_plan and the bytes of one split (Eqs. 4.7 and 4.16), whether it fits or not.
 
-    KV that is offloaded is not charged for its way over the link; as in the paper, it counts as hidden.
-    Raises InvalidInput unless k is from 0 (all on the device) to the number of units (all on the host).
+    KV that is offloaded is not charged for its way over the link; as in the paper, it counts as
+    hidden. Raises InvalidInput unless k is from 0 (all on the device) to the number of units (all
+    on the host).
     """
     if not 0 <= k <= len(units):
         raise InvalidInput(
@@ -136,8 +147,12 @@ def split_plan(
         )
     cpu, gpu, work = units[:k], units[k:], generation.work(objective)
     kv = [sum(unit.kv_token_bytes for unit in stage) * generation.kv_tokens for stage in (cpu, gpu)]
-    sequences = 2 * generation.branches + 1  # the states of the branches before and after a step, and where they part
-    stays = [held_bytes(stage) + sequences * sum(unit.state_bytes for unit in stage) for stage in (cpu, gpu)]
+    # the states of the branches before and after a step, and where they part
+    sequences = 2 * generation.branches + 1
+    stays = [
+        held_bytes(stage) + sequences * sum(unit.state_bytes for unit in stage)
+        for stage in (cpu, gpu)
+    ]
     return SplitPlan(
         k,
         len(units),
@@ -150,7 +165,8 @@ def split_plan(
 
 
 def _nothing_fits(plans: Sequence[SplitPlan], vram_bytes: int, host_bytes: int | None) -> str:
-    """What is missing: the host's bytes for the split with most on the device that fits, and what would do."""
+    """What is missing: the host's bytes for the split with most on the device that fits, and what
+    would do."""
     fits = next((plan for plan in plans if plan.device_bytes <= max(vram_bytes, 0)), None)
     if fits is None:  # not where all units may lie on the host, which needs none
         return (

@@ -82,7 +82,8 @@ class LayerShape:
 
 
 class LayerKV:
-    """Keys and values of one layer: (kv_heads, tokens, dim), or (rows, kv_heads, tokens, dim) for tails."""
+    """Keys and values of one layer: (kv_heads, tokens, dim), or (rows, kv_heads, tokens, dim) for
+    tails."""
 
     __slots__ = ("_block", "_layer", "_place", "_views")
 
@@ -94,7 +95,8 @@ class LayerKV:
 
     @classmethod
     def of_block(cls, block: Tensor, layer: int) -> LayerKV:
-        """A layer of a `KV.block`. Its views are made when they are asked for: a kernel needs none."""
+        """A layer of a `KV.block`. Its views are made when they are asked for: a kernel needs
+        none."""
         made = cls.__new__(cls)
         made._block = block
         made._layer = layer
@@ -126,10 +128,14 @@ class LayerKV:
             size = self._block.element_size()
             by_layer, by_part, *_, by_head, by_token, _ = self._block.stride()
             start = self._block.data_ptr() + size * by_layer * self._layer
-            self._place = pack("6q", start, start + size * by_part, by_head, by_token, by_head, by_token)
+            self._place = pack(
+                "6q", start, start + size * by_part, by_head, by_token, by_head, by_token
+            )
         elif self._place is None:
             k, v = self.both
-            self._place = pack("6q", k.data_ptr(), v.data_ptr(), *k.stride()[-3:-1], *v.stride()[-3:-1])
+            self._place = pack(
+                "6q", k.data_ptr(), v.data_ptr(), *k.stride()[-3:-1], *v.stride()[-3:-1]
+            )
         return self._place
 
     @classmethod
@@ -146,7 +152,9 @@ class LayerKV:
         written."""
         pinned = on_host and device.type == "cuda"
         place = torch.device("cpu") if on_host else device
-        buffer = torch.empty(shape.elements * tokens * (rows or 1), dtype=dtype, device=place, pin_memory=pinned)
+        buffer = torch.empty(
+            shape.elements * tokens * (rows or 1), dtype=dtype, device=place, pin_memory=pinned
+        )
         return shape.lay_out(buffer, tokens, rows, by_token=on_host and rows is not None)
 
 
@@ -188,7 +196,9 @@ class KV(BlockOf[LayerKV]):
         self.mirrored_tokens: int | None = None
 
     @classmethod
-    def uncounted(cls, shapes: Sequence[LayerShape], tokens: int, dtype: torch.dtype, device: torch.device) -> KV:
+    def uncounted(
+        cls, shapes: Sequence[LayerShape], tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> KV:
         """KV on the device that no memory knows, as for a check."""
         kv = cls(len(shapes), tokens)
         places = [shape.device or device for shape in shapes]

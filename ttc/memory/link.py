@@ -1,4 +1,5 @@
-"""The link between the device tier and the host tier: asynchronous copies, counted where they are made."""
+"""The link between the device tier and the host tier: asynchronous copies, counted where they are
+made."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ MAX_WAITS = 10_000
 """So many waits of the device may be unread before they are."""
 
 LEAST_PART_BYTES = 1 << 18
-"""What is needed later gives way after so many bytes; to look after each small copy takes longer than the copies."""
+"""What is needed later gives way after so many bytes; to look after each small copy takes longer
+than the copies."""
 
 Copies = Sequence[tuple[Tensor, Tensor]]
 """(destination, source) of each copy."""
@@ -101,7 +103,9 @@ class Link:
         """Whether transfer times stand for another machine's."""
         return self.device.type == "cpu" and self.gbps is not None
 
-    def fetch(self, copies: Copies, cause: str, after: Sequence[Transfer] = (), later: bool = False) -> Transfer:
+    def fetch(
+        self, copies: Copies, cause: str, after: Sequence[Transfer] = (), later: bool = False
+    ) -> Transfer:
         """Host to device; starts when `after` is done. later: gives way to fetches that are not,
         and cannot be in their `after`."""
         return self.to_device.send(copies, cause, self.to_device_bytes, after, later)
@@ -195,7 +199,9 @@ class Queue:
             worker, asked = self.worker or _Worker(self.name), time.perf_counter()
             self.worker = worker
             parts = list(_parts(copies)) if later else [copies]
-            return Transfer(nbytes, future=worker.submit(later, self._slowly, parts, cause, after, asked))
+            return Transfer(
+                nbytes, future=worker.submit(later, self._slowly, parts, cause, after, asked)
+            )
         try:
             if self.stream is not None:
                 return Transfer(nbytes, event=self._on_stream(self._stream(later), copies, after))
@@ -215,8 +221,11 @@ class Queue:
             self.link.wait(transfer)
         self.copy(copies)
 
-    def _on_stream(self, stream: torch.cuda.Stream, copies: Copies, after: Sequence[Transfer]) -> torch.cuda.Event:
-        stream.wait_stream(torch.cuda.current_stream(self.link.device))  # sources are computed, destinations are free
+    def _on_stream(
+        self, stream: torch.cuda.Stream, copies: Copies, after: Sequence[Transfer]
+    ) -> torch.cuda.Event:
+        # sources are computed, destinations are free
+        stream.wait_stream(torch.cuda.current_stream(self.link.device))
         for pair in copies:  # before the first copy is under way, as a later one may fail
             pair[1 - self.host].record_stream(stream)
         with torch.cuda.stream(stream):
@@ -225,7 +234,9 @@ class Queue:
             event.record(stream)
         return event
 
-    def _slowly(self, parts: Sequence[Copies], cause: str, after: Sequence[Transfer], asked: float) -> None:
+    def _slowly(
+        self, parts: Sequence[Copies], cause: str, after: Sequence[Transfer], asked: float
+    ) -> None:
         """Copy part by part, and end when a link that began as soon as it was free would. asked:
         when it was to begin at first. Before each part but the first, what is not for later is
         copied."""
@@ -242,7 +253,8 @@ class Queue:
         assert self.link.gbps is not None
         nbytes, start = _nbytes(copies), max(asked, self.free_at)
         self.copy(copies)
-        self.free_at = start + nbytes / (self.link.gbps * 1e9)  # what a thread is late by is made up for
+        # what a thread is late by is made up for
+        self.free_at = start + nbytes / (self.link.gbps * 1e9)
         time.sleep(max(0.0, self.free_at - time.perf_counter()))
         if self.link.trace is not None:
             self.link.trace.add(self.name, cause, start, self.free_at, bytes=nbytes)
@@ -250,7 +262,9 @@ class Queue:
     @staticmethod
     @torch.inference_mode()
     def copy(copies: Copies) -> None:
-        if copies:  # in one call: between two, a worker would wait for the thread that computes to let Python go
+        # in one call: between two, a worker would wait for the thread that computes to let Python
+        # go
+        if copies:
             destinations, sources = zip(*copies, strict=True)
             torch._foreach_copy_(destinations, sources, non_blocking=True)
 
@@ -312,7 +326,8 @@ def contiguous_parts(copies: Copies, side: int) -> Iterator[tuple[Tensor, Tensor
     """
     for pair in copies:
         host = pair[side]
-        order = sorted(range(host.dim()), key=host.stride, reverse=True)  # as they lie in memory, for tails by token
+        # as they lie in memory, for tails by token
+        order = sorted(range(host.dim()), key=host.stride, reverse=True)
         destination, source = (tensor.permute(order) for tensor in pair)
         if host.permute(order).is_contiguous():
             yield destination, source

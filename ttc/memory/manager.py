@@ -55,7 +55,8 @@ class KVMemory(Tiers):
 
     def join_link(self, link: Link, gbps: float | None) -> None:
         """Move KV over a link that carries weights, too, whose placement gives it `gbps`; before
-        anything is allocated. Raises InvalidInput where the memory policy gives it another speed."""
+        anything is allocated. Raises InvalidInput where the memory policy gives it another
+        speed."""
         given = self.link.gbps
         if given is not None and gbps is not None and given != gbps:
             raise InvalidInput(
@@ -89,7 +90,9 @@ class KVMemory(Tiers):
             return 0
         layers = zip(self.shapes[: self.fixed_layers], kv.device, strict=False)
         states = 0 if kv.states is None else (kv.rows or 0) * self.states.fixed_bytes
-        return states + kv.tokens * (kv.rows or 1) * self.itemsize * sum(s.elements for s, copy in layers if copy)
+        return states + kv.tokens * (kv.rows or 1) * self.itemsize * sum(
+            s.elements for s, copy in layers if copy
+        )
 
     def bytes_of(self, tokens: int, states: int = 0) -> int:
         return tokens * self.bytes_per_token + states * self.states.nbytes
@@ -113,11 +116,17 @@ class KVMemory(Tiers):
 
     def moving(self, block: Block, pieces: Iterable[int] | None) -> list[int]:
         chosen = range(len(block.device)) if pieces is None else pieces
-        return list(chosen) if isinstance(block, State) else [n for n in chosen if n >= self.fixed_layers]
+        return (
+            list(chosen)
+            if isinstance(block, State)
+            else [n for n in chosen if n >= self.fixed_layers]
+        )
 
     # ---------------------------------------------------------------- allocating
 
-    def allocate(self, tokens: int, rows: int | None = None, device_layers: int | None = None) -> KV:
+    def allocate(
+        self, tokens: int, rows: int | None = None, device_layers: int | None = None
+    ) -> KV:
         """KV for `tokens` tokens, or for `rows` tails of that capacity and their states: the first
         `device_layers` layers (None: all) on the device, the rest on the host."""
         layers = self.layers
@@ -162,7 +171,9 @@ class KVMemory(Tiers):
         lead = (len(self.shapes), 2) if kv.rows is None else (len(self.shapes), 2, kv.rows)
         place = shape.device or self.link.device
         with as_out_of_memory(self.device, nbytes):
-            kv.block = torch.empty(*lead, shape.kv_heads, kv.tokens, shape.key_dim, dtype=self.dtype, device=place)
+            kv.block = torch.empty(
+                *lead, shape.kv_heads, kv.tokens, shape.key_dim, dtype=self.dtype, device=place
+            )
         kv.device = [LayerKV.of_block(kv.block, layer) for layer in self.layers]
         self.device.take(nbytes)
         self.live[kv] = None
@@ -171,7 +182,9 @@ class KVMemory(Tiers):
         if not isinstance(block, KV):
             return self.states.buffer(host)
         shape = self.shapes[piece]
-        place = torch.device("cpu") if piece < self.fixed_layers else shape.device or self.link.device
+        place = (
+            torch.device("cpu") if piece < self.fixed_layers else shape.device or self.link.device
+        )
         like = block.tokens, block.rows, self.dtype, place, host
         with as_out_of_memory(self.host if host else self.device, self.piece_bytes(block, piece)):
             if piece in block.acts:
@@ -234,7 +247,9 @@ class KVMemory(Tiers):
         self.wait_kv(kv)
         self.link.wait_on_host(kv.written)
 
-    def store(self, kv: KV, layer: int, where: tuple[slice | int, ...], key: Tensor, value: Tensor) -> None:
+    def store(
+        self, kv: KV, layer: int, where: tuple[slice | int, ...], key: Tensor, value: Tensor
+    ) -> None:
         """Write new keys and values to the host copy of a layer."""
         copy = kv.host[layer]
         assert copy is not None

@@ -81,7 +81,12 @@ def _recut_blocks(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -
 def _replace(memory: KVMemory, kvs: Sequence[KV], cut: Sequence[KV]) -> None:
     """Let `cut` have the age of the last of `kvs`, which are freed."""
     made = set(cut)
-    order = [new for kv in memory.live if kv not in made for new in ([*cut, kv] if kv is kvs[-1] else [kv])]
+    order = [
+        new
+        for kv in memory.live
+        if kv not in made
+        for new in ([*cut, kv] if kv is kvs[-1] else [kv])
+    ]
     memory.live = dict.fromkeys(order)
     for kv in kvs:
         memory.free(kv)
@@ -91,7 +96,9 @@ def _on_device(memory: KVMemory, kvs: Sequence[KV]) -> list[bool]:
     return [all(kv.device[layer] for kv in kvs) for layer in memory.layers]
 
 
-def _needed_bytes(memory: KVMemory, kvs: Sequence[KV], on_device: Sequence[bool]) -> tuple[int, int]:
+def _needed_bytes(
+    memory: KVMemory, kvs: Sequence[KV], on_device: Sequence[bool]
+) -> tuple[int, int]:
     """The room on the device and on the host that `recut` needs: for the largest layer of each
     tier, and for what has to be written back first. on_device: the layers that are cut there."""
     device_bytes = host_bytes = moved_bytes = 0

@@ -1,4 +1,5 @@
-"""Recurrent states in the two tiers: those at segments' ends, and those that tails and passes change."""
+"""Recurrent states in the two tiers: those at segments' ends, and those that tails and passes
+change."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class StateMemory:
         pinned = host and self.tiers.link.device.type == "cuda"
         with as_out_of_memory(self.tiers.host if host else self.tiers.device, self.nbytes):
             return {
-                part: torch.empty(1, *shape, dtype=dtype, device="cpu" if host else device, pin_memory=pinned)
+                part: torch.empty(
+                    1, *shape, dtype=dtype, device="cpu" if host else device, pin_memory=pinned
+                )
                 for part, (shape, dtype, device) in self.shape.parts.items()
                 if part.layer >= self.fixed_layers
             }
@@ -82,7 +85,11 @@ class StateMemory:
         rows: dict[State | None, list[int]] = {}
         for row, state in enumerate(states, first):
             rows.setdefault(state, []).append(row)
-        arriving = [self._arriving(state, into, places[0]) for state, places in rows.items() if state is not None]
+        arriving = [
+            self._arriving(state, into, places[0])
+            for state, places in rows.items()
+            if state is not None
+        ]
         for transfer in arriving:
             self.tiers.link.wait(transfer)
         for state, places in rows.items():
@@ -97,7 +104,8 @@ class StateMemory:
                         tensor[row].copy_(source[0])
 
     def _arriving(self, state: State, into: Tensors, row: int) -> Transfer | None:
-        """What is under way to the device copy of a state; without one it is sent to its row of `into`."""
+        """What is under way to the device copy of a state; without one it is sent to its row of
+        `into`."""
         if state.device[0] is not None:
             return state.fetched
         (source,) = state.host
@@ -111,7 +119,9 @@ class StateMemory:
         """Keep a copy of one sequence's state, on the device or on the host. Raises OutOfMemory."""
         tiers, state = self.tiers, State()
         mine = {part: tensor[sequence : sequence + 1] for part, tensor in tensors.items()}
-        state.fixed = self._copies({part: t for part, t in mine.items() if part.layer < self.fixed_layers}, tiers.fixed)
+        state.fixed = self._copies(
+            {part: t for part, t in mine.items() if part.layer < self.fixed_layers}, tiers.fixed
+        )
         moving = {part: tensor for part, tensor in mine.items() if part not in state.fixed}
         if on_device:
             tiers.claim(tiers.device, self.nbytes)
@@ -140,7 +150,9 @@ class StateMemory:
         state.host[0] = target = self.buffer(host=True)
         tiers.host.take(self.nbytes)
         tiers.device.take(self.nbytes if copied else 0)
-        tiers.send_to_host(state, [(target[part], tensor) for part, tensor in tensors.items()], state.cause)
+        tiers.send_to_host(
+            state, [(target[part], tensor) for part, tensor in tensors.items()], state.cause
+        )
         tiers.device.give(self.nbytes if copied else 0, [state.written])
         if not copied:
             try:

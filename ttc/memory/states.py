@@ -1,4 +1,5 @@
-"""Recurrent states: what layers of linear attention, state spaces and convolutions keep of a sequence, however long."""
+"""Recurrent states: what layers of linear attention, state spaces and convolutions keep of a
+sequence, however long."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from ttc.memory.tiers import BlockOf
 
 
 class Part(NamedTuple):
-    """One tensor of a state: the layer it belongs to, its kind, and its number among those of the layer."""
+    """One tensor of a state: the layer it belongs to, its kind, and its number among those of the
+    layer."""
 
     layer: int
     kind: Literal["conv", "recurrent"]
@@ -34,10 +36,17 @@ class StateShape:
 
     @classmethod
     def of(cls, tensors: Tensors) -> StateShape:
-        return cls({part: (tuple(tensor.shape[1:]), tensor.dtype, tensor.device) for part, tensor in tensors.items()})
+        return cls(
+            {
+                part: (tuple(tensor.shape[1:]), tensor.dtype, tensor.device)
+                for part, tensor in tensors.items()
+            }
+        )
 
     def part_bytes(self) -> dict[Part, int]:
-        return {part: prod(shape) * dtype.itemsize for part, (shape, dtype, _) in self.parts.items()}
+        return {
+            part: prod(shape) * dtype.itemsize for part, (shape, dtype, _) in self.parts.items()
+        }
 
     def zeros(self, sequences: int) -> Tensors:
         """States of sequences that have not begun."""
@@ -93,5 +102,9 @@ class StateBatch:
         """Some of the sequences, whose rows are now `rows`, with copies of their states from layer
         `layer` on."""
         stay = list(sequences)
-        tensors = {part: tensor[stay] for part, tensor in self.tensors.items() if part.layer >= layer}
-        return StateBatch(rows, tensors, [self.in_opening[n] for n in stay] if self.in_opening else ())
+        tensors = {
+            part: tensor[stay] for part, tensor in self.tensors.items() if part.layer >= layer
+        }
+        return StateBatch(
+            rows, tensors, [self.in_opening[n] for n in stay] if self.in_opening else ()
+        )

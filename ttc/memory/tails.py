@@ -15,7 +15,8 @@ from ttc.memory.manager import KVMemory
 
 @dataclass(frozen=True)
 class Tails:
-    """The tails that a plan may have to read: `rows` of `kv`, `tokens` of them filled, one more at each pass."""
+    """The tails that a plan may have to read: `rows` of `kv`, `tokens` of them filled, one more at
+    each pass."""
 
     kv: KV
     rows: int
@@ -51,7 +52,9 @@ def write_new(memory: KVMemory, tails: Tails, least: int = WRITTEN_TOGETHER) -> 
     copies: list[tuple[Tensor, Tensor]] = []
     for copy, source in zip(kv.host[first:], kv.device[first:], strict=True):
         assert copy is not None and source is not None
-        copies += [(new[where], old[where]) for new, old in zip(copy.both, source.both, strict=True)]
+        copies += [
+            (new[where], old[where]) for new, old in zip(copy.both, source.both, strict=True)
+        ]
     memory.send_to_host(kv, copies, "write-back")
     kv.mirrored_tokens = tails.tokens
 
@@ -86,7 +89,9 @@ def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
             if layer not in leaving:
                 new.copy_(part)
             else:
-                stores.append((new, part.clone(memory_format=torch.contiguous_format) if copied else part))
+                stores.append(
+                    (new, part.clone(memory_format=torch.contiguous_format) if copied else part)
+                )
     if stores:
         memory.device.take(nbytes if copied else 0)
         memory.send_to_host(kv, stores, "write-back")
@@ -96,7 +101,8 @@ def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
 
 
 def _source(tails: KV, layer: int, kv: KV, mirrored: bool) -> LayerKV:
-    """Where a layer of a tail that becomes `kv` is read. mirrored: its tokens are on the host, too."""
+    """Where a layer of a tail that becomes `kv` is read. mirrored: its tokens are on the host,
+    too."""
     near = (tails.inputs if layer in kv.acts and tails.inputs else tails).device[layer]
     from_host = near is None or (mirrored and kv.device[layer] is None)
     source = tails.host[layer] if from_host else near

@@ -53,14 +53,18 @@ class Tier:
     def give(self, nbytes: int, transfers: Iterable[Transfer | None] = ()) -> None:
         """Give bytes back, which `transfers` may still use."""
         self.used_bytes -= nbytes
-        under_way = [transfer for transfer in transfers if transfer is not None and not transfer.done]
+        under_way = [
+            transfer for transfer in transfers if transfer is not None and not transfer.done
+        ]
         if nbytes and under_way:
             self.leaving.append((nbytes, under_way))
 
     @property
     def leaving_bytes(self) -> int:
         """What transfers under way still hold of what was given back."""
-        self.leaving = deque(item for item in self.leaving if not all(transfer.done for transfer in item[1]))
+        self.leaving = deque(
+            item for item in self.leaving if not all(transfer.done for transfer in item[1])
+        )
         return sum(nbytes for nbytes, _ in self.leaving)
 
     def require(self, nbytes: int, used_bytes: int | None = None) -> None:
@@ -108,7 +112,9 @@ class BlockOf(ABC, Generic[Copy]):
     def spare(self) -> list[int]:
         """The pieces whose host copies can be given up, as the device has them too."""
         both = zip(self.device, self.host, strict=True)
-        return [piece for piece, (near, far) in enumerate(both) if near is not None and far is not None]
+        return [
+            piece for piece, (near, far) in enumerate(both) if near is not None and far is not None
+        ]
 
 
 Block = BlockOf[Any]
@@ -155,8 +161,12 @@ class Tiers(ABC):
     def tier_bytes(self, block: Block) -> tuple[int, int]:
         """Bytes of a block on the device and on the host."""
         sizes = [self.piece_bytes(block, piece) for piece in range(len(block.device))]
-        on_device = sum(size for size, copy in zip(sizes, block.device, strict=True) if copy is not None)
-        on_host = sum(size for size, copy in zip(sizes, block.host, strict=True) if copy is not None)
+        on_device = sum(
+            size for size, copy in zip(sizes, block.device, strict=True) if copy is not None
+        )
+        on_host = sum(
+            size for size, copy in zip(sizes, block.host, strict=True) if copy is not None
+        )
         return on_device, on_host
 
     def claim(self, tier: Tier, nbytes: int) -> None:
@@ -181,7 +191,9 @@ class Tiers(ABC):
         self.claim(self.host, nbytes)
 
     def spare_bytes(self) -> int:
-        return sum(self.piece_bytes(block, piece) for block in self.blocks() for piece in block.spare)
+        return sum(
+            self.piece_bytes(block, piece) for block in self.blocks() for piece in block.spare
+        )
 
     def give_back(self, block: Block) -> None:
         """Let go of every copy at once: a transfer under way holds its tensors until it is done."""
@@ -194,7 +206,8 @@ class Tiers(ABC):
     # ---------------------------------------------------------------- moving
 
     def write_back(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
-        """Give the device copies of some pieces (None: all) a copy on the host, if they have none."""
+        """Give the device copies of some pieces (None: all) a copy on the host, if they have
+        none."""
         moving = self.moving(block, pieces)
         missing = [n for n in moving if block.device[n] is not None and block.host[n] is None]
         if not missing:
@@ -227,7 +240,9 @@ class Tiers(ABC):
         self.device.give(freed, block.under_way)
 
     def missing_bytes(self, block: Block, pieces: Iterable[int]) -> int:
-        return sum(self.piece_bytes(block, piece) for piece in pieces if block.device[piece] is None)
+        return sum(
+            self.piece_bytes(block, piece) for piece in pieces if block.device[piece] is None
+        )
 
     def fetch(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
         """Begin to bring some pieces (None: all) to the device. Once one fetch failed, all that
@@ -259,7 +274,9 @@ def as_out_of_memory(tier: Tier, nbytes: int) -> Iterator[None]:
         yield
     except RuntimeError as error:  # of which torch.OutOfMemoryError is one
         words = ("can't allocate", "out of memory")
-        if not isinstance(error, torch.OutOfMemoryError) and not any(word in str(error) for word in words):
+        if not isinstance(error, torch.OutOfMemoryError) and not any(
+            word in str(error) for word in words
+        ):
             raise
         raise OutOfMemory(
             f"the machine has no room for {nbytes:,} bytes of KV in the {tier.name} tier, beside {tier.used_bytes:,} "

@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Arrays of int64 as flat tensors on a device, all in one copy; each begins at a multiple of 16 bytes."""
+    """Arrays of int64 as flat tensors on a device, all in one copy; each begins at a multiple of 16
+    bytes."""
     ends = np.cumsum([array.size + array.size % 2 for array in arrays])
     together = torch.empty(int(ends[-1]), dtype=torch.int64, pin_memory=device.type == "cuda")
     for array, part in zip(arrays, np.split(together.numpy(), ends[:-1]), strict=True):

@@ -1,9 +1,10 @@
 """Windows that transformers' cache applies and its attention does not: there it contradicts itself.
 
-The cache of `generate` is made by the configuration alone. Where a layer's attention applies no such
-window, as in a Llama with a `sliding_window` left over in its config.json, a run without a cache sees
-all tokens, and `generate` loses sight of the early ones. Such a model is refused, with the way to
-make both agree. A layer's window in the cache is compared with what its mask lets it see.
+The cache of `generate` is made by the configuration alone. Where a layer's attention applies no
+such window, as in a Llama with a `sliding_window` left over in its config.json, a run without a
+cache sees all tokens, and `generate` loses sight of the early ones. Such a model is refused, with
+the way to make both agree. A layer's window in the cache is compared with what its mask lets it
+see.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class MeasuredTimes:
         self.runner, self.regeneration, self.memory = runner, regeneration, memory
         self.block_tokens = block_tokens
         self.mini_batch_tokens = mini_batch_tokens
-        self.run_pass = runner.forward  # also while contexts are made without running the model (`uncomputed`)
+        # also while contexts are made without running the model (`uncomputed`)
+        self.run_pass = runner.forward
         self._copying: CaptureTimes | None = None
         self._forward = dict[tuple[int, int], Line]()
         self._kv_gen = dict[int, Line]()
@@ -76,7 +77,9 @@ class MeasuredTimes:
         like = max(0, rows - 1).bit_length(), blocks
         if like not in self._forward:
             self._forward[like] = self.measure_forward(layer, max(1, rows), blocks)
-        return replace(self._copying, kv_gen=self._kv_gen[blocks], forward_s=self._forward[like](tokens))
+        return replace(
+            self._copying, kv_gen=self._kv_gen[blocks], forward_s=self._forward[like](tokens)
+        )
 
     def _measure_copying(self, layer: int) -> CaptureTimes:
         memory = self.memory
@@ -107,7 +110,9 @@ class MeasuredTimes:
         batch = self._batch_blocks(layer) * self.block_tokens
         size = min(batch, blocks * self.block_tokens)
         device = memory.link.device
-        inputs = torch.full((2, size, shape.input_dim or 0), 0.02, dtype=memory.dtype, device=device)
+        inputs = torch.full(
+            (2, size, shape.input_dim or 0), 0.02, dtype=memory.dtype, device=device
+        )
         room = torch.empty(size * shape.elements, dtype=memory.dtype, device=device)
         positions = torch.arange(size, device=device) % MANY
 
@@ -125,17 +130,22 @@ class MeasuredTimes:
         return lines[0]
 
     def measure_forward(self, layer: int, rows: int, blocks: int) -> Line:
-        """What else the layer computes in a pass, by the tokens attended, without waits for weights."""
+        """What else the layer computes in a pass, by the tokens attended, without waits for
+        weights."""
         module = self._decoder_layer(layer)
         if module is None:
             return Line(0.0)
         batch = self._batch_blocks(layer)
         plans = {
-            n * self.block_tokens: attending_blocks(self.memory, layer, rows, n, batch, self.block_tokens)
+            n * self.block_tokens: attending_blocks(
+                self.memory, layer, rows, n, batch, self.block_tokens
+            )
             for n in _counts(blocks)
         }
         with self.memory.link.uncounted():
-            return median_line(lambda tokens: self._layer_s(module, plans[tokens], rows), list(plans))
+            return median_line(
+                lambda tokens: self._layer_s(module, plans[tokens], rows), list(plans)
+            )
 
     def _decoder_layer(self, layer: int) -> nn.Module | None:
         if self.runner.recurrent is not None:
@@ -145,7 +155,9 @@ class MeasuredTimes:
             layers = decoder_layers(self.runner.model)
         except UnsupportedModel:
             return None
-        return next((each for each in layers if any(part is attention for part in each.modules())), None)
+        return next(
+            (each for each in layers if any(part is attention for part in each.modules())), None
+        )
 
     @torch.inference_mode()
     def _layer_s(self, module: nn.Module, plan: DecodePlan, rows: int) -> float:
@@ -187,7 +199,8 @@ def _timing(module: nn.Module, link: Link) -> Iterator[list[float]]:
 
 
 class _Arrived:
-    """In place of a reader: mini-batches that have come over the link, each block a piece of its own.
+    """In place of a reader: mini-batches that have come over the link, each block a piece of its
+    own.
 
     copies: for each layer its blocks, of which `batch` are read at once.
     """
@@ -209,7 +222,9 @@ class _Arrived:
         return
 
 
-def attending_blocks(memory: KVMemory, layer: int, rows: int, blocks: int, batch: int, block_tokens: int) -> DecodePlan:
+def attending_blocks(
+    memory: KVMemory, layer: int, rows: int, blocks: int, batch: int, block_tokens: int
+) -> DecodePlan:
     """A pass of `rows` rows up to this layer, in which so many KV blocks are attended, each by one;
     `batch` of them make a mini-batch, of which two take turns.
 

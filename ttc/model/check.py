@@ -73,7 +73,9 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
     """
     name = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedModel(f"{name} is an encoder-decoder; the engine runs decoder-only language models")
+        raise UnsupportedModel(
+            f"{name} is an encoder-decoder; the engine runs decoder-only language models"
+        )
     uninstall(model)  # another engine may have it
     try:
         layout = ModelCheck(model).run()
@@ -81,7 +83,9 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
         raise UnsupportedModel(f"{name} cannot be served exactly: {error}{WAY_OUT}") from error
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        raise UnsupportedModel(f"{name} cannot run over the engine's attention: {what}{WAY_OUT}") from error
+        raise UnsupportedModel(
+            f"{name} cannot run over the engine's attention: {what}{WAY_OUT}"
+        ) from error
     install(model)
     return layout
 
@@ -187,14 +191,18 @@ class ModelCheck:
             with attending(replay), self.extras.running() as extras:
                 logits = self._logits(rows.ids, keep, position_ids=positions, **extras)
         except (AttributeError, TypeError) as error:
-            raise UnsupportedModel(f"its layers need the mask itself, and the engine builds none ({error})") from error
+            raise UnsupportedModel(
+                f"its layers need the mask itself, and the engine builds none ({error})"
+            ) from error
         if [call.module for call in calls] != [call.module for call in replay.calls]:
             raise UnsupportedModel("its layers call attention in another order over packed rows")
         for call, again in zip(calls, replay.calls, strict=True):
             self._check_call(call, again, rows.pack, spans, backwards)
         return logits
 
-    def same(self, what: str, expected: Tensor, result: Tensor, exact: float, rounded: float) -> None:
+    def same(
+        self, what: str, expected: Tensor, result: Tensor, exact: float, rounded: float
+    ) -> None:
         """Raise UnsupportedModel for a result that differs; see `deviation`."""
         error, limit = deviation(expected, result, self.precise, exact, rounded)
         if not error <= limit:
@@ -207,7 +215,9 @@ class ModelCheck:
         output = self.model(input_ids=ids, use_cache=False, logits_to_keep=rows, **options)
         logits: Tensor = output.logits
         if logits.shape[1] != len(keep):
-            raise UnsupportedModel(f"it gives {logits.shape[1]} rows of logits where {len(keep)} are asked for")
+            raise UnsupportedModel(
+                f"it gives {logits.shape[1]} rows of logits where {len(keep)} are asked for"
+            )
         return logits
 
     def _tokens(self) -> Tensor:
@@ -268,7 +278,9 @@ class ModelCheck:
         handles = []
         for n, layer in enumerate(layers):
             numbers = range(n * each, (n + 1) * each)
-            handles.append(layer.register_forward_pre_hook(lambda *_, its=numbers: running.update(its)))
+            handles.append(
+                layer.register_forward_pre_hook(lambda *_, its=numbers: running.update(its))
+            )
         try:
             with attending(Recorder()):
                 self._logits(self._tokens()[:, :1], [-1])
@@ -288,7 +300,9 @@ class ModelCheck:
             first = calls[its[0]]
             sight = sights[its[0]]
             if any(sights[number] != sight for number in its):
-                raise UnsupportedModel(f"layer {first.layer} calls attention with different sliding windows")
+                raise UnsupportedModel(
+                    f"layer {first.layer} calls attention with different sliding windows"
+                )
             if its != [first.layer] or sight not in (Sight(first.told_window), Sight()):
                 PLACES[module] = Place(tuple(its), *sight)
 
@@ -296,7 +310,9 @@ class ModelCheck:
         device = call.key.device if is_spread(self.model) else None
         _, kv_heads, _, key_dim = call.key.shape
         value_dim = call.value.shape[3]
-        return LayerShape(kv_heads, key_dim, value_dim, sight.window, chunk=sight.chunk, device=device)
+        return LayerShape(
+            kv_heads, key_dim, value_dim, sight.window, chunk=sight.chunk, device=device
+        )
 
     # ---------------------------------------------------------------- the attention function
 
@@ -330,7 +346,9 @@ class ModelCheck:
             what = f"layer {call.layer} differs in {call.query.dtype}"
             self.same(what, expected, result, 0, 0.1)
 
-    def _tree_attention(self, number: int, call: Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _tree_attention(
+        self, number: int, call: Call, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
         """The engine's attention over the packed rows: (1, rows, heads, value_dim)."""
         query, key, value = (self.tree.pack(x, 2) for x in (query, key, value))
         function = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
@@ -347,9 +365,13 @@ class ModelCheck:
         packed = self.replay(calls, rows, ends, tree.spans, backwards=True)
         self.same("its logits differ over packed rows", logits[:, 0], packed[0], 1e-3, 0.25)
 
-    def _check_call(self, call: Call, again: Call, pack: Pack, spans: Sequence[slice], backwards: bool) -> None:
+    def _check_call(
+        self, call: Call, again: Call, pack: Pack, spans: Sequence[slice], backwards: bool
+    ) -> None:
         if again.mask is not None and again.mask.numel() > 1:  # `ExtraArguments` gives one element
-            raise UnsupportedModel(f"layer {call.layer} builds a mask of its own, which the engine does not use")
+            raise UnsupportedModel(
+                f"layer {call.layer} builds a mask of its own, which the engine does not use"
+            )
         for option in ("scaling", "sliding_window", "softcap"):
             if call.options.get(option) != again.options.get(option):
                 raise UnsupportedModel(
@@ -364,7 +386,9 @@ class ModelCheck:
                 result = result.flip(1)
             self._same_rows(f"the {what} of layer {call.layer}", expected, result, spans)
 
-    def _same_rows(self, what: str, expected: Tensor, result: Tensor, spans: Sequence[slice]) -> None:
+    def _same_rows(
+        self, what: str, expected: Tensor, result: Tensor, spans: Sequence[slice]
+    ) -> None:
         """Compare (1, rows, ...) by branch; in 16 bits by the middle row of each."""
         gap = (result - expected)[0].flatten(1).float().abs().mean(1)
         size = float(expected.abs().float().mean())

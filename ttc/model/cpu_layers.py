@@ -2,8 +2,9 @@
 
 Each operation is cut into units, and threads take units from its counter; after an operation whose
 results the next one reads they wait for each other. Numbers are rounded where transformers' modules
-round them, and sums of products are float32. A row's result does not depend on the number of threads,
-nor in float32 on the rows beside it; bfloat16 is added up in another order where rows are many.
+round them, and sums of products are float32. A row's result does not depend on the number of
+threads, nor in float32 on the rows beside it; bfloat16 is added up in another order where rows are
+many.
 
 Imported at first use only, for numba takes a second to import.
 """
@@ -14,7 +15,16 @@ import numpy as np
 from numba import carray, njit
 
 from ttc.attention.cpu_kernel import FLAGS
-from ttc.attention.cpu_vectors import LANES, address_of, as_float, at, fetch_add, floats, integers, transpose
+from ttc.attention.cpu_vectors import (
+    LANES,
+    address_of,
+    as_float,
+    at,
+    fetch_add,
+    floats,
+    integers,
+    transpose,
+)
 from ttc.model.cpu_tiles import (
     VECTOR_BYTES,
     call,
@@ -51,8 +61,11 @@ def scratch_bytes(columns: int) -> int:
 
 
 # what the head of a list says; addresses are in bytes
-(THREAD, BARRIER, OPERATIONS, FIRST, END, SCRATCH, SCRATCH_STRIDE, ITEMSIZE, STARTED, HEAD) = range(10)
-# what each operation says, beside its kind: addresses, strides and widths in bytes, columns as a number
+(THREAD, BARRIER, OPERATIONS, FIRST, END, SCRATCH, SCRATCH_STRIDE, ITEMSIZE, STARTED, HEAD) = range(
+    10
+)
+# what each operation says, beside its kind: addresses, strides and widths in bytes, columns as a
+# number
 (
     KIND, NEXT, ENDED, NO_WAIT, ROWS, INPUT, INPUT_ROW, OUTPUT, OUTPUT_ROW, WIDTH, WEIGHT, BIAS, WEIGHT_2, BIAS_2,
     COLUMNS, PANEL, RESIDUAL, NORM, EPSILON, COS, SIN, INDEX, FIELDS,
@@ -103,9 +116,12 @@ def products(like, x, x_row, w, w_row, rows, columns, width, out, out_row, ahead
 
 
 @njit(**FLAGS)
-def packed_products(like, x, x_row, w, w_2, w_row, rows, width, out, out_row, scratch, soon, soon_2):  # type: ignore[no-untyped-def]
-    """The same in bfloat16 for many rows, by 16 columns from w on and 16 from w_2 on, which are turned
-    into vectors of 16 columns first. Eight rows at a time: up to seven more are read and written."""
+def packed_products(  # type: ignore[no-untyped-def]
+    like, x, x_row, w, w_2, w_row, rows, width, out, out_row, scratch, soon, soon_2
+):
+    """The same in bfloat16 for many rows, by 16 columns from w on and 16 from w_2 on, which are
+    turned into vectors of 16 columns first. Eight rows at a time: up to seven more are read and
+    written."""
     tiles = (rows + 7) // 8
     lines = (LANES + tiles - 1) // tiles
     second = scratch + LANES * PACKED
@@ -144,12 +160,15 @@ def normalise(like, source, target, weight, width, eps, itemsize):  # type: igno
         total += number(like, x[i]) * number(like, x[i])
     factor = np.float32(1.0) / np.sqrt(total / np.float32(count) + eps)
     for i in range(count):
-        y[i] = kept(like, number(like, scale[i]) * number(like, kept(like, number(like, x[i]) * factor)))
+        y[i] = kept(
+            like, number(like, scale[i]) * number(like, kept(like, number(like, x[i]) * factor))
+        )
 
 
 @njit(**FLAGS)
 def finish_head(like, op, row, head, sums, dim, itemsize):  # type: ignore[no-untyped-def]
-    """Normalise and rotate a head of one row (RoFormer), where the operation says so, and keep it."""
+    """Normalise and rotate a head of one row (RoFormer), where the operation says so, and keep
+    it."""
     x = carray(floats(sums), (dim,))
     out = carray(at(like, op[OUTPUT] + row * op[OUTPUT_ROW] + head * dim * itemsize), (dim,))
     for d in range(dim):
@@ -159,9 +178,13 @@ def finish_head(like, op, row, head, sums, dim, itemsize):  # type: ignore[no-un
         total = np.float32(0.0)
         for d in range(dim):
             total += x[d] * x[d]
-        factor = np.float32(1.0) / np.sqrt(total / np.float32(dim) + as_float(np.int32(op[EPSILON])))
+        factor = np.float32(1.0) / np.sqrt(
+            total / np.float32(dim) + as_float(np.int32(op[EPSILON]))
+        )
         for d in range(dim):
-            x[d] = number(like, kept(like, number(like, scale[d]) * number(like, kept(like, x[d] * factor))))
+            x[d] = number(
+                like, kept(like, number(like, scale[d]) * number(like, kept(like, x[d] * factor)))
+            )
     if op[COS] != 0:
         cos = carray(at(like, op[COS] + row * dim * itemsize), (dim,))
         sin = carray(at(like, op[SIN] + row * dim * itemsize), (dim,))
@@ -171,7 +194,9 @@ def finish_head(like, op, row, head, sums, dim, itemsize):  # type: ignore[no-un
             turned = number(like, kept(like, a * number(like, cos[d])))
             out[d] = kept(like, turned - number(like, kept(like, b * number(like, sin[d]))))
             turned = number(like, kept(like, b * number(like, cos[d + half])))
-            out[d + half] = kept(like, turned + number(like, kept(like, a * number(like, sin[d + half]))))
+            out[d + half] = kept(
+                like, turned + number(like, kept(like, a * number(like, sin[d + half])))
+            )
     else:
         for d in range(dim):
             out[d] = kept(like, x[d])
@@ -234,16 +259,21 @@ def project(like, op, unit, following, scratch, itemsize):  # type: ignore[no-un
                 packed_products(like, x, op[INPUT_ROW], w, w_2, width, count, width, target, sums_row, scratch,
                                 w + soon, w_2 + soon)  # fmt: skip
         else:
-            for c in range(0, columns, LANES):  # few at a time, so that they stay in a cache for all rows
+            # few at a time, so that they stay in a cache for all rows
+            for c in range(0, columns, LANES):
                 some = min(LANES, columns - c)
                 w = weight + c * width
                 target = results + 4 * c
                 soon = LANES * width if c + LANES < columns else ahead - c * width
-                products(like, x, op[INPUT_ROW], w, width, count, some, width, target, sums_row, soon)
+                products(
+                    like, x, op[INPUT_ROW], w, width, count, some, width, target, sums_row, soon
+                )
                 if kind == GATE:
                     w_2 = weight_2 + c * width
                     ups = target + 4 * columns
-                    products(like, x, op[INPUT_ROW], w_2, width, count, some, width, ups, sums_row, soon)
+                    products(
+                        like, x, op[INPUT_ROW], w_2, width, count, some, width, ups, sums_row, soon
+                    )
         for i in range(count):
             sums = results + i * sums_row
             if bias != 0:

@@ -45,8 +45,8 @@ class Program:
     The first layers of a model end with their states, a whole one with logits.
     It runs as a whole, or in parts: part 0 is what comes before the first layer's attention, part n
     what comes after that of layer n - 1, up to the next. x: (rows, hidden), the states between
-    layers. cos, sin: (rows, head_dim). q, key, value, attention, lse: what attention takes and gives
-    where the program runs as a whole.
+    layers. cos, sin: (rows, head_dim). q, key, value, attention, lse: what attention takes and
+    gives where the program runs as a whole.
     """
 
     def __init__(self, decoder: Decoder, capacity: int, function: int):
@@ -115,7 +115,8 @@ class Program:
         table[table[:, at.KIND] == at.PROJECT, at.PANEL] = panel
 
     def write_logits(self, index: Tensor | None, logits: Tensor) -> None:
-        """Let the rows in `index` (None for all) of the pass that begins get logits (kept, vocab)."""
+        """Let the rows in `index` (None for all) of the pass that begins get logits (kept,
+        vocab)."""
         at = self.at
         table = self.table
         table[-2:, at.ROWS] = len(logits)
@@ -183,7 +184,9 @@ class Program:
     def _row_bytes(self, tensor: Tensor) -> int:
         return tensor.stride(0) * self.dtype.itemsize
 
-    def _add(self, kind: int, source: Tensor | None, target: Tensor, fields: dict[int, int]) -> None:
+    def _add(
+        self, kind: int, source: Tensor | None, target: Tensor, fields: dict[int, int]
+    ) -> None:
         at = self.at
         row = {at.KIND: kind, at.OUTPUT: target.data_ptr(), at.OUTPUT_ROW: self._row_bytes(target)}
         if source is not None:
@@ -209,11 +212,15 @@ class Program:
             at.PANEL: PANEL,
         }
 
-    def _project(self, linear: nn.Linear, source: Tensor, target: Tensor, add: bool = False) -> None:
+    def _project(
+        self, linear: nn.Linear, source: Tensor, target: Tensor, add: bool = False
+    ) -> None:
         fields = self._linear(linear) | {self.at.RESIDUAL: int(add)}
         self._add(self.at.PROJECT, source, target, fields)
 
-    def _heads(self, linear: nn.Linear, target: Tensor, dim: int, norm: Any, more: dict[int, int]) -> None:
+    def _heads(
+        self, linear: nn.Linear, target: Tensor, dim: int, norm: Any, more: dict[int, int]
+    ) -> None:
         at = self.at
         fields = self._linear(linear) | {at.PANEL: dim} | more
         if norm is not None:

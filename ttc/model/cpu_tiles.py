@@ -288,7 +288,9 @@ def _exp(builder: Any, x: Any) -> Any:
     """e to the x for x <= 0, as `ttc.attention.cpu_kernel.exp`."""
 
     def line(a: Any, b: Any, c: float) -> Any:
-        return builder.fadd(builder.fmul(a, b, flags=["contract"]), _all_floats(c), flags=["contract"])
+        return builder.fadd(
+            builder.fmul(a, b, flags=["contract"]), _all_floats(c), flags=["contract"]
+        )
 
     def plus_product(x: Any, a: Any, b: float) -> Any:
         product = builder.fmul(a, _all_floats(b), flags=["contract"])
@@ -301,7 +303,13 @@ def _exp(builder: Any, x: Any) -> Any:
     n = builder.call(floor, [line(x, _all_floats(1.44269504), 0.5)])
     r = plus_product(plus_product(x, n, -0.693359375), n, 2.12194440e-4)
     p = _all_floats(1.9875691500e-4)
-    for term in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+    for term in (
+        1.3981999507e-3,
+        8.3334519073e-3,
+        4.1665795894e-2,
+        1.6666665459e-1,
+        5.0000001201e-1,
+    ):
         p = line(p, r, term)
     square = builder.fmul(builder.fmul(p, r), r, flags=["contract"])
     p = builder.fadd(square, line(r, _all_floats(1.0), 1.0))

@@ -17,7 +17,8 @@ from ttc.errors import InvalidInput, OutOfMemory, UnsupportedModel
 from ttc.model.least_time_step import LeastTimeStep
 
 DeviceMap = str | int | torch.device | Mapping[str, Any]
-"""What transformers takes: a device, the name of a strategy, or each module's device by its name."""
+"""What transformers takes: a device, the name of a strategy, or each module's device by its
+name."""
 Over = str | dict[str, torch.device]
 """A map over several devices: the name of a strategy, or each module's device by its name."""
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -28,7 +29,9 @@ WAYS_OUT = (
 )
 
 
-def devices_of(device_map: DeviceMap, device: str | int | torch.device | None = None) -> tuple[Any, Over | None]:
+def devices_of(
+    device_map: DeviceMap, device: str | int | torch.device | None = None
+) -> tuple[Any, Over | None]:
     """(device, None) for a map of one device; (the device where passes begin, map) for several.
 
     A strategy means all GPUs of a machine, or its CPU without one. device: what else was asked for.
@@ -36,7 +39,9 @@ def devices_of(device_map: DeviceMap, device: str | int | torch.device | None = 
     devices that are not here.
     """
     if device is not None and device != "auto":
-        raise InvalidInput(f"device={str(device)!r} and device_map={device_map!r} were both given; give one of them")
+        raise InvalidInput(
+            f"device={str(device)!r} and device_map={device_map!r} were both given; give one of them"
+        )
     if isinstance(device_map, str) and device_map in STRATEGIES:
         return ("cuda:0", device_map) if torch.cuda.device_count() > 1 else ("auto", None)
     if not isinstance(device_map, Mapping):
@@ -51,9 +56,13 @@ def devices_of(device_map: DeviceMap, device: str | int | torch.device | None = 
     for place in different:
         if not isinstance(place, torch.device) or place.type in ("cpu", "meta"):
             names = ", ".join(map(str, different))
-            raise InvalidInput(f"device_map puts weights on {place}, in a map of {names}. {WAYS_OUT}")
+            raise InvalidInput(
+                f"device_map puts weights on {place}, in a map of {names}. {WAYS_OUT}"
+            )
         if place.type == "cuda" and (place.index or 0) >= count:
-            raise InvalidInput(f"device_map names {place}, and PyTorch finds {count} CUDA devices here")
+            raise InvalidInput(
+                f"device_map names {place}, and PyTorch finds {count} CUDA devices here"
+            )
     return different[0], places
 
 
@@ -85,10 +94,14 @@ def weights_over(model: Any, over: Over) -> dict[str, torch.device]:
     if unknown := [name for name in places if name not in names]:
         raise InvalidInput(f"device_map names {unknown[0]!r}, which a {kind} does not have")
     if missing := [name for name in weights if _device_in(places, name) is None]:
-        raise InvalidInput(f"device_map has no device for {len(missing)} weights of a {kind}, among them {missing[0]}")
+        raise InvalidInput(
+            f"device_map has no device for {len(missing)} weights of a {kind}, among them {missing[0]}"
+        )
     for tied in find_tied_parameters(model):
         if len({_device_in(places, name) for name in tied}) > 1:
-            raise InvalidInput(f"device_map puts {' and '.join(tied)} on different devices, and these are one tensor")
+            raise InvalidInput(
+                f"device_map puts {' and '.join(tied)} on different devices, and these are one tensor"
+            )
     first = next(iter(places.values()))
     buffers = [name for name, _ in model.named_buffers() if _device_in(places, name) is None]
     return places | {name.rpartition(".")[0]: first for name in buffers}

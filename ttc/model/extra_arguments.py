@@ -113,6 +113,8 @@ class _Lengths(Cache):
         positions = getattr(current_plan(), "positions", None)
         return 0 if positions is None else _Offsets(positions)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values as they are: the plan stores them."""
         return key_states, value_states

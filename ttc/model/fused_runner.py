@@ -1,4 +1,5 @@
-"""Running decoders of Llama's kind without their modules: one compiled call for a pass, or one between attentions."""
+"""Running decoders of Llama's kind without their modules: one compiled call for a pass, or one
+between attentions."""
 
 from __future__ import annotations
 
@@ -27,16 +28,22 @@ VECTOR_BYTES = 64
 
 
 class CompiledLayers:
-    """The layers of a decoder on a CPU, run from the weights of its modules, which stay as they are.
+    """The layers of a decoder on a CPU, run from the weights of its modules, which stay as they
+    are.
 
-    decoder: a whole one, or the first layers of one, without norm and head. shapes: what each of its layers stores.
-    Raises UnsupportedModel when its numbers are not of a kind that the compiled code multiplies.
+    decoder: a whole one, or the first layers of one, without norm and head. shapes: what each of
+    its layers stores. Raises UnsupportedModel when its numbers are not of a kind that the compiled
+    code multiplies.
     """
 
     def __init__(self, decoder: Decoder, shapes: Sequence[LayerShape], dtype: torch.dtype):
         check_numbers(decoder, dtype)
-        if elsewhere := {weight.device for weight in decoder.weights if weight.device.type != "cpu"}:
-            raise UnsupportedModel(f"its weights are on {elsewhere.pop()}, and the compiled layers run on a CPU")
+        if elsewhere := {
+            weight.device for weight in decoder.weights if weight.device.type != "cpu"
+        }:
+            raise UnsupportedModel(
+                f"its weights are on {elsewhere.pop()}, and the compiled layers run on a CPU"
+            )
         function = layers_kernel(dtype)
         if function is None:
             raise UnsupportedModel("numba cannot be imported")
@@ -50,9 +57,12 @@ class CompiledLayers:
         ]
 
     def program(self, rows: int) -> Program:
-        """The program for so many rows, whose `x`, `cos` and `sin` are to be filled before `run`."""
+        """The program for so many rows, whose `x`, `cos` and `sin` are to be filled before
+        `run`."""
         if self._program is None or self._program.capacity < rows:
-            self._program = Program(self.decoder, 1 << (max(rows, ROWS) - 1).bit_length(), self._function)
+            self._program = Program(
+                self.decoder, 1 << (max(rows, ROWS) - 1).bit_length(), self._function
+            )
         return self._program
 
     def run(self, program: Program, plan: Plan) -> None:
@@ -63,12 +73,14 @@ class CompiledLayers:
             self._run_by_parts(program, plan)
 
     def states(self, states: Tensor, rotation: tuple[Tensor, Tensor], plan: Plan) -> Tensor:
-        """What the first layers of a decoder make of the states (1, rows, hidden). rotation: cos and sin of the rows'
-        positions, (1, rows, head_dim)."""
+        """What the first layers of a decoder make of the states (1, rows, hidden). rotation: cos
+        and sin of the rows' positions, (1, rows, head_dim)."""
         rows = states.shape[1]
         program = self.program(rows)
         program.begin(rows)
-        for memory, given in zip((program.x, program.cos, program.sin), (states, *rotation), strict=True):
+        for memory, given in zip(
+            (program.x, program.cos, program.sin), (states, *rotation), strict=True
+        ):
             memory[:rows] = given[0]
         self.run(program, plan)
         return program.x[:rows][None].clone()
@@ -81,18 +93,30 @@ class CompiledLayers:
             program.keep_new(layer.index, key, value)
             program.run(layer.index)
             q = program.q[:rows].view(rows, kv_heads, -1, dim).permute(1, 2, 0, 3)
-            out, _ = plan.attend(layer, q, *(x.view(rows, kv_heads, dim).transpose(0, 1) for x in (key, value)))
+            out, _ = plan.attend(
+                layer, q, *(x.view(rows, kv_heads, dim).transpose(0, 1) for x in (key, value))
+            )
             attended = out.permute(2, 0, 1, 3).contiguous()
             program.take(layer.index, attended)
         program.run(len(self._layers))
 
     def _attends_by_itself(self, program: Program, plan: Plan) -> bool:
-        """Have the program call the attention kernel itself, where a layer's attention is no more than that."""
-        if self._described is None or self._described[0]() is not plan or self._described[1] is not program:
+        """Have the program call the attention kernel itself, where a layer's attention is no more
+        than that."""
+        if (
+            self._described is None
+            or self._described[0]() is not plan
+            or self._described[1] is not program
+        ):
             rows, shape = program.rows, self.shapes[0]
             q = program.q[:rows].view(rows, shape.kv_heads, -1, shape.key_dim).permute(1, 2, 0, 3)
-            key, value = (x[:rows].view(rows, shape.kv_heads, -1).transpose(0, 1) for x in (program.key, program.value))
-            calls = all_layers(plan, self._layers, q, (key, value), program.attention, program.lse, program.threads)
+            key, value = (
+                x[:rows].view(rows, shape.kv_heads, -1).transpose(0, 1)
+                for x in (program.key, program.value)
+            )
+            calls = all_layers(
+                plan, self._layers, q, (key, value), program.attention, program.lse, program.threads
+            )
             if calls is None:
                 return False
             self._described = ref(plan), program, calls
@@ -103,11 +127,13 @@ class CompiledLayers:
 
 
 class FusedRunner:
-    """Runs a model of Llama's kind on a CPU from the weights of its modules, which stay as they are.
+    """Runs a model of Llama's kind on a CPU from the weights of its modules, which stay as they
+    are.
 
     A pass goes through the modules instead while anything about them is not as it was at load:
-    hooks, adapters, other modules or weights in their place, other attributes or code (see `Watch`).
-    Raises UnsupportedModel when its numbers are not of a kind that the compiled code multiplies.
+    hooks, adapters, other modules or weights in their place, other attributes or code (see
+    `Watch`). Raises UnsupportedModel when its numbers are not of a kind that the compiled code
+    multiplies.
     """
 
     def __init__(self, modules: HuggingFaceRunner, decoder: Decoder):
@@ -123,8 +149,11 @@ class FusedRunner:
         self.watch = modules.watch
 
     @torch.no_grad()
-    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
-        """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no longer the engine's."""
+    def forward(
+        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
+    ) -> Tensor:
+        """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no
+        longer the engine's."""
         self.modules.check_attention()
         if not self.watch.may_leave_out_modules():
             self.modules.trace = self.trace
@@ -132,11 +161,15 @@ class FusedRunner:
         start, rows = perf_counter(), len(tokens)
         program = self._layers.program(rows)
         index = None if keep is None else torch.tensor([*range(rows)])[list(keep)]
-        logits = torch.empty(rows if index is None else len(index), self._vocabulary, dtype=self.dtype)
+        logits = torch.empty(
+            rows if index is None else len(index), self._vocabulary, dtype=self.dtype
+        )
         program.begin(rows)
         program.write_logits(index, logits)
         program.x[:rows] = self._decoder.embedding.weight[torch.tensor(list(tokens))]
-        for memory, table in zip((program.cos, program.sin), self._rotation(plan.positions), strict=True):
+        for memory, table in zip(
+            (program.cos, program.sin), self._rotation(plan.positions), strict=True
+        ):
             memory[:rows] = table[0]
         self._layers.run(program, plan)
         if self.trace is not None:
@@ -144,28 +177,38 @@ class FusedRunner:
         return logits
 
     def _rotation(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """cos and sin (1, rows, head_dim) of the rows' positions, as the model's own module gives them."""
+        """cos and sin (1, rows, head_dim) of the rows' positions, as the model's own module gives
+        them."""
         cos, sin = self._decoder.rotary(self._decoder.embedding.weight, torch.tensor([positions]))
         return cos, sin
 
 
 def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
-    """Raises UnsupportedModel unless the compiled code multiplies such weights, wherever they are now."""
+    """Raises UnsupportedModel unless the compiled code multiplies such weights, wherever they are
+    now."""
     weights, first = list(decoder.weights), decoder.layers[0]
     if dtype == torch.bfloat16 and not has("avx512bf16"):
         raise UnsupportedModel("this processor does not multiply bfloat16 (AVX512_BF16)")
     if dtype not in (torch.float32, torch.bfloat16):
-        raise UnsupportedModel(f"its numbers are {dtype}, and the compiled layers take float32 and bfloat16")
+        raise UnsupportedModel(
+            f"its numbers are {dtype}, and the compiled layers take float32 and bfloat16"
+        )
     if any(weight.dtype != dtype or not weight.is_contiguous() for weight in weights):
         raise UnsupportedModel("its weights differ in type, or do not lie row by row")
     for layer in decoder.layers:
         if [x.weight.shape for x in layer.linears] != [x.weight.shape for x in first.linears]:
             raise UnsupportedModel("its layers differ in width")
-        if layer.head_dim != first.head_dim or layer.head_dim % 2 or layer.q.out_features % layer.head_dim:
+        if (
+            layer.head_dim != first.head_dim
+            or layer.head_dim % 2
+            or layer.q.out_features % layer.head_dim
+        ):
             raise UnsupportedModel(f"its heads are {layer.head_dim} wide")
     for linear in (*first.linears, *([] if decoder.head is None else [decoder.head])):
         if linear.in_features * dtype.itemsize % VECTOR_BYTES:
-            raise UnsupportedModel(f"its rows of {linear.in_features} {dtype} numbers are not whole vectors")
+            raise UnsupportedModel(
+                f"its rows of {linear.in_features} {dtype} numbers are not whole vectors"
+            )
 
 
 @cache

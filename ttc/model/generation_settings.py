@@ -34,9 +34,9 @@ class GenerationSettings:
     def of(cls, config: Any, vocab_size: int) -> GenerationSettings:
         """From a transformers `GenerationConfig`, or None for no settings.
 
-        Left to a search are temperature, top_k, top_p, min_p, do_sample, how many texts and how long.
-        Raises UnsupportedModel for a setting that changes what `generate` writes and that the engine
-        does not have, and for a value that transformers does not take.
+        Left to a search are temperature, top_k, top_p, min_p, do_sample, how many texts and how
+        long. Raises UnsupportedModel for a setting that changes what `generate` writes and that the
+        engine does not have, and for a value that transformers does not take.
         """
         if config is None:
             return cls()
@@ -131,7 +131,10 @@ REFUSED: Mapping[str, tuple[Asks, str]] = {
         bool,
         "strings that end a text are a task's: give them as dataset.end, in Python as `end`",
     ),
-    "max_time": (_is_set, "what is written would depend on the machine; run.max_wall_s is a budget"),
+    "max_time": (
+        _is_set,
+        "what is written would depend on the machine; run.max_wall_s is a budget",
+    ),
     "typical_p": (lambda p: p < 1, FILTER),
     "top_h": (_is_set, FILTER),
     "epsilon_cutoff": (_is_share, FILTER),
@@ -245,11 +248,14 @@ HONOURED: Mapping[str, tuple[Asks, Make]] = {
     "begin_suppress_tokens": (_is_set, _begin_suppress),
 }
 """When a setting asks for something, and what it does, in the order of transformers'
-`GenerationMixin._get_logits_processor`. `renormalize_logits` comes last there and changes no choice."""
+`GenerationMixin._get_logits_processor`. `renormalize_logits` comes last there and changes no
+choice."""
 
 
 def _check_tokens(asked: Mapping[str, Any], vocab_size: int) -> None:
-    biased = [part[0] if isinstance(part, list) else part for part in asked.get("sequence_bias", ())]
+    biased = [
+        part[0] if isinstance(part, list) else part for part in asked.get("sequence_bias", ())
+    ]
     tokens = {"sequence_bias": biased, "bad_words_ids": asked.get("bad_words_ids", ())}
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
         value = asked.get(name, ())

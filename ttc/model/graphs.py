@@ -28,7 +28,11 @@ SWITCH = "TTC_GRAPHS"
 AFTER = 4
 """Passes of a plan before its graph is recorded, which takes about as long as two."""
 
-WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe}
+WAITS = {
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.cudagraph_unsafe,
+}
 """Operations that wait for the device."""
 
 _RECORDING = Lock()
@@ -49,7 +53,8 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records on a CUDA device. Graphs share their memory, so they are replayed one after the other."""
+    """Records on a CUDA device. Graphs share their memory, so they are replayed one after the
+    other."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -87,7 +92,8 @@ class CudaRecorder:
 
 @dataclass
 class _Recorded:
-    """A plan's graph. ids, positions: what it reads, (rows,). logits: what it leaves, (rows, vocab)."""
+    """A plan's graph. ids, positions: what it reads, (rows,). logits: what it leaves, (rows,
+    vocab)."""
 
     graph: Graph
     ids: Tensor
@@ -99,11 +105,11 @@ class _Recorded:
 class Graphs:
     """The graphs of a runner's decode passes, one for each plan that lives long enough.
 
-    Of a plan's passes only the tokens and positions differ, while all of its KV is on the device and
-    the kernel takes every layer. Passes run without graphs while the model has hooks or adapters,
-    and those of a plan once the model has changed since its recording; and for good, with one
-    warning, after a recording that failed or a first replay that differs from the modules. A pass
-    may run twice, so models whose layers keep a state get none.
+    Of a plan's passes only the tokens and positions differ, while all of its KV is on the device
+    and the kernel takes every layer. Passes run without graphs while the model has hooks or
+    adapters, and those of a plan once the model has changed since its recording; and for good, with
+    one warning, after a recording that failed or a first replay that differs from the modules. A
+    pass may run twice, so models whose layers keep a state get none.
 
     watch: follows a model that is all on `device`. reason: why there are no graphs any more.
     """
@@ -118,7 +124,9 @@ class Graphs:
         # of each plan its graph, the number of its passes so far, or None when it gets no graph
         self._plans: WeakKeyDictionary[DecodePlan, _Recorded | int | None] = WeakKeyDictionary()
 
-    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None) -> Tensor | None:
+    def forward(
+        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None
+    ) -> Tensor | None:
         """The logits (rows, vocab) of a pass, or None when it is to be run without a graph."""
         if self.reason or keep is not None or not isinstance(plan, DecodePlan):
             return None
@@ -173,7 +181,9 @@ class Graphs:
         self.checked = True
         gap = _gap(expected, recorded.logits)
         if gap > 1:
-            self._give_up(f"the first replay's logits are {gap:.3g} times as far from those of its modules as allowed")
+            self._give_up(
+                f"the first replay's logits are {gap:.3g} times as far from those of its modules as allowed"
+            )
         return expected
 
     def _run(self, ids: Tensor, positions: Tensor, plan: _ByKernel) -> Tensor:
@@ -220,8 +230,8 @@ class _ByKernel:
 
 
 class _NoWaiting(TorchDispatchMode):
-    """Raises RuntimeError at an operation that waits for the device: within a recording it would leave
-    PyTorch's memory for graphs in disorder."""
+    """Raises RuntimeError at an operation that waits for the device: within a recording it would
+    leave PyTorch's memory for graphs in disorder."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten = torch.ops.aten
@@ -257,8 +267,8 @@ def _gap(expected: Tensor, result: Tensor) -> float:
 
 
 def graphs_for(watch: Watch, device: torch.device) -> Graphs | None:
-    """The graphs of a model's decode passes; None on a CPU, with weights in several places, and with
-    quantized ones, whose kernels may wait for the host."""
+    """The graphs of a model's decode passes; None on a CPU, with weights in several places, and
+    with quantized ones, whose kernels may wait for the host."""
     model = watch.model
     if device.type != "cuda" or getattr(model, "is_quantized", False):
         return None

@@ -1,8 +1,9 @@
 """Mamba 2 layers with a least time step, which transformers applies to runs of tokens alone.
 
-`generate` runs a prompt at once and what follows token by token, so it applies the least step to the
-prompt alone (Nemotron-H, Zamba 2). The engine computes tokens in other portions, so it decides by
-the token: the least step is applied in a branch's opening, the tokens before its first generated one.
+`generate` runs a prompt at once and what follows token by token, so it applies the least step to
+the prompt alone (Nemotron-H, Zamba 2). The engine computes tokens in other portions, so it decides
+by the token: the least step is applied in a branch's opening, the tokens before its first generated
+one.
 """
 
 from __future__ import annotations

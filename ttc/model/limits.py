@@ -17,9 +17,9 @@ CHANGING = ("longrope", "dynamic")
 
 @dataclass
 class ModelLimits:
-    """vocab_size: tokens are numbers below it. context_length: the most tokens of a branch, None for
-    no limit. eos_ids: the tokens that end a sequence, by the model's generation_config. because: why
-    the context is shorter than the model's own, for messages."""
+    """vocab_size: tokens are numbers below it. context_length: the most tokens of a branch, None
+    for no limit. eos_ids: the tokens that end a sequence, by the model's generation_config.
+    because: why the context is shorter than the model's own, for messages."""
 
     vocab_size: int
     context_length: int | None
@@ -35,19 +35,24 @@ class ModelLimits:
         if chosen is not None and (longest is None or longest > chosen):
             longest = chosen
             because = (
-                f" (of more than {chosen} tokens its layers attend to a choice, which the engine does not compute)"
+                f" (of more than {chosen} tokens its layers attend to a choice, which the engine does "
+                "not compute)"
             )
         return cls(config.vocab_size, longest, eos_ids, because)
 
     def checked(self, tokens: Sequence[int], what: str) -> list[int]:
-        """The tokens as a list; `what` names them in messages. Raises InvalidInput for none, and for
-        what is no token of the vocabulary."""
+        """The tokens as a list; `what` names them in messages. Raises InvalidInput for none, and
+        for what is no token of the vocabulary."""
         if isinstance(tokens, str | bytes):
-            raise InvalidInput(f"the {what} is text, {tokens[:40]!r}; give token numbers (engine.encode makes them)")
+            raise InvalidInput(
+                f"the {what} is text, {tokens[:40]!r}; give token numbers (engine.encode makes them)"
+            )
         try:
             tokens = [index(token) for token in tokens]
         except TypeError as error:
-            raise InvalidInput(f"the {what} is no list of token numbers ({error}); engine.encode makes them") from error
+            raise InvalidInput(
+                f"the {what} is no list of token numbers ({error}); engine.encode makes them"
+            ) from error
         if not tokens:
             raise InvalidInput(f"the {what} is empty; give at least one token")
         for token in (min(tokens), max(tokens)):

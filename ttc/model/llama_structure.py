@@ -103,7 +103,9 @@ def _layer(layer: Any) -> DecoderLayer:
             raise UnsupportedModel(f"{name} of {type(attention).__name__} is not Llama's")
     linears = {name: getattr(attention, f"{name}_proj") for name in "qkvo"}
     linears |= {name: getattr(mlp, f"{name}_proj") for name in ("gate", "up", "down")}
-    head_norms: dict[str, Any] = {name: getattr(attention, name, None) for name in ("q_norm", "k_norm")}
+    head_norms: dict[str, Any] = {
+        name: getattr(attention, name, None) for name in ("q_norm", "k_norm")
+    }
     parts = DecoderLayer(
         input_norm=layer.input_layernorm,
         mlp_norm=layer.post_attention_layernorm,

@@ -51,7 +51,9 @@ def load(
 
     is_name = isinstance(name, str | os.PathLike)
     check_kind("name", name, is_name, "an alias, a hub id, a folder or a .gguf file")
-    check_kind("trust_remote_code", trust_remote_code, isinstance(trust_remote_code, bool), "True or False")
+    check_kind(
+        "trust_remote_code", trust_remote_code, isinstance(trust_remote_code, bool), "True or False"
+    )
     place = chosen_device(device)
     precision = _dtype(dtype, place)
     with opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
@@ -66,7 +68,9 @@ def load(
         places: dict[str, Any] = {"": place}
         if place_weights is not None or over is not None:
             if method is not None:
-                raise UnsupportedModel(f"its weights are quantized by {method!r}; leave placement out, give one device")
+                raise UnsupportedModel(
+                    f"its weights are quantized by {method!r}; leave placement out, give one device"
+                )
             empty = _without_weights(kind, config, precision, trust_remote_code)
             if place_weights is not None:
                 places = place_weights(empty, place)
@@ -89,8 +93,8 @@ def configuration(
 ) -> tuple[Any, torch.dtype]:
     """Return (configuration, dtype) of what `load` would give, without reading weights.
 
-    source: gguf_file, trust_remote_code. Raises UnsupportedModel for quantized weights, whose sizes a
-    configuration does not tell.
+    source: gguf_file, trust_remote_code. Raises UnsupportedModel for quantized weights, whose sizes
+    a configuration does not tell.
     """
     from transformers import AutoConfig
 
@@ -98,7 +102,9 @@ def configuration(
     with opened(os.fspath(name), **source) as (path, options):
         config = AutoConfig.from_pretrained(path, **options)
         if (method := check_quantization(config, place)) is not None:
-            raise UnsupportedModel(f"its weights are quantized by {method!r}, and memory=auto plans for plain ones")
+            raise UnsupportedModel(
+                f"its weights are quantized by {method!r}, and memory=auto plans for plain ones"
+            )
         return config, _dtype(dtype, place)
 
 
@@ -224,9 +230,13 @@ def chosen_device(device: str | torch.device | None) -> torch.device:
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise InvalidInput(f"device={device!r} is not a device; use auto, cpu, cuda or cuda:N") from error
+        raise InvalidInput(
+            f"device={device!r} is not a device; use auto, cpu, cuda or cuda:N"
+        ) from error
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput(f"device={device!r} was asked for, but no CUDA device is available; use cpu")
+        raise InvalidInput(
+            f"device={device!r} was asked for, but no CUDA device is available; use cpu"
+        )
     return place
 
 
@@ -241,5 +251,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
     check_kind("dtype", dtype, isinstance(dtype, str), "its name, as 'float32'")
     precision = getattr(torch, dtype, None)
     if not (isinstance(precision, torch.dtype) and precision.is_floating_point):
-        raise InvalidInput(f"dtype={dtype!r} is not a floating-point type; use auto, float32, bfloat16 or float16")
+        raise InvalidInput(
+            f"dtype={dtype!r} is not a floating-point type; use auto, float32, bfloat16 or float16"
+        )
     return precision

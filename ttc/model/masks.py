@@ -35,12 +35,14 @@ class Sight(NamedTuple):
         return "no sliding window" if self.window is None else f"a sliding window of {self.window}"
 
 
-def check_masks(calls: Sequence[Call], windows: Sequence[int], context: int, long_masks: LongMasks) -> list[Sight]:
+def check_masks(
+    calls: Sequence[Call], windows: Sequence[int], context: int, long_masks: LongMasks
+) -> list[Sight]:
     """What each call's tokens see.
 
-    Each mask must be causal, with one sliding window, chunks of one length or neither, near and far.
-    The window is the one that the attention function is told; where it is told none, the length
-    among `windows` that the mask agrees with.
+    Each mask must be causal, with one sliding window, chunks of one length or neither, near and
+    far. The window is the one that the attention function is told; where it is told none, the
+    length among `windows` that the mask agrees with.
 
     windows: the lengths that the configuration states. context: the model's, in tokens.
     Raises UnsupportedModel.
@@ -125,7 +127,9 @@ def _check_rows(call: Call, sight: Sight, mask: Tensor, positions: Sequence[int]
         expected &= k // sight.chunk == q // sight.chunk
     visible = mask if mask.dtype == torch.bool else mask == 0
     if mask.dtype != torch.bool and not bool((visible | (mask <= -1e4)).all()):
-        raise UnsupportedModel(f"layer {call.layer} adds a bias to its scores, and the engine computes none")
+        raise UnsupportedModel(
+            f"layer {call.layer} adds a bias to its scores, and the engine computes none"
+        )
     wrong = (visible != expected).flatten(0, -3).any(0).nonzero()
     if len(wrong):
         row, key = wrong[0].tolist()

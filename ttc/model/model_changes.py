@@ -1,8 +1,8 @@
 """Does a model still compute what it computed? Asked before each call: KV stays between calls.
 
 Noted are its modules and their hooks, the code that they run, their attributes (a scale, which
-adapter of peft is active), and its weights. All is noted flat, so that comparing is a few passes over
-lists in C: 0.14 ms for the 397 modules and 272 weights of SmolLM2-135M.
+adapter of peft is active), and its weights. All is noted flat, so that comparing is a few passes
+over lists in C: 0.14 ms for the 397 modules and 272 weights of SmolLM2-135M.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ class _Code:
     def __init__(self, classes: set[type]):
         owners: set[Any] = {base for kind in classes for base in kind.__mro__}
         owners -= {nn.Module, object}
-        owners |= {sys.modules[kind.__module__] for kind in classes if kind.__module__ in sys.modules}
+        owners |= {
+            sys.modules[kind.__module__] for kind in classes if kind.__module__ in sys.modules
+        }
         code = [(owner, name) for owner in owners for name in _functions(owner)]
         self._owners = [owner for owner, _ in code]
         self._names = [name for _, name in code]
@@ -131,9 +133,9 @@ class _Code:
 class _Weights:
     """The weights and buffers of modules: which they are, where they lie, what was written to them.
 
-    PyTorch counts what is written to a tensor (`Tensor._version`), but not through `weight.data`, as
-    peft does to merge adapters. So one number of each tensor is compared as well. Where a few numbers
-    alone are written through `.data`, nobody notices.
+    PyTorch counts what is written to a tensor (`Tensor._version`), but not through `weight.data`,
+    as peft does to merge adapters. So one number of each tensor is compared as well. Where a few
+    numbers alone are written through `.data`, nobody notices.
     """
 
     def __init__(self, modules: Iterable[nn.Module]):

@@ -96,7 +96,9 @@ def _without_bar() -> Iterator[None]:
     """Leave out transformers' bar for weights that it reads. Bars of downloads stay."""
     from transformers.utils import logging
 
-    before = logging.set_tqdm_hook(lambda make, given, options: make(*given, **(options | {"disable": True})))
+    before = logging.set_tqdm_hook(
+        lambda make, given, options: make(*given, **(options | {"disable": True}))
+    )
     try:
         yield
     finally:
@@ -110,7 +112,9 @@ def _check_folder(path: Path) -> None:
                 f"the folder {path} holds {len(files)} models; name one by gguf_file "
                 f"(model.gguf_file on the command line): {', '.join(files)}"
             )
-        raise UnsupportedModel(f"the folder {path} holds no config.json; save the model with save_pretrained")
+        raise UnsupportedModel(
+            f"the folder {path} holds no config.json; save the model with save_pretrained"
+        )
     if not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):
         raise UnsupportedModel(
             f"the folder {path} holds no weights (*.safetensors); save the model with save_pretrained"

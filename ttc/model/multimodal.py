@@ -25,7 +25,11 @@ def text_decoder(config: Any) -> tuple[Any, Any, dict[str, Any]] | None:
     )
 
     text = getattr(config, "text_config", None)
-    if text is None or config.is_encoder_decoder or config.get_text_config(decoder=True) is not text:
+    if (
+        text is None
+        or config.is_encoder_decoder
+        or config.get_text_config(decoder=True) is not text
+    ):
         return None
     if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING and config.model_type not in OWN_LOGITS:
         tied = text.tie_word_embeddings

@@ -19,7 +19,8 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class PackedProduct:
-    """One packed weight behind one or more linear layers. The first that is called computes for all."""
+    """One packed weight behind one or more linear layers. The first that is called computes for
+    all."""
 
     def __init__(self, linears: Sequence[nn.Linear]):
         weight = torch.cat([linear.weight.detach() for linear in linears])

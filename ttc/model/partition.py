@@ -55,7 +55,9 @@ class Partition:
     compiled: bool = False
 
 
-def partition_units(config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None) -> tuple[Unit, ...]:
+def partition_units(
+    config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None
+) -> tuple[Unit, ...]:
     """The units of `partition`."""
     return partition(config, dtype, kind).units
 
@@ -63,9 +65,9 @@ def partition_units(config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any 
 def partition(config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None) -> Partition:
     """The partition of a model.
 
-    config: of transformers. dtype: of weights, activations and KV. kind: the model's class, None for
-    `AutoModelForCausalLM`'s. Raises UnsupportedModel for what is not a decoder, each layer of which
-    attends, keeps a recurrent state or mixes no tokens.
+    config: of transformers. dtype: of weights, activations and KV. kind: the model's class, None
+    for `AutoModelForCausalLM`'s. Raises UnsupportedModel for what is not a decoder, each layer of
+    which attends, keeps a recurrent state or mixes no tokens.
     """
     config = copy.deepcopy(config)
     # the implementation that needs no values to choose experts
@@ -155,12 +157,19 @@ def _run(model: Any) -> _Observed:
     batch = StateBatch(torch.zeros(1, 1, dtype=torch.long), {})
     states = nullcontext() if recurrent is None else recurrent.running([batch])
     observed = _Observed(len(blocks))
-    watched = {module: partial(observed.module_runs, name) for name, module in _outside(model, blocks)}
+    watched = {
+        module: partial(observed.module_runs, name) for name, module in _outside(model, blocks)
+    }
     watched |= {block: partial(observed.block_begins, n) for n, block in enumerate(blocks)}
     hooks = [module.register_forward_pre_hook(hook) for module, hook in watched.items()]
     extras = ExtraArguments(model)
     try:
-        with attention_set_to(model, REPLAY), states, extras.running() as arguments, attending(observed):
+        with (
+            attention_set_to(model, REPLAY),
+            states,
+            extras.running() as arguments,
+            attending(observed),
+        ):
             positions = torch.zeros_like(ids[:, :1])
             options = {"position_ids": positions, "use_cache": False} | arguments
             model(input_ids=ids[:, :1], **options)
@@ -187,7 +196,9 @@ def _run(model: Any) -> _Observed:
 # ---------------------------------------------------------------- units
 
 
-def _units(model: Any, blocks: list[nn.Module], observed: _Observed, dtype: torch.dtype) -> tuple[Unit, ...]:
+def _units(
+    model: Any, blocks: list[nn.Module], observed: _Observed, dtype: torch.dtype
+) -> tuple[Unit, ...]:
     config = model.config.get_text_config()
     before, after = _around(model, blocks, observed)
     weights = {"embedding": before}
@@ -208,8 +219,11 @@ def _outside(model: nn.Module, blocks: list[nn.Module]) -> list[tuple[str, nn.Mo
     return [(name, module) for name, module in model.named_modules() if module not in inside]
 
 
-def _around(model: nn.Module, blocks: list[nn.Module], observed: _Observed) -> tuple[Weights, Weights]:
-    """The weights of what runs before the blocks, and after; uncalled tables belong to the former."""
+def _around(
+    model: nn.Module, blocks: list[nn.Module], observed: _Observed
+) -> tuple[Weights, Weights]:
+    """The weights of what runs before the blocks, and after; uncalled tables belong to the
+    former."""
     before: list[nn.Module] = []
     after: list[nn.Module] = []
     for name, module in _outside(model, blocks):

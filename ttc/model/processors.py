@@ -1,7 +1,8 @@
 """What generation settings do to logits, for branches of any lengths side by side.
 
-Each processor does to a row what transformers' logits processor does to a text alone. Two are written
-for rows of any lengths, as models that many use ask for them; the others are transformers' own.
+Each processor does to a row what transformers' logits processor does to a text alone. Two are
+written for rows of any lengths, as models that many use ask for them; the others are transformers'
+own.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class Repetition:
 
 @dataclass(frozen=True)
 class NoRepeatNGram:
-    """`NoRepeatNGramLogitsProcessor`; of the prompt alone, `EncoderNoRepeatNGramLogitsProcessor`."""
+    """`NoRepeatNGramLogitsProcessor`; of the prompt alone,
+    `EncoderNoRepeatNGramLogitsProcessor`."""
 
     size: int
     of_prompt: bool = False

@@ -1,4 +1,5 @@
-"""Quantized models: refused by name where transformers cannot run them, or by what their layers do."""
+"""Quantized models: refused by name where transformers cannot run them, or by what their layers
+do."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ OTHERS = 100.0
 NUMBERS = 8192
 NUDGE = 1e-5
 """How many numbers a layer gets in the check for steps, and by which part of them they change. In a
-layer that rounds its inputs to 8 bits some of these come to lie on another step. Measured changes of
-the outputs: 1e-5 for plain layers and for torchao's weights alone; 1e-3 to 3e-3 where torchao
+layer that rounds its inputs to 8 bits some of these come to lie on another step. Measured changes
+of the outputs: 1e-5 for plain layers and for torchao's weights alone; 1e-3 to 3e-3 where torchao
 quantizes activations as they come."""
 
 

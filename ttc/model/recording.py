@@ -147,7 +147,9 @@ def eager_attention(module: Any) -> Attention:
     forward = inspect.unwrap(type(module).forward)
     function: Attention | None = forward.__globals__.get("eager_attention_forward")
     if function is None:
-        raise UnsupportedModel(f"{type(module).__name__} has no eager attention function to compare with")
+        raise UnsupportedModel(
+            f"{type(module).__name__} has no eager attention function to compare with"
+        )
     return function
 
 

@@ -1,4 +1,5 @@
-"""Layers of linear attention, state spaces and convolutions: the model's own modules over packed rows.
+"""Layers of linear attention, state spaces and convolutions: the model's own modules over packed
+rows.
 
 Such a module mixes the tokens of a sequence, and goes on from a state in transformers' cache. So it
 is given the packed rows sequence by sequence, with a cache that holds these sequences' states.
@@ -89,7 +90,8 @@ class Recurrent:
     def cache_of(self, tensors: Tensors) -> Cache:
         """What the modules are given of sequences with such states."""
         layers: list[Any] = [
-            LinearAttentionLayer(number_of_states=count) if count else DummyLayer() for count in self.state_counts
+            LinearAttentionLayer(number_of_states=count) if count else DummyLayer()
+            for count in self.state_counts
         ]
         for part, tensor in tensors.items():
             layer = layers[part.layer]
@@ -161,7 +163,8 @@ class _Sequences:
         return value[0][self._index(batch.rows, value.device)]
 
     def put(self, outputs: Sequence[Any]) -> Any:
-        """What a module gave for each batch, as for packed rows; what has no rows is the first's."""
+        """What a module gave for each batch, as for packed rows; what has no rows is the
+        first's."""
         first = outputs[0]
         if isinstance(first, tuple):
             return tuple(self.put(parts) for parts in zip(*outputs, strict=True))

@@ -29,12 +29,18 @@ Place = tuple[int, int]
 class Check(Protocol):
     """What `ModelCheck` lends: a pass that is answered from the record, and a comparison."""
 
-    def replay(self, calls: list[Call], rows: Rows, keep: list[int], spans: Sequence[slice]) -> Tensor: ...
+    def replay(
+        self, calls: list[Call], rows: Rows, keep: list[int], spans: Sequence[slice]
+    ) -> Tensor: ...
 
-    def same(self, what: str, expected: Tensor, result: Tensor, exact: float, rounded: float) -> None: ...
+    def same(
+        self, what: str, expected: Tensor, result: Tensor, exact: float, rounded: float
+    ) -> None: ...
 
 
-def check_recurrent(recurrent: Recurrent, check: Check, calls: list[Call], ids: Tensor, logits: Tensor) -> None:
+def check_recurrent(
+    recurrent: Recurrent, check: Check, calls: list[Call], ids: Tensor, logits: Tensor
+) -> None:
     """Find out how the modules are to run, and set them up.
 
     calls, logits (2, tokens, vocabulary): recorded of two sequences `ids` (2, tokens), whose first
@@ -80,7 +86,9 @@ def _check_after_opening(recurrent: Recurrent) -> None:
 
 
 class _Passes:
-    def __init__(self, recurrent: Recurrent, check: Check, calls: list[Call], ids: Tensor, logits: Tensor):
+    def __init__(
+        self, recurrent: Recurrent, check: Check, calls: list[Call], ids: Tensor, logits: Tensor
+    ):
         self.recurrent = recurrent
         self.check = check
         self.calls = calls
@@ -106,7 +114,8 @@ class _Passes:
         runs = [[(s, t) for t in range(self.prefix, self.ends[s])] for s in (1, 0)]
         rows = torch.arange(len(runs[0]) + len(runs[1])).split([len(run) for run in runs])
         batches = [
-            StateBatch(numbers[None], {part: tensor.clone() for part, tensor in state.items()}) for numbers in rows
+            StateBatch(numbers[None], {part: tensor.clone() for part, tensor in state.items()})
+            for numbers in rows
         ]
         self._pass(runs, batches, "on from a kept state")
         return batches

@@ -85,7 +85,8 @@ def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
     except Exception:  # a configuration that transformers cannot make a cache for
         return None
     counts = [
-        layer.number_of_states if isinstance(layer, LinearAttentionCacheLayerMixin) else 0 for layer in cache.layers
+        layer.number_of_states if isinstance(layer, LinearAttentionCacheLayerMixin) else 0
+        for layer in cache.layers
     ]
     if not any(counts):
         return None

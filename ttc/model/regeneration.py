@@ -1,8 +1,8 @@
 """Keys and values of a layer computed again from its attention module's input (CAPTURE, IV-A).
 
-No list of architectures is kept: the module runs on the stored input, and stops where it reaches the
-attention function. What else it is given for each row, such as the sines and cosines of a position,
-is remembered by position as passes go by.
+No list of architectures is kept: the module runs on the stored input, and stops where it reaches
+the attention function. What else it is given for each row, such as the sines and cosines of a
+position, is remembered by position as passes go by.
 """
 
 from __future__ import annotations
@@ -222,7 +222,11 @@ class Regeneration:
             self.calls.append(call)
             width = None
             inputs = call.inputs
-            if inputs is not None and layer >= self.first and self._gives(layer, inputs, key, value):
+            if (
+                inputs is not None
+                and layer >= self.first
+                and self._gives(layer, inputs, key, value)
+            ):
                 width = inputs.shape[-1]
             self.shapes += (replace(shapes[layer], input_dim=width),)
 
@@ -248,14 +252,19 @@ class Regeneration:
         positions = torch.arange(count, device=device)[None]
         plan = _Show(range(count), shown)
         try:
-            with attention_set_to(self.model, REPLAY), attending(plan), self.extras.running() as extras:
+            with (
+                attention_set_to(self.model, REPLAY),
+                attending(plan),
+                self.extras.running() as extras,
+            ):
                 options = {"use_cache": False, "logits_to_keep": 1} | extras
                 self.model(input_ids=tokens, position_ids=positions, **options)
         finally:
             _remove(hooks)
 
     def _gives(self, layer: int, inputs: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Whether keys and values come out of inputs again, in another order and not of all rows."""
+        """Whether keys and values come out of inputs again, in another order and not of all
+        rows."""
         rows = torch.tensor([7, 2, 5, 3, 8, 0], device=inputs.device)
         try:
             again = self(layer, inputs[rows], rows)

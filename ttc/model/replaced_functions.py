@@ -23,7 +23,9 @@ def called_by(module: torch.nn.Module, names: Iterable[str]) -> dict[str, Functi
     if hooked or "forward" in module.__dict__:
         return {}
     scope = forward.__globals__
-    return {name: scope[name] for name in names if name in forward.__code__.co_names if name in scope}
+    return {
+        name: scope[name] for name in names if name in forward.__code__.co_names if name in scope
+    }
 
 
 def forward_with(module: torch.nn.Module, functions: Mapping[str, Function]) -> Function:

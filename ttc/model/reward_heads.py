@@ -38,7 +38,9 @@ class HeadedModel(nn.Module):
         for name in HEADS:
             if isinstance(head := getattr(model, name, None), nn.Module):
                 return cls(model.base_model, head)
-        raise UnsupportedModel(f"{type(model).__name__} has no reward head ({', '.join(HEADS)}); {WAY_OUT}")
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no reward head ({', '.join(HEADS)}); {WAY_OUT}"
+        )
 
     def forward(
         self,
@@ -87,10 +89,14 @@ def read_head(source: str, dtype: torch.dtype) -> nn.Module:
         layers.setdefault(place, {})[part] = tensor
     if not layers:
         names = ", ".join(f"{name}.*" for name in HEADS)
-        raise UnsupportedModel(f"the weights of {source} hold no reward head (tensors named {names}); {WAY_OUT}")
+        raise UnsupportedModel(
+            f"the weights of {source} hold no reward head (tensors named {names}); {WAY_OUT}"
+        )
     known = all({"weight"} <= set(layer) <= {"weight", "bias"} for layer in layers.values())
     if len(layers) > 2 or not known:
-        raise UnsupportedModel(f"the head in the weights of {source} is not known: {', '.join(sorted(tensors))}")
+        raise UnsupportedModel(
+            f"the head in the weights of {source} is not known: {', '.join(sorted(tensors))}"
+        )
     first, *others = (_linear(dtype, **layer) for layer in layers.values())
     return nn.Sequential(first, nn.ReLU(), *others) if others else first
 

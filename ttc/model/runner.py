@@ -42,7 +42,9 @@ class ModelRunner(Protocol):
     dtype: torch.dtype
     trace: Trace | None
 
-    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+    def forward(
+        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
+    ) -> Tensor:
         """One pass. Returns the logits (rows, vocab) of the rows `keep` or of all."""
         ...
 
@@ -84,7 +86,9 @@ class HuggingFaceRunner:
                 f"model.set_attn_implementation({IMPLEMENTATION!r})"
             )
 
-    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+    def forward(
+        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
+    ) -> Tensor:
         """See `ModelRunner.forward`. Raises what `check_attention` does."""
         self.check_attention()
         start = perf_counter()

@@ -30,19 +30,24 @@ class Differs(UnsupportedModel):
     """The compiled layers give something else than the model's modules."""
 
 
-def runner_for(model: Any, choice: Choice | ModelRunner = "modules", pack: bool = False) -> ModelRunner:
+def runner_for(
+    model: Any, choice: Choice | ModelRunner = "modules", pack: bool = False
+) -> ModelRunner:
     """A runner for `model`, whose attention is set to the engine's own.
 
-    choice: "modules" for the model's own code, "fused" for compiled layers, "auto" for these where they serve the model
-    and the processor has what makes them fast; or a runner, which is taken as it is.
+    choice: "modules" for the model's own code, "fused" for compiled layers, "auto" for these where
+    they serve the model and the processor has what makes them fast; or a runner, which is taken as
+    it is.
     pack: pack linear layers where the model's own code runs.
-    Raises UnsupportedModel when the model's attention cannot be served exactly, and for "fused" when the compiled
-    layers do not serve it; InvalidInput for another choice.
+    Raises UnsupportedModel when the model's attention cannot be served exactly, and for "fused"
+    when the compiled layers do not serve it; InvalidInput for another choice.
     """
     if not isinstance(choice, str):
         return choice
     if choice not in get_args(Choice):
-        raise InvalidInput(f"runner={choice!r} is unknown; use one of {', '.join(get_args(Choice))}")
+        raise InvalidInput(
+            f"runner={choice!r} is unknown; use one of {', '.join(get_args(Choice))}"
+        )
     reason = "it was asked for" if choice == "modules" else _why_not() if choice == "auto" else ""
     if choice == "fused" or not reason:
         try:
@@ -55,7 +60,9 @@ def runner_for(model: Any, choice: Choice | ModelRunner = "modules", pack: bool 
                 raise
             reason = str(error)
             if isinstance(error, Differs):
-                warnings.warn(f"{type(model).__name__} runs by its own modules: {reason}", stacklevel=3)
+                warnings.warn(
+                    f"{type(model).__name__} runs by its own modules: {reason}", stacklevel=3
+                )
     if pack:
         pack_linears(model)
     runner = HuggingFaceRunner(model)
@@ -83,13 +90,18 @@ def _why_not() -> str:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
     try:
-        return "" if has("avx512f") else "without AVX-512 the compiled layers are slower than the modules"
+        return (
+            ""
+            if has("avx512f")
+            else "without AVX-512 the compiled layers are slower than the modules"
+        )
     except ImportError as error:
         return f"numba cannot be imported ({error})"
 
 
 class _Watched(ExtendPlan):
-    """A plan that keeps what each layer gives to attention and gets from it. answers: what layers get, instead."""
+    """A plan that keeps what each layer gives to attention and gets from it. answers: what layers
+    get, instead."""
 
     def __init__(self, *arguments: Any, answers: list[Partial] | None = None):
         super().__init__(*arguments)
@@ -99,7 +111,11 @@ class _Watched(ExtendPlan):
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         self.given.append(tuple(x.detach().clone() for x in (q, key, value)))
-        found = super().attend(layer, q, key, value) if self.answers is None else self.answers[layer.index]
+        found = (
+            super().attend(layer, q, key, value)
+            if self.answers is None
+            else self.answers[layer.index]
+        )
         self.found.append(found)
         return found
 
@@ -111,10 +127,12 @@ def check_runner(runner: FusedRunner) -> None:
 
 
 @torch.inference_mode()
-def check_layers(config: Any, shapes: Sequence[LayerShape], dtype: torch.dtype, modules: Pass, compiled: Pass) -> None:
-    """On a few tokens, near and far, each layer's queries, keys and values and the results of two passes must be the
-    same. Attention is computed once and answered from the record the second time, so that layers are compared one by
-    one.
+def check_layers(
+    config: Any, shapes: Sequence[LayerShape], dtype: torch.dtype, modules: Pass, compiled: Pass
+) -> None:
+    """On a few tokens, near and far, each layer's queries, keys and values and the results of two
+    passes must be the same. Attention is computed once and answered from the record the second
+    time, so that layers are compared one by one.
 
     config: of the model's text. shapes: what each layer stores, on the CPU. Raises Differs.
     """
@@ -125,7 +143,9 @@ def check_layers(config: Any, shapes: Sequence[LayerShape], dtype: torch.dtype, 
 
     def watched(answers: list[Partial] | None = None) -> _Watched:
         kv, cpu = KV(len(shapes), CHECK_TOKENS), torch.device("cpu")
-        kv.device = [LayerKV.empty(shape, CHECK_TOKENS, None, dtype, cpu, on_host=False) for shape in shapes]
+        kv.device = [
+            LayerKV.empty(shape, CHECK_TOKENS, None, dtype, cpu, on_host=False) for shape in shapes
+        ]
         pieces = [Piece(slice(n, n + half), [(kv, n, half)]) for n in (0, half)]
         return _Watched([], positions, pieces, answers=answers)
 
@@ -140,9 +160,12 @@ def check_layers(config: Any, shapes: Sequence[LayerShape], dtype: torch.dtype, 
 
 
 def _same(what: str, expected: Tensor, found: Tensor, rounded: float) -> None:
-    """Compare by the largest difference in float32, by the mean in 16 bits, where it adds up from layer to layer."""
+    """Compare by the largest difference in float32, by the mean in 16 bits, where it adds up from
+    layer to layer."""
     gap, size = (found - expected).float().abs(), expected.float().abs()
     exact = expected.dtype == torch.float32
     error, limit = (gap.max(), 1e-3 * size.max()) if exact else (gap.mean(), rounded * size.mean())
     if not float(error) <= float(limit) + 1e-6:
-        raise Differs(f"{what} differ by {float(error):.3g} (limit {float(limit):.3g}) from those of its modules")
+        raise Differs(
+            f"{what} differ by {float(error):.3g} (limit {float(limit):.3g}) from those of its modules"
+        )

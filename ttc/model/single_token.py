@@ -18,10 +18,11 @@ from ttc.model.replaced_functions import Function
 
 
 def gated_delta_rule(replaced: Function) -> Function:
-    """S = e^g S (I - beta k k') + beta k v', and q' S (Yang et al., 2025, "Gated Delta Networks", Eq. 10).
+    """S = e^g S (I - beta k k') + beta k v', and q' S (Yang et al., 2025, "Gated Delta Networks",
+    Eq. 10).
 
-    S, the state, is (sequences, heads, key_dim, value_dim), and is read once for both products: with
-    r = e^g, q' S_new = r q' S + (q' k) delta where delta = beta (v - r k' S).
+    S, the state, is (sequences, heads, key_dim, value_dim), and is read once for both products:
+    with r = e^g, q' S_new = r q' S + (q' k) delta where delta = beta (v - r k' S).
     """
 
     def rule(
@@ -62,7 +63,8 @@ def gated_delta_rule(replaced: Function) -> Function:
 
 
 def convolution(replaced: Function) -> Function:
-    """A convolution over each channel's last tokens, the new one among them: (sequences, channels, kernel)."""
+    """A convolution over each channel's last tokens, the new one among them: (sequences, channels,
+    kernel)."""
 
     def update(
         hidden_states: Tensor,

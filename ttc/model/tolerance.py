@@ -11,7 +11,9 @@ def is_precise(dtype: torch.dtype) -> bool:
     return dtype in (torch.float32, torch.float64)
 
 
-def deviation(expected: Tensor, result: Tensor, precise: bool, exact: float, rounded: float) -> tuple[float, float]:
+def deviation(
+    expected: Tensor, result: Tensor, precise: bool, exact: float, rounded: float
+) -> tuple[float, float]:
     """(error, limit) of a result.
 
     The error is the largest difference; of 16-bit models it is the mean, as expert routing may flip

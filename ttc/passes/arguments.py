@@ -25,11 +25,14 @@ def checked_prompts(
 
 
 def forked(branch: Branch, n: int, keep: int | None) -> list[Branch]:
-    """`n` children of a branch, with its first `keep` tokens as their prompt where that is a number."""
+    """`n` children of a branch, with its first `keep` tokens as their prompt where that is a
+    number."""
     check_live([branch])
     check_whole("n", n, 1)
     if keep is not None and check_whole("keep", keep, 0) > len(branch.tokens):
-        raise InvalidInput(f"keep={keep} is more than the {len(branch.tokens)} tokens of {branch!r}")
+        raise InvalidInput(
+            f"keep={keep} is more than the {len(branch.tokens)} tokens of {branch!r}"
+        )
     children = [branch.child() for _ in range(n)]
     for child in children:
         if keep is not None:
@@ -43,9 +46,14 @@ def checked_variants(
     """Prompts in place of the root's, and what follows each: by default nothing."""
     check_live([root])
     if root.generated:
-        raise InvalidInput(f"{root!r} has generated tokens, so its prompt cannot be varied; give the root itself")
+        raise InvalidInput(
+            f"{root!r} has generated tokens, so its prompt cannot be varied; give the root itself"
+        )
     checked = [limits.checked(prompt, "prompt") for prompt in prompts]
-    after = [limits.checked(suffix, "suffix") if suffix else [] for suffix in suffixes or [[]] * len(checked)]
+    after = [
+        limits.checked(suffix, "suffix") if suffix else []
+        for suffix in suffixes or [[]] * len(checked)
+    ]
     check_one_each(len(checked), "prompts", len(after), "suffixes", "[] for none")
     for prompt, suffix in zip(checked, after, strict=True):
         limits.check_prompt(len(prompt) + len(suffix))
@@ -86,17 +94,22 @@ def checked_continuations(
     given: Sequence[Tokens] | None,
     singles: bool,
 ) -> tuple[list[list[int]], list[list[list[int]]]]:
-    """The arguments of `Engine.score`: what is given, and the continuations. singles: refuse longer ones."""
+    """The arguments of `Engine.score`: what is given, and the continuations. singles: refuse longer
+    ones."""
     check_one_each(len(branches), "branches", len(continuations), "lists of continuations")
     if given is not None:
         check_one_each(len(branches), "branches", len(given), "lists of given tokens")
-    between = [limits.checked(g, "list of given tokens") if g else [] for g in given or [[]] * len(branches)]
+    between = [
+        limits.checked(g, "list of given tokens") if g else []
+        for g in given or [[]] * len(branches)
+    ]
     checked = [[limits.checked(c, "continuation") for c in group] for group in continuations]
     for branch, group, tokens in zip(branches, checked, between, strict=True):
         if not group:
             raise InvalidInput("a branch came with no continuation to score")
         longest = max(map(len, group))
-        limits.check_context(len(branch.tokens) + len(tokens) + longest - 1)  # the last token is not fed
+        # the last token is not fed
+        limits.check_context(len(branch.tokens) + len(tokens) + longest - 1)
         if singles and longest > 1:
             raise InvalidInput(
                 f"a continuation has {longest} tokens; with an early exit only single tokens can be scored, so put "
@@ -108,19 +121,27 @@ def checked_continuations(
 def step_of(
     max_tokens: int | Sequence[int], stop: Sequence[str], end: Sequence[str], statistics: bool
 ) -> tuple[Step, list[int] | None]:
-    """The options of `Backend.generate` as what `Batch.add` takes: the step, and the limit of each branch where
-    `max_tokens` is one each."""
+    """The options of `Backend.generate` as what `Batch.add` takes: the step, and the limit of each
+    branch where `max_tokens` is one each."""
     check_strings("stop", stop)
     check_strings("end", end)
-    limits = [check_whole("max_tokens", limit, 1) for limit in max_tokens] if isinstance(max_tokens, Iterable) else None
-    longest = max(limits, default=1) if limits is not None else check_whole("max_tokens", max_tokens, 1)
+    limits = (
+        [check_whole("max_tokens", limit, 1) for limit in max_tokens]
+        if isinstance(max_tokens, Iterable)
+        else None
+    )
+    longest = (
+        max(limits, default=1) if limits is not None else check_whole("max_tokens", max_tokens, 1)
+    )
     return Step(longest, tuple(stop), tuple(end), statistics), limits
 
 
 def check_strings(name: str, strings: Sequence[str]) -> None:
     """Refuse what is no list of strings, and an empty string in it."""
     if isinstance(strings, str):
-        raise InvalidInput(f"{name}={strings!r} is one string, which would be read as letters; give a list")
+        raise InvalidInput(
+            f"{name}={strings!r} is one string, which would be read as letters; give a list"
+        )
     check_kind(name, strings, isinstance(strings, Iterable), "a list of strings")
     for string in strings:
         check_kind(f"a string of {name}", string, isinstance(string, str), "text")
@@ -135,12 +156,15 @@ def check_step(
     sampling: Sampling,
     limits: Sequence[int] | None = None,
 ) -> list[int]:
-    """The largest number of tokens of each branch. Refuses a step that cannot be made. limits: see `Batch.add`."""
+    """The largest number of tokens of each branch. Refuses a step that cannot be made. limits: see
+    `Batch.add`."""
     check_kind("step", step, isinstance(step, Step), "a ttc.Step(max_tokens=...)")
     given = [step.max_tokens] * len(branches) if limits is None else list(limits)
     check_one_each(len(branches), "branches", len(given), "values of max_tokens")
     step_tokens = [check_whole("max_tokens", tokens, 1) for tokens in given]
-    check_kind("sampling", sampling, isinstance(sampling, Sampling), "a ttc.Sampling(temperature=...)")
+    check_kind(
+        "sampling", sampling, isinstance(sampling, Sampling), "a ttc.Sampling(temperature=...)"
+    )
     check_kind("statistics", step.statistics, isinstance(step.statistics, bool), "True or False")
     if step.delimiter is not None and not isinstance(step.delimiter, str):
         check_strings("delimiter", step.delimiter)
@@ -149,5 +173,7 @@ def check_step(
         if branch.finished:
             raise InvalidInput(f"{branch!r} is finished and cannot go on; leave it out")
         if model.left(len(branch.tokens)) == 0:
-            raise InvalidInput(f"{branch!r} fills the model's context of {model.context_length} tokens already")
+            raise InvalidInput(
+                f"{branch!r} fills the model's context of {model.context_length} tokens already"
+            )
     return step_tokens

@@ -1,4 +1,5 @@
-"""New tokens cut into chunks: the rows of one pass each, with a plan, and the segments that their KV goes to."""
+"""New tokens cut into chunks: the rows of one pass each, with a plan, and the segments that their
+KV goes to."""
 
 from __future__ import annotations
 
@@ -84,16 +85,19 @@ class Cutter:
         self.max_runs = len(runs) if self.states is None else self.states.max_runs
 
     def _follow_tree(self) -> None:
-        """The segments that the runs stand on, which calls between two passes may have cut or joined."""
+        """The segments that the runs stand on, which calls between two passes may have cut or
+        joined."""
         self.recuts = self.runtime.tree.recuts
         self.paths = [
-            run.leaf.path() if writer.left else [] for run, writer in zip(self.runs, self.writers, strict=True)
+            run.leaf.path() if writer.left else []
+            for run, writer in zip(self.runs, self.writers, strict=True)
         ]
         self.order = depth_first(self.paths)
         self.needed |= {segment.storage for path in self.paths for segment in path}
 
     def _room_for_states(self) -> PassStates | None:
-        """Raises OutOfMemory unless there is room for the KV of all runs, and for their recurrent states, if any."""
+        """Raises OutOfMemory unless there is room for the KV of all runs, and for their recurrent
+        states, if any."""
         tokens = sum(len(run.tokens) for run in self.runs)
         if self.runtime.runner.recurrent is None:
             self.runtime.residency.require(tokens)
@@ -154,7 +158,8 @@ class Cutter:
         before = [self.writers[i].before for i in taken]
         spans = [piece.rows for piece in pieces]
         in_opening = [
-            self.runs[i].leaf.end + first < self.runs[i].opening for i, first in zip(taken, firsts, strict=True)
+            self.runs[i].leaf.end + first < self.runs[i].opening
+            for i, first in zip(taken, firsts, strict=True)
         ]
         return self.states.begin(before, spans, in_opening, self.needed)
 
@@ -174,7 +179,9 @@ class Cutter:
             return
         ended = [self.writers[i] for i in chunk.runs]
         passing = [writer.done not in writer.cuts for writer in ended]
-        self.states.end([writer.end for writer in ended], [writer.passed for writer in ended], passing)
+        self.states.end(
+            [writer.end for writer in ended], [writer.passed for writer in ended], passing
+        )
 
     def close(self) -> None:
         if self.states is not None:
@@ -199,10 +206,13 @@ def one_chunk(runtime: Runtime, runs: Sequence[NewRun]) -> Iterator[tuple[Chunk,
 def batches(
     runtime: Runtime, branches: Sequence[Branch], runs: Sequence[Sequence[int]], together: bool
 ) -> Iterator[list[int]]:
-    """Which branches share a pass, in depth-first order: as many as `prefill_tokens` rows hold, problems whole."""
+    """Which branches share a pass, in depth-first order: as many as `prefill_tokens` rows hold,
+    problems whole."""
     paths = [b.leaf.path() for b in branches]
     order = depth_first(paths)
-    units = by_problem([branches[i] for i in order]) if together else [[n] for n in range(len(order))]
+    units = (
+        by_problem([branches[i] for i in order]) if together else [[n] for n in range(len(order))]
+    )
     batch: list[int] = []
     for unit in [[order[n] for n in rows] for rows in units]:
         if batch and sum(len(runs[i]) for i in batch + unit) > runtime.prefill_tokens:

@@ -31,10 +31,14 @@ class Outputs:
         return Outputs([self.places[i] for i in indices], [self.computed[i] for i in indices])
 
     def rows(self, chunk: Chunk, starts: Sequence[int]) -> list[tuple[int, int, int]]:
-        """(sequence, place, row of the pass) of what a chunk computes. starts[i]: the place of run i's first token."""
+        """(sequence, place, row of the pass) of what a chunk computes. starts[i]: the place of run
+        i's first token."""
         rows = []
         for run, first, piece in zip(chunk.runs, chunk.firsts, chunk.plan.pieces, strict=True):
             start = starts[run] + first - piece.rows.start  # the place of the pass's row 0
             places = range(start + piece.rows.start, start + piece.rows.stop)
-            rows += [(run, place, place - start) for place in sorted(self.places[run].intersection(places))]
+            rows += [
+                (run, place, place - start)
+                for place in sorted(self.places[run].intersection(places))
+            ]
         return rows

@@ -1,4 +1,5 @@
-"""Work that is done pass by pass: between two passes others may use the engine, and whoever began it may break off."""
+"""Work that is done pass by pass: between two passes others may use the engine, and whoever began
+it may break off."""
 
 from __future__ import annotations
 
@@ -27,17 +28,22 @@ def all_of(passes: Passes[T]) -> T:
 class PassByPass:
     """A call of an engine that is made one pass at a time (see `ttc.protocols.Prefill`).
 
-    branches: what it computes keys and values of. One that is released leaves it, and what it had goes at once.
-    lock: held during each pass. under_way: the calls of the engine that have begun and not ended, this one among them.
+    branches: what it computes keys and values of. One that is released leaves it, and what it had
+    goes at once.
+    lock: held during each pass. under_way: the calls of the engine that have begun and not ended,
+    this one among them.
     """
 
-    def __init__(self, branches: list[Branch], passes: Passes[None], lock: RLock, under_way: set[PassByPass]):
+    def __init__(
+        self, branches: list[Branch], passes: Passes[None], lock: RLock, under_way: set[PassByPass]
+    ):
         self.branches, self.passes, self.lock, self.under_way = branches, passes, lock, under_way
         self.done = False
         self.error: BaseException | None = None
 
     def step(self) -> bool:
-        """The next pass. True once all are made. Raises what has stopped it, also where that was in another thread."""
+        """The next pass. True once all are made. Raises what has stopped it, also where that was in
+        another thread."""
         with self.lock:
             if self.error is not None:
                 raise self.error
@@ -67,7 +73,8 @@ class PassByPass:
             return self.branches
 
     def close(self) -> None:
-        """Make no more passes. Branches that were extended are what they were; new ones are released."""
+        """Make no more passes. Branches that were extended are what they were; new ones are
+        released."""
         with self.lock:
             self.under_way.discard(self)
             self.passes.close()

@@ -1,4 +1,5 @@
-"""The recurrent states of a pass's sequences: taken from segments' ends, changed by the pass, and kept at new ends."""
+"""The recurrent states of a pass's sequences: taken from segments' ends, changed by the pass, and
+kept at new ends."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ class PassStates:
         self.claimed = count
         alike: dict[tuple[int, bool, bool], list[int]] = {}
         for run, (segment, span, inside) in enumerate(zip(before, spans, in_opening, strict=True)):
-            alike.setdefault((span.stop - span.start, state_of(segment) is not None, inside), []).append(run)
+            alike.setdefault(
+                (span.stop - span.start, state_of(segment) is not None, inside), []
+            ).append(run)
         self.batches = []
         self.members = list(alike.values())
         for runs in self.members:
@@ -63,7 +66,9 @@ class PassStates:
             self.batches.append(StateBatch(rows, tensors, [in_opening[run] for run in runs]))
         return self.batches
 
-    def end(self, segments: Sequence[Segment], passed: Sequence[Segment | None], passing: Sequence[bool]) -> None:
+    def end(
+        self, segments: Sequence[Segment], passed: Sequence[Segment | None], passing: Sequence[bool]
+    ) -> None:
         """The pass is done: keep what it left, for each run at the segment that it ends with.
         passed: a segment whose state was kept for this pass alone. passing: whether what is kept is
         for the next pass alone."""
@@ -88,5 +93,7 @@ class PassStates:
 def state_of(segment: Segment) -> State | None:
     """The state that one goes on from after a segment, None after the trunk."""
     if segment.state is None and segment.parent is not None:
-        raise RuntimeError(f"segment {segment.serial} at {segment.start} has no recurrent state to go on from")
+        raise RuntimeError(
+            f"segment {segment.serial} at {segment.start} has no recurrent state to go on from"
+        )
     return segment.state

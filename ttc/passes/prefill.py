@@ -29,9 +29,9 @@ def prefill(
     """Bring the KV of each branch up to all of its target tokens but the last, pass by pass.
 
     Between two passes others may use the tree. A branch that is released there is left out from
-    then on. A prefix that stands in the tree already is shared; of new prefixes that several targets
-    share, the first computes and the others wait a round. outputs: takes what the model gives at
-    chosen places of the targets.
+    then on. A prefix that stands in the tree already is shared; of new prefixes that several
+    targets share, the first computes and the others wait a round. outputs: takes what the model
+    gives at chosen places of the targets.
     """
     outputs = outputs or Outputs.at([()] * len(branches))
     waiting = [
@@ -39,8 +39,12 @@ def prefill(
         for index, (branch, target) in enumerate(zip(branches, targets, strict=True))
     ]
     while waiting:
-        chosen, waiting = _round(runtime, [target for target in waiting if not target.branch.released])
-        yield from _compute(runtime, chosen, purpose, outputs.of([target.index for target in chosen]))
+        chosen, waiting = _round(
+            runtime, [target for target in waiting if not target.branch.released]
+        )
+        yield from _compute(
+            runtime, chosen, purpose, outputs.of([target.index for target in chosen])
+        )
 
 
 @dataclass
@@ -79,7 +83,9 @@ def _round(runtime: Runtime, waiting: Sequence[Target]) -> tuple[list[Target], l
         leaf = tree.move(branch, tree.descend(before, known, target.opening))
         branch.usage.shared_tokens += max(0, leaf.end - before.end)
         target.missing = list(target.tokens[leaf.end : -1])
-        first = next((other for other in chosen if target.waits_for(other)), None) if shared else None
+        first = (
+            next((other for other in chosen if target.waits_for(other)), None) if shared else None
+        )
         if first is not None:
             first.cuts.add(common_prefix(first.missing, target.missing))
             deferred.append(target)
@@ -88,7 +94,9 @@ def _round(runtime: Runtime, waiting: Sequence[Target]) -> tuple[list[Target], l
     return chosen, deferred
 
 
-def _compute(runtime: Runtime, targets: Sequence[Target], purpose: Purpose, outputs: Outputs) -> Passes[None]:
+def _compute(
+    runtime: Runtime, targets: Sequence[Target], purpose: Purpose, outputs: Outputs
+) -> Passes[None]:
     held: list[Segment] = []
     runs = [NewRun(t.branch.leaf, t.missing, t.branch.usage, t.opening, t.cuts) for t in targets]
     starts = [run.leaf.end for run in runs]

@@ -33,7 +33,8 @@ def check_parts(
     sharing: Any,
     gate: Any,
 ) -> None:
-    """Refuse what an engine cannot be made of, by name; None stands for the default, or for no tokenizer."""
+    """Refuse what an engine cannot be made of, by name; None stands for the default, or for no
+    tokenizer."""
     check_kind(
         "model",
         model,
@@ -41,7 +42,9 @@ def check_parts(
         "a loaded model, or its name to Engine.from_pretrained",
     )
     reads = tokenizer is None or callable(getattr(tokenizer, "decode", None))
-    check_kind("tokenizer", tokenizer, reads, "a loaded tokenizer, as AutoTokenizer.from_pretrained gives")
+    check_kind(
+        "tokenizer", tokenizer, reads, "a loaded tokenizer, as AutoTokenizer.from_pretrained gives"
+    )
     check_whole("prefill_tokens", prefill_tokens, 1)
     for name, part, kind, example in (
         ("memory", memory, Residency, "Paged(budget_gib=4)"),
@@ -87,11 +90,14 @@ class Runtime:
         """How many tokens stand before the branch's first generated one once `given` more were
         given; 0 where that makes no difference to the model."""
         recurrent = self.runner.recurrent
-        return branch.opening_with(given) if recurrent is not None and recurrent.knows_opening else 0
+        return (
+            branch.opening_with(given) if recurrent is not None and recurrent.knows_opening else 0
+        )
 
     @cached_property
     def lens(self) -> Lens:
-        """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where there are none."""
+        """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where
+        there are none."""
         return checked_lens(self.runner)
 
     @contextmanager

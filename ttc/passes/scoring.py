@@ -24,7 +24,8 @@ def score(
     continuations: Sequence[Sequence[list[int]]],
     likeliest: Scores | None = None,
 ) -> Scores:
-    """See `Engine.score`. Two passes: what all continuations of a branch share, then what is left of each."""
+    """See `Engine.score`. Two passes: what all continuations of a branch share, then what is left
+    of each."""
     shared = [_shared(group) for group in continuations]
     heads = []
     for branch, more, group, n in zip(branches, given, continuations, shared, strict=True):
@@ -41,10 +42,13 @@ def score(
     try:
         both_passes = sum(len(head.tokens) for head in heads) + sum(map(len, rests))
         runtime.residency.require(both_passes)  # before either of them
-        first_targets = [[c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)]
+        first_targets = [
+            [c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)
+        ]
         pairs = _score_runs(runtime, heads, first_targets, held, [len(more) for more in given])
         runs = [
-            NewRun(held[i], rest, heads[i].usage, heads[i].opening) for (i, _), rest in zip(longer, rests, strict=True)
+            NewRun(held[i], rest, heads[i].usage, heads[i].opening)
+            for (i, _), rest in zip(longer, rests, strict=True)
         ]
         last_targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in longer]
         last_pairs = _score_runs(runtime, runs, last_targets, held, [0] * len(runs))
@@ -71,8 +75,8 @@ def _score_runs(
     held: list[Segment],
     skipped: Sequence[int],
 ) -> Pairs:
-    """Feed `runs[i]`; row t gives the log-probability of token t of each of `targets[i]`, the first `skipped[i]` rows
-    left out.
+    """Feed `runs[i]`; row t gives the log-probability of token t of each of `targets[i]`, the first
+    `skipped[i]` rows left out.
 
     The runs' segments are attached to the tree and appended to `held`, one reference each.
     """
@@ -81,21 +85,26 @@ def _score_runs(
         scored = _scored_rows(chunk, skipped)
         keep = [row for _, _, rows in scored for row in rows]
         with chunk.plan:
-            logits = runtime.runner.forward(chunk.tokens, chunk.plan, keep or [len(chunk.tokens) - 1])
+            logits = runtime.runner.forward(
+                chunk.tokens, chunk.plan, keep or [len(chunk.tokens) - 1]
+            )
         parts = logits.split([len(rows) for _, _, rows in scored]) if scored else ()
         for (i, first, _), part in zip(scored, parts, strict=True):
             logprobs = part.log_softmax(-1, dtype=torch.promote_types(part.dtype, torch.float32))
             best = logprobs.amax(-1).tolist()
             for scores, target in zip(pairs[i], targets[i], strict=True):
                 tokens = target[first : first + len(logprobs)]
-                scores += [(float(logprobs[row, token]), best[row]) for row, token in enumerate(tokens)]
+                scores += [
+                    (float(logprobs[row, token]), best[row]) for row, token in enumerate(tokens)
+                ]
     for run in runs:
         run.usage.verifier_tokens += len(run.tokens)
     return pairs
 
 
 def _scored_rows(chunk: Chunk, skipped: Sequence[int]) -> list[tuple[int, int, range]]:
-    """(run, the first of its targets' tokens, the rows of the pass that score it and those after it)."""
+    """(run, the first of its targets' tokens, the rows of the pass that score it and those after
+    it)."""
     scored = []
     for i, first, piece in zip(chunk.runs, chunk.firsts, chunk.plan.pieces, strict=True):
         skip = max(0, skipped[i] - first)

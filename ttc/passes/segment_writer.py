@@ -31,7 +31,8 @@ class NewRun:
 
 
 class SegmentWriter:
-    """A run of new tokens on its way into the tree, block by block; its end is in `held`, with one reference."""
+    """A run of new tokens on its way into the tree, block by block; its end is in `held`, with one
+    reference."""
 
     def __init__(self, runtime: Runtime, run: NewRun, needed: set[KV], held: list[Segment]):
         self.runtime = runtime
@@ -44,7 +45,8 @@ class SegmentWriter:
         self.blocks: list[Segment] = []
         self.done = 0
         self.filled = 0  # tokens of the last block that are there
-        self.cuts: list[int] = []  # where blocks end that would go on, and the run itself, if states are kept there
+        # where blocks end that would go on, and the run itself, if states are kept there
+        self.cuts: list[int] = []
         self.before = run.leaf  # whose state the last pass began from
         self.passed: Segment | None = None  # this one, if it is no place where a state is kept
 
@@ -72,8 +74,12 @@ class SegmentWriter:
 
     def entries(self, rows: slice) -> list[Entry]:
         """What earlier passes left: attended in full by the rows of the next one."""
-        lengths = [len(block.tokens) for block in self.blocks[:-1]] + [self.filled] * bool(self.blocks)
-        return [Entry(b.storage, b.start, n, rows) for b, n in zip(self.blocks, lengths, strict=True)]
+        lengths = [len(block.tokens) for block in self.blocks[:-1]] + [self.filled] * bool(
+            self.blocks
+        )
+        return [
+            Entry(b.storage, b.start, n, rows) for b, n in zip(self.blocks, lengths, strict=True)
+        ]
 
     def grow(self, count: int) -> list[tuple[KV, int, int]]:
         """Make place for the next `count` tokens: (KV, first token to fill, how many), in order."""
@@ -92,7 +98,8 @@ class SegmentWriter:
         return places
 
     def settle(self) -> None:
-        """The pass that fills what has grown was made. All blocks are whole once the last one is full."""
+        """The pass that fills what has grown was made. All blocks are whole once the last one is
+        full."""
         if not self.left:
             for block in self.blocks:
                 block.whole = True
@@ -107,7 +114,9 @@ class SegmentWriter:
         residency, tree, above = self.runtime.residency, self.runtime.tree, self.end
         size = residency.block_tokens or len(self.tokens)
         tokens = self.left[: min(size, self.piece_limit)]
-        kv = residency.allocate(len(tokens), self.needed, [segment.storage for segment in above.path()])
+        kv = residency.allocate(
+            len(tokens), self.needed, [segment.storage for segment in above.path()]
+        )
         self.needed.add(kv)
         self.held[self.index] = tree.hold(tree.attach(above, tokens, kv, self.opening))
         tree.drop(above)

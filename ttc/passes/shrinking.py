@@ -23,9 +23,11 @@ from ttc.model.recurrent import Recurrent
 from ttc.model.runner import ModelRunner
 
 Decide = Callable[[int, Sequence[int], Tensor], set[int]]
-"""(layers computed, branches of the pass that are left, their lens logits (branches, vocab)) -> those that leave."""
+"""(layers computed, branches of the pass that are left, their lens logits (branches, vocab)) ->
+those that leave."""
 Watch = Callable[[Sequence[int], int, Tensor, Tensor], None]
-"""Sees each look: branches, layers computed, their last rows' states (branches, width), their lens logits."""
+"""Sees each look: branches, layers computed, their last rows' states (branches, width), their lens
+logits."""
 
 
 class _AllOut(Exception):
@@ -58,8 +60,10 @@ class ShrinkingPass:
         self.watch = watch
         self.live = list(range(len(plan.pieces)))
         self.kept: Tensor | None = None  # the rows that are left, once some are gone
-        self.others: tuple[Any, ...] = ()  # what the last layer gave besides states, for the next one
-        self.shared: list[UserDict[str, tuple[Tensor, ...]]] = []  # KV that layers leave for later ones
+        # what the last layer gave besides states, for the next one
+        self.others: tuple[Any, ...] = ()
+        # KV that layers leave for later ones
+        self.shared: list[UserDict[str, tuple[Tensor, ...]]] = []
         self.recurrent: Recurrent | None = None
         self.results: dict[int, tuple[int, Tensor]] = {}
         self.rows = [0] * len(lens.layers)
@@ -67,7 +71,10 @@ class ShrinkingPass:
 
     def run(self, runner: ModelRunner, tokens: Sequence[int]) -> None:
         self.recurrent = runner.recurrent
-        forwards = [self._instead_of(layer.forward, depth) for depth, layer in enumerate(self.lens.layers, 1)]
+        forwards = [
+            self._instead_of(layer.forward, depth)
+            for depth, layer in enumerate(self.lens.layers, 1)
+        ]
         with self.lens.running(forwards), suppress(_AllOut):
             runner.forward(tokens, self.whole, keep=[0])
 
@@ -75,10 +82,15 @@ class ShrinkingPass:
         """What layer number `depth` runs: itself on the rows that are left, then a look at them."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if self.kept is not None:  # the model's loop hands on what the layer before gave, and all else unchanged
+            # the model's loop hands on what the layer before gave, and all else unchanged
+            if self.kept is not None:
                 args = (*args[:1], *self._rows_of(args[1:]))
-                kwargs = {k: v if k == "hidden_states" else self._rows_of(v) for k, v in kwargs.items()}
-            self.shared = [value for value in (*args, *kwargs.values()) if isinstance(value, UserDict)]
+                kwargs = {
+                    k: v if k == "hidden_states" else self._rows_of(v) for k, v in kwargs.items()
+                }
+            self.shared = [
+                value for value in (*args, *kwargs.values()) if isinstance(value, UserDict)
+            ]
             with attending(self.plan):
                 output = layer_forward(*args, **kwargs)
             self.others = parts_of(output)[1] or ()
@@ -98,16 +110,23 @@ class ShrinkingPass:
         if self.watch is not None:
             self.watch(self.live, depth, states[ends], logits)
         leaving = set(self.live) if last else self.decide(depth, self.live, logits)
-        self.results |= {i: (depth, row) for i, row in zip(self.live, logits, strict=True) if i in leaving}
+        self.results |= {
+            i: (depth, row) for i, row in zip(self.live, logits, strict=True) if i in leaving
+        }
         return self.without(leaving, depth, output)
 
     def without(self, leaving: set[int], depth: int, output: Any) -> Any:
-        """What the next layer gets of the output of layer number `depth` once the pieces `leaving` are gone."""
+        """What the next layer gets of the output of layer number `depth` once the pieces `leaving`
+        are gone."""
         if not leaving:
             return output
         states, others = parts_of(output)
         dim = row_dim(states)
-        spans = [piece.rows for i, piece in zip(self.live, self.plan.pieces, strict=True) if i not in leaving]
+        spans = [
+            piece.rows
+            for i, piece in zip(self.live, self.plan.pieces, strict=True)
+            if i not in leaving
+        ]
         self.live = [i for i in self.live if i not in leaving]
         if not self.live:
             raise _AllOut
@@ -118,7 +137,9 @@ class ShrinkingPass:
         stay = _indices(spans, states.device)
         for shared in self.shared:
             for name, tensors in shared.items():  # keys and values (1, kv_heads, rows, dim)
-                shared[name] = tuple(tensor.index_select(-2, stay.to(tensor.device)) for tensor in tensors)
+                shared[name] = tuple(
+                    tensor.index_select(-2, stay.to(tensor.device)) for tensor in tensors
+                )
         self.others = _picked(self.others, states.shape[dim], stay)
         return joined(states.index_select(dim, stay), None if others is None else self.others)
 
@@ -160,7 +181,9 @@ class Remaining(ExtendPlan):
 
 
 def _indices(spans: Sequence[slice], device: torch.device) -> Tensor:
-    return torch.tensor([row for span in spans for row in range(span.start, span.stop)], device=device)
+    return torch.tensor(
+        [row for span in spans for row in range(span.start, span.stop)], device=device
+    )
 
 
 def _picked(value: Any, rows: int, kept: Tensor) -> Any:
@@ -175,7 +198,8 @@ def _picked(value: Any, rows: int, kept: Tensor) -> Any:
 
 
 def _row_dim(tensor: Tensor, rows: int) -> int | None:
-    """The dimension that counts the pass's rows: the first such after one of 1 (one sequence), else the leading."""
+    """The dimension that counts the pass's rows: the first such after one of 1 (one sequence), else
+    the leading."""
     shape = tensor.shape
     after_one = (dim for dim in range(1, len(shape)) if shape[dim - 1] == 1 and shape[dim] == rows)
     return next(after_one, 0 if shape and shape[0] == rows else None)
@@ -202,7 +226,9 @@ class _Trial:
         plan = ExtendPlan([], [*range(half)] * 2, pieces)
         if self.runner.recurrent is not None:
             copies = {part: tensor.clone() for part, tensor in self.states.items()}
-            plan.states = [StateBatch(torch.arange(CHECK_TOKENS).view(2, half), copies, [True, True])]
+            plan.states = [
+                StateBatch(torch.arange(CHECK_TOKENS).view(2, half), copies, [True, True])
+            ]
         return plan
 
     def shrinking(self, lens: Lens, decide: Decide) -> ShrinkingPass:
@@ -216,8 +242,8 @@ class _Trial:
 def checked_lens(runner: ModelRunner) -> Lens:
     """The lens of a runner's model.
 
-    Raises UnsupportedModel unless, on a few tokens, the lens after the last layer gives the model's own
-    logits, also for rows that go on alone.
+    Raises UnsupportedModel unless, on a few tokens, the lens after the last layer gives the model's
+    own logits, also for rows that go on alone.
     """
     lens = Lens(runner.model)
     name = type(runner.model).__name__
@@ -228,7 +254,9 @@ def checked_lens(runner: ModelRunner) -> Lens:
         alone = trial.shrinking(lens, lambda depth, *_: {0} if depth == 1 else set())
         if together.live:
             raise RuntimeError("the last of its decoder layers does not run on text alone")
-        given = torch.stack([together.results[0][1], together.results[1][1], alone.results[1][1]]).double()
+        given = torch.stack(
+            [together.results[0][1], together.results[1][1], alone.results[1][1]]
+        ).double()
     except Exception as error:
         raise UnsupportedModel(f"{name} cannot leave a scoring pass early: {error}") from error
     gap = (given - expected[[0, 1, 1]]).abs()

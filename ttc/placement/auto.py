@@ -153,8 +153,8 @@ class Auto:
 
 @dataclass(frozen=True)
 class Planned:
-    """A search on a machine with a model. link_gbps: of a simulated link. placements, number, share:
-    those that may be chosen, and problems: see `ttc.cost_model.options.options`."""
+    """A search on a machine with a model. link_gbps: of a simulated link. placements, number,
+    share: those that may be chosen, and problems: see `ttc.cost_model.options.options`."""
 
     units: Sequence[Unit]
     kv_heads: int
@@ -259,7 +259,9 @@ def settled(
         check_resident(memory)
     if isinstance(memory, str):
         if memory != "auto":
-            raise InvalidInput(f"memory={memory!r} is unknown; give 'auto', or a policy, as ttc.Paged(budget_gib=4)")
+            raise InvalidInput(
+                f"memory={memory!r} is unknown; give 'auto', or a policy, as ttc.Paged(budget_gib=4)"
+            )
         memory = Auto()
     if not isinstance(memory, Auto):
         return placement, memory, None

@@ -60,7 +60,8 @@ class Placement(ABC):
         """
 
     def device_budget(self, model: nn.Module, device: torch.device) -> int | None:
-        """The bytes of `model` that the device may hold, those there included; None for no limit."""
+        """The bytes of `model` that the device may hold, those there included; None for no
+        limit."""
         if self.budget_gib is not None:
             return to_bytes(self.budget_gib)
         free = free_device_bytes(device)
@@ -71,7 +72,9 @@ class Placement(ABC):
     def host_budget(self) -> int:
         """The bytes that the host may hold."""
         budget = to_bytes(self.host_budget_gib)
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if budget is None else budget
+        return (
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if budget is None else budget
+        )
 
     def require_host(self, nbytes: int, what: str) -> None:
         """Raise OutOfMemory unless the host has room for `nbytes`."""
@@ -117,7 +120,8 @@ class PlacedRunner(HuggingFaceRunner):
 
 
 def common_weights(model: nn.Module, layers: Sequence[nn.Module]) -> dict[int, nn.Parameter]:
-    """The weights that layers share with each other or with the rest of the model (Zamba), by id."""
+    """The weights that layers share with each other or with the rest of the model (Zamba), by
+    id."""
     rest = outside(model, layers).values()
     seen = {id(weight) for module in rest for weight in module.parameters(recurse=False)}
     common: dict[int, nn.Parameter] = {}

@@ -41,7 +41,9 @@ class CompiledHost:
         self.watch = watch
         self.compiled = CompiledLayers(decoder, shapes, model.dtype)
         self._snapshot = Snapshot(nn.ModuleList(layers))
-        check_layers(model.config.get_text_config(), shapes, model.dtype, self._by_modules, self._by_compiled)
+        check_layers(
+            model.config.get_text_config(), shapes, model.dtype, self._by_modules, self._by_compiled
+        )
 
     @contextmanager
     def instead_of_modules(self, plan: Plan) -> Iterator[None]:
@@ -50,7 +52,9 @@ class CompiledHost:
             yield
             return
 
-        def run(states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any) -> Tensor:
+        def run(
+            states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any
+        ) -> Tensor:
             return self.compiled.states(states, position_embeddings, plan)
 
         def hand_on(states: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -77,7 +81,11 @@ class CompiledHost:
 
 
 def compiled_host(
-    model: Any, layers: Sequence[nn.Module], decoder: Decoder | None, shapes: Sequence[LayerShape], watch: Watch
+    model: Any,
+    layers: Sequence[nn.Module],
+    decoder: Decoder | None,
+    shapes: Sequence[LayerShape],
+    watch: Watch,
 ) -> CompiledHost | None:
     """What runs the first `layers` compiled; None where their modules run. See `CompiledHost`."""
     if decoder is None or not layers:

@@ -61,8 +61,8 @@ class Help(Leaves):
         self.sent: tuple[Tensor, Tensor] | None = None  # what was multiplied last, and its copy
 
     def product(self, x: Tensor, number: int, bias: Tensor | None) -> tuple[Tensor, Transfer]:
-        """Start to multiply `x` by the device's rows of the linear layer of this number. Returns the
-        host's memory for the product, and what is on its way there."""
+        """Start to multiply `x` by the device's rows of the linear layer of this number. Returns
+        the host's memory for the product, and what is on its way there."""
         if self.sent is None or self.sent[0] is not x:
             copy = torch.empty_like(x, device=self.device)
             self.link.wait(self.link.fetch([(copy, x)], "activations"))
@@ -105,7 +105,9 @@ def _divisible(layer: nn.Module, share: float, whole: Collection[int]) -> dict[s
     return {
         name: linear
         for name, linear in large_linears(layer).items()
-        if is_plain(linear) and _kept(linear, share) < linear.out_features and id(linear.weight) not in whole
+        if is_plain(linear)
+        and _kept(linear, share) < linear.out_features
+        and id(linear.weight) not in whole
     }
 
 

@@ -37,8 +37,8 @@ def load_placed(
     device: str | torch.device | None = None,
     **how: Any,
 ) -> tuple[Any, Any, PlacedRunner]:
-    """(model, tokenizer, runner). Weights are read one by one to where they stay, and none where the
-    placement refuses the model. how: see `ttc.model.loading.load`."""
+    """(model, tokenizer, runner). Weights are read one by one to where they stay, and none where
+    the placement refuses the model. how: see `ttc.model.loading.load`."""
     decided: list[Any] = []
 
     def place_weights(empty: Any, place: torch.device) -> dict[str, str]:

@@ -68,7 +68,9 @@ def weights_of(modules: Iterable[nn.Module]) -> set[int]:
     return {id(weight) for module in modules for weight in module.parameters(recurse=False)}
 
 
-def take_apart(modules: Iterable[nn.Module], others: Iterable[nn.Module], device: torch.device) -> None:
+def take_apart(
+    modules: Iterable[nn.Module], others: Iterable[nn.Module], device: torch.device
+) -> None:
     """Give modules copies on `device` of the weights that they have in common with others."""
     theirs = weights_of(others)
     copies: dict[int, nn.Parameter] = {}

@@ -49,7 +49,8 @@ UNKNOWN = (
 
 
 class Division(NamedTuple):
-    """k: units on the host. streamed: the share of their large linear layers that the device computes."""
+    """k: units on the host. streamed: the share of their large linear layers that the device
+    computes."""
 
     k: int
     streamed: float
@@ -241,7 +242,9 @@ class Split(Placement):
         device_bytes = weight_bytes(on_device)
         host_bytes = weight_bytes(on_host)
         if division.streamed:
-            running = [layer for layer, runs_here in zip(layers[:first], runs, strict=False) if runs_here]
+            running = [
+                layer for layer, runs_here in zip(layers[:first], runs, strict=False) if runs_here
+            ]
             whole = common_weights(model, layers)
             device_bytes += divide(running, division.streamed, crossing.link, device, whole)
         for part in [model] if device == HOST else layers[:first]:
@@ -299,7 +302,9 @@ class SplitRunner(PlacedRunner):
         before = accumulate((shape.elements for shape in self.shapes), initial=0)
         return sum(elements < stored for elements in before)
 
-    def forward(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+    def forward(
+        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
+    ) -> Tensor:
         try:
             with nullcontext() if self.host is None else self.host.instead_of_modules(plan):
                 return super().forward(tokens, plan, keep)
@@ -352,7 +357,9 @@ class _Crosses(ModelHook):
         self.crossing = crossing
         self.first = first
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         crossing = self.crossing
         named = "hidden_states" in kwargs
         states = kwargs.pop("hidden_states") if named else args[0]

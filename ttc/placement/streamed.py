@@ -1,4 +1,5 @@
-"""Weights on the host: layer by layer they come to the device through two buffers, in every pass."""
+"""Weights on the host: layer by layer they come to the device through two buffers, in every
+pass."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from ttc.placement.weight_stream import HostWeights, Leaves, WeightStream, side_
 
 @dataclass
 class Streamed(Placement):
-    """The layers' weights lie on the host and come to the device one layer after the other (FlexGen).
+    """The layers' weights lie on the host and come to the device one layer after the other
+    (FlexGen).
 
     What is not a layer stays on the device: embeddings, the final norm and the output projection;
     and weights that layers have in common. With a budget_gib, as many of the first layers as it has
@@ -161,7 +163,9 @@ class _Arrives(Leaves):
         super().__init__(stream, index)
         self.weights = weights
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(
+        self, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self.weights.use(self.stream.arrive(self.index))
         return args, kwargs
 
@@ -176,13 +180,18 @@ def _layers(model: Any) -> list[nn.Module]:
     except UnsupportedModel as error:
         stacks = layer_stacks(model)
         if not stacks:
-            raise UnsupportedModel(f"{error} that could come one by one; leave placement out") from error
+            raise UnsupportedModel(
+                f"{error} that could come one by one; leave placement out"
+            ) from error
         return [layer for layers in stacks for layer in layers]
 
 
 def _move(model: nn.Module, weights: Mapping[int, nn.Parameter], device: torch.device) -> set[int]:
     """Have some weights, by id, on the device, for all modules. Returns their new ids."""
-    moved = {key: nn.Parameter(weight.data.to(device), requires_grad=False) for key, weight in weights.items()}
+    moved = {
+        key: nn.Parameter(weight.data.to(device), requires_grad=False)
+        for key, weight in weights.items()
+    }
     for module in model.modules():
         for name, weight in _named_weights(module):
             if id(weight) in moved:

@@ -14,7 +14,8 @@ from ttc.cost_model.device_profile import BUFFERS
 from ttc.memory.link import Link, Transfer
 
 PIECES = 32
-"""What a buffer takes crosses in so many pieces: KV that is needed earlier waits for one at most."""
+"""What a buffer takes crosses in so many pieces: KV that is needed earlier waits for one at
+most."""
 LEAST_PIECE_BYTES = 1 << 18
 """Pieces are not smaller, as each of them costs time."""
 ALIGNED_BYTES = 64
@@ -47,8 +48,8 @@ class HostWeights:
 class WeightStream:
     """Weights on their way through two buffers, those of one layer at a time.
 
-    They are there from `arrive` to `leave`, which lets the buffer take the next ones, after the last
-    the first; what is computed meanwhile and needs something else, such as KV, has that first.
+    They are there from `arrive` to `leave`, which lets the buffer take the next ones, after the
+    last the first; what is computed meanwhile and needs something else, such as KV, has that first.
     """
 
     def __init__(self, layers: Sequence[HostWeights], link: Link, device: torch.device):

@@ -63,7 +63,9 @@ class Residency(ABC):
 
     block_tokens: int | None = field(init=False, repr=False, default=None)
     memory: KVMemory = field(init=False, repr=False)
-    _others: list[ReferenceType[Residency]] = field(init=False, repr=False, compare=False, default_factory=list)
+    _others: list[ReferenceType[Residency]] = field(
+        init=False, repr=False, compare=False, default_factory=list
+    )
     """The policies of other models that keep KV in the same tiers."""
 
     def __post_init__(self) -> None:
@@ -76,7 +78,9 @@ class Residency(ABC):
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         """A copy of this policy that governs KV of these shapes."""
         bound = replace(self)
-        bound.memory = KVMemory(shapes, dtype, device, to_bytes(self.budget_gib), **self._memory_options())
+        bound.memory = KVMemory(
+            shapes, dtype, device, to_bytes(self.budget_gib), **self._memory_options()
+        )
         return bound
 
     @abstractmethod

@@ -41,7 +41,8 @@ class BeamGroups(Offloading):
     keeps_groups: ClassVar[bool] = True
 
     needed_bytes = 0
-    """What all steps needed and did not find on the device, each block once: no order of work moves less."""
+    """What all steps needed and did not find on the device, each block once: no order of work moves
+    less."""
     _uses: dict[Block, list[int]] = field(init=False, repr=False, default_factory=dict)
     """The groups of this step that read each block."""
     _group = 0
@@ -66,11 +67,14 @@ class BeamGroups(Offloading):
         return self._group == self._last and super().state_on_device()
 
     def eviction_order(self) -> list[Block]:
-        """What is read latest leaves first; of what this step does not read any more, the oldest."""
+        """What is read latest leaves first; of what this step does not read any more, the
+        oldest."""
         return self._order(self._group)
 
     def _order(self, group: int) -> list[Block]:
-        return sorted(super().eviction_order(), key=lambda block: self._next(block, group), reverse=True)
+        return sorted(
+            super().eviction_order(), key=lambda block: self._next(block, group), reverse=True
+        )
 
     def _next(self, block: Block, group: int | None = None) -> float:
         """The next group, from `group` or this one on, that reads a block."""
@@ -94,7 +98,9 @@ class BeamGroups(Offloading):
         self._uses = {}
         for index, group in enumerate(groups):
             mine = [paths[beam] for beam in group]
-            for block in {segment.storage for path in mine for segment in path} | _states(mine).keys():
+            for block in {segment.storage for path in mine for segment in path} | _states(
+                mine
+            ).keys():
                 self._uses.setdefault(block, []).append(index)
         self._group = -1
         self._last = len(groups) - 1
@@ -126,7 +132,9 @@ class BeamGroups(Offloading):
         private = not self.shared and self._last > 0
         lacking = self._lacking_copies(paths) if private else Counter[KV]()
         if private:
-            self.make_room(tail_bytes + sum(n * self._seen_bytes(kv, seen[kv]) for kv, n in lacking.items()))
+            self.make_room(
+                tail_bytes + sum(n * self._seen_bytes(kv, seen[kv]) for kv, n in lacking.items())
+            )
         else:
             self._make_room_for_group(seen, states, tail_bytes + self._missing_bytes(seen))
         tails = memory.allocate(capacity, rows=len(paths))
@@ -163,12 +171,15 @@ class BeamGroups(Offloading):
             return super().entries(paths)
         return private_entries(paths, [1] * len(paths), self._copies)
 
-    # ---------------------------------------------------------------- room for a group and the next one
+    # ---------------------------------------------------------------- room for a group and the next
+    # one
 
     def _make_room_for_group(self, seen: Layers, states: Set[Block], nbytes: int) -> None:
         """Evict what a group does not read until `nbytes` fit: other blocks, else also the states
         that it begins from, which are read once, and the hidden layers of its own blocks."""
-        if not self.make_room(nbytes, seen.keys() | states) and not self.make_room(nbytes, set(seen)):
+        if not self.make_room(nbytes, seen.keys() | states) and not self.make_room(
+            nbytes, set(seen)
+        ):
             for kv, layers in seen.items():
                 self.memory.evict(kv, "evict", [n for n in self.memory.layers if n not in layers])
             self.make_room(nbytes, set(seen))
@@ -186,7 +197,9 @@ class BeamGroups(Offloading):
             for state in states:
                 if state.device[0] is None and self.make_room(memory.states.nbytes, keep):
                     memory.fetch(state, "prefetch")
-        self.write_ahead(more_bytes + self._missing_bytes(coming), set(coming), self._order(self._group + 1))
+        self.write_ahead(
+            more_bytes + self._missing_bytes(coming), set(coming), self._order(self._group + 1)
+        )
 
     # ---------------------------------------------------------------- a copy for each branch
 
@@ -233,8 +246,13 @@ class BeamGroups(Offloading):
         seen: dict[KV, set[int]] = {}
         for path in paths:
             for segment in path:
-                step = path[-1].end  # the position of the step's first token; later ones see no more of a segment
-                layers = (layer for layer, shape in enumerate(shapes) if segment.end > shape.first_seen(step))
+                # the position of the step's first token; later ones see no more of a segment
+                step = path[-1].end
+                layers = (
+                    layer
+                    for layer, shape in enumerate(shapes)
+                    if segment.end > shape.first_seen(step)
+                )
                 seen.setdefault(segment.storage, set()).update(layers)
         return {kv: sorted(layers) for kv, layers in seen.items()}
 

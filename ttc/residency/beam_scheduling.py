@@ -16,14 +16,18 @@ Beams = Sequence[Sequence[KV]]
 
 
 def balanced_sizes(num_beam: int, rounds: int) -> list[int]:
-    """Balanced Grouping (LBS section 4.2) by count: as equal as possible; 16 beams in 3 rounds give [5, 5, 6]."""
+    """Balanced Grouping (LBS section 4.2) by count: as equal as possible; 16 beams in 3 rounds give
+    [5, 5, 6]."""
     return [(num_beam + i) // rounds for i in range(rounds)]
 
 
 def balanced_rounds(num_beam: int, max_beams: int) -> list[list[int]]:
-    """The beams, in order, in the fewest rounds of at most `max_beams` that are as equal as possible."""
+    """The beams, in order, in the fewest rounds of at most `max_beams` that are as equal as
+    possible."""
     sizes = balanced_sizes(num_beam, ceil(num_beam / max_beams))
-    return [list(range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    return [
+        list(range(end - size, end)) for size, end in zip(sizes, accumulate(sizes), strict=True)
+    ]
 
 
 def schedule_beams(
@@ -127,7 +131,9 @@ def _by_overlap(
     return order
 
 
-def _added_bytes(blocks: Sequence[KV], union: set[KV], block_bytes: BlockBytes, tail_bytes: int, shared: bool) -> int:
+def _added_bytes(
+    blocks: Sequence[KV], union: set[KV], block_bytes: BlockBytes, tail_bytes: int, shared: bool
+) -> int:
     return sum(block_bytes(kv) for kv in blocks if not shared or kv not in union) + tail_bytes
 
 

@@ -1,4 +1,5 @@
-"""CAPTURE: part of the cache kept as activations, from which keys and values are generated when they are needed."""
+"""CAPTURE: part of the cache kept as activations, from which keys and values are generated when
+they are needed."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class Capture(Offloading):
 
     reason = ""
     regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
-    measure: Callable[[int, int, int], CaptureTimes] | None = field(init=False, repr=False, compare=False, default=None)
+    measure: Callable[[int, int, int], CaptureTimes] | None = field(
+        init=False, repr=False, compare=False, default=None
+    )
     _times: CaptureTimes | None = field(init=False, repr=False, compare=False, default=None)
     """Times that are given, not measured."""
     _acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
@@ -55,7 +58,8 @@ class Capture(Offloading):
     _rows = 1
     """Branches that grew together last."""
     _expected = 0
-    """Tokens, tails not counted, that there will be when the prompts or the step under way are done."""
+    """Tokens, tails not counted, that there will be when the prompts or the step under way are
+    done."""
     _tail_bytes = 0
     """What the largest tails so far took on the device."""
 
@@ -63,7 +67,9 @@ class Capture(Offloading):
         super().__post_init__()
         self._check_positive("mini_batch_tokens")
         if self.act_share is not None and not 0 <= self.act_share <= 1:
-            raise InvalidInput(f"memory.act_share={self.act_share} must be from 0 to 1, or null to have it measured")
+            raise InvalidInput(
+                f"memory.act_share={self.act_share} must be from 0 to 1, or null to have it measured"
+            )
         if self.mini_batch_tokens < 2 * self.block_tokens:
             raise InvalidInput(
                 f"memory.mini_batch_tokens={self.mini_batch_tokens} must be at least twice memory.block_tokens="
@@ -81,10 +87,14 @@ class Capture(Offloading):
             strict=True,
         )
         bound._acts = frozenset(
-            layer for layer, (shape, act, kv) in enumerate(sizes) if shape.input_dim is not None and act < kv
+            layer
+            for layer, (shape, act, kv) in enumerate(sizes)
+            if shape.input_dim is not None and act < kv
         )
         if not bound._acts:
-            bound.reason = _why_none(shapes, bound.memory.act_bytes_per_token, bound.memory.layer_bytes_per_token)
+            bound.reason = _why_none(
+                shapes, bound.memory.act_bytes_per_token, bound.memory.layer_bytes_per_token
+            )
             warnings.warn(f"memory=capture keeps no ACT blocks: {bound.reason}", stacklevel=2)
         return bound
 
@@ -105,7 +115,12 @@ class Capture(Offloading):
         self._times = times
 
     def _times_at(self, tokens: int) -> CaptureTimes | None:
-        if self._times is None and self._acts and self.act_share is None and self.measure is not None:
+        if (
+            self._times is None
+            and self._acts
+            and self.act_share is None
+            and self.measure is not None
+        ):
             return self.measure(min(self._acts), self._rows, tokens)
         return self._times
 
@@ -116,7 +131,9 @@ class Capture(Offloading):
         not counted."""
         segments = [kv for kv in self.memory.live if not kv.pinned]
         acts = [kv for kv in segments if kv.acts]
-        near = sum(kv.tokens for kv in acts if all(kv.device[layer] is not None for layer in kv.acts))
+        near = sum(
+            kv.tokens for kv in acts if all(kv.device[layer] is not None for layer in kv.acts)
+        )
         act_tokens = sum(kv.tokens for kv in acts)
         return near, act_tokens - near, sum(kv.tokens for kv in segments) - act_tokens
 
@@ -130,7 +147,9 @@ class Capture(Offloading):
         times = self._times_at(tokens)
         assert times is not None, "the policy is bound to no model"
         free = self._act_room(tokens)
-        room = tokens if free == inf else self.counts()[0] + max(0, int(free) // self._act_token_bytes)
+        room = (
+            tokens if free == inf else self.counts()[0] + max(0, int(free) // self._act_token_bytes)
+        )
         act_gpu, act_host, kv_host = allocation_by(times, room, tokens, MIN_GAIN)
         if tokens:
             self._note_loss(times, tokens, loses=not act_gpu + act_host)
@@ -141,7 +160,9 @@ class Capture(Offloading):
         self.reason = _why_it_loses(times, tokens) if loses else ""
         if loses and not known and not self._warned:
             self._warned = True
-            warnings.warn(f"memory=capture makes no ACT blocks for now: {self.reason}", stacklevel=3)
+            warnings.warn(
+                f"memory=capture makes no ACT blocks for now: {self.reason}", stacklevel=3
+            )
 
     def _is_act(self, tokens: int, path: Sequence[KV]) -> bool:
         """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch
@@ -153,7 +174,8 @@ class Capture(Offloading):
         act_all, kv_all = self.allocation(max(self._expected, near + far + kv + tokens))
         if self.act_share is None and near + far + tokens > act_all:
             return False  # other branches have them all
-        if act_req * kv_all >= (kv_req + tokens) * act_all:  # an ACT block would be a whole one too many
+        # an ACT block would be a whole one too many
+        if act_req * kv_all >= (kv_req + tokens) * act_all:
             return False
         if (act_req + tokens) * kv_all <= kv_req * act_all:  # a KV block would
             return True
@@ -173,7 +195,11 @@ class Capture(Offloading):
     def _buffers(self, tokens: int) -> float:
         """Bytes of two buffers and of generated KV where there are `tokens` tokens: at most half of
         the device."""
-        nbytes = 3 * min(tokens, self.mini_batch_tokens) * max(self.memory.layer_bytes_per_token, default=0)
+        nbytes = (
+            3
+            * min(tokens, self.mini_batch_tokens)
+            * max(self.memory.layer_bytes_per_token, default=0)
+        )
         return min(nbytes, self._half_of_device())
 
     def _half_of_device(self) -> float:
@@ -183,7 +209,9 @@ class Capture(Offloading):
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         layers = self.memory.layers
         kv = KV(len(layers), tokens, acts=self._acts if self._is_act(tokens, path) else ())
-        fits = kv.acts and tokens * self._act_token_bytes <= self._act_room(sum(self.counts()) + tokens)
+        fits = kv.acts and tokens * self._act_token_bytes <= self._act_room(
+            sum(self.counts()) + tokens
+        )
         near = kv.acts if fits else frozenset[int]()
         return self.memory.fill(kv, sorted(near), [layer for layer in layers if layer not in near])
 
@@ -225,7 +253,9 @@ class Capture(Offloading):
                 memory.free(tails)
                 raise
         tokens = sum(self.counts())
-        for kv in {segment.storage: None for path in paths for segment in path if segment.storage.acts}:
+        for kv in {
+            segment.storage: None for path in paths for segment in path if segment.storage.acts
+        }:
             if memory.missing_bytes(kv, kv.acts) <= self._act_room(tokens):
                 memory.fetch(kv, "act", kv.acts)  # once, in place of once a token
         return tails
@@ -241,10 +271,14 @@ class Capture(Offloading):
             if not units:
                 return None
             prefetch = self.prefetch and len(units) > 1
-            buffer_bytes = self.memory.itemsize * max(CaptureReader.elements(self.memory, u, reads) for u in units)
+            buffer_bytes = self.memory.itemsize * max(
+                CaptureReader.elements(self.memory, u, reads) for u in units
+            )
             generated = max(generated_bytes(self.memory, unit, reads) for unit in units)
             nbytes = buffer_bytes * (1 + prefetch) + generated
-            if max_tokens > min_tokens and (nbytes > self._half_of_device() or not self.make_room(nbytes)):
+            if max_tokens > min_tokens and (
+                nbytes > self._half_of_device() or not self.make_room(nbytes)
+            ):
                 max_tokens = max(max_tokens // 2, min_tokens)
                 continue
             if not self.make_room(nbytes):
@@ -259,11 +293,17 @@ class Capture(Offloading):
             missing = tuple(self.missing_entries(layer, reads))
             key = layer in self._acts, missing
             if key not in known:
-                known[key] = self._mini_batches([reads.entries[i] for i in missing], layer in self._acts, max_tokens)
-            units += [Unit(layer, slice(None), tuple(missing[i] for i in batch)) for batch in known[key]]
+                known[key] = self._mini_batches(
+                    [reads.entries[i] for i in missing], layer in self._acts, max_tokens
+                )
+            units += [
+                Unit(layer, slice(None), tuple(missing[i] for i in batch)) for batch in known[key]
+            ]
         return units
 
-    def _mini_batches(self, entries: Sequence[Entry], acts: bool, max_tokens: int) -> list[list[int]]:
+    def _mini_batches(
+        self, entries: Sequence[Entry], acts: bool, max_tokens: int
+    ) -> list[list[int]]:
         """Which entries (by index) load together. Each is a request of its own, as attention merges
         what it reads in several mini-batches. Balanced are those with the ratio of all: computing
         and loading then take equally long, with what else a layer computes and loads."""
@@ -283,7 +323,9 @@ class Capture(Offloading):
         return batches
 
 
-def _why_none(shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: Sequence[int]) -> str:
+def _why_none(
+    shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: Sequence[int]
+) -> str:
     if not shapes:
         return "the model has no layers of attention, and so no keys and values"
     known = [layer for layer, shape in enumerate(shapes) if shape.input_dim is not None]

@@ -1,4 +1,5 @@
-"""Reading a cache of KV blocks and ACT blocks: both fetched through two buffers, KV of ACT blocks generated there."""
+"""Reading a cache of KV blocks and ACT blocks: both fetched through two buffers, KV of ACT blocks
+generated there."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ class CaptureReader(KVReader):
         """The numbers that a unit fetches, or copies from ACT blocks on the device."""
         shape = memory.shapes[unit.layer]
         entries = (reads.entries[index] for index in unit.entries)
-        return sum(e.length * (shape.as_inputs if unit.layer in e.kv.acts else shape).elements for e in entries)
+        return sum(
+            e.length * (shape.as_inputs if unit.layer in e.kv.acts else shape).elements
+            for e in entries
+        )
 
     def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
         self.layer = layer
@@ -74,7 +78,9 @@ class CaptureReader(KVReader):
         inputs, near = self.inputs[slot], self.near[slot]
         if inputs is None:
             return {}
-        assert self.regenerate is not None, "there are ACT blocks, and nothing to generate their KV by"
+        assert self.regenerate is not None, (
+            "there are ACT blocks, and nothing to generate their KV by"
+        )
         acts = _act_entries(unit, self.reads)
         spans: dict[int, slice] = {}
         first = 0
@@ -86,10 +92,14 @@ class CaptureReader(KVReader):
             first += length
         new = self.regenerate(unit.layer, inputs, self._positions(acts))
         room = stored(self.memory.shapes[unit.layer], self.room, new)
-        return {index: LayerKV(room.keys[:, span], room.values[:, span]) for index, span in spans.items()}
+        return {
+            index: LayerKV(room.keys[:, span], room.values[:, span])
+            for index, span in spans.items()
+        }
 
     def _positions(self, acts: Sequence[int]) -> Tensor:
-        """The original positions of the tokens of these entries; the same in every layer and pass."""
+        """The original positions of the tokens of these entries; the same in every layer and
+        pass."""
         key = tuple(acts)
         if key not in self.places:
             entries = [self.reads.entries[index] for index in acts]
@@ -109,7 +119,11 @@ class CaptureReader(KVReader):
 
     def _start_ahead(self) -> None:
         """Ask for what both buffers have room for: the unit whose turn it is, and the next one."""
-        while self.prefetch and self.started <= self.turn and (self.reads.repeat or self.started + 1 < len(self.units)):
+        while (
+            self.prefetch
+            and self.started <= self.turn
+            and (self.reads.repeat or self.started + 1 < len(self.units))
+        ):
             self._start(self.started + 1)
 
     def _start(self, turn: int) -> None:
@@ -144,7 +158,9 @@ class CaptureReader(KVReader):
             else:
                 source = entry.kv.host[unit.layer]
                 assert source is not None, "an ACT block is in neither tier"
-                copies.append((inputs[None, first : first + entry.length], source.keys[:, : entry.length]))
+                copies.append(
+                    (inputs[None, first : first + entry.length], source.keys[:, : entry.length])
+                )
             first += entry.length
         return copies, tokens * width
 
@@ -161,7 +177,10 @@ class CaptureReader(KVReader):
             source = entry.kv.host[unit.layer]
             assert source is not None, "a KV block is not on the host"
             place = shape.lay_out(buffer[offset:], entry.length)
-            copies += [(new, old[:, : entry.length]) for new, old in zip(place.both, source.both, strict=True)]
+            copies += [
+                (new, old[:, : entry.length])
+                for new, old in zip(place.both, source.both, strict=True)
+            ]
             staged.entries[index] = place
             offset += entry.length * shape.elements
         return copies, staged

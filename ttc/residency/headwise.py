@@ -44,7 +44,9 @@ class Headwise(Offloading):
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = super().bind(shapes, dtype, device)
         if self.streaming_heads is not None:
-            bound._streaming = load_streaming_heads(self.streaming_heads, [shape.kv_heads for shape in shapes])
+            bound._streaming = load_streaming_heads(
+                self.streaming_heads, [shape.kv_heads for shape in shapes]
+            )
         return bound
 
     def for_another_model(self) -> Self:
@@ -63,9 +65,14 @@ class Headwise(Offloading):
 
     def buffer_bytes(self, paths: Paths) -> int:
         """One head of a layer, or what `head_group` asks for, of all tokens."""
-        tokens = sum(len(segment.tokens) for segment in {segment for path in paths for segment in path})
+        tokens = sum(
+            len(segment.tokens) for segment in {segment for path in paths for segment in path}
+        )
         layers = zip(self.memory.shapes, self.memory.layer_bytes_per_token, strict=True)
-        sizes = (tokens * n // shape.kv_heads * min(self.head_group or 1, shape.kv_heads) for shape, n in layers)
+        sizes = (
+            tokens * n // shape.kv_heads * min(self.head_group or 1, shape.kv_heads)
+            for shape, n in layers
+        )
         return max(sizes, default=0)
 
     def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[Unit]:
@@ -77,7 +84,9 @@ class Headwise(Offloading):
         near = tuple(
             index
             for index in missing
-            if view.reaches(entries[index].start, entries[index].length, reads.earliest(entries[index]))
+            if view.reaches(
+                entries[index].start, entries[index].length, reads.earliest(entries[index])
+            )
         )
         units = []
         for streaming, heads in self._head_runs(layer):
@@ -116,7 +125,10 @@ class Headwise(Offloading):
     def _head_runs(self, layer: int) -> list[tuple[bool, slice]]:
         """The layer's heads in runs of neighbours that stream, or do not."""
         heads = range(self.memory.shapes[layer].kv_heads)
-        runs = [(alike, list(run)) for alike, run in groupby(heads, lambda head: (layer, head) in self._streaming)]
+        runs = [
+            (alike, list(run))
+            for alike, run in groupby(heads, lambda head: (layer, head) in self._streaming)
+        ]
         return [(streaming, slice(run[0], run[-1] + 1)) for streaming, run in runs]
 
     def kept(self, reads: Reads) -> KVReader | None:

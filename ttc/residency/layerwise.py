@@ -147,7 +147,9 @@ class Layerwise(Offloading):
 
     def _charged_tokens(self, paths: Paths, capacity: int) -> int:
         """The tokens that a step charges a layer with: all there are, as whole layers move."""
-        private = 0 if self.shared else sum(len(segment.tokens) for path in paths for segment in path)
+        private = (
+            0 if self.shared else sum(len(segment.tokens) for path in paths for segment in path)
+        )
         return max(private, self._live_tokens()) + capacity * len(paths)
 
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:

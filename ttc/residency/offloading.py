@@ -1,4 +1,5 @@
-"""What all policies with two tiers share: what leaves the device when room is needed, and what is read."""
+"""What all policies with two tiers share: what leaves the device when room is needed, and what is
+read."""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ class Offloading(Residency):
     def read_capacity(self) -> None:
         """With no budget given, let the device hold what it has free at this moment."""
         device = self.device
-        if self.budget_gib is None and (free := free_device_bytes(self.memory.link.device)) is not None:
+        if (
+            self.budget_gib is None
+            and (free := free_device_bytes(self.memory.link.device)) is not None
+        ):
             device.budget_bytes = min(device.ceiling_bytes, device.used_bytes + free)
 
     @property
@@ -51,7 +55,11 @@ class Offloading(Residency):
 
     def capacity_bytes(self) -> float:
         """What the host has room for, which holds all that the device does not."""
-        return machine_bytes() if self.memory.host.budget_bytes is None else self.memory.host.budget_bytes
+        return (
+            machine_bytes()
+            if self.memory.host.budget_bytes is None
+            else self.memory.host.budget_bytes
+        )
 
     def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
         self.read_capacity()
@@ -60,7 +68,8 @@ class Offloading(Residency):
         self.require_host(tokens, ends, running_bytes)
 
     def max_sequences(self, tokens: int, ends: int) -> int:
-        """As many as half of the device has room for: the other half is for the KV that they read."""
+        """As many as half of the device has room for: the other half is for the KV that they
+        read."""
         budget, size = self.device.budget_bytes, self.state_bytes
         return sys.maxsize if budget is None or not size else max(1, budget // 2 // size)
 
@@ -77,7 +86,9 @@ class Offloading(Residency):
         excess = new_bytes + device_bytes - memory.device.free_bytes
         if excess > 0 or not all(memory.is_resident(kv) for kv in memory.live if not kv.pinned):
             read_bytes = 2 * max(memory.layer_bytes_per_token, default=0)
-            excess += self.block_tokens * (read_bytes + memory.bytes_per_token) + memory.states.nbytes
+            excess += (
+                self.block_tokens * (read_bytes + memory.bytes_per_token) + memory.states.nbytes
+            )
         self._require_on_host(int(min(new_bytes + self._leaving_bytes(), max(0, excess))))
 
     def _require_on_host(self, nbytes: int) -> None:
@@ -86,7 +97,9 @@ class Offloading(Residency):
         host.require(nbytes, used_bytes=host.used_bytes - self.memory.spare_bytes())
 
     def _leaving_bytes(self) -> int:
-        return sum(self.memory.tier_bytes(block)[0] for block in self.evictable()) + self.idle_bytes()
+        return (
+            sum(self.memory.tier_bytes(block)[0] for block in self.evictable()) + self.idle_bytes()
+        )
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         """All together if their tails fit with the buffers, else in as few rounds as that takes."""
@@ -130,7 +143,8 @@ class Offloading(Residency):
         return sum(memory.tier_bytes(block)[0] for memory, block in self._idle())
 
     def crowd_out(self, nbytes: float) -> None:
-        """Evict what other models keep on the device until `nbytes` fit, or nothing of it is left."""
+        """Evict what other models keep on the device until `nbytes` fit, or nothing of it is
+        left."""
         for memory, block in self._idle():
             if self.device.free_bytes >= nbytes:
                 return
@@ -148,7 +162,9 @@ class Offloading(Residency):
         """Blocks, the first to leave first: here the oldest."""
         return self.evictable()
 
-    def leaving(self, nbytes: int, keep: Set[Block], order: Sequence[Block]) -> tuple[list[Block], float]:
+    def leaving(
+        self, nbytes: int, keep: Set[Block], order: Sequence[Block]
+    ) -> tuple[list[Block], float]:
         """The first of `order`, less `keep`, that leave for `nbytes` to be free, and what is free
         then."""
         chosen: list[Block] = []
@@ -188,7 +204,9 @@ class Offloading(Residency):
         if kept is None and not units and not self.views:
             return None
         try:
-            return KVReader(self.memory, units, reads, prefetch=prefetch, kept=kept, views=self.views)
+            return KVReader(
+                self.memory, units, reads, prefetch=prefetch, kept=kept, views=self.views
+            )
         except BaseException:
             if kept is not None:
                 kept.close()
@@ -202,7 +220,11 @@ class Offloading(Residency):
     def all_units(self, reads: Reads, with_views: bool = True) -> list[Unit]:
         """What has to be fetched for one pass, with or without what streaming heads see."""
         layers = self.memory.layers
-        units = (unit for layer in layers for unit in self.units(layer, reads, self.missing_entries(layer, reads)))
+        units = (
+            unit
+            for layer in layers
+            for unit in self.units(layer, reads, self.missing_entries(layer, reads))
+        )
         return [unit for unit in units if with_views or unit.view is None]
 
     def largest(self, units: Sequence[Unit], reads: Reads) -> int:
@@ -210,7 +232,8 @@ class Offloading(Residency):
         return max(elements, default=0) * self.memory.itemsize
 
     def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[Unit]:
-        """The units in which a layer's missing entries (by index) are fetched: here each by itself."""
+        """The units in which a layer's missing entries (by index) are fetched: here each by
+        itself."""
         return [Unit(layer, slice(None), (index,)) for index in missing]
 
     def missing_entries(self, layer: int, reads: Reads) -> list[int]:
@@ -220,7 +243,10 @@ class Offloading(Residency):
             index
             for index, entry in enumerate(reads.entries)
             if entry.kv.readable(layer) is None
-            and (shape.sees_all or entry.start + entry.length > shape.first_seen(reads.earliest(entry)))
+            and (
+                shape.sees_all
+                or entry.start + entry.length > shape.first_seen(reads.earliest(entry))
+            )
         ]
 
     @property

@@ -1,4 +1,5 @@
-"""HELM's runtime: pages that leave the device oldest first, and attention that streams them back."""
+"""HELM's runtime: pages that leave the device oldest first, and attention that streams them
+back."""
 
 from __future__ import annotations
 

@@ -39,14 +39,17 @@ class Resident(Residency):
             needed[shape.device or memory.link.device] += tokens * nbytes
         for device, nbytes in memory.states.bytes_on().items():
             needed[device] += states * nbytes
-        free_bytes = {device: free_device_bytes(device) for device, nbytes in needed.items() if nbytes}
+        free_bytes = {
+            device: free_device_bytes(device) for device, nbytes in needed.items() if nbytes
+        }
         more = [free / needed[device] for device, free in free_bytes.items() if free is not None]
         if not more or memory.device.budget_bytes is not None:
             return super().fits(tokens, states)
         return memory.device.used_bytes / needed.total() + min(more)
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
-        self.require(2 * capacity * len(paths), len(paths), len(paths))  # the tails, then their frozen copies
+        # the tails, then their frozen copies
+        self.require(2 * capacity * len(paths), len(paths), len(paths))
         return [list(range(len(paths)))]
 
     def stream(self, reads: Reads) -> KVReader | None:

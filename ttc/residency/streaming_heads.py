@@ -1,4 +1,5 @@
-"""Which KV heads need all of their context (retrieval heads), and which its beginning and end alone (streaming heads).
+"""Which KV heads need all of their context (retrieval heads), and which its beginning and end alone
+(streaming heads).
 
 HeadInfer, appendix D: found by running the model on a text and looking at where its attention goes.
 """
@@ -13,14 +14,19 @@ from ttc.errors import InvalidInput
 
 
 def streaming_heads(shares: Sequence[Sequence[float]], fraction: float) -> list[tuple[int, int]]:
-    """The (layer, head) pairs of the given fraction of heads that look least beyond sink and window."""
+    """The (layer, head) pairs of the given fraction of heads that look least beyond sink and
+    window."""
     if not 0 <= fraction <= 1:
         raise InvalidInput(f"a fraction of {fraction} of the heads is not between 0 and 1")
-    ranked = sorted((-share, layer, head) for layer, row in enumerate(shares) for head, share in enumerate(row))
+    ranked = sorted(
+        (-share, layer, head) for layer, row in enumerate(shares) for head, share in enumerate(row)
+    )
     return sorted((layer, head) for _, layer, head in ranked[: round(fraction * len(ranked))])
 
 
-def save_streaming_heads(path: str | Path, model: str, heads: Sequence[tuple[int, int]], **details: object) -> None:
+def save_streaming_heads(
+    path: str | Path, model: str, heads: Sequence[tuple[int, int]], **details: object
+) -> None:
     """Write the file that `Headwise(streaming_heads=...)` reads."""
     content = {"model": model, **details, "streaming_heads": [list(pair) for pair in heads]}
     Path(path).write_text(json.dumps(content) + "\n", encoding="utf-8")
@@ -34,7 +40,9 @@ def load_streaming_heads(path: str | Path, kv_heads: Sequence[int]) -> frozenset
         pairs = json.loads(Path(path).read_text(encoding="utf-8"))["streaming_heads"]
         heads = frozenset((int(layer), int(head)) for layer, head in pairs)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput(f"{name} is not a file of `python -m experiments.heads`: {error}") from error
+        raise InvalidInput(
+            f"{name} is not a file of `python -m experiments.heads`: {error}"
+        ) from error
     for layer, head in sorted(heads):
         if not (0 <= layer < len(kv_heads) and 0 <= head < kv_heads[layer]):
             raise InvalidInput(

@@ -90,7 +90,9 @@ class RunningBatch:
             check_live(branches)
             at_work = self.branches
             if busy := [branch for branch in branches if branch in at_work]:
-                raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
+                raise InvalidInput(
+                    f"{busy[0]!r} is decoding already; wait until its step has ended"
+                )
             model = self.runtime.limits
             step_tokens = check_step(model, branches, step, sampling, limits)
             with self.present(branches):
@@ -98,7 +100,8 @@ class RunningBatch:
                 stops = Stops(step.delimiters, step.end, model, self.runtime.decode)
                 request = Request(stops, sampling, step.statistics, problems)
                 rows = [
-                    Row.of(branch, request, tokens, model) for branch, tokens in zip(branches, step_tokens, strict=True)
+                    Row.of(branch, request, tokens, model)
+                    for branch, tokens in zip(branches, step_tokens, strict=True)
                 ]
                 self.admission.add(rows)
 
@@ -175,7 +178,8 @@ class RunningBatch:
 
     @torch.inference_mode()
     def make_way(self) -> None:
-        """Other passes are about to run: where these may need the room, tails become segments, and all wait."""
+        """Other passes are about to run: where these may need the room, tails become segments, and
+        all wait."""
         if self.rows and not self.runtime.residency.roomy:
             self.preempt()
 
@@ -191,7 +195,8 @@ class RunningBatch:
         return {row.branch for row in self._all_rows()}
 
     def fits(self, tokens: int, states: int) -> float:
-        """How many times over there is room for KV of so many tokens and so many recurrent states."""
+        """How many times over there is room for KV of so many tokens and so many recurrent
+        states."""
         return self.runtime.residency.fits(tokens, states)
 
     @property
@@ -208,11 +213,16 @@ class RunningBatch:
     # ---------------------------------------------------------------- a token
 
     def schedule(self) -> list[Row]:
-        """The rows that decode the next token. Rows that wait join them, as far as there is room."""
+        """The rows that decode the next token. Rows that wait join them, as far as there is
+        room."""
         admission, residency = self.admission, self.runtime.residency
         if not self.rows and admission.groups and admission.waiting:
             self.preempt()  # groups are chosen again, newcomers among them
-        if admission.waiting and not admission.groups and not (self.rows and residency.keeps_groups):
+        if (
+            admission.waiting
+            and not admission.groups
+            and not (self.rows and residency.keeps_groups)
+        ):
             if self.rows and not residency.roomy:
                 self.preempt()
             if self.rows:
@@ -234,7 +244,8 @@ class RunningBatch:
         return logits
 
     def postprocess(self, logits: Tensor) -> list[Branch]:
-        """Draw a token for every row, and let go of those whose step is over, which are returned."""
+        """Draw a token for every row, and let go of those whose step is over, which are
+        returned."""
         self.running_tails.write_back(self.rows)
         count_pass(row.branch.usage for row in self.rows)
         draw_tokens(self.rows, logits, self.runtime.settings.processors)
@@ -244,7 +255,8 @@ class RunningBatch:
         return [row.branch for row in ended]
 
     def _ready_plan(self) -> DecodePlan:
-        """The plan of the pass: that of the token before, while the rows and the tree are the same."""
+        """The plan of the pass: that of the token before, while the rows and the tree are the
+        same."""
         tree, states = self.runtime.tree, self.running_tails.states
         if self.plan is not None and self.recuts != tree.recuts:
             self._drop_plan()
@@ -303,7 +315,8 @@ class RunningBatch:
     def _let_go(self, ended: dict[Row, StepEnd]) -> None:
         tails = self.running_tails
         assert self.plan is not None and tails.kv is not None
-        has_gaps = self.plan.fused is not None and not any(tails.kv.host)  # the kernel alone passes over them
+        # the kernel alone passes over them
+        has_gaps = self.plan.fused is not None and not any(tails.kv.host)
         self._drop_plan()
         tails.write_back(self.rows, least=1)
         frozen = set[Row]()
@@ -331,7 +344,8 @@ class RunningBatch:
         self._end_step()
 
     def _preempt_others(self) -> bool:
-        """Have the engine's other batches wait, for this one needs their room. Says whether any was at work."""
+        """Have the engine's other batches wait, for this one needs their room. Says whether any was
+        at work."""
         at_work = [batch for batch in list(self.batches) if batch is not self and batch.at_work]
         for batch in at_work:
             batch.preempt()

@@ -100,7 +100,9 @@ def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Proces
 
 def _scores(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor]) -> Tensor:
     """What the rows' tokens are drawn by. A branch's tokens count, whatever its KV is from."""
-    texts = Texts([row.written() for row in rows], [row.branch.prompt_length for row in rows], logits.device)
+    texts = Texts(
+        [row.written() for row in rows], [row.branch.prompt_length for row in rows], logits.device
+    )
     return processed(processors, texts, logits)
 
 

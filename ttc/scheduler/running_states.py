@@ -37,11 +37,15 @@ class RunningStates:
             self._remove(branch)
         joining = [branch for branch in branches if branch not in self.branches]
         assert tails.states is not None
-        self.memory.load([state_of(branch.leaf) for branch in joining], tails.states, len(self.branches))
+        self.memory.load(
+            [state_of(branch.leaf) for branch in joining], tails.states, len(self.branches)
+        )
         self.branches += joining
         rows = torch.tensor([[branches.index(branch)] for branch in self.branches])
         count = len(self.branches)
-        self.batch = StateBatch(rows, {part: tensor[:count] for part, tensor in tails.states.items()})
+        self.batch = StateBatch(
+            rows, {part: tensor[:count] for part, tensor in tails.states.items()}
+        )
         return self.batch
 
     def note_opening(self, opening: Callable[[Branch], int]) -> None:
@@ -50,10 +54,13 @@ class RunningStates:
         self.batch.in_opening = [len(branch.tokens) <= opening(branch) for branch in self.branches]
 
     def leave(self, branch: Branch) -> State:
-        """Keep a copy of a branch's state. Raises RuntimeError when a pass broke off, so that it is lost."""
+        """Keep a copy of a branch's state. Raises RuntimeError when a pass broke off, so that it is
+        lost."""
         if self.batch is None or self.batch.broken:
             raise RuntimeError("a pass broke off, and the states of its branches are lost")
-        return self.memory.keep(self.batch.tensors, self.branches.index(branch), self.residency.state_on_device())
+        return self.memory.keep(
+            self.batch.tensors, self.branches.index(branch), self.residency.state_on_device()
+        )
 
     def clear(self) -> None:
         self.branches = []

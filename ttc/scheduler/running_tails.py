@@ -28,13 +28,15 @@ class RunningTails:
     # ---------------------------------------------------------------- places
 
     def open(self, rows: Sequence[Row], upcoming: Sequence[Row], capacity: int) -> None:
-        """Make a tail of `capacity` tokens for each row of a group. upcoming: the rows of the next group."""
+        """Make a tail of `capacity` tokens for each row of a group. upcoming: the rows of the next
+        group."""
         self.kv = self.runtime.residency.enter(paths(rows), paths(upcoming), capacity)
         for place, row in enumerate(rows):
             row.place = place
 
     def make_room(self, rows: Sequence[Row], joining: Sequence[Row]) -> bool:
-        """Have tails for the rows at work and for those that join; says whether the memory has room for them."""
+        """Have tails for the rows at work and for those that join; says whether the memory has room
+        for them."""
         assert self.kv is not None
         everyone = [*rows, *joining]
         count = max(len(everyone), self.kv.rows or 0)
@@ -43,7 +45,9 @@ class RunningTails:
         frozen_tokens = sum(row.room for row in everyone)
         larger_tokens = count * capacity if grows else 0
         try:
-            self.runtime.residency.require(frozen_tokens + larger_tokens, len(everyone), count if grows else 0)
+            self.runtime.residency.require(
+                frozen_tokens + larger_tokens, len(everyone), count if grows else 0
+            )
             if grows:
                 filled = max(row.filled for row in rows)
                 self.kv = grown(self.runtime.memory, self.kv, count, capacity, filled)
@@ -82,7 +86,8 @@ class RunningTails:
         return Tails(self.kv, max(row.place for row in rows) + 1, max(row.filled for row in rows))
 
     def write_back(self, rows: Sequence[Row], least: int = WRITTEN_TOGETHER) -> None:
-        """Send new tokens to the tails' host copy, if there is one, once they are at least so many."""
+        """Send new tokens to the tails' host copy, if there is one, once they are at least so
+        many."""
         assert self.kv is not None
         if self.kv.mirrored_tokens is not None:
             write_new(self.runtime.memory, self.of(rows), least)
@@ -119,7 +124,8 @@ class RunningTails:
             freeze(self.runtime.memory, self.kv, row.place, first, blocks[-1])
 
     def rescue(self, row: Row) -> None:
-        """Keep what a row has decoded of a step that broke off; take back what its KV is lost of."""
+        """Keep what a row has decoded of a step that broke off; take back what its KV is lost
+        of."""
         lost = row.filled
         try:
             self.freeze(row)

@@ -1,4 +1,5 @@
-"""Where a step ends: at a delimiter, at an end string, at the end of the sequence, or at a limit."""
+"""Where a step ends: at a delimiter, at an end string, at the end of the sequence, or at a
+limit."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Gate(Protocol):
 
 
 def check_gate(gate: Gate | None, branches: int, groups: Sequence[Sequence[int]]) -> None:
-    """Raise OutOfMemory unless all branches of a step decode together, where a gate compares them."""
+    """Raise OutOfMemory unless all branches of a step decode together, where a gate compares
+    them."""
     if gate is not None and len(groups) > 1:
         raise OutOfMemory(
             f"a decode gate compares a problem's branches token by token, and the budget has room for "
@@ -29,7 +31,8 @@ def check_gate(gate: Gate | None, branches: int, groups: Sequence[Sequence[int]]
 
 
 MARGIN_TOKENS = 8
-"""Tokens beyond what a string can span that are decoded with it, so that its first character is whole."""
+"""Tokens beyond what a string can span that are decoded with it, so that its first character is
+whole."""
 
 
 class Stops:
@@ -83,9 +86,12 @@ class Stops:
         """Whether a string may end in this token's text."""
         if (known := self._may_complete.get(token)) is None:
             text = self.decode([token], special=True)
-            # some tokenizers drop a blank at the front of a text; a replaced character may be part of any
+            # some tokenizers drop a blank at the front of a text; a replaced character may be part
+            # of any
             unclear = not text or "\ufffd" in text or " " in self.last_characters
-            known = self._may_complete[token] = unclear or any(c in text for c in self.last_characters)
+            known = self._may_complete[token] = unclear or any(
+                c in text for c in self.last_characters
+            )
         return known
 
     def _has_ended(self, branch: Branch, start: int) -> bool:
@@ -96,5 +102,9 @@ class Stops:
         window = 4 * max(map(len, self.end)) + MARGIN_TOKENS
         first = max(branch.given_end, len(branch.tokens) - window)
         text = self.decode(branch.tokens[first:], special=True)
-        before = len(self.decode(branch.tokens[first:start], special=True).rstrip("\ufffd")) if first < start else 0
+        before = (
+            len(self.decode(branch.tokens[first:start], special=True).rstrip("\ufffd"))
+            if first < start
+            else 0
+        )
         return any(text.find(s, max(0, before - len(s) + 1)) >= 0 for s in self.end)

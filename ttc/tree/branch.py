@@ -17,7 +17,8 @@ from ttc.tree.segment import Segment
 from ttc.usage import Usage
 
 StepEnd = Literal["delimiter", "eos", "end", "context", "gate", "length", "interrupted"]
-"""Why a step ended: a delimiter of the step, the branch's finish reason, its token limit, or an error."""
+"""Why a step ended: a delimiter of the step, the branch's finish reason, its token limit, or an
+error."""
 
 _root_ids = count()
 
@@ -110,7 +111,8 @@ class Branch:
         self._decode = decode
 
     def child(self) -> Branch:
-        """A copy with a stream of its own; the tree's reference counts are the caller's business."""
+        """A copy with a stream of its own; the tree's reference counts are the caller's
+        business."""
         key = random_key(self.key, self.forks)
         twin = Branch(self.tokens, self._leaf, key, self.usage, self._decode, self.root_id)
         twin.prompt_length = self.prompt_length
@@ -186,7 +188,8 @@ class Branch:
         self.begin_answer()
 
     def begin_turn(self, start: int, opened: bool | None) -> None:
-        """Say where the model's turn begins (`turn_start`), and whether the prompt has opened a thought there."""
+        """Say where the model's turn begins (`turn_start`), and whether the prompt has opened a
+        thought there."""
         self.turn_start, self.opened = start, opened
 
     def give(self, tokens: Sequence[int]) -> None:
@@ -214,7 +217,11 @@ class Branch:
         if self.finish_reason != "end" or self.cut:
             return
         text, before = self.text, self._decode(self.generated[:-1]).rstrip("\ufffd")
-        places = [at for string in strings if (at := text.rfind(string)) + len(string) > len(before) and at >= 0]
+        places = [
+            at
+            for string in strings
+            if (at := text.rfind(string)) + len(string) > len(before) and at >= 0
+        ]
         self.cut = text[min(places) :] if places else ""
 
     @property
@@ -233,7 +240,8 @@ class Branch:
         return self._leaf is None
 
     def detach(self) -> Segment | None:
-        """Let go of the leaf, and return it; the tree's reference counts are the caller's business."""
+        """Let go of the leaf, and return it; the tree's reference counts are the caller's
+        business."""
         leaf = self._leaf
         self._leaf = None
         return leaf
@@ -263,16 +271,22 @@ class Branch:
         if self.thoughts is None or not self.thoughts.hidden:
             return self.text
         ended = self.finish_reason == "eos"
-        return self.thoughts.whole(self.generated[:-1] if ended else self.generated).removesuffix(self.cut)
+        return self.thoughts.whole(self.generated[:-1] if ended else self.generated).removesuffix(
+            self.cut
+        )
 
     def thinks_at(self, end: int, thoughts: Thoughts) -> bool:
-        """Whether a thought is open before the token numbered `end`, of those after `turn_start`."""
-        opened = thoughts.begun(self.tokens[: self.turn_start]) if self.opened is None else self.opened
+        """Whether a thought is open before the token numbered `end`, of those after
+        `turn_start`."""
+        opened = (
+            thoughts.begun(self.tokens[: self.turn_start]) if self.opened is None else self.opened
+        )
         return thoughts.open_after(self.tokens[self.turn_start : end], opened)
 
     @property
     def answer_text(self) -> str | None:
-        """The part of `text` that is the answer: what follows the model's thoughts. None while it still thinks."""
+        """The part of `text` that is the answer: what follows the model's thoughts. None while it
+        still thinks."""
         return self.parted().answer
 
     @property
@@ -283,7 +297,8 @@ class Branch:
     def parted(self, end: int | None = None) -> Parted:
         """The thought and the answer up to the token numbered `end`, by default all.
 
-        Words that ask for the answer end all thinking: what stands from there on is the answer, marks left out."""
+        Words that ask for the answer end all thinking: what stands from there on is the answer,
+        marks left out."""
         thought, answer = self._parted(end)
         cut = self.cut if end is None or end >= len(self.tokens) else ""
         if answer is None:
@@ -310,7 +325,9 @@ class Branch:
             tokenizers. A character whose bytes a step's end parts belongs to the next one.
         """
         texts = [self._decode(self.tokens[self.prompt_length : end]) for end in self.step_ends]
-        ends = [len(text.rstrip("\ufffd")) for text in texts[:-1]] + [len(text) for text in texts[-1:]]
+        ends = [len(text.rstrip("\ufffd")) for text in texts[:-1]] + [
+            len(text) for text in texts[-1:]
+        ]
         if self.cut and texts and texts[-1].endswith(self.cut):
             ends = [min(end, len(texts[-1]) - len(self.cut)) for end in ends]
         ends = list(accumulate(ends, max, initial=0))
@@ -339,11 +356,14 @@ def check_live(branches: Sequence[Branch]) -> None:
     for branch in branches:
         _ = branch.leaf  # raises if the branch was released
     if len({id(b) for b in branches}) < len(branches):
-        raise InvalidInput("the same branch was given twice in one call; fork it to continue it in two ways")
+        raise InvalidInput(
+            "the same branch was given twice in one call; fork it to continue it in two ways"
+        )
 
 
 def by_problem(branches: Sequence[Branch]) -> list[list[int]]:
-    """The places of each problem's branches, in order of appearance: branches of one root are one problem's."""
+    """The places of each problem's branches, in order of appearance: branches of one root are one
+    problem's."""
     places: dict[int, list[int]] = {}
     for place, branch in enumerate(branches):
         places.setdefault(branch.root_id, []).append(place)

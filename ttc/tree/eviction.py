@@ -1,4 +1,5 @@
-"""Which idle branches keep their KV when there are too many blocks (RKSC section 2.4, Algorithm 4)."""
+"""Which idle branches keep their KV when there are too many blocks (RKSC section 2.4, Algorithm
+4)."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class BlockCache:
     def trim(self, tree: Tree, live: Collection[Branch], at_work: Iterable[Branch] = ()) -> None:
         """Evict until the tree is within capacity, or nothing may leave any more.
 
-        live: the branches that were not released. at_work: those of them that a call is about to work on.
+        live: the branches that were not released. at_work: those of them that a call is about to
+        work on.
         """
         used = sum(self.blocks(segment) for segment in tree.segments())
         self.peak_blocks = max(self.peak_blocks, used)
@@ -82,16 +84,22 @@ class BlockCache:
                 tree.move(branch, parent)
             ends[parent] += branches
 
-    def _worth(self, segment: Segment, branches: list[Branch], lowest: float, highest: float) -> float:
+    def _worth(
+        self, segment: Segment, branches: list[Branch], lowest: float, highest: float
+    ) -> float:
         """What leaves first has least: omega, with scores from zero on, or the time of the last
         use. What was not rated yet counts as much as the best: it is about to be."""
         if self.order == "lru":
             return max(branch.used_at for branch in branches)
-        return max(importance((highest if b.score is None else b.score) - lowest, _depth(b, segment)) for b in branches)
+        return max(
+            importance((highest if b.score is None else b.score) - lowest, _depth(b, segment))
+            for b in branches
+        )
 
 
 def importance(score: float, depth: int) -> float:
-    """RSBCM's omega, for scores from zero on: a negative one would turn the order of depths round."""
+    """RSBCM's omega, for scores from zero on: a negative one would turn the order of depths
+    round."""
     return score / (depth + 1)
 
 

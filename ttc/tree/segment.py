@@ -9,7 +9,8 @@ from ttc.memory.kv import KV
 from ttc.memory.states import State
 
 MIN_SHARED_TOKENS = 8
-"""A common prefix shorter than this is recomputed: one more segment in every later plan would cost more."""
+"""A common prefix shorter than this is recomputed: one more segment in every later plan would cost
+more."""
 
 _serial = count()
 
@@ -47,7 +48,9 @@ class Segment:
     def storage(self) -> KV:
         """The segment's KV, which the trunk and freed segments don't have."""
         if self.kv is None:
-            raise RuntimeError(f"segment {self.serial} at {self.start} holds no KV: it is the trunk, or was freed")
+            raise RuntimeError(
+                f"segment {self.serial} at {self.start} holds no KV: it is the trunk, or was freed"
+            )
         return self.kv
 
     def opens(self, opening: int) -> int:
@@ -55,7 +58,8 @@ class Segment:
         return min(max(opening - self.start, 0), len(self.tokens))
 
     def serves(self, opening: int) -> bool:
-        """Whether its KV is there, and is that of a branch with such an opening and the same tokens."""
+        """Whether its KV is there, and is that of a branch with such an opening and the same
+        tokens."""
         return self.whole and self.opens(opening) == self.opens(self.opening)
 
     def path(self) -> list[Segment]:

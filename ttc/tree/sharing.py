@@ -52,7 +52,9 @@ class Sharing:
                     f"sharing.{name}={getattr(self, name)!r} is unknown; use {', '.join(get_args(kinds))}"
                 )
         if not -1 <= self.tau <= 2:
-            raise InvalidInput(f"sharing.tau={self.tau} must lie in [-1, 2]; a cosine above 1 is never reached")
+            raise InvalidInput(
+                f"sharing.tau={self.tau} must lie in [-1, 2]; a cosine above 1 is never reached"
+            )
         if self.probe_layers < 1:
             raise InvalidInput(f"sharing.probe_layers={self.probe_layers} must be at least 1")
         if not abs(self.alpha) < 100:

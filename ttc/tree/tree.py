@@ -13,7 +13,8 @@ from ttc.tree.branch import Branch
 from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
 
 SNAPSHOT_TOKENS = 1024
-"""The state of recurrent layers is kept after each so many tokens of a prompt, for other prompts to go on from."""
+"""The state of recurrent layers is kept after each so many tokens of a prompt, for other prompts to
+go on from."""
 
 
 class Tree:
@@ -28,14 +29,16 @@ class Tree:
         self.memory = memory
         self.block_tokens = block_tokens
         self.trunk = Segment([], None, None)
-        self.recuts = 0  # how often KV of the tree was cut or joined, which plans made before don't know
+        # how often KV of the tree was cut or joined, which plans made before don't know
+        self.recuts = 0
 
     def hold(self, segment: Segment) -> Segment:
         segment.refs += 1
         return segment
 
     def drop(self, segment: Segment) -> None:
-        """Give a reference back; segments that nobody needs any more are freed at once, leaf to root."""
+        """Give a reference back; segments that nobody needs any more are freed at once, leaf to
+        root."""
         segment.refs -= 1
         node: Segment | None = segment
         while node is not None and node.refs == 0 and node.parent is not None:
@@ -55,7 +58,8 @@ class Tree:
         return segment
 
     def attach(self, parent: Segment, tokens: list[int], kv: KV, opening: int = 0) -> Segment:
-        """A new child segment. The caller holds it, or it stays unreferenced until somebody does."""
+        """A new child segment. The caller holds it, or it stays unreferenced until somebody
+        does."""
         child = Segment(tokens, kv, self.hold(parent), opening)
         parent.children.append(child)
         return child
@@ -76,7 +80,11 @@ class Tree:
         recurrent = self.memory.states.shape is not None
         while tokens:
             shared, child = max(
-                ((common_prefix(c.tokens, tokens), c) for c in segment.children if c.serves(opening)),
+                (
+                    (common_prefix(c.tokens, tokens), c)
+                    for c in segment.children
+                    if c.serves(opening)
+                ),
                 key=lambda x: x[0],
                 default=(0, segment),
             )
@@ -126,7 +134,9 @@ class Tree:
 
     def _absorb(self, parent: Segment, child: Segment) -> None:
         assert parent.parent is not None
-        (kv,) = recut(self.memory, [parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)])
+        (kv,) = recut(
+            self.memory, [parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)]
+        )
         self.recuts += 1
         above = parent.parent
         if not child.opens(child.opening):

@@ -1,4 +1,5 @@
-"""`python -m experiments.compare outputs/A outputs/B ...`: runs side by side, with intervals and tests."""
+"""`python -m experiments.compare outputs/A outputs/B ...`: runs side by side, with intervals and
+tests."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from pathlib import Path
 from experiments.cli.command import perform
 from experiments.cli.output import show
 
-FOLDERS = "folders of runs, as outputs/NAME; a folder that holds runs; or a pattern, as 'outputs/*n=4*'"
+FOLDERS = (
+    "folders of runs, as outputs/NAME; a folder that holds runs; or a pattern, as 'outputs/*n=4*'"
+)
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -19,16 +22,34 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         "is what the others are compared with.",
     )
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help=FOLDERS)
-    parser.add_argument("--labels", metavar="A,B,C", help="what the rows are called, in the order of their folders")
+    parser.add_argument(
+        "--labels", metavar="A,B,C", help="what the rows are called, in the order of their folders"
+    )
     forms = ("text", "markdown", "latex")
-    parser.add_argument("--format", choices=forms, default="text", help="of the tables; latex is for booktabs")
-    parser.add_argument("--all-pairs", action="store_true", help="compare every two rows, not only with the first")
-    parser.add_argument("--different-problems", action="store_true", help="compare runs on other problems all the same")
-    parser.add_argument("--different-prompts", action="store_true", help="compare runs that ask otherwise all the same")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="a line per row, with its difference to the first")
+    parser.add_argument(
+        "--format", choices=forms, default="text", help="of the tables; latex is for booktabs"
+    )
+    parser.add_argument(
+        "--all-pairs", action="store_true", help="compare every two rows, not only with the first"
+    )
+    parser.add_argument(
+        "--different-problems",
+        action="store_true",
+        help="compare runs on other problems all the same",
+    )
+    parser.add_argument(
+        "--different-prompts",
+        action="store_true",
+        help="compare runs that ask otherwise all the same",
+    )
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="a line per row, with its difference to the first"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
     parser.add_argument("--html", type=Path, metavar="FILE", help="one page, with the plot")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="accuracy against compute, as .png, .svg or .pdf")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="accuracy against compute, as .png, .svg or .pdf"
+    )
     return parser.parse_args(words)
 
 

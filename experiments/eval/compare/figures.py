@@ -12,13 +12,21 @@ from experiments.eval.compare.rows import Row
 from experiments.runs.finished import Run
 from experiments.runs.parameters import flops, run_parameters
 from experiments.runs.stats import accuracy, holm, paired, unpaired
-from experiments.runs.summary import failed, is_right_strictly, majority_share, mean, pass_share, widths
+from experiments.runs.summary import (
+    failed,
+    is_right_strictly,
+    majority_share,
+    mean,
+    pass_share,
+    widths,
+)
 
 TOKENS = ("generated_tokens", "verifier_tokens", "prompt_tokens")
 
 
 def row_figures(row: Row) -> dict[str, Any]:
-    """Accuracy with its interval, pass@k, maj@k, and costs per problem, the means over the row's runs."""
+    """Accuracy with its interval, pass@k, maj@k, and costs per problem, the means over the row's
+    runs."""
     names = list(row.values)
     estimate = accuracy([row.values[name] for name in names], row.sources(names))
     records = [record for run in row.runs for record in run.records.values()]
@@ -46,8 +54,8 @@ def row_figures(row: Row) -> dict[str, Any]:
 
 
 def pair_figures(rows: Sequence[Row], every: bool = False) -> list[dict[str, Any]]:
-    """Each row minus the first, or minus every row before it, over the problems of both, with p adjusted over them all.
-    Rows without a problem in common are compared as independent samples."""
+    """Each row minus the first, or minus every row before it, over the problems of both, with p
+    adjusted over them all. Rows without a problem in common are compared as independent samples."""
     pairs = [_pair(row, base) for base, row in combinations(rows, 2) if every or base is rows[0]]
     for pair, adjusted in zip(pairs, holm([pair["p"] for pair in pairs]), strict=True):
         pair["p_holm"] = adjusted
@@ -55,7 +63,8 @@ def pair_figures(rows: Sequence[Row], every: bool = False) -> list[dict[str, Any
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The places of the (cost, accuracy) points that no cheaper or equally cheap one reaches, the cheapest first."""
+    """The places of the (cost, accuracy) points that no cheaper or equally cheap one reaches, the
+    cheapest first."""
     best = -math.inf
     kept = []
     for place in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
@@ -66,12 +75,24 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _pair(row: Row, base: Row) -> dict[str, Any]:
-    marks = [{name: mark for run in side.runs for name, mark in run.problems.items()} for side in (row, base)]
-    both = [name for name in row.values if name in base.values and _same(marks[0][name], marks[1][name])]
+    marks = [
+        {name: mark for run in side.runs for name, mark in run.problems.items()}
+        for side in (row, base)
+    ]
+    both = [
+        name for name in row.values if name in base.values and _same(marks[0][name], marks[1][name])
+    ]
     if both:
-        test = paired([row.values[n] for n in both], [base.values[n] for n in both], row.sources(both))
+        test = paired(
+            [row.values[n] for n in both], [base.values[n] for n in both], row.sources(both)
+        )
     else:
-        test = unpaired(*(accuracy([*side.values.values()], side.sources([*side.values])) for side in (row, base)))
+        test = unpaired(
+            *(
+                accuracy([*side.values.values()], side.sources([*side.values]))
+                for side in (row, base)
+            )
+        )
     return {
         "row": row.name,
         "against": base.name,
@@ -93,7 +114,9 @@ def _flops(runs: Sequence[Run]) -> float | None:
     """Per problem; None where a model's parameters are not known."""
     costs: list[float] = []
     for run in runs:
-        parameters = run.summary.get("parameters") or run_parameters(run.config["model.name"], run.verifier)
+        parameters = run.summary.get("parameters") or run_parameters(
+            run.config["model.name"], run.verifier
+        )
         for record in run.records.values():
             if (cost := flops(record["usage"], parameters)) is None:
                 return None
@@ -108,5 +131,9 @@ def _seconds(runs: Sequence[Run]) -> float | None:
 
 
 def _kv_peak_bytes(records: Sequence[dict[str, Any]]) -> int | None:
-    known = [peak for record in records if (peak := record.get("timing", {}).get("kv_peak_bytes")) is not None]
+    known = [
+        peak
+        for record in records
+        if (peak := record.get("timing", {}).get("kv_peak_bytes")) is not None
+    ]
     return max(known, default=None)

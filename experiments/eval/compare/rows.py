@@ -1,4 +1,5 @@
-"""Runs as the rows of a comparison: put together where only the seed differs, refused where they do not compare."""
+"""Runs as the rows of a comparison: put together where only the seed differs, refused where they do
+not compare."""
 
 from __future__ import annotations
 
@@ -70,13 +71,21 @@ class Row:
     def sources(self, names: Sequence[str]) -> list[str] | None:
         """The source of each problem, itself where it has none; None where no problem has one."""
         known = {
-            name: record["source"] for run in self.runs for name, record in run.records.items() if record.get("source")
+            name: record["source"]
+            for run in self.runs
+            for name, record in run.records.items()
+            if record.get("source")
         }
-        return [f"source {known[name]}" if name in known else f"problem {name}" for name in names] if known else None
+        return (
+            [f"source {known[name]}" if name in known else f"problem {name}" for name in names]
+            if known
+            else None
+        )
 
 
 def run_folders(places: Sequence[Path]) -> Iterator[Path]:
-    """The folders of runs that are meant: each itself, those in a folder of runs, or those that a pattern matches.
+    """The folders of runs that are meant: each itself, those in a folder of runs, or those that a
+    pattern matches.
 
     Raises InvalidInput for a pattern that matches no run."""
     for place in places:
@@ -88,12 +97,14 @@ def run_folders(places: Sequence[Path]) -> Iterator[Path]:
         elif matching := _runs_among(map(Path, glob(str(place)))):
             yield from matching
         else:
-            raise InvalidInput(f"{place} matches no folder of a run; give folders of runs, as outputs/NAME")
+            raise InvalidInput(
+                f"{place} matches no folder of a run; give folders of runs, as outputs/NAME"
+            )
 
 
 def short_place(folders: Sequence[Path]) -> list[Path]:
-    """The fewest words that `run_folders` reads as these folders: the folder that holds them, a pattern, or they
-    themselves."""
+    """The fewest words that `run_folders` reads as these folders: the folder that holds them, a
+    pattern, or they themselves."""
     parent, names = folders[0].parent, [folder.name for folder in folders]
     start, end = commonprefix(names), commonprefix([name[::-1] for name in names])[::-1]  # noqa: RUF071
     for place in (parent, parent / f"{escape(start)}*{escape(end)}"):
@@ -103,9 +114,11 @@ def short_place(folders: Sequence[Path]) -> list[Path]:
 
 
 def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> list[Row]:
-    """The rows in the order of their first folders. places: as `run_folders` reads them. names: labels for the rows.
+    """The rows in the order of their first folders. places: as `run_folders` reads them. names:
+    labels for the rows.
 
-    Raises InvalidInput for folders that repeat one another, and for labels that do not fit the rows.
+    Raises InvalidInput for folders that repeat one another, and for labels that do not fit the
+    rows.
     """
     runs: list[Run] = []
     for folder in run_folders(places):
@@ -132,11 +145,14 @@ def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> lis
     return [Row(name, group) for name, group in zip(names or made, groups.values(), strict=True)]
 
 
-def check_comparable(rows: Sequence[Row], different_problems: bool = False, different_prompts: bool = False) -> None:
-    """Raise InvalidInput, which names the difference, for runs on other problems or with other prompts than the first.
+def check_comparable(
+    rows: Sequence[Row], different_problems: bool = False, different_prompts: bool = False
+) -> None:
+    """Raise InvalidInput, which names the difference, for runs on other problems or with other
+    prompts than the first.
 
-    Prompts are compared as texts between runs of one model, and by their settings between models, whose chat templates
-    differ.
+    Prompts are compared as texts between runs of one model, and by their settings between models,
+    whose chat templates differ.
     """
     first, *others = [run for row in rows for run in row.runs]
     for run in others:
@@ -147,15 +163,22 @@ def check_comparable(rows: Sequence[Row], different_problems: bool = False, diff
                 "where they can be paired on the problems of both"
             )
         if not different_prompts and (lines := listed(_other_prompts(first, run))):
-            raise InvalidInput(f"{both} do not ask alike:\n{lines}\n--different-prompts compares them all the same")
+            raise InvalidInput(
+                f"{both} do not ask alike:\n{lines}\n--different-prompts compares them all the same"
+            )
 
 
 def differing_settings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """For each row, the settings that are not the same in all rows."""
     configs = [_settings(row.runs[0]) for row in rows]
     keys = sorted({key for config in configs for key in config})
-    apart = [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
-    return {row.name: {k: config[k] for k in apart if k in config} for row, config in zip(rows, configs, strict=True)}
+    apart = [
+        key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)
+    ]
+    return {
+        row.name: {k: config[k] for k in apart if k in config}
+        for row, config in zip(rows, configs, strict=True)
+    }
 
 
 def prompt_settings(run: Run) -> dict[str, Any]:
@@ -192,8 +215,8 @@ def _runs_among(folders: Iterable[Path]) -> list[Path]:
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """The names that were given to the runs where they are short, without the seed where a row has several. Else what
-    tells the rows apart. With their paths where names repeat."""
+    """The names that were given to the runs where they are short, without the seed where a row has
+    several. Else what tells the rows apart. With their paths where names repeat."""
     folders = [group[0].folder for group in groups]
     made = labels([_settings(group[0]) for group in groups])
     names = []
@@ -203,13 +226,19 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
             name = re.sub(r"-?seed\d+", "", name) or name
         given = len(name) <= LONGEST_NAME and not _is_default_name(group[0])
         names.append(name if given or not label else label)
-    return [name if names.count(name) == 1 else str(folder) for name, folder in zip(names, folders, strict=True)]
+    return [
+        name if names.count(name) == 1 else str(folder)
+        for name, folder in zip(names, folders, strict=True)
+    ]
 
 
 def _is_default_name(run: Run) -> bool:
     """Whether a run's name is the long one that `conf/run/default.yaml` makes."""
     data = data_label(str(run.config.get("dataset.name")), run.config.get("dataset.path"))
-    return run.folder.name.startswith(f"{data}-") and f"-seed{run.config.get('run.seed')}" in run.folder.name
+    return (
+        run.folder.name.startswith(f"{data}-")
+        and f"-seed{run.config.get('run.seed')}" in run.folder.name
+    )
 
 
 def _other_problems(a: Run, b: Run) -> Iterator[str]:
@@ -217,7 +246,11 @@ def _other_problems(a: Run, b: Run) -> Iterator[str]:
         if alone := [name for name in run.problems if name not in other.problems]:
             yield f"{_some(alone)} in {run.folder} alone"
     both = [name for name in a.problems if name in b.problems]
-    if changed := [n for n in both if None not in (a.problems[n], b.problems[n]) and a.problems[n] != b.problems[n]]:
+    if changed := [
+        n
+        for n in both
+        if None not in (a.problems[n], b.problems[n]) and a.problems[n] != b.problems[n]
+    ]:
         yield f"the question or gold answer of {_some(changed)} differs"
 
 
@@ -226,10 +259,16 @@ def _other_prompts(a: Run, b: Run) -> Iterator[str]:
         one, other = a.config.get(setting), b.config.get(setting)
         if one != other:
             yield f"{setting}, by which answers are graded: {one!r} -> {other!r}"
-        elif one and (codes := [run.made_from.get("code", {}).get(one) for run in (a, b)])[0] != codes[1]:
+        elif (
+            one
+            and (codes := [run.made_from.get("code", {}).get(one) for run in (a, b)])[0] != codes[1]
+        ):
             yield f"the code of {setting}={one}, by which answers are graded"
     same_model = a.config.get("model.name") == b.config.get("model.name")
-    asked = [{name: text for name, record in run.records.items() if (text := record.get("prompt"))} for run in (a, b)]
+    asked = [
+        {name: text for name, record in run.records.items() if (text := record.get("prompt"))}
+        for run in (a, b)
+    ]
     both = [name for name in asked[0] if name in asked[1]]
     if same_model and both:
         if changed := [name for name in both if asked[0][name] != asked[1][name]]:

@@ -12,7 +12,13 @@ from typing import Any
 from experiments.cli.labels import labels, short_keys, short_value, telling_settings
 from experiments.cli.tables import Table, amount, p_value, page, percent, points, write_csv
 from experiments.eval.compare.figures import frontier, pair_figures, row_figures
-from experiments.eval.compare.rows import Row, check_comparable, differing_settings, load_rows, short_place
+from experiments.eval.compare.rows import (
+    Row,
+    check_comparable,
+    differing_settings,
+    load_rows,
+    short_place,
+)
 from experiments.runs.records import as_json
 from experiments.runs.screen import as_bytes
 from ttc.errors import InvalidInput
@@ -53,7 +59,12 @@ def comparison(rows: Sequence[Row], every_pair: bool = False) -> Figures:
 
 def tables(figures: Figures) -> list[Table]:
     rows = figures["rows"]
-    made = [_accuracy(rows), _samples(rows), _differences(figures["differences"]), _settings(figures["settings"])]
+    made = [
+        _accuracy(rows),
+        _samples(rows),
+        _differences(figures["differences"]),
+        _settings(figures["settings"]),
+    ]
     return [table for table in made if table is not None]
 
 
@@ -70,16 +81,33 @@ def compared(folders: Sequence[Path]) -> str:
     return "\n\n".join([*shown, f"costs, pass@k, files and a plot: {command}"])
 
 
-def write(figures: Figures, csv: Path | None, json: Path | None, html: Path | None, plot: Path | None) -> list[Path]:
+def write(
+    figures: Figures, csv: Path | None, json: Path | None, html: Path | None, plot: Path | None
+) -> list[Path]:
     """Write the files that are asked for, and return them."""
     rows = figures["rows"]
     files = [file for file in (csv, json, html, plot) if file is not None]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
     if csv is not None:
-        first = {pair["row"]: pair for pair in figures["differences"] if pair["against"] == rows[0]["row"]}
-        kept = ("against", "difference", "difference_95", "correlation", "test", "p", "p_holm", "detectable")
-        write_csv(csv, [row | {key: first.get(row["row"], {}).get(key) for key in kept} for row in rows])
+        first = {
+            pair["row"]: pair
+            for pair in figures["differences"]
+            if pair["against"] == rows[0]["row"]
+        }
+        kept = (
+            "against",
+            "difference",
+            "difference_95",
+            "correlation",
+            "test",
+            "p",
+            "p_holm",
+            "detectable",
+        )
+        write_csv(
+            csv, [row | {key: first.get(row["row"], {}).get(key) for key in kept} for row in rows]
+        )
     if json is not None:
         json.write_text(as_json(figures), encoding="utf-8")
     if html is not None:
@@ -90,32 +118,50 @@ def write(figures: Figures, csv: Path | None, json: Path | None, html: Path | No
 
 
 def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = None) -> None:
-    """Accuracy against compute, with intervals, and the frontier: the rows that no cheaper one reaches.
+    """Accuracy against compute, with intervals, and the frontier: the rows that no cheaper one
+    reaches.
 
-    Compute is FLOPs per problem where every row knows them, else tokens. Raises InvalidInput without matplotlib.
+    Compute is FLOPs per problem where every row knows them, else tokens. Raises InvalidInput
+    without matplotlib.
     """
     try:
         import matplotlib
     except ImportError:
-        raise InvalidInput("a plot needs matplotlib: pip install matplotlib, or leave --plot out") from None
+        raise InvalidInput(
+            "a plot needs matplotlib: pip install matplotlib, or leave --plot out"
+        ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     known = all(row["flops"] is not None for row in rows)
-    costs = [row["flops"] if known else row["generated_tokens"] + row["verifier_tokens"] for row in rows]
+    costs = [
+        row["flops"] if known else row["generated_tokens"] + row["verifier_tokens"] for row in rows
+    ]
     heights = [100 * row["accuracy"] for row in rows]
     across = max(1, LEGEND // (max(len(row["row"]) for row in rows) + 6))
     legend_height = 0.17 * math.ceil(len(rows) / across)
     figure, axis = pyplot.subplots(figsize=(7, 4.2 + legend_height), layout="constrained")
     for place, (row, cost, height) in enumerate(zip(rows, costs, heights, strict=True)):
         low, high = (100 * end for end in row["accuracy_95"])
-        mark = {"fmt": MARKERS[place // 10 % len(MARKERS)], "color": f"C{place % 10}", "label": row["row"]}
-        axis.errorbar(cost, height, [[height - low], [high - height]], markersize=5, capsize=3, **mark)
+        mark = {
+            "fmt": MARKERS[place // 10 % len(MARKERS)],
+            "color": f"C{place % 10}",
+            "label": row["row"],
+        }
+        axis.errorbar(
+            cost, height, [[height - low], [high - height]], markersize=5, capsize=3, **mark
+        )
     figure.legend(loc="outside lower center", ncols=across, fontsize=7, frameon=False)
     best = frontier(list(zip(costs, heights, strict=True)))
-    axis.plot([costs[i] for i in best], [heights[i] for i in best], color="grey", linewidth=1, zorder=0)
+    axis.plot(
+        [costs[i] for i in best], [heights[i] for i in best], color="grey", linewidth=1, zorder=0
+    )
     what = "FLOPs per problem" if known else "generated and verifier tokens per problem"
-    axis.set(xlabel=what, ylabel="accuracy, %", title="accuracy against compute; the line is the frontier")
+    axis.set(
+        xlabel=what,
+        ylabel="accuracy, %",
+        title="accuracy against compute; the line is the frontier",
+    )
     if min(costs) > 0 and max(costs) > 5 * min(costs):
         axis.set_xscale("log")
     try:
@@ -149,7 +195,10 @@ def _accuracy(rows: Sequence[Figures]) -> Table:
             percent(row["accuracy_strict"]),
         )
         counts = (str(row[name]) for name in ("problems", "runs", "failed"))
-        spent = (amount(row[name]) for name in ("generated_tokens", "verifier_tokens", "flops", "seconds"))
+        spent = (
+            amount(row[name])
+            for name in ("generated_tokens", "verifier_tokens", "flops", "seconds")
+        )
         kv = "-" if row["kv_peak_bytes"] is None else as_bytes(row["kv_peak_bytes"])
         lines.append([row["row"], *shares, *counts, *spent, kv])
     notes = [ABOUT, *(text for row in rows if (text := unfinished(row["row"], row["left"])))]
@@ -167,11 +216,26 @@ def _samples(rows: Sequence[Figures]) -> Table | None:
     columns = ["run", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in ks)]
     lines = [[row["row"], *cells(row, "pass_at_k"), *cells(row, "maj_at_k")] for row in rows]
     note = "Over all subsets of k of a problem's branches; in maj@k ties count in part. "
-    return Table("Samples", columns, lines, [note + "The branches of a step-wise search are no independent samples."])
+    return Table(
+        "Samples",
+        columns,
+        lines,
+        [note + "The branches of a step-wise search are no independent samples."],
+    )
 
 
 def _differences(pairs: Sequence[Figures]) -> Table | None:
-    columns = ("run", "against", "difference", "95% interval", "correlation", "test", "p", "p, Holm", "detectable")
+    columns = (
+        "run",
+        "against",
+        "difference",
+        "95% interval",
+        "correlation",
+        "test",
+        "p",
+        "p, Holm",
+        "detectable",
+    )
     lines = []
     for pair in pairs:
         gap = (points(pair["difference"]), " to ".join(map(points, pair["difference_95"])))
@@ -187,5 +251,10 @@ def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Table | None:
     keys = list(dict.fromkeys(key for row in rows for key in row))
     if labels(rows) == list(settings) and set(keys) == set(telling_settings(rows)):
         return None  # the labels say it all
-    lines = [[name, *(short_value(k, row[k]) if k in row else "-" for k in keys)] for name, row in settings.items()]
-    return Table("Settings that differ", ("run", *short_keys(keys).values()), lines) if keys else None
+    lines = [
+        [name, *(short_value(k, row[k]) if k in row else "-" for k in keys)]
+        for name, row in settings.items()
+    ]
+    return (
+        Table("Settings that differ", ("run", *short_keys(keys).values()), lines) if keys else None
+    )

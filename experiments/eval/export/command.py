@@ -20,10 +20,16 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         "a leaf, with token ids, log-probabilities, scores and seeds (of a run with run.record_tokens=true); trl holds "
         "texts as TRL's trainers read them.",
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of a run, as outputs/NAME")
-    parser.add_argument("--format", choices=("trl", "jsonl", "parquet"), default="jsonl", help="(jsonl)")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="the folder of a run, as outputs/NAME"
+    )
+    parser.add_argument(
+        "--format", choices=("trl", "jsonl", "parquet"), default="jsonl", help="(jsonl)"
+    )
     parser.add_argument("--type", choices=TYPES, help=f"of --format trl ({TYPES[0]})")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="(FOLDER/trajectories.FORMAT or FOLDER/TYPE.jsonl)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="(FOLDER/trajectories.FORMAT or FOLDER/TYPE.jsonl)"
+    )
     return parser.parse_args(words)
 
 
@@ -34,7 +40,9 @@ def export(arguments: argparse.Namespace) -> None:
     from ttc.errors import InvalidInput
 
     if arguments.type is not None and arguments.format != "trl":
-        raise InvalidInput(f"--type={arguments.type} is one of TRL's data sets; give --format trl too")
+        raise InvalidInput(
+            f"--type={arguments.type} is one of TRL's data sets; give --format trl too"
+        )
     run = Run.load(arguments.folder)
     if arguments.format == "trl":
         kind = arguments.type or TYPES[0]

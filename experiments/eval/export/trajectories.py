@@ -18,13 +18,14 @@ Row = dict[str, Any]
 def trajectories(run: Run) -> list[Row]:
     """A row for every leaf of every tree, pruned ones too.
 
-    prompt_ids, completion_ids: the tokens that the model saw, and those after them. logprobs: of each token of the
-    completion, at temperature 1; None for one that the search gave and the model did not write.
-    step_ends: where in the completion each step ends. scores: of each step, None without a rating. step_scores: of the
-    whole text's steps in its last rating. nodes: the steps' ids in the tree.
+    prompt_ids, completion_ids: the tokens that the model saw, and those after them. logprobs: of
+    each token of the completion, at temperature 1; None for one that the search gave and the model
+    did not write.
+    step_ends: where in the completion each step ends. scores: of each step, None without a rating.
+    step_scores: of the whole text's steps in its last rating. nodes: the steps' ids in the tree.
     branch_key: the key of the leaf's random stream in hexadecimal digits.
-    answer, correct, finish_reason: None for leaves that are no candidates, which nobody graded. chosen: whether the
-    problem's answer is this one's.
+    answer, correct, finish_reason: None for leaves that are no candidates, which nobody graded.
+    chosen: whether the problem's answer is this one's.
     Raises InvalidInput for a run that has not recorded its tokens.
     """
     for record in run.records.values():
@@ -40,7 +41,8 @@ def trajectories(run: Run) -> list[Row]:
 
 
 def branch_key(seed: int, problem_id: str, path: Sequence[int]) -> int:
-    """The key of a branch's random stream: of the run's seed, the problem and the place in the tree."""
+    """The key of a branch's random stream: of the run's seed, the problem and the place in the
+    tree."""
     key = random_key(random_key(seed, problem_id))
     for index in path:
         key = random_key(key, index)
@@ -67,7 +69,8 @@ def _rows(run: Run, record: Row) -> Iterator[Row]:
             tokens = tokens[: node["start"]] + node["token_ids"]
             logprobs = logprobs[: node["start"]] + node["logprobs"]
             ends.append(len(tokens))
-        first = next((i for i, node in enumerate(way) if node["tokens"]), len(way))  # the prompt is what comes before
+        # the prompt is what comes before
+        first = next((i for i, node in enumerate(way) if node["tokens"]), len(way))
         prompt = ends[first - 1]
         steps = way[first:]
         branch = branches.get(tuple(leaf["path"]), {})
@@ -106,8 +109,13 @@ def write_parquet(rows: Sequence[Row], out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    types = {name: pa.list_(pa.int64()) for name in ("prompt_ids", "completion_ids", "step_ends", "nodes", "path")}
+    types = {
+        name: pa.list_(pa.int64())
+        for name in ("prompt_ids", "completion_ids", "step_ends", "nodes", "path")
+    }
     types |= {name: pa.list_(pa.float64()) for name in ("logprobs", "scores", "step_scores")}
     types |= {"seed": pa.int64(), "correct": pa.bool_(), "chosen": pa.bool_()}
     kinds = {name: types.get(name, pa.string()) for name in rows[0]}
-    pyarrow.parquet.write_table(pa.Table.from_pylist(list(rows), pa.schema(list(kinds.items()))), out)
+    pyarrow.parquet.write_table(
+        pa.Table.from_pylist(list(rows), pa.schema(list(kinds.items()))), out
+    )

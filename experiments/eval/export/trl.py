@@ -19,8 +19,8 @@ Row = dict[str, Any]
 
 
 def stepwise_supervision(run: Run) -> list[Row]:
-    """Candidates cut into their steps, each labelled with whether any candidate that goes on from it is right; `values`
-    has the share of them. For TRL's PRMTrainer."""
+    """Candidates cut into their steps, each labelled with whether any candidate that goes on from
+    it is right; `values` has the share of them. For TRL's PRMTrainer."""
     rows = []
     for record, branches in _solved(run):
         check_tree(run.folder, record)
@@ -37,25 +37,43 @@ def stepwise_supervision(run: Run) -> list[Row]:
                     values.append(sum(below) / len(below))
             if steps:
                 problem = Problem(record["question"], record["id"], record["gold"])
-                rows.append(Solution(problem, steps, values, bool(branch["correct"])).row(record["prompt"], "hard"))
+                rows.append(
+                    Solution(problem, steps, values, bool(branch["correct"])).row(
+                        record["prompt"], "hard"
+                    )
+                )
     return _some(run, rows, "a candidate with a step")
 
 
 def preference(run: Run) -> list[Row]:
-    """A right candidate and a wrong one of the same problem, those with the best scores first; no candidate twice. For
-    DPO and reward models."""
+    """A right candidate and a wrong one of the same problem, those with the best scores first; no
+    candidate twice. For DPO and reward models."""
     rows = []
     for record, branches in _solved(run):
-        right, wrong = ([b["text"] for b in branches if b["correct"] is verdict] for verdict in (True, False))
+        right, wrong = (
+            [b["text"] for b in branches if b["correct"] is verdict] for verdict in (True, False)
+        )
         for chosen, rejected in zip(right, wrong, strict=False):
-            rows.append({"prompt": record["prompt"], "chosen": chosen, "rejected": rejected, "id": record["id"]})
+            rows.append(
+                {
+                    "prompt": record["prompt"],
+                    "chosen": chosen,
+                    "rejected": rejected,
+                    "id": record["id"],
+                }
+            )
     return _some(run, rows, "both a right and a wrong candidate")
 
 
 def unpaired_preference(run: Run) -> list[Row]:
     """Every candidate, and whether it is right. For KTO."""
     rows = [
-        {"prompt": record["prompt"], "completion": b["text"], "label": bool(b["correct"]), "id": record["id"]}
+        {
+            "prompt": record["prompt"],
+            "completion": b["text"],
+            "label": bool(b["correct"]),
+            "id": record["id"],
+        }
         for record, branches in _solved(run)
         for b in branches
     ]
@@ -82,16 +100,23 @@ ROWS: dict[str, Callable[[Run], list[Row]]] = {
 
 
 def _solved(run: Run) -> Iterator[tuple[Row, list[Row]]]:
-    """Each solved problem with its candidates, best scores first; of those with the same text one."""
+    """Each solved problem with its candidates, best scores first; of those with the same text
+    one."""
     for record in run.records.values():
         if failed(record) or record.get("prompt") is None:
             continue
-        ordered = sorted(record["branches"], key=lambda b: -float("inf") if b["score"] is None else b["score"])
+        ordered = sorted(
+            record["branches"], key=lambda b: -float("inf") if b["score"] is None else b["score"]
+        )
         yield record, list({b["text"]: b for b in ordered}.values())[::-1]
 
 
 def _some(run: Run, rows: list[Row], what: str) -> list[Row]:
     if not rows:
-        private = " (dataset.private=true keeps no prompts)" if run.config.get("dataset.private") else ""
-        raise InvalidInput(f"no problem in {run.folder} has a prompt and {what}{private}, so there is nothing to write")
+        private = (
+            " (dataset.private=true keeps no prompts)" if run.config.get("dataset.private") else ""
+        )
+        raise InvalidInput(
+            f"no problem in {run.folder} has a prompt and {what}{private}, so there is nothing to write"
+        )
     return rows

@@ -1,1 +1,2 @@
-"""Models x searches x budgets x data sets x seeds: every cell a run of its own, and one row for each."""
+"""Models x searches x budgets x data sets x seeds: every cell a run of its own, and one row for
+each."""

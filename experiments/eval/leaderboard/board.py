@@ -23,7 +23,8 @@ RULES: dict[str, Callable[[Sequence[Sample]], int | None]] = {
     "weighted": weighted_majority,
     "maj": majority,
 }
-"""search-and-learn's names: the best score, the answer with the highest total score, the most frequent answer."""
+"""search-and-learn's names: the best score, the answer with the highest total score, the most
+frequent answer."""
 NEED_SCORES = ("naive", "weighted")
 LABELS = ("model", "dataset", "search", "budget")
 ABOUT = (
@@ -37,7 +38,11 @@ Figures = dict[str, Any]
 def board_rows(plan: Plan) -> list[Figures]:
     """One row for each cell that has a problem done, in the order of the file."""
     folders = [(cell, plan.folder / cell.name) for cell in plan.cells]
-    return [cell_row(cell, Run.load(folder)) for cell, folder in folders if (folder / "records.jsonl").is_file()]
+    return [
+        cell_row(cell, Run.load(folder))
+        for cell, folder in folders
+        if (folder / "records.jsonl").is_file()
+    ]
 
 
 def cell_row(cell: Cell, run: Run) -> Figures:
@@ -62,19 +67,31 @@ def cell_row(cell: Cell, run: Run) -> Figures:
 
 
 def predictions_right(run: Run) -> dict[str, float]:
-    """The share of problems whose prediction is right, for n = 1, 2, 4, ... up to the candidates that every solved
-    problem has."""
+    """The share of problems whose prediction is right, for n = 1, 2, 4, ... up to the candidates
+    that every solved problem has."""
     solved = list(filter(None, map(predictions_of, run.records.values())))
-    shared = [name for name in (solved[0] if solved else {}) if all(name in predictions for predictions in solved)]
+    shared = [
+        name
+        for name in (solved[0] if solved else {})
+        if all(name in predictions for predictions in solved)
+    ]
     return {name: sum(p[name][1] for p in solved) / len(run.records) for name in shared}
 
 
 def write_predictions(run: Run, out: Path) -> None:
-    """A line per problem as search-and-learn publishes them: question, gold answer, and `\\boxed{}` predictions."""
+    """A line per problem as search-and-learn publishes them: question, gold answer, and `\\boxed{}`
+    predictions."""
     with out.open("w", encoding="utf-8") as file:
         for name, record in run.records.items():
-            line = {"unique_id": name, "problem": record.get("question"), "answer": record.get("gold")}
-            line |= {key: f"\\boxed{{{answer or ''}}}" for key, (answer, _) in predictions_of(record).items()}
+            line = {
+                "unique_id": name,
+                "problem": record.get("question"),
+                "answer": record.get("gold"),
+            }
+            line |= {
+                key: f"\\boxed{{{answer or ''}}}"
+                for key, (answer, _) in predictions_of(record).items()
+            }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
@@ -83,7 +100,9 @@ def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> 
     made = tables(rows)
     files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json", "html")]
     files[0].write_text("\n\n".join(table.markdown() for table in made) + "\n", encoding="utf-8")
-    write_csv(files[1], [{k: v for k, v in row.items() if k not in ("made_by", "prompt")} for row in rows])
+    write_csv(
+        files[1], [{k: v for k, v in row.items() if k not in ("made_by", "prompt")} for row in rows]
+    )
     whole = {"name": plan.name, "rows": rows, "errors": errors}
     files[2].write_text(as_json(whole), encoding="utf-8")
     files[3].write_text(page(plan.name, made), encoding="utf-8")
@@ -96,9 +115,13 @@ def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> 
 
 
 def tables(rows: Sequence[Figures]) -> list[Table]:
-    """For each data set one table over seeds, best first; then every row with what it was made from."""
+    """For each data set one table over seeds, best first; then every row with what it was made
+    from."""
     names = list(dict.fromkeys(row["dataset"] for row in rows))
-    return [*(_over_seeds(name, [r for r in rows if r["dataset"] == name]) for name in names), _every(rows)]
+    return [
+        *(_over_seeds(name, [r for r in rows if r["dataset"] == name]) for name in names),
+        _every(rows),
+    ]
 
 
 def digest(value: Any) -> str:
@@ -108,37 +131,71 @@ def digest(value: Any) -> str:
 def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
     groups: dict[tuple[str, ...], list[Figures]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[label] for label in LABELS if label != "dataset"), []).append(row)
-    preds = [name for n in KS for rule in RULES if (name := f"pred_{rule}@{n}") in {key for row in rows for key in row}]
+        groups.setdefault(tuple(row[label] for label in LABELS if label != "dataset"), []).append(
+            row
+        )
+    preds = [
+        name
+        for n in KS
+        for rule in RULES
+        if (name := f"pred_{rule}@{n}") in {key for row in rows for key in row}
+    ]
     lines = []
     for labels, group in groups.items():
         figures = row_figures(Row("", [Run.load(Path(row["folder"])) for row in group]))
         interval = " to ".join(map(percent, figures["accuracy_95"]))
         costs = [amount(figures[part]) for part in ("generated_tokens", "verifier_tokens", "flops")]
-        shown = [percent(sum(r[p] for r in group) / len(group)) if all(p in r for r in group) else "-" for p in preds]
+        shown = [
+            percent(sum(r[p] for r in group) / len(group)) if all(p in r for r in group) else "-"
+            for p in preds
+        ]
         line = [*labels, str(len(group)), percent(figures["accuracy"]), interval, *costs, *shown]
         lines.append((figures["accuracy"], line))
     lines.sort(key=lambda scored: -scored[0])
-    columns = ("model", "search", "budget", "seeds", "accuracy", "95% interval", "generated", "verifier", "FLOPs")
+    columns = (
+        "model",
+        "search",
+        "budget",
+        "seeds",
+        "accuracy",
+        "95% interval",
+        "generated",
+        "verifier",
+        "FLOPs",
+    )
     return Table(dataset, (*columns, *preds), [line for _, line in lines], [ABOUT])
 
 
 def _every(rows: Sequence[Figures]) -> Table:
-    columns = (*LABELS, "seed", "accuracy", "strict", "problems", "failed", "commit", "data", "prompt", "folder")
+    columns = (
+        *LABELS,
+        "seed",
+        "accuracy",
+        "strict",
+        "problems",
+        "failed",
+        "commit",
+        "data",
+        "prompt",
+        "folder",
+    )
     lines = []
     for row in rows:
         shares = (percent(row["accuracy"]), percent(row["accuracy_strict"]))
         commits = " ".join(commit[:10] for commit in (row["commit"] or "-").split())
         made = (commits, row["data_fingerprint"], row["prompt_fingerprint"], row["folder"])
         labels = (row[label] for label in LABELS)
-        lines.append([*labels, str(row["seed"]), *shares, str(row["problems"]), str(row["failed"]), *made])
+        lines.append(
+            [*labels, str(row["seed"]), *shares, str(row["problems"]), str(row["failed"]), *made]
+        )
     notes = ["Settings, versions, machine and a prompt of each row: leaderboard.json."]
     notes += [text for row in rows if (text := unfinished(row["folder"], row["left"]))]
     return Table("Every run", columns, lines, notes)
 
 
 def predictions_of(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]:
-    """Each rule's answer among the first n candidates, and whether it is right, by its column's name."""
+    """Each rule's answer among the first n candidates, and whether it is right, by its column's
+    name."""
     branches = sorted(counted(record), key=lambda branch: branch["path"])
     samples = [Sample.of_record(branch) for branch in branches]
     rated = any(sample.score is not None for sample in samples)
@@ -147,7 +204,11 @@ def predictions_of(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]
         for rule, choose in RULES.items():
             if rated or rule not in NEED_SCORES:
                 place = choose(samples[:n])
-                chosen = (None, False) if place is None else (samples[place].answer, branches[place]["correct"])
+                chosen = (
+                    (None, False)
+                    if place is None
+                    else (samples[place].answer, branches[place]["correct"])
+                )
                 predictions[f"pred_{rule}@{n}"] = chosen
     return predictions
 

@@ -1,4 +1,5 @@
-"""`python -m experiments.leaderboard FILE.yaml`: run what is left of a leaderboard, and write its rows."""
+"""`python -m experiments.leaderboard FILE.yaml`: run what is left of a leaderboard, and write its
+rows."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, help="what to run, as YAML")
-    parser.add_argument("--dry", action="store_true", help="check every cell and print their names, and run nothing")
+    parser.add_argument(
+        "--dry", action="store_true", help="check every cell and print their names, and run nothing"
+    )
     return parser.parse_args(words)
 
 

@@ -36,7 +36,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """A leaderboard: its name, the folder of its runs, and its cells, those of one model in a row."""
+    """A leaderboard: its name, the folder of its runs, and its cells, those of one model in a
+    row."""
 
     name: str
     folder: Path
@@ -65,22 +66,32 @@ def read_plan(file: Path) -> Plan:
         raise InvalidInput(f"{file}: {unknown[0]!r} is unknown; use {', '.join(KEYS)}")
     name = check_name(str(given.get("name") or file.stem))
     folder = Path(str(given.get("output_dir") or "outputs")) / name
-    axes = [[_entry(value, group, key) for value in _list(given, key)] for key, group in GROUPS.items()]
+    axes = [
+        [_entry(value, group, key) for value in _list(given, key)] for key, group in GROUPS.items()
+    ]
     axes.append([_budget(value) for value in given.get("budgets") or [{}]])
     seeds = _seeds(given.get("seeds", [0]))
     common = _settings(given.get("settings") or {}, "settings")
     cells = [_cell(parts, seed, common, folder) for parts in product(*axes) for seed in seeds]
     names = [cell.name for cell in cells]
     if twice := [cell for cell in names if names.count(cell) > 1]:
-        raise InvalidInput(f"two cells are called {twice[0]}; give their entries a name each, as {{name: ..., ...}}")
+        raise InvalidInput(
+            f"two cells are called {twice[0]}; give their entries a name each, as {{name: ..., ...}}"
+        )
     return Plan(name, folder, cells)
 
 
 def _cell(parts: Sequence[Entry], seed: int, common: Sequence[str], folder: Path) -> Cell:
-    labels = dict(zip(("model", "dataset", "search", "budget"), (part.label for part in parts), strict=True))
+    labels = dict(
+        zip(("model", "dataset", "search", "budget"), (part.label for part in parts), strict=True)
+    )
     name = check_name("-".join([*filter(None, labels.values()), f"seed{seed}"]))
     overrides = [override for part in parts for override in part.overrides]
-    place = [f"run.name={as_override(name)}", f"run.seed={seed}", f"run.output_dir={as_override(str(folder))}"]
+    place = [
+        f"run.name={as_override(name)}",
+        f"run.seed={seed}",
+        f"run.output_dir={as_override(str(folder))}",
+    ]
     return Cell(name, labels, seed, [*common, *overrides, *place])
 
 
@@ -117,13 +128,17 @@ def _budget(value: Any) -> Entry:
     if type(value) is int:
         return Entry(f"{value}tokens", [f"run.max_tokens={value}"])
     if not isinstance(value, dict):
-        raise InvalidInput(f"budgets: {value!r} is neither a number of tokens nor a mapping of settings")
+        raise InvalidInput(
+            f"budgets: {value!r} is neither a number of tokens nor a mapping of settings"
+        )
     return _mapping(value, "budgets", "")
 
 
 def _mapping(value: Mapping[str, Any], key: str, head: str) -> Entry:
     overrides = _settings({k: v for k, v in value.items() if k != "name"}, key)
-    rest = overrides_suffix([o for o in overrides if o.partition("=")[0] not in GROUPS.values()], ())
+    rest = overrides_suffix(
+        [o for o in overrides if o.partition("=")[0] not in GROUPS.values()], ()
+    )
     return Entry(_label(str(value.get("name") or (head + rest).strip("-"))), overrides)
 
 
@@ -131,8 +146,13 @@ def _settings(value: Any, key: str) -> list[str]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise InvalidInput(f"{key}: {value!r} is no mapping of settings, as {{search.n: 4}}")
     if taken := [name for name in value if name in OWN]:
-        raise InvalidInput(f"{key}: {taken[0]} is set by the leaderboard itself; use name, seeds and output_dir")
-    return [f"{name}={item}" if "." not in name else f"{name}={as_override(item)}" for name, item in value.items()]
+        raise InvalidInput(
+            f"{key}: {taken[0]} is set by the leaderboard itself; use name, seeds and output_dir"
+        )
+    return [
+        f"{name}={item}" if "." not in name else f"{name}={as_override(item)}"
+        for name, item in value.items()
+    ]
 
 
 def _label(text: str) -> str:

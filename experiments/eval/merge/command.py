@@ -15,8 +15,12 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         description="Put the shards of a run (run.shard=I/N) together. What comes out is the folder of a run that one "
         "process has made.",
     )
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write, as outputs/NAME")
-    parser.add_argument("shards", type=Path, nargs="*", metavar="SHARD", help="(all folders OUT-shardIofN)")
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="the folder to write, as outputs/NAME"
+    )
+    parser.add_argument(
+        "shards", type=Path, nargs="*", metavar="SHARD", help="(all folders OUT-shardIofN)"
+    )
     return parser.parse_args(words)
 
 

@@ -1,4 +1,5 @@
-"""Shards put together by their problems' ids, once it is sure that they are the parts of one run."""
+"""Shards put together by their problems' ids, once it is sure that they are the parts of one
+run."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ FREE = {*MAY_CHANGE, "run.name"} - {"dataset.limit", "dataset.size"}
 def merge(out: Path, folders: Sequence[Path] = ()) -> None:
     """Write `out` from these shards, or from all folders that are called as its shards are.
 
-    Raises InvalidInput where shards are missing, unfinished or given twice, hold the same problem, or were made with
-    other settings, data or weights.
+    Raises InvalidInput where shards are missing, unfinished or given twice, hold the same problem,
+    or were made with other settings, data or weights.
     """
     runs = in_order([Run.load(folder) for folder in folders or _shards_of(out)])
     ids = problem_ids(runs)
@@ -42,9 +43,13 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
             inputs.setdefault(part, {}).update(known)
     with RunFolder(config) as folder:
         if folder.records:
-            raise InvalidInput(f"{out} holds {len(folder.records)} records already; give another folder, or delete it")
+            raise InvalidInput(
+                f"{out} holds {len(folder.records)} records already; give another folder, or delete it"
+            )
         folder.check_inputs(inputs)
-        folder.made_by(*(go for run in runs for go in read_json(run.folder / "provenance.json", [])))
+        folder.made_by(
+            *(go for run in runs for go in read_json(run.folder / "provenance.json", []))
+        )
         folder.append(*(records[name] for name in ids))
         summary = summary_of(config, [records[name] for name in ids], folder.goes)
         folder.write_summary(summary)
@@ -53,7 +58,8 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
-    """The runs by their place among the shards. Raises InvalidInput unless they are all parts of one run."""
+    """The runs by their place among the shards. Raises InvalidInput unless they are all parts of
+    one run."""
     count = 0
     by_index: dict[int, Run] = {}
     for run in runs:
@@ -62,29 +68,42 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
             raise InvalidInput(f"{run.folder} is no shard; give folders of runs with run.shard=I/N")
         shard = Shard.read(str(text))
         if by_index and shard.count != count:
-            raise InvalidInput(f"{runs[0].folder} is one of {count} shards, {run.folder} one of {shard.count}")
+            raise InvalidInput(
+                f"{runs[0].folder} is one of {count} shards, {run.folder} one of {shard.count}"
+            )
         if shard.index in by_index:
-            raise InvalidInput(f"{by_index[shard.index].folder} and {run.folder} are both shard {text}; leave one out")
+            raise InvalidInput(
+                f"{by_index[shard.index].folder} and {run.folder} are both shard {text}; leave one out"
+            )
         count = shard.count
         by_index[shard.index] = run
     if missing := [f"{index}/{count}" for index in range(1, count + 1) if index not in by_index]:
-        raise InvalidInput(f"shards are missing: {', '.join(missing)}; run them with run.shard={missing[0]}")
+        raise InvalidInput(
+            f"shards are missing: {', '.join(missing)}; run them with run.shard={missing[0]}"
+        )
     first, *others = ordered = [by_index[index] for index in range(1, count + 1)]
     for run in others:
-        changes = [*changed_values(first.config, run.config, FREE), *differences(first.made_from, run.made_from)]
+        changes = [
+            *changed_values(first.config, run.config, FREE),
+            *differences(first.made_from, run.made_from),
+        ]
         if changes:
-            raise InvalidInput(f"{first.folder} and {run.folder} are not parts of one run:\n{listed(changes)}")
+            raise InvalidInput(
+                f"{first.folder} and {run.folder} are not parts of one run:\n{listed(changes)}"
+            )
     return ordered
 
 
 def problem_ids(runs: Sequence[Run]) -> list[str]:
-    """All problems in the order of the data set, then the rows that could not be used. Raises InvalidInput for problems
-    that are left to solve, and for one that two shards hold."""
+    """All problems in the order of the data set, then the rows that could not be used. Raises
+    InvalidInput for problems that are left to solve, and for one that two shards hold."""
     owners: dict[str, Path] = {}
     for run in runs:
         names = run.made_from.get("data", {})
         if not names:
-            raise InvalidInput(f"{run.folder} holds no fingerprint.json with its problems; restore it, or run it again")
+            raise InvalidInput(
+                f"{run.folder} holds no fingerprint.json with its problems; restore it, or run it again"
+            )
         if left := run.left:
             raise InvalidInput(
                 f"{run.folder} has {len(left)} of {len(names)} problems left ({left[0]}); run that shard again to go on"
@@ -100,7 +119,10 @@ def problem_ids(runs: Sequence[Run]) -> list[str]:
 
 def _in_turn(runs: Sequence[Run], usable: bool) -> list[str]:
     """One of each shard after the other, as the problems were dealt out."""
-    parts = [[n for n, mark in run.made_from["data"].items() if (mark != UNUSABLE) == usable] for run in runs]
+    parts = [
+        [n for n, mark in run.made_from["data"].items() if (mark != UNUSABLE) == usable]
+        for run in runs
+    ]
     return [name for turn in zip_longest(*parts) for name in turn if name is not None]
 
 
@@ -108,5 +130,7 @@ def _shards_of(out: Path) -> list[Path]:
     pattern = re.compile(re.escape(out.name) + r"-shard\d+of\d+")
     shards = sorted(path for path in out.parent.glob("*") if pattern.fullmatch(path.name))
     if not shards:
-        raise InvalidInput(f"no folder is called {out}-shardIofN; name the shards, or run them with run.shard=I/N")
+        raise InvalidInput(
+            f"no folder is called {out}-shardIofN; name the shards, or run them with run.shard=I/N"
+        )
     return shards

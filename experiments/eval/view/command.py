@@ -10,7 +10,8 @@ from experiments.cli.command import perform
 from experiments.cli.output import show
 
 LIMIT = 500
-"""Problems on a page, unless --limit says otherwise: a browser shows a page of some 100 MB slowly."""
+"""Problems on a page, unless --limit says otherwise: a browser shows a page of some 100 MB
+slowly."""
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -25,11 +26,23 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="FOLDER",
         help="the folder of a run, as outputs/NAME, or a file with what Result.to_dict returned (or a list of these)",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (FOLDER/view.html, or FILE.html)")
     parser.add_argument(
-        "--limit", type=int, default=LIMIT, metavar="N", help=f"the most problems on the page ({LIMIT})"
+        "--out", type=Path, metavar="FILE", help="the page (FOLDER/view.html, or FILE.html)"
     )
-    parser.add_argument("--problem", action="append", default=[], metavar="ID", help="only this one; may be repeated")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=LIMIT,
+        metavar="N",
+        help=f"the most problems on the page ({LIMIT})",
+    )
+    parser.add_argument(
+        "--problem",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="only this one; may be repeated",
+    )
     return parser.parse_args(words)
 
 

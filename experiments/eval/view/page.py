@@ -18,13 +18,17 @@ BARS = 20
 
 
 def page(data: dict[str, Any]) -> str:
-    """The page. Without any `<` in the data, nothing that a model wrote can end the script that holds it."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    """The page. Without any `<` in the data, nothing that a model wrote can end the script that
+    holds it."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     return TEMPLATE.read_text(encoding="utf-8").replace("@DATA@", text)
 
 
 def page_data(run: Run, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
-    """The figures of all problems, and the trees of the first `limit`, or of those whose ids are in `only`.
+    """The figures of all problems, and the trees of the first `limit`, or of those whose ids are in
+    `only`.
 
     Raises InvalidInput for records without a tree as this version writes it, and for an unknown id.
     """
@@ -79,7 +83,10 @@ def _problem(record: dict[str, Any]) -> dict[str, Any]:
 def _node(node: dict[str, Any], branch: dict[str, Any] | None) -> dict[str, Any]:
     known = [value for value in node.get("logprobs", ()) if value is not None]
     return {
-        **{name: node[name] for name in ("id", "parent", "path", "text", "score", "step_scores", "status")},
+        **{
+            name: node[name]
+            for name in ("id", "parent", "path", "text", "score", "step_scores", "status")
+        },
         "from": node["start"],
         "own": node["own_tokens"],
         "logprob": sum(known) / len(known) if known else None,
@@ -90,7 +97,10 @@ def _node(node: dict[str, Any], branch: dict[str, Any] | None) -> dict[str, Any]
 
 def _natural(record: dict[str, Any]) -> list[tuple[int, str]]:
     """Sorts p2 before p10; a run writes records as problems end."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", record["id"])]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part)
+        for part in re.split(r"(\d+)", record["id"])
+    ]
 
 
 def _class(target: Any) -> str:
@@ -102,7 +112,12 @@ def _histogram(records: Sequence[dict[str, Any]]) -> list[dict[str, int]]:
     tokens = [record["usage"]["generated_tokens"] for record in records]
     low, high = min(tokens), max(tokens)
     width = (high - low) // BARS + 1
-    bars = [{"from": start, "to": start + width - 1, "right": 0, "wrong": 0} for start in range(low, high + 1, width)]
+    bars = [
+        {"from": start, "to": start + width - 1, "right": 0, "wrong": 0}
+        for start in range(low, high + 1, width)
+    ]
     for record, count in zip(records, tokens, strict=True):
-        bars[(count - low) // width]["right" if record["correct"] and not failed(record) else "wrong"] += 1
+        bars[(count - low) // width][
+            "right" if record["correct"] and not failed(record) else "wrong"
+        ] += 1
     return bars

@@ -25,7 +25,8 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7f9; bord
 
 
 def results_of(file: Path) -> list[Result]:
-    """The results in a file of JSON: what `Result.to_dict` returned, or a list of these. Raises InvalidInput."""
+    """The results in a file of JSON: what `Result.to_dict` returned, or a list of these. Raises
+    InvalidInput."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

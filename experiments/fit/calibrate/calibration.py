@@ -14,7 +14,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.output import show
 from experiments.cli.tables import labelled
-from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved, solve_options
+from experiments.runs.build import (
+    check_run,
+    make_engine,
+    make_template,
+    make_verifier,
+    resolved,
+    solve_options,
+)
 from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_task
 from experiments.runs.screen import show_logged, with_progress
@@ -40,8 +47,9 @@ DEFAULTS = SolveOptions()
 def run(config: DictConfig) -> GateCalibration | ExitCalibration:
     """Observe each problem of the data set and write the calibration.
 
-    calibrate.level=1 is the confidence gate, for which each problem is solved with every rating verified and with none.
-    calibrate.level=2 is the self-verifier's exit, for which each is rated by all layers.
+    calibrate.level=1 is the confidence gate, for which each problem is solved with every rating
+    verified and with none. calibrate.level=2 is the self-verifier's exit, for which each is rated
+    by all layers.
     """
     show_logged()
     config = resolved(config)
@@ -50,13 +58,17 @@ def run(config: DictConfig) -> GateCalibration | ExitCalibration:
     inner = _inner(config)
     task = load_task(config.dataset)
     if not search.needs_verifier:
-        raise InvalidInput(f"{type(search).__name__} does not rate branches, so that there is nothing to skip")
+        raise InvalidInput(
+            f"{type(search).__name__} does not rate branches, so that there is nothing to skip"
+        )
     if config.calibrate.level == 2:
         check_exit_can_be_observed(search, inner)
     engine = make_engine(config)
     options = solve_options(config, task.reading, template=make_template(config))
     observed: Any = observe if config.calibrate.level == 1 else observe_exits
-    observations: list[Any] = observed(search, inner, task.problems, engine, options, config.run.batch)
+    observations: list[Any] = observed(
+        search, inner, task.problems, engine, options, config.run.batch
+    )
     unused = len(task.problems) + len(task.failures) - len(observations)
     made, text = _made(config, observations, unused, engine)
     made.save(config.calibrate.file)
@@ -69,9 +81,13 @@ def _check(config: DictConfig) -> None:
     if OmegaConf.is_missing(settings, "file"):
         raise InvalidInput("calibrate.file is not given; name the file to write")
     if settings.level not in (1, 2):
-        raise InvalidInput(f"calibrate.level={settings.level} is neither 1, the confidence gate, nor 2, the early exit")
+        raise InvalidInput(
+            f"calibrate.level={settings.level} is neither 1, the confidence gate, nor 2, the early exit"
+        )
     if settings.level == 1 and settings.eps is not None:
-        raise InvalidInput(f"calibrate.eps={settings.eps} belongs to calibrate.level=2; leave it out")
+        raise InvalidInput(
+            f"calibrate.eps={settings.eps} belongs to calibrate.level=2; leave it out"
+        )
     check_run(config)
 
 
@@ -105,7 +121,9 @@ def _made(
 
 def _settings(config: DictConfig) -> dict[str, Any]:
     gated = config.verifier.inner if "inner" in config.verifier else config.verifier
-    parts = {name: config[name] for name in ("search", "dataset", "gate", "sharing", "cache")} | {"verifier": gated}
+    parts = {name: config[name] for name in ("search", "dataset", "gate", "sharing", "cache")} | {
+        "verifier": gated
+    }
     plain = {name: as_dict(part, resolve=True) for name, part in parts.items()}
     return plain | {"dtype": config.model.dtype, "seed": config.run.seed}
 
@@ -121,11 +139,16 @@ def observe(
     options: SolveOptions = DEFAULTS,
     concurrency: int | None = None,
 ) -> list[Observation]:
-    """One observation for each problem that both searches solved, verified throughout and skipped throughout, as the
-    gate's first decision holds for the whole problem. They agree when they choose the same tokens."""
+    """One observation for each problem that both searches solved, verified throughout and skipped
+    throughout, as the gate's first decision holds for the whole problem. They agree when they
+    choose the same tokens."""
     first = _FirstRating(ConfidenceGatedVerifier(inner, tau_conf=0.0, r_gap=0.0))
-    verified = _best("verified", search, problems, engine, replace(options, verifier=inner), concurrency)
-    skipped = _best("not verified", search, problems, engine, replace(options, verifier=first), concurrency)
+    verified = _best(
+        "verified", search, problems, engine, replace(options, verifier=inner), concurrency
+    )
+    skipped = _best(
+        "not verified", search, problems, engine, replace(options, verifier=first), concurrency
+    )
     return [
         Observation(*first.seen[short.root_id], full.generated == short.generated)
         for full, short in zip(verified, skipped, strict=True)
@@ -152,12 +175,15 @@ def _best(
 
 @dataclass
 class _FirstRating:
-    """A gate, and what it sees of each problem when it decides: (max p, gap) by the problem's root."""
+    """A gate, and what it sees of each problem when it decides: (max p, gap) by the problem's
+    root."""
 
     gate: ConfidenceGatedVerifier
     seen: dict[int, tuple[float, float]] = field(default_factory=dict)
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[Sequence[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[Sequence[float]]:
         for rows in by_problem(branches):
             p = [confidence(branches[row]) for row in rows]
             self.seen.setdefault(branches[rows[0]].root_id, (max(p), gap_ratio(p)))
@@ -180,9 +206,13 @@ def report(made: GateCalibration, unused: int) -> str:
 def check_exit_can_be_observed(search: Any, inner: Verifier) -> None:
     """Refuse what no exit can be calibrated for."""
     if not isinstance(inner, SelfVerifier):
-        raise InvalidInput(f"{type(inner).__name__} runs no model whose layers could be left; choose verifier=self")
+        raise InvalidInput(
+            f"{type(inner).__name__} runs no model whose layers could be left; choose verifier=self"
+        )
     if inner.exit is not None:
-        raise InvalidInput("the verifier has an exit already, and calibrate.level=2 is to find one; leave it out")
+        raise InvalidInput(
+            "the verifier has an exit already, and calibrate.level=2 is to find one; leave it out"
+        )
     if type(search).choose is not Search.choose:
         raise InvalidInput(
             f"{type(search).__name__} does not choose the branch that is rated highest, by which exits are judged; "
@@ -198,15 +228,17 @@ def observe_exits(
     options: SolveOptions = DEFAULTS,
     concurrency: int | None = None,
 ) -> list[list[Profile]]:
-    """The profiles of the branches of each problem that was solved, each asked through all layers. Raises InvalidInput
-    for a search that rates a problem more than once."""
+    """The profiles of the branches of each problem that was solved, each asked through all layers.
+    Raises InvalidInput for a search that rates a problem more than once."""
     if search.compares_ratings:
         raise InvalidInput(
             f"{type(search).__name__} rates a problem more than once, and an exit is judged by what one rating "
             "chooses; use search=best_of_n"
         )
     profiled = _Profiled(inner)
-    best = _best("all layers", search, problems, engine, replace(options, verifier=profiled), concurrency)
+    best = _best(
+        "all layers", search, problems, engine, replace(options, verifier=profiled), concurrency
+    )
     return [profiled.seen[branch.root_id] for branch in best if branch is not None]
 
 
@@ -217,7 +249,9 @@ class _Profiled:
     verifier: SelfVerifier
     seen: dict[int, list[Profile]] = field(default_factory=dict)
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
         profiles = self.verifier.profiles(branches, questions, backend)
         for rows in by_problem(branches):
             self.seen[branches[rows[0]].root_id] = [profiles[row] for row in rows]
@@ -242,7 +276,10 @@ def report_exit(made: ExitCalibration, unused: int) -> str:
     rows = [
         ("problems", _problems(made.problems, unused)),
         ("exit", rule),
-        ("depth", f"{made.depth:.1f} of {made.layers} layers per branch, {made.checked} checked problems"),
+        (
+            "depth",
+            f"{made.depth:.1f} of {made.layers} layers per branch, {made.checked} checked problems",
+        ),
         ("looks", f"{made.looks:.1f} per branch, which cost as much as {price:.1f} layers"),
     ]
     return labelled(rows + _bound(made))
@@ -257,7 +294,9 @@ def _problems(used: int, unused: int) -> str:
 
 def _bound(made: GateCalibration | ExitCalibration) -> list[tuple[str, str]]:
     rows = [("another solution", f"{made.disagreements} of {made.checked}")]
-    rows.append(("at most", f"{made.disagreement_bound:.1%} of problems, with {CONFIDENCE:.0%} confidence"))
+    rows.append(
+        ("at most", f"{made.disagreement_bound:.1%} of problems, with {CONFIDENCE:.0%} confidence")
+    )
     bound = made.max_disagreement
     if bound is not None and made.disagreement_bound > bound:
         rows.append(("not shown", f"that it is under {bound:.1%}: {_needed(bound, made.problems)}"))
@@ -265,8 +304,13 @@ def _bound(made: GateCalibration | ExitCalibration) -> list[tuple[str, str]]:
 
 
 def _needed(bound: float, problems: int) -> str:
-    """How many held-out problems could show it: half are checked, and the best case is that none disagrees."""
+    """How many held-out problems could show it: half are checked, and the best case is that none
+    disagrees."""
     if bound == 0:
         return "no number of problems can show that"
     least = math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-bound))
-    return f"that takes {2 * least} held-out problems or more" if problems < 2 * least else "too many disagree"
+    return (
+        f"that takes {2 * least} held-out problems or more"
+        if problems < 2 * least
+        else "too many disagree"
+    )

@@ -1,1 +1,2 @@
-"""A value head trained on a model's own solutions: rollouts, labels, training, and what it is worth."""
+"""A value head trained on a model's own solutions: rollouts, labels, training, and what it is
+worth."""

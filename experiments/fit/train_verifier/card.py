@@ -15,18 +15,31 @@ def tables(record: dict[str, Any]) -> str:
     told_apart = [[f"solutions, {name}", *_cells(row)] for name, row in record["solutions"].items()]
     told_apart.append(["steps before the last, value head", *_cells(record["steps"])])
     searches = [
-        [row["search"], row["chooser"], percent(row["accuracy"]), " to ".join(map(percent, row["accuracy_95"]))]
+        [
+            row["search"],
+            row["chooser"],
+            percent(row["accuracy"]),
+            " to ".join(map(percent, row["accuracy_95"])),
+        ]
         for row in record["searches"]
     ]
     gains = [
-        [row["search"], row["over"], points(gain), f"{points(low)} to {points(high)}", f"{row['p']:.2g}"]
+        [
+            row["search"],
+            row["over"],
+            points(gain),
+            f"{points(low)} to {points(high)}",
+            f"{row['p']:.2g}",
+        ]
         for row in record["gains"]
         for gain, low, high in [row["gain"]]
     ]
     made = (
         Table("", ("scores of", "AUC, all", "AUC, within problems"), told_apart),
         Table("", ("search", "chosen by", "accuracy", "95% interval"), searches),
-        Table("", ("search with the value head", "over", "gain in points", "95% interval", "p"), gains),
+        Table(
+            "", ("search with the value head", "over", "gain in points", "95% interval", "p"), gains
+        ),
     )
     return "\n\n".join(table.markdown() for table in made)
 
@@ -51,7 +64,12 @@ LABELS = {
 
 def card(record: dict[str, Any], config: DictConfig) -> str:
     """The README of the folder."""
-    data, fit, seconds, machine = record["data"], record["fit"], record["seconds"], record["machine"]
+    data, fit, seconds, machine = (
+        record["data"],
+        record["fit"],
+        record["seconds"],
+        record["machine"],
+    )
     best = min(fit["validation_loss"].values())
     counts = "\n".join(
         f"| {name} | {part['problems']} | {part['solutions']} | {part['right']} | {part['steps']} |"

@@ -18,18 +18,26 @@ from ttc.tree.branch import Branch, by_problem
 
 @dataclass
 class Together:
-    """Rates by several verifiers at once, so that all of them choose among the same candidates; the search goes by the
-    first one. seen: the candidates of each problem's last rating, by its root: each text without its thoughts (None
-    where it is all thought), and its score by each."""
+    """Rates by several verifiers at once, so that all of them choose among the same candidates; the
+    search goes by the first one. seen: the candidates of each problem's last rating, by its root:
+    each text without its thoughts (None where it is all thought), and its score by each."""
 
     verifiers: dict[str, Verifier]
     seen: dict[int, list[tuple[str | None, dict[str, float]]]] = field(default_factory=dict)
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> Sequence[Sequence[float]]:
-        given = {name: verifier.rate(branches, questions, backend) for name, verifier in self.verifiers.items()}
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> Sequence[Sequence[float]]:
+        given = {
+            name: verifier.rate(branches, questions, backend)
+            for name, verifier in self.verifiers.items()
+        }
         for rows in by_problem(branches):
             self.seen[branches[rows[0]].root_id] = [
-                (branches[row].answer_text, {name: aggregate(scores[row], "last") for name, scores in given.items()})
+                (
+                    branches[row].answer_text,
+                    {name: aggregate(scores[row], "last") for name, scores in given.items()},
+                )
                 for row in rows
             ]
         return next(iter(given.values()))
@@ -42,8 +50,9 @@ class Together:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of one problem in the order of their making: what each answers, whether that is right, and its
-    score by each verifier. votes: what each votes for (see `ttc.text.equality.ballots`), by default its spelling."""
+    """The candidates of one problem in the order of their making: what each answers, whether that
+    is right, and its score by each verifier. votes: what each votes for (see
+    `ttc.text.equality.ballots`), by default its spelling."""
 
     answers: list[str | None]
     right: list[bool]
@@ -51,7 +60,8 @@ class Candidates:
     votes: list[str | None] = field(default_factory=list)
 
     def chosen(self, rule: Callable[[Sequence[Sample]], int | None], by: str | None = None) -> bool:
-        """Whether what a rule chooses, by the scores of one verifier where it needs any, is right."""
+        """Whether what a rule chooses, by the scores of one verifier where it needs any, is
+        right."""
         scores = [None] * len(self.answers) if by is None else self.scores[by]
         rows = zip(self.answers, scores, self.votes or [None] * len(self.answers), strict=True)
         place = rule([Sample(answer, score, vote=vote) for answer, score, vote in rows])
@@ -72,27 +82,36 @@ def candidates(results: Sequence[Result], together: Together, part: Part) -> lis
 
 
 def choices(made: Sequence[Candidates], names: Sequence[str]) -> dict[str, list[bool]]:
-    """Which problems are right when their candidate is chosen by each verifier's score, by votes that the first one's
-    scores weigh, or by equal votes. "any right" is what no choice can beat."""
+    """Which problems are right when their candidate is chosen by each verifier's score, by votes
+    that the first one's scores weigh, or by equal votes. "any right" is what no choice can beat."""
     return {
         **{name: [one.chosen(best, name) for one in made] for name in names},
-        f"votes weighed by the {names[0]}": [one.chosen(weighted_majority, names[0]) for one in made],
+        f"votes weighed by the {names[0]}": [
+            one.chosen(weighted_majority, names[0]) for one in made
+        ],
         "majority": [one.chosen(majority) for one in made],
         "any right": [any(one.right) for one in made],
     }
 
 
-def told_apart(scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]]) -> dict[str, Any]:
-    """AUC over everything and within problems, each with its 95% interval; None where there is nothing to compare."""
+def told_apart(
+    scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]]
+) -> dict[str, Any]:
+    """AUC over everything and within problems, each with its 95% interval; None where there is
+    nothing to compare."""
     both = {"all": auc(scores, right), "within": auc_within(scores, right)}
     return {name: None if math.isnan(figure[0]) else list(figure) for name, figure in both.items()}
 
 
 def accuracy(right: Sequence[bool]) -> dict[str, Any]:
-    return {"accuracy": sum(right) / len(right), "accuracy_95": list(wilson(sum(right), len(right)))}
+    return {
+        "accuracy": sum(right) / len(right),
+        "accuracy_95": list(wilson(sum(right), len(right))),
+    }
 
 
 def gain(over: Sequence[bool], right: Sequence[bool]) -> dict[str, Any]:
-    """By how much more of the same problems are right, with its 95% interval and McNemar's p (`stats.paired`)."""
+    """By how much more of the same problems are right, with its 95% interval and McNemar's p
+    (`stats.paired`)."""
     test = paired([float(hit) for hit in right], [float(hit) for hit in over])
     return {"gain": [test.difference.mean, test.difference.low, test.difference.high], "p": test.p}

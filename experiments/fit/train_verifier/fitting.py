@@ -1,5 +1,5 @@
-"""A logistic regression on the head's features, with soft targets; its strength of regularisation is chosen on
-problems that it was not fitted on."""
+"""A logistic regression on the head's features, with soft targets; its strength of regularisation
+is chosen on problems that it was not fitted on."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class Rows:
 class Fit:
     """weight (width,) and bias of the log-odds that a step is right.
 
-    before, after: the mean loss on the training rows, of the best constant and of the fit. validation: the mean loss on
-    the validation rows for each strength; constant: that of the training rows' mean.
+    before, after: the mean loss on the training rows, of the best constant and of the fit.
+    validation: the mean loss on the validation rows for each strength; constant: that of the
+    training rows' mean.
     """
 
     weight: Tensor
@@ -43,7 +44,8 @@ class Fit:
         return states.double() @ self.weight + self.bias
 
     def put(self, head: nn.Module) -> None:
-        """Make the weights those of a linear layer of two labels, whose softmax then gives the same probability."""
+        """Make the weights those of a linear layer of two labels, whose softmax then gives the same
+        probability."""
         assert isinstance(head, nn.Linear)
         with torch.no_grad():
             head.weight.copy_(torch.stack([-self.weight / 2, self.weight / 2]))
@@ -51,23 +53,29 @@ class Fit:
 
 
 def train(rows: Rows, validation: Rows) -> Fit:
-    """The fit to all rows with the strength that was best on the validation rows when fitted without them.
+    """The fit to all rows with the strength that was best on the validation rows when fitted
+    without them.
 
     Raises InvalidInput where all targets are equal: there is nothing to tell apart.
     """
     for part, what in ((rows, "training"), (validation, "validation")):
         if not len(part.targets):
-            raise InvalidInput(f"there are no {what} steps to learn from; give more problems (train.problems)")
+            raise InvalidInput(
+                f"there are no {what} steps to learn from; give more problems (train.problems)"
+            )
     if bool((rows.targets == rows.targets[0]).all()):
         raise InvalidInput(
             f"all {len(rows.targets)} training steps are labelled {float(rows.targets[0]):g}, so there is nothing to "
             "tell apart; give more problems or rollouts, or problems of another difficulty"
         )
     losses = {
-        strength: loss(fit(rows, strength).log_odds(validation.states), validation.targets) for strength in STRENGTHS
+        strength: loss(fit(rows, strength).log_odds(validation.states), validation.targets)
+        for strength in STRENGTHS
     }
     best = min(losses, key=lambda strength: losses[strength])
-    whole = Rows(torch.cat([rows.states, validation.states]), torch.cat([rows.targets, validation.targets]))
+    whole = Rows(
+        torch.cat([rows.states, validation.states]), torch.cat([rows.targets, validation.targets])
+    )
     fitted = fit(whole, best)
     mean = torch.full_like(validation.targets, float(rows.targets.mean())).double()
     fitted.validation = losses
@@ -76,8 +84,9 @@ def train(rows: Rows, validation: Rows) -> Fit:
 
 
 def fit(rows: Rows, strength: float, iterations: int = 200) -> Fit:
-    """The weights with the least mean cross-entropy plus strength / 2 times their squares, on features scaled to unit
-    variance. The problem is convex; it is solved in float64 by L-BFGS from the constant that fits best."""
+    """The weights with the least mean cross-entropy plus strength / 2 times their squares, on
+    features scaled to unit variance. The problem is convex; it is solved in float64 by L-BFGS from
+    the constant that fits best."""
     states, targets = rows.states.double(), rows.targets.double()
     centre, scale = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
     scaled = (states - centre) / scale
@@ -86,11 +95,16 @@ def fit(rows: Rows, strength: float, iterations: int = 200) -> Fit:
     before = loss(bias.expand_as(targets), targets)
     for parameter in (weight, bias):
         parameter.requires_grad_(True)
-    solver = torch.optim.LBFGS([weight, bias], max_iter=iterations, line_search_fn="strong_wolfe", tolerance_grad=1e-7)
+    solver = torch.optim.LBFGS(
+        [weight, bias], max_iter=iterations, line_search_fn="strong_wolfe", tolerance_grad=1e-7
+    )
 
     def penalised() -> Tensor:
         solver.zero_grad()
-        value = binary_cross_entropy_with_logits(scaled @ weight + bias, targets) + strength / 2 * weight.square().sum()
+        value = (
+            binary_cross_entropy_with_logits(scaled @ weight + bias, targets)
+            + strength / 2 * weight.square().sum()
+        )
         value.backward()
         return value
 

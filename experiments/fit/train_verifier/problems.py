@@ -18,12 +18,14 @@ from ttc.protocols import Problem
 LEAST = 4
 """The fewest problems to train on."""
 FAR = 1_000_000
-"""reasoning-gym makes problem i of a seed from seed + i, so that near seeds make the same problems."""
+"""reasoning-gym makes problem i of a seed from seed + i, so that near seeds make the same
+problems."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some problems. is_correct: their grader, of a problem and an answer. reading: how answers are read."""
+    """Some problems. is_correct: their grader, of a problem and an answer. reading: how answers are
+    read."""
 
     problems: list[Problem]
     is_correct: IsCorrect
@@ -34,7 +36,8 @@ class Part:
         return self.grades(problem, self.reading.voting(problem)(text))
 
     def grades(self, problem: Problem, answer: str | None) -> bool:
-        """Whether an answer is right. One that a grader of one's own fails on is nothing to learn."""
+        """Whether an answer is right. One that a grader of one's own fails on is nothing to
+        learn."""
         try:
             return self.is_correct(problem, answer)
         except InvalidInput:
@@ -43,8 +46,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Problems:
-    """source: how the settings of the problems to train on differ from the test set's. dropped: how many of them were
-    left out, as their questions are in the test set or came before."""
+    """source: how the settings of the problems to train on differ from the test set's. dropped: how
+    many of them were left out, as their questions are in the test set or came before."""
 
     train: Part
     validation: Part
@@ -58,13 +61,16 @@ class Problems:
 
 
 def load_problems(config: DictConfig) -> Problems:
-    """The test problems are those of `dataset`; those to train on come from `train.data`, or from `source`.
+    """The test problems are those of `dataset`; those to train on come from `train.data`, or from
+    `source`.
 
     Raises InvalidInput where no source is known, and where too few problems are left.
     """
     settings, data = config.train, config.dataset
     if not 0 < settings.validation < 1:
-        raise InvalidInput(f"train.validation={settings.validation} must be a share of the problems between 0 and 1")
+        raise InvalidInput(
+            f"train.validation={settings.validation} must be a share of the problems between 0 and 1"
+        )
     if settings.problems < LEAST:
         raise InvalidInput(f"train.problems={settings.problems} must be at least {LEAST}")
     tested = load_task(data)
@@ -91,7 +97,8 @@ def load_problems(config: DictConfig) -> Problems:
 
 
 def source(dataset: DictConfig) -> dict[str, Any]:
-    """How the settings of the problems to train on differ from the test set's, where the user has not said."""
+    """How the settings of the problems to train on differ from the test set's, where the user has
+    not said."""
     if dataset.task is not None:
         return {"seed": dataset.seed + FAR}
     if dataset.path is None and dataset.shots_split not in (None, dataset.split):
@@ -103,8 +110,8 @@ def source(dataset: DictConfig) -> dict[str, Any]:
 
 
 def unseen(problems: Iterable[Problem], others: Iterable[Problem]) -> list[Problem]:
-    """The problems whose questions are not among the others', each question once. Blanks and capital letters are no
-    difference."""
+    """The problems whose questions are not among the others', each question once. Blanks and
+    capital letters are no difference."""
     seen = {_plain(problem.question) for problem in others}
     new = []
     for problem in problems:
@@ -119,7 +126,8 @@ def _plain(question: str) -> str:
 
 
 def split(problems: list[Problem], share: float, seed: int) -> tuple[list[Problem], list[Problem]]:
-    """(to train on, to choose settings by): whole problems, drawn by the seed, at least one of each."""
+    """(to train on, to choose settings by): whole problems, drawn by the seed, at least one of
+    each."""
     shuffled = problems[:]
     random.Random(seed).shuffle(shuffled)
     count = min(max(1, round(share * len(shuffled))), len(shuffled) - 1)

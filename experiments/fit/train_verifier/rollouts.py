@@ -1,4 +1,5 @@
-"""Solutions to learn from, and what each of their steps is worth (Math-Shepherd; Wang et al., 2024)."""
+"""Solutions to learn from, and what each of their steps is worth (Math-Shepherd; Wang et al.,
+2024)."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ LABELS: tuple[Labels, ...] = ("soft", "hard", "outcome")
 
 @dataclass(frozen=True)
 class Rollouts(Search):
-    """`n` solutions, a step at a time, and from the end of every step but the last `continuations` to the end.
+    """`n` solutions, a step at a time, and from the end of every step but the last `continuations`
+    to the end.
 
-    All of them are forks in the tree: a continuation computes its own tokens alone. Solutions that agree so far are
-    continued once. The result's branches are the solutions; what was continued from them is in its tree.
+    All of them are forks in the tree: a continuation computes its own tokens alone. Solutions that
+    agree so far are continued once. The result's branches are the solutions; what was continued
+    from them is in its tree.
     """
 
     limits: ClassVar = {"continuations": Limit(0, whole=True)}
@@ -64,8 +67,9 @@ class Rollouts(Search):
 class Solution:
     """One solution of a problem.
 
-    values: for each step, the share of the continuations from its end that are right. For the last step, and for any
-    that nothing was continued from, it is 1 or 0: whether the solution itself is right.
+    values: for each step, the share of the continuations from its end that are right. For the last
+    step, and for any that nothing was continued from, it is 1 or 0: whether the solution itself is
+    right.
     """
 
     problem: Problem
@@ -76,15 +80,18 @@ class Solution:
     def targets(self, labels: Labels) -> list[float]:
         """What each step is labelled with.
 
-        soft: its value. hard: 1 where any continuation is right (Math-Shepherd's hard estimation), else 0. outcome:
-        whether the solution is right, for all steps.
+        soft: its value. hard: 1 where any continuation is right (Math-Shepherd's hard estimation),
+        else 0. outcome: whether the solution is right, for all steps.
         """
         if labels == "outcome":
             return [float(self.correct)] * len(self.steps)
-        return list(self.values) if labels == "soft" else [float(value > 0) for value in self.values]
+        return (
+            list(self.values) if labels == "soft" else [float(value > 0) for value in self.values]
+        )
 
     def row(self, prompt: str, labels: Labels) -> dict[str, Any]:
-        """As TRL's PRMTrainer reads it (stepwise supervision), with the problem's id and each step's value."""
+        """As TRL's PRMTrainer reads it (stepwise supervision), with the problem's id and each
+        step's value."""
         marks = self.targets("outcome" if labels == "outcome" else "hard")
         return {
             "prompt": prompt.replace("{question}", self.problem.question),
@@ -102,10 +109,11 @@ def solutions(
     thoughts: Thoughts | None = None,
     opening: str | None = None,
 ) -> list[Solution]:
-    """The labelled solutions of a problem that `Rollouts` has solved; texts without any step are left out.
+    """The labelled solutions of a problem that `Rollouts` has solved; texts without any step are
+    left out.
 
-    is_right: whether a text ends in the right answer, asked of what follows its thoughts. opening: the end of its
-    prompt, see `Thoughts.begun`.
+    is_right: whether a text ends in the right answer, asked of what follows its thoughts. opening:
+    the end of its prompt, see `Thoughts.begun`.
     """
     texts: dict[tuple[int, ...], str] = {}
     tokens: dict[tuple[int, ...], list[int]] = {}
@@ -113,14 +121,19 @@ def solutions(
         path = tuple(node.path)
         texts[path] = texts[path[:-1]] + node.text if path else ""
         tokens[path] = (tokens[path[:-1]][: node.start] if path else []) + node.token_ids
-    on_the_way = {branch.path[:end] for branch in result.branches for end in range(len(branch.path) + 1)}
-    right: dict[str, list[bool]] = defaultdict(list)  # of each text that was continued, how that ended
+    on_the_way = {
+        branch.path[:end] for branch in result.branches for end in range(len(branch.path) + 1)
+    }
+    # of each text that was continued, how that ended
+    right: dict[str, list[bool]] = defaultdict(list)
     for path, text in texts.items():
         if path not in on_the_way:
             said: str | None = text
             if thoughts is not None:
                 prompt = tokens[()]
-                said = thoughts.split(tokens[path][len(prompt) :], thoughts.begun(prompt, opening)).answer
+                said = thoughts.split(
+                    tokens[path][len(prompt) :], thoughts.begun(prompt, opening)
+                ).answer
             right[texts[path[:-1]]].append(said is not None and is_right(said))
     labelled = []
     for branch in sorted(result.branches, key=lambda branch: branch.path):

@@ -1,4 +1,5 @@
-"""The job: solutions, their labels, a head fitted to them, its folder, and what it is worth on held-out problems."""
+"""The job: solutions, their labels, a head fitted to them, its folder, and what it is worth on
+held-out problems."""
 
 from __future__ import annotations
 
@@ -16,11 +17,25 @@ from omegaconf import DictConfig
 
 from experiments.cli.output import say, show
 from experiments.fit.train_verifier.card import card, tables
-from experiments.fit.train_verifier.evaluation import Together, accuracy, candidates, choices, gain, told_apart
+from experiments.fit.train_verifier.evaluation import (
+    Together,
+    accuracy,
+    candidates,
+    choices,
+    gain,
+    told_apart,
+)
 from experiments.fit.train_verifier.fitting import Fit, Rows, train
 from experiments.fit.train_verifier.problems import Part, Problems, load_problems
 from experiments.fit.train_verifier.rollouts import Labels, Rollouts, Solution, solutions
-from experiments.runs.build import check_run, make_engine, make_template, make_verifier, resolved, thinking_marks
+from experiments.runs.build import (
+    check_run,
+    make_engine,
+    make_template,
+    make_verifier,
+    resolved,
+    thinking_marks,
+)
 from experiments.runs.grading import Reading
 from experiments.runs.provenance import provenance
 from experiments.runs.records import as_json, as_lines
@@ -40,7 +55,8 @@ HEAD, CONFIDENCE = "value head", "confidence"
 
 
 def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Train a head as `config` describes, save it, and return what is known of it. overrides: of the command line."""
+    """Train a head as `config` describes, save it, and return what is known of it. overrides: of
+    the command line."""
     show_logged()
     config = resolved(config)
     searches, rollouts = _checked(config)
@@ -48,11 +64,18 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     problems = load_problems(config)
     folder = Path(config.train.folder)
     counts = ", ".join(f"{len(part.problems)} to {what}" for what, part in problems.parts.items())
-    say(f"problems: {counts}; {problems.dropped} were left out, as they are in the test set or come twice")
+    say(
+        f"problems: {counts}; {problems.dropped} were left out, as they are in the test set or come twice"
+    )
     start = time.perf_counter()
     work = Work(config, make_engine(config), make_template(config), problems.test.reading)
     solved = {name: work.labelled(rollouts, part, name) for name, part in problems.parts.items()}
-    head = ValueHead.on(work.engine.model, work.engine.tokenizer, separator=config.train.separator, prompt=work.prompt)
+    head = ValueHead.on(
+        work.engine.model,
+        work.engine.tokenizer,
+        separator=config.train.separator,
+        prompt=work.prompt,
+    )
     fitted = train(work.rows(head, solved["train"]), work.rows(head, solved["validation"]))
     fitted.put(head.head)
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +85,9 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
             rows = as_lines(one.row(head.prompt, config.train.labels) for one in part)
             (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
     seconds = {"training": time.perf_counter() - start}
-    say(f"trained in {seconds['training']:.0f} s; now the {len(problems.test.problems)} problems to test")
+    say(
+        f"trained in {seconds['training']:.0f} s; now the {len(problems.test.problems)} problems to test"
+    )
     verifiers: dict[str, Verifier] = {HEAD: head, CONFIDENCE: ConfidenceVerifier()}
     if rival is not None:
         verifiers[type(rival).__name__] = rival
@@ -74,7 +99,12 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     dtype = str(work.engine.dtype).removeprefix("torch.")
     command = " ".join(["python -m experiments.train_verifier", *overrides])
     record = provenance(command, model=f"{config.model.name}, {dtype}")
-    record |= {"seconds": seconds, "data": _data(config, problems, solved), "fit": _fit(fitted), **evaluated}
+    record |= {
+        "seconds": seconds,
+        "data": _data(config, problems, solved),
+        "fit": _fit(fitted),
+        **evaluated,
+    }
     (folder / "README.md").write_text(card(record, config), encoding="utf-8")
     if config.train.record is not None:
         Path(config.train.record).write_text(as_json(record), encoding="utf-8")
@@ -86,7 +116,9 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts]:
     """The searches that the head is tried in, and the one that makes solutions to learn from."""
     settings = config.train
     if settings.labels not in get_args(Labels):
-        raise InvalidInput(f"train.labels={settings.labels} is unknown; use one of {', '.join(get_args(Labels))}")
+        raise InvalidInput(
+            f"train.labels={settings.labels} is unknown; use one of {', '.join(get_args(Labels))}"
+        )
     if not settings.continuations and settings.labels != "outcome":
         raise InvalidInput(
             f"train.labels={settings.labels} needs continuations of each step, and train.continuations=0; give some, "
@@ -94,12 +126,18 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts]:
         )
     check_run(config)
     if (Path(settings.folder) / SETTINGS).exists():
-        raise InvalidInput(f"{settings.folder} holds a value head already; choose another train.folder, or delete it")
+        raise InvalidInput(
+            f"{settings.folder} holds a value head already; choose another train.folder, or delete it"
+        )
     if settings.record is not None and not Path(settings.record).parent.is_dir():
-        raise InvalidInput(f"train.record={settings.record} lies in a folder that does not exist; make it first")
+        raise InvalidInput(
+            f"train.record={settings.record} lies in a folder that does not exist; make it first"
+        )
     search: Search = instantiate(config.search, _convert_="all")
     if not search.needs_verifier:
-        raise InvalidInput(f"{type(search).__name__} asks no verifier, so that none can be tried in it; use another")
+        raise InvalidInput(
+            f"{type(search).__name__} asks no verifier, so that none can be tried in it; use another"
+        )
     rollouts = Rollouts(
         n=settings.rollouts,
         continuations=settings.continuations,
@@ -128,11 +166,17 @@ class Work:
         if self.config.train.prompt is not None:
             return str(self.config.train.prompt)
         prompt = self.template.text("{question}", self.engine.tokenizer)
-        prompt = prompt.removeprefix(getattr(self.engine.tokenizer, "bos_token", None) or "")  # the head puts it first
-        blanks = {answer[: len(answer) - len(answer.lstrip())] for _, answer in self.template.examples}
-        return prompt + (blanks.pop() if len(blanks) == 1 else "")  # steps come without the blanks around them
+        # the head puts it first
+        prompt = prompt.removeprefix(getattr(self.engine.tokenizer, "bos_token", None) or "")
+        blanks = {
+            answer[: len(answer) - len(answer.lstrip())] for _, answer in self.template.examples
+        }
+        # steps come without the blanks around them
+        return prompt + (blanks.pop() if len(blanks) == 1 else "")
 
-    def solved(self, search: Search, problems: Sequence[Problem], verifier: Verifier | None, what: str) -> list[Result]:
+    def solved(
+        self, search: Search, problems: Sequence[Problem], verifier: Verifier | None, what: str
+    ) -> list[Result]:
         say(what)
         results: list[Result] = solve(
             search,
@@ -165,7 +209,9 @@ class Work:
         """What the head sees of each solution: (steps, width). Equal ones are computed once."""
         texts = list(dict.fromkeys((one.problem.question, tuple(one.steps)) for one in solved))
         parts = [texts[i : i + SOLUTIONS_AT_ONCE] for i in range(0, len(texts), SOLUTIONS_AT_ONCE)]
-        computed = chain.from_iterable(head.features(part) for part in with_progress(parts, "features", "parts"))
+        computed = chain.from_iterable(
+            head.features(part) for part in with_progress(parts, "features", "parts")
+        )
         known = dict(zip(texts, computed, strict=True))
         return [known[one.problem.question, tuple(one.steps)] for one in solved]
 
@@ -178,7 +224,8 @@ class Work:
     # ---------------------------------------------------------------- what it is worth
 
     def steps_told_apart(self, head: ValueHead, solved: Sequence[Solution]) -> dict[str, Any]:
-        """How well the head tells steps before the last one apart: whether any continuation from them is right."""
+        """How well the head tells steps before the last one apart: whether any continuation from
+        them is right."""
         scores: list[list[float]] = []
         right: list[list[bool]] = []
         pairs = zip(solved, self.states(head, solved), strict=True)
@@ -188,11 +235,17 @@ class Work:
             for one, states in group:
                 scores[-1] += head.head(states).softmax(-1)[:-1, 1].tolist()
                 right[-1] += [value > 0 for value in one.values[:-1]]
-        return {"steps": sum(map(len, scores)), "right": sum(map(sum, right)), **told_apart(scores, right)}
+        return {
+            "steps": sum(map(len, scores)),
+            "right": sum(map(sum, right)),
+            **told_apart(scores, right),
+        }
 
-    def compared(self, searches: dict[str, Search], verifiers: dict[str, Verifier], test: Part) -> dict[str, Any]:
-        """The first search is best-of-n: all verifiers, and votes, choose among its samples. The second one is run with
-        each verifier."""
+    def compared(
+        self, searches: dict[str, Search], verifiers: dict[str, Verifier], test: Part
+    ) -> dict[str, Any]:
+        """The first search is best-of-n: all verifiers, and votes, choose among its samples. The
+        second one is run with each verifier."""
         (sampled, best_of_n), (stepwise, search) = searches.items()
         together = Together(verifiers)
         names = list(verifiers)
@@ -204,9 +257,12 @@ class Work:
         others = [*names[1:], "majority"]
         return {
             "solutions": {
-                name: told_apart([one.scores[name] for one in made], [one.right for one in made]) for name in names
+                name: told_apart([one.scores[name] for one in made], [one.right for one in made])
+                for name in names
             },
-            "searches": [{"search": s, "chooser": c, **accuracy(hits)} for (s, c), hits in right.items()],
+            "searches": [
+                {"search": s, "chooser": c, **accuracy(hits)} for (s, c), hits in right.items()
+            ],
             "gains": [
                 {
                     "search": name,
@@ -219,7 +275,9 @@ class Work:
         }
 
 
-def _data(config: DictConfig, problems: Problems, solved: dict[str, list[Solution]]) -> dict[str, Any]:
+def _data(
+    config: DictConfig, problems: Problems, solved: dict[str, list[Solution]]
+) -> dict[str, Any]:
     parts = {
         name: {
             "problems": len(problems.parts[name].problems),
@@ -230,7 +288,9 @@ def _data(config: DictConfig, problems: Problems, solved: dict[str, list[Solutio
         for name, part in solved.items()
     }
     about = {"dataset": config.dataset.name, "source": problems.source, "dropped": problems.dropped}
-    settings = {name: config.train[name] for name in ("labels", "rollouts", "continuations", "temperature")}
+    settings = {
+        name: config.train[name] for name in ("labels", "rollouts", "continuations", "temperature")
+    }
     return about | settings | parts
 
 

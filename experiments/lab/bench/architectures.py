@@ -1,7 +1,9 @@
-"""Every causal language model of transformers that a small configuration builds: exact, refused, or wrong?
+"""Every causal language model of transformers that a small configuration builds: exact, refused, or
+wrong?
 
-Each model has windows and chunks of 16 tokens, and grows a small tree of greedy branches that are longer than those.
-Every branch is then compared with transformers' `generate` on the same weights, with its cache, and with one plain run.
+Each model has windows and chunks of 16 tokens, and grows a small tree of greedy branches that are
+longer than those. Every branch is then compared with transformers' `generate` on the same weights,
+with its cache, and with one plain run.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ PREFIX, SECONDS = 40, 180
 
 
 class TookTooLong(BaseException):
-    """A case ran out of time; not an `Exception`, so that nothing on the way takes it for an error of the model."""
+    """A case ran out of time; not an `Exception`, so that nothing on the way takes it for an error
+    of the model."""
 
 
 def grow(engine: Engine) -> list[Branch]:
@@ -83,9 +86,9 @@ def plain_logits(model: Any, branch: Branch) -> Tensor:
 
 
 def generated_logits(model: Any, branch: Branch) -> Tensor:
-    """The logits (tokens, vocabulary) of transformers' own `generate`, with the cache that it makes,
-    of all tokens before the branch's first generated one and of those that it is made to write. Rows
-    before the last of the prompt are NaN: nobody reads them."""
+    """The logits (tokens, vocabulary) of transformers' own `generate`, with the cache that it
+    makes, of all tokens before the branch's first generated one and of those that it is made to
+    write. Rows before the last of the prompt are NaN: nobody reads them."""
     ids, start = torch.tensor([branch.tokens]), branch.opening
     options: dict[str, Any] = {"do_sample": False, "output_logits": True}
     options["return_dict_in_generate"] = True
@@ -115,7 +118,9 @@ def difference(
         rows = logits.log_softmax(-1)
         largest = float(logits[branch.opening - 1 :].abs().max())
         allowed = max(allowed, 1e-4 + 1e-5 * largest)
-        for place, (token, logprob) in enumerate(zip(branch.generated, branch.logprobs, strict=True)):
+        for place, (token, logprob) in enumerate(
+            zip(branch.generated, branch.logprobs, strict=True)
+        ):
             row = rows[branch.prompt_length + place - 1]
             if logprob == logprob:  # else a given token
                 gap = max(abs(float(row[token]) - logprob), float(row.max() - row[token]))
@@ -124,12 +129,15 @@ def difference(
 
 
 def examine(case: str, window: int = WINDOW) -> dict[str, Any]:
-    """One row of the table: {case, model, verdict, ...}; the verdict is exact, refused, wrong or not built."""
+    """One row of the table: {case, model, verdict, ...}; the verdict is exact, refused, wrong or
+    not built."""
     row: dict[str, Any] = {"case": case, "model": model_class(case)}
     try:
         model = build(case, window)
     except Exception as error:
-        reason = f"{CANNOT_BUILD[case]} ({_short(error)})" if case in CANNOT_BUILD else _short(error)
+        reason = (
+            f"{CANNOT_BUILD[case]} ({_short(error)})" if case in CANNOT_BUILD else _short(error)
+        )
         return row | {"verdict": "not built", "reason": reason}
     try:
         engine = Engine(copy.deepcopy(model), Characters(), prefill_tokens=16)
@@ -147,7 +155,10 @@ def examine(case: str, window: int = WINDOW) -> dict[str, Any]:
         ways = references(engine)
         gaps = {way: difference(model, branches, logits_of) for way, logits_of in ways.items()}
     except Exception as error:
-        return row | {"verdict": "wrong", "reason": f"accepted, then {type(error).__name__}: {_short(error)}"}
+        return row | {
+            "verdict": "wrong",
+            "reason": f"accepted, then {type(error).__name__}: {_short(error)}",
+        }
     exact = all(worst <= allowed for worst, allowed in gaps.values())
     worst, allowed = max(gaps.values(), key=lambda gap: gap[0] / gap[1])
     found = {"worst_nats": worst, "allowed_nats": allowed, "compared_with": list(gaps)}
@@ -184,7 +195,8 @@ def _examine_quietly(case: str) -> dict[str, Any]:
 
 
 def sweep(names: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """A row for each case. Another process computes them, so that a model that crashes it does not end the sweep."""
+    """A row for each case. Another process computes them, so that a model that crashes it does not
+    end the sweep."""
     pool: ProcessPoolExecutor | None = None
     for case in names:
         pool = pool or ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
@@ -208,7 +220,9 @@ def run(names: list[str], out: Path) -> None:
         found = row.get("reason") or f"off by {row['worst_nats']:.1e} nats at most"
         print(f"{row['case']:26} {row['verdict']:9} {found}", flush=True)
     command = " ".join(["python -m experiments.bench architectures", *names])
-    result = provenance(command, model="every causal language model of transformers, small, random weights, float32")
+    result = provenance(
+        command, model="every causal language model of transformers, small, random weights, float32"
+    )
     result |= {"rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
@@ -241,16 +255,32 @@ def table(result: dict[str, Any]) -> str:
         "wrong": "wrong",
         "not built": "not tried: no small configuration builds it",
     }
-    lines = ["| verdict | decoders | how many | encoders and encoder-decoders | how many |", "|---|---|---|---|---|"]
+    lines = [
+        "| verdict | decoders | how many | encoders and encoder-decoders | how many |",
+        "|---|---|---|---|---|",
+    ]
     for kind, words in kinds.items():
-        parts = [[row["case"] for row in rows.get(kind, []) if is_decoder(row["case"]) == d] for d in (True, False)]
-        lines.append("| " + " | ".join([words, *(f"{', '.join(names)} | {len(names)}" for names in parts)]) + " |")
-    for title, decoder in (("refused decoder", True), ("refused encoder or encoder-decoder", False)):
+        parts = [
+            [row["case"] for row in rows.get(kind, []) if is_decoder(row["case"]) == d]
+            for d in (True, False)
+        ]
+        lines.append(
+            "| "
+            + " | ".join([words, *(f"{', '.join(names)} | {len(names)}" for names in parts)])
+            + " |"
+        )
+    for title, decoder in (
+        ("refused decoder", True),
+        ("refused encoder or encoder-decoder", False),
+    ):
         lines += ["", f"| {title} | reason |", "|---|---|"]
         for row in rows.get("refused", []):
             reason = (row["reason"].partition(": ")[2] or row["reason"]).removesuffix(WAY_OUT)
             if is_decoder(row["case"]) == decoder:
                 lines.append(f"| {row['case']} | {reason.replace('|', '/')} |")
     lines += ["", "| not tried | reason |", "|---|---|"]
-    lines += [f"| {row['case']} | {row['reason'].replace('|', '/')} |" for row in rows.get("not built", [])]
+    lines += [
+        f"| {row['case']} | {row['reason'].replace('|', '/')} |"
+        for row in rows.get("not built", [])
+    ]
     return "\n".join(lines)

@@ -28,7 +28,8 @@ STEPS = 64
 
 @contextmanager
 def timers() -> Iterator[dict[str, float]]:
-    """Seconds spent in the linear layers, in attention and in sampling while it is open (on a CPU calls block)."""
+    """Seconds spent in the linear layers, in attention and in sampling while it is open (on a CPU
+    calls block)."""
     seconds: dict[str, float] = {}
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +46,12 @@ def timers() -> Iterator[dict[str, float]]:
         return call
 
     scheduler: Any = batch
-    product, draw, attend, run = PackedProduct.product, scheduler.draw_tokens, Plan.attend, Program.run
+    product, draw, attend, run = (
+        PackedProduct.product,
+        scheduler.draw_tokens,
+        Plan.attend,
+        Program.run,
+    )
     PackedProduct.product = timed("linear layers", product)  # type: ignore[method-assign]
     Plan.attend = timed("attention", attend)  # type: ignore[method-assign]
     scheduler.draw_tokens = timed("sampling", draw)
@@ -82,7 +88,9 @@ def run(model_name: str, out: Path) -> None:
     print(table(result))
 
 
-def _measure(engine: Engine, tokens: int, branches: int, weights: int, bandwidth: float) -> dict[str, Any]:
+def _measure(
+    engine: Engine, tokens: int, branches: int, weights: int, bandwidth: float
+) -> dict[str, Any]:
     root = engine.root(prompt(tokens))
     kv_bytes = engine.kv_bytes()
     children = engine.fork(root, branches)
@@ -96,7 +104,13 @@ def _measure(engine: Engine, tokens: int, branches: int, weights: int, bandwidth
     parts = {name: spent / STEPS * 1e3 for name, spent in seconds.items()}
     parts["all else (norms, rotary, module calls)"] = step_ms - sum(parts.values())
     floor_ms = (weights + kv_bytes) / bandwidth * 1e3
-    return {"tokens": tokens, "branches": branches, "step_ms": step_ms, "floor_ms": floor_ms, "parts_ms": parts}
+    return {
+        "tokens": tokens,
+        "branches": branches,
+        "step_ms": step_ms,
+        "floor_ms": floor_ms,
+        "parts_ms": parts,
+    }
 
 
 def table(result: dict[str, Any]) -> str:

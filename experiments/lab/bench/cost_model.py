@@ -33,7 +33,8 @@ SHAPES: dict[str, tuple[type, dict[str, int]]] = {
 """Published shapes; their weights are random here."""
 
 Cases = tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[int, ...]]
-"""Numbers of layers; of branches and of the prompts that they stand on; and of a prompt's tokens."""
+"""Numbers of layers; of branches and of the prompts that they stand on; and of a prompt's
+tokens."""
 ALONE: Cases = (2, 8), ((1, 1), (4, 1), (16, 1), (64, 1)), (128, 1024, 8192)
 SEVERAL: Cases = (2, 8), ((16, 4), (64, 4), (64, 16)), (128, 1024)
 """Several problems at once."""
@@ -48,18 +49,24 @@ OWN_TOKENS = 4
 def run(quick: bool, profile: Path | None, out: Path) -> None:
     """Measure and predict each case in bfloat16, print the table, and write the figures.
 
-    profile: a file of `experiments.profile`, by which all cases are predicted. None to measure this machine
-    beside each case.
+    profile: a file of `experiments.profile`, by which all cases are predicted. None to measure this
+    machine beside each case.
     """
     dtype, name = torch.bfloat16, "cpu bfloat16"
-    device = ProfileBeside(torch.device("cpu"), dtype) if profile is None else read(profile).devices[name]
+    device = (
+        ProfileBeside(torch.device("cpu"), dtype)
+        if profile is None
+        else read(profile).devices[name]
+    )
     rows = [
         row
         for model, (depths, branches, contexts) in (QUICK if quick else CASES)
         for layers in depths
         for row in measured(model, layers, branches, contexts, device, dtype)
     ]
-    record = provenance(f"python -m experiments.bench {' '.join(sys.argv[1:])}", model="random weights, bfloat16")
+    record = provenance(
+        f"python -m experiments.bench {' '.join(sys.argv[1:])}", model="random weights, bfloat16"
+    )
     out.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
     print(table(rows))
 
@@ -72,9 +79,9 @@ def measured(
     device: ProfileBeside | DeviceProfile,
     dtype: torch.dtype,
 ) -> list[dict[str, Any]]:
-    """One row per context and pair of branches and prompts, times in ms, memory's bandwidth in GB/s: of the turn whose
-    error is the median. Turns in which the machine was too busy are left out; raises TTCError when these are most of
-    them."""
+    """One row per context and pair of branches and prompts, times in ms, memory's bandwidth in
+    GB/s: of the turn whose error is the median. Turns in which the machine was too busy are left
+    out; raises TTCError when these are most of them."""
     kind, shape = SHAPES[model]
     config = kind(**shape, **CONTEXT, num_hidden_layers=layers)
     units, timer = partition_units(config, dtype), PassTimer(config, torch.device("cpu"), dtype)
@@ -88,13 +95,19 @@ def measured(
                     if isinstance(device, DeviceProfile):
                         profile, pass_s = device, timer.seconds(count, context, prefixes=prompts)
                     else:
-                        profile, pass_s = device.measure(timer, count, context, units[1].group, prompts)
+                        profile, pass_s = device.measure(
+                            timer, count, context, units[1].group, prompts
+                        )
                 except TTCError as refused:
                     busy = refused
                     continue
                 predicted_ms = roofline_time(units, profile, work) * 1e3
                 turns.append(
-                    {"bandwidth": profile.bandwidth / 1e9, "predicted_ms": predicted_ms, "measured_ms": pass_s * 1e3}
+                    {
+                        "bandwidth": profile.bandwidth / 1e9,
+                        "predicted_ms": predicted_ms,
+                        "measured_ms": pass_s * 1e3,
+                    }
                 )
             if busy and len(turns) <= TURNS // 2:
                 raise busy

@@ -1,4 +1,5 @@
-"""Searches on the default task at about one token budget: the four commands of the README's table, run one by one."""
+"""Searches on the default task at about one token budget: the four commands of the README's table,
+run one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from experiments.runs.provenance import provenance
 
 SEARCHES = {
     "greedy": ("none", "search=greedy verifier=none search.max_tokens=64"),
-    "self-consistency, n=16": ("none", "search=self_consistency verifier=none search.n=16 search.max_tokens=64"),
+    "self-consistency, n=16": (
+        "none",
+        "search=self_consistency verifier=none search.n=16 search.max_tokens=64",
+    ),
     "best-of-16": ("arithmetic", "search=best_of_n search.n=16 search.max_tokens=64"),
     "beam search, 4 x 4": ("arithmetic", ""),
 }
@@ -27,8 +31,12 @@ def run(problems: int, out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, (verifier, overrides) in SEARCHES.items():
             words = [f"dataset.size={problems}", *overrides.split(), f"run.name={len(rows)}"]
-            subprocess.run([sys.executable, "-m", "experiments.run", *words], cwd=folder, check=True)
-            summary = json.loads((Path(folder) / "outputs" / str(len(rows)) / "summary.json").read_text())
+            subprocess.run(
+                [sys.executable, "-m", "experiments.run", *words], cwd=folder, check=True
+            )
+            summary = json.loads(
+                (Path(folder) / "outputs" / str(len(rows)) / "summary.json").read_text()
+            )
             rows.append(_row(name, verifier, summary))
     result = provenance(
         f"python -m experiments.bench default_task --problems {problems}",
@@ -43,14 +51,23 @@ def _row(name: str, verifier: str, summary: dict[str, Any]) -> dict[str, Any]:
     return {
         "search": name,
         "verifier": verifier,
-        **{key: summary[key] for key in ("problems", "accuracy", "accuracy_95", "pass_at_k", "maj_at_k")},
-        **{key: summary[key] for key in ("generated_tokens_per_problem", "verifier_tokens", "seconds")},
+        **{
+            key: summary[key]
+            for key in ("problems", "accuracy", "accuracy_95", "pass_at_k", "maj_at_k")
+        },
+        **{
+            key: summary[key]
+            for key in ("generated_tokens_per_problem", "verifier_tokens", "seconds")
+        },
     }
 
 
 def table(result: dict[str, Any]) -> str:
     """The figures as a Markdown table."""
-    lines = ["| search | verifier | accuracy | 95% interval | tokens per problem |", "|---|---|---|---|---|"]
+    lines = [
+        "| search | verifier | accuracy | 95% interval | tokens per problem |",
+        "|---|---|---|---|---|",
+    ]
     for row in result["rows"]:
         low, high = row["accuracy_95"]
         lines.append(

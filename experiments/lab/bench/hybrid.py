@@ -1,4 +1,5 @@
-"""A hybrid model (gated delta nets beside attention): 16 branches on one prefix, against `generate` with as many."""
+"""A hybrid model (gated delta nets beside attention): 16 branches on one prefix, against `generate`
+with as many."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def generate(model: Any, ids: list[int], branches: int, new_tokens: int) -> Figu
 
 
 def engine(own: Engine, ids: list[int], branches: int, new_tokens: int) -> Figures:
-    """One prefill; the branches refer to its state, and a step copies it for each of them and keeps what it leaves."""
+    """One prefill; the branches refer to its state, and a step copies it for each of them and keeps
+    what it leaves."""
     start = time.perf_counter()
     root = own.root(ids)
     prefilled = time.perf_counter()
@@ -58,16 +60,24 @@ def engine(own: Engine, ids: list[int], branches: int, new_tokens: int) -> Figur
     end = time.perf_counter()
     held = own.kv_bytes()
     own.release([root, *children])
-    return {"prefill_s": prefilled - start, "step_ms": (end - prefilled) / new_tokens * 1e3, "bytes": held}
+    return {
+        "prefill_s": prefilled - start,
+        "step_ms": (end - prefilled) / new_tokens * 1e3,
+        "bytes": held,
+    }
 
 
-def measure(shape: dict[str, int], prefix: int, branches: int, new_tokens: int, rounds: int) -> list[dict[str, Any]]:
+def measure(
+    shape: dict[str, int], prefix: int, branches: int, new_tokens: int, rounds: int
+) -> list[dict[str, Any]]:
     """Medians of both ways, which take turns in this process."""
     model = build(shape)
     packed = copy.deepcopy(model)
     own = Engine(packed, Characters(), runner=runner_for(packed, "auto", pack=True))
     own.limits.eos_ids = frozenset()
-    ids = torch.randint(10, shape["vocab_size"], (prefix,), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = torch.randint(
+        10, shape["vocab_size"], (prefix,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     ways: dict[str, Callable[[list[int], int], Figures]] = {
         "generate": lambda tokens, new: generate(model, tokens, branches, new),
         "engine": lambda tokens, new: engine(own, tokens, branches, new),
@@ -91,7 +101,13 @@ def run(out: Path) -> None:
         "python -m experiments.bench hybrid",
         model="Qwen3.5's architecture with random weights, bfloat16, " + json.dumps(SHAPE),
     )
-    result |= {"prefix": PREFIX, "branches": BRANCHES, "new_tokens": NEW_TOKENS, "rounds": ROUNDS, "rows": rows}
+    result |= {
+        "prefix": PREFIX,
+        "branches": BRANCHES,
+        "new_tokens": NEW_TOKENS,
+        "rounds": ROUNDS,
+        "rows": rows,
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
@@ -106,7 +122,10 @@ def table(result: dict[str, Any]) -> str:
         ("a token of all branches", [row["step_ms"] / 1e3 for row in (plain, own)]),
         (
             f"prefill and {result['new_tokens']} tokens",
-            [row["prefill_s"] + result["new_tokens"] * row["step_ms"] / 1e3 for row in (plain, own)],
+            [
+                row["prefill_s"] + result["new_tokens"] * row["step_ms"] / 1e3
+                for row in (plain, own)
+            ],
         ),
     ):
         cells = [f"{t:.1f} s" if t >= 1 else f"{t * 1e3:.0f} ms" for t in times]

@@ -1,4 +1,5 @@
-"""A step-wise beam search whose KV does not fit: bytes moved, and time, of each residency policy."""
+"""A step-wise beam search whose KV does not fit: bytes moved, and time, of each residency
+policy."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ LINK_GBPS = 15.75
 """LBS's link is PCIe Gen4 with eight lanes: at most so many 1e9 bytes a second."""
 
 LINK_TO_COMPUTE = (64 * 2**30 / (LINK_GBPS * 1e9)) / ((13.4e9 + 64 * 2**30) / 1008e9)
-"""Moving the KV of all beams takes about 54 times as long as a step with all of it resident: LBS's 64 GiB over its
-link, against reading them and the weights of OPT-6.7B at an RTX 4090's 1,008 GB/s."""
+"""Moving the KV of all beams takes about 54 times as long as a step with all of it resident: LBS's
+64 GiB over its link, against reading them and the weights of OPT-6.7B at an RTX 4090's 1,008
+GB/s."""
 
 ARMS: dict[str, Callable[..., Residency]] = {
     "layerwise": lambda **o: Layerwise(shared=False, block_tokens=4096, **o),
@@ -46,14 +48,17 @@ ARMS: dict[str, Callable[..., Residency]] = {
     "headwise, shared": lambda **o: Headwise(**o),
     "resident": lambda **o: Resident(),
 }
-"""LBS's ablation (Figure 12): its baseline, then inter-token locality, then prefetching, and inter-beam locality with
-it ("+ prefetch"). "+ inter-beam" is the tree's sharing without prefetching. The others share KV as well."""
+"""LBS's ablation (Figure 12): its baseline, then inter-token locality, then prefetching, and
+inter-beam locality with it ("+ prefetch"). "+ inter-beam" is the tree's sharing without
+prefetching. The others share KV as well."""
 
 FAIR = "layerwise, shared"
-"""The baseline that a tree-shaped cache deserves: layer-wise as well, but no beam moves a copy of what it shares."""
+"""The baseline that a tree-shaped cache deserves: layer-wise as well, but no beam moves a copy of
+what it shares."""
 
 PRIVATE = ("layerwise", "inter-token", "inter-token + prefetch")
-"""Arms that move a copy of the KV for every beam: what the beams share makes no difference to their bytes."""
+"""Arms that move a copy of the KV for every beam: what the beams share makes no difference to their
+bytes."""
 
 BYTES = (
     ("layerwise", 32),
@@ -67,10 +72,12 @@ BYTES = (
 """Arms and step lengths whose bytes are counted."""
 
 SWEEP = ("layerwise", "layerwise, shared", "inter-token", "+ inter-beam", "+ prefetch")
-"""The baseline as the paper has it and over the shared tree, then LBS's switches, whose bytes are counted for each of
-`SWEEP_BEAMS` and `SWEEP_STEPS`."""
+"""The baseline as the paper has it and over the shared tree, then LBS's switches, whose bytes are
+counted for each of `SWEEP_BEAMS` and `SWEEP_STEPS`."""
 
-COUNTED = "a random Llama of 32 layers, 1 KV head of 4, float32; bytes are counted, times say nothing"
+COUNTED = (
+    "a random Llama of 32 layers, 1 KV head of 4, float32; bytes are counted, times say nothing"
+)
 SHARE = "7/64 of the KV of all beams at full length, nothing shared"
 SWEEP_BEAMS = (4, 16, 32, 64)
 SWEEP_STEPS = (32, 64, 128)
@@ -81,8 +88,8 @@ SWEEP_BUDGET = "the larger of 7/64 of the KV of all beams and 1.25 times that of
 class Case:
     """LBS's workload: `beams` branches, half of which survive each step and get two children each.
 
-    related: whether survivors are drawn from all beams, so that beams come to share long prefixes; else every beam goes
-    on by itself and only the prompt is shared.
+    related: whether survivors are drawn from all beams, so that beams come to share long prefixes;
+    else every beam goes on by itself and only the prompt is shared.
     """
 
     beams: int
@@ -102,7 +109,8 @@ class Silent:
 
 
 def tiny(layers: int = 32) -> Any:
-    """A random model of as many layers as OPT-6.7B and next to no arithmetic: bytes are counted, time is not."""
+    """A random model of as many layers as OPT-6.7B and next to no arithmetic: bytes are counted,
+    time is not."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=1,
@@ -132,7 +140,9 @@ def shaped(shape: str, layers: int = 32, width: int = 4096) -> Any:
     torch.manual_seed(0)
     with torch.device("cuda" if cuda else "cpu"):
         config = SHAPES[shape](layers, width)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float16 if cuda else torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float16 if cuda else torch.float32
+        )
     return model.eval().requires_grad_(False)
 
 
@@ -160,7 +170,12 @@ def search(engine: Engine, case: Case, tokens: list[int]) -> dict[str, float]:
         torch.cuda.synchronize(engine.device)
     total, waited = time.perf_counter() - start, engine.memory.link.exposed_s - waited
     engine.release(beams)
-    return {"total_s": total, "exposed_s": waited, "compute_s": decoding - waited, "expansion_s": total - decoding}
+    return {
+        "total_s": total,
+        "exposed_s": waited,
+        "compute_s": decoding - waited,
+        "expansion_s": total - decoding,
+    }
 
 
 def _select(engine: Engine, beams: list[Branch], chance: random.Random) -> list[Branch]:
@@ -171,9 +186,15 @@ def _select(engine: Engine, beams: list[Branch], chance: random.Random) -> list[
 
 
 def measure(
-    model: Any, tokenizer: Any, arm: str, case: Case, link_gbps: float | None = None, budget: int | None = None
+    model: Any,
+    tokenizer: Any,
+    arm: str,
+    case: Case,
+    link_gbps: float | None = None,
+    budget: int | None = None,
 ) -> dict[str, Any]:
-    """One arm: bytes by cause, peaks, seconds. budget: bytes of the device's KV, `BUDGET_SHARE` by default."""
+    """One arm: bytes by cause, peaks, seconds. budget: bytes of the device's KV, `BUDGET_SHARE` by
+    default."""
     budget = budget_bytes(model, tokenizer, case) if budget is None else budget
     options = {} if arm == "resident" else {"budget_gib": budget / 2**30, "link_gbps": link_gbps}
     engine = Engine(model, tokenizer, memory=ARMS[arm](**options))
@@ -212,7 +233,9 @@ def budget_bytes(model: Any, tokenizer: Any, case: Case) -> int:
 def run(part: str, quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
     """Measure, print tables, and write the figures after each arm, so that none is lost."""
     result = json.loads(out.read_text()) if out.exists() else {}
-    result = {part: found for part, found in result.items() if isinstance(found, dict) and "rows" in found}
+    result = {
+        part: found for part, found in result.items() if isinstance(found, dict) and "rows" in found
+    }
     if part in ("bytes", "all"):
         _bytes(result, quick, out)
     if part in ("sweep", "all"):
@@ -222,9 +245,9 @@ def run(part: str, quick: bool, model_name: str, out: Path, trace: Path | None) 
 
 
 def run_device(shape: str, beams: int, step_tokens: int, quick: bool, out: Path) -> None:
-    """LBS's own setting on this machine's device: 7 GiB for KV, a prompt of 128 tokens and 1,920 new ones, random
-    weights. Nothing is simulated. quick: narrow layers, 192 new tokens and `BUDGET_SHARE`, to
-    see that it runs."""
+    """LBS's own setting on this machine's device: 7 GiB for KV, a prompt of 128 tokens and 1,920
+    new ones, random weights. Nothing is simulated. quick: narrow layers, 192 new tokens and
+    `BUDGET_SHARE`, to see that it runs."""
     model = shaped(shape, width=128) if quick else shaped(shape)
     case = Case(beams, 128, 192 if quick else 1920, step_tokens)
     budget = None if quick else 7 * 2**30
@@ -255,7 +278,9 @@ def _bytes(result: dict[str, Any], quick: bool, out: Path) -> None:
     command = "python -m experiments.bench memory bytes" + (" --quick" if quick else "")
     found = result["bytes"] = provenance(command, model=COUNTED) | {"budget": SHARE, "rows": []}
     for arm, step in BYTES:
-        found["rows"].append(measure(model, Silent(), arm, Case(beams, 128, new_tokens, step, arm not in PRIVATE)))
+        found["rows"].append(
+            measure(model, Silent(), arm, Case(beams, 128, new_tokens, step, arm not in PRIVATE))
+        )
         _save(result, out)
     print(bytes_table(result))
 
@@ -263,11 +288,17 @@ def _bytes(result: dict[str, Any], quick: bool, out: Path) -> None:
 def _sweep(result: dict[str, Any], quick: bool, out: Path) -> None:
     model = tiny()
     command = "python -m experiments.bench memory sweep" + (" --quick" if quick else "")
-    found = result["sweep"] = provenance(command, model=COUNTED) | {"budget": SWEEP_BUDGET, "rows": []}
+    found = result["sweep"] = provenance(command, model=COUNTED) | {
+        "budget": SWEEP_BUDGET,
+        "rows": [],
+    }
     for beams in SWEEP_BEAMS[:2] if quick else SWEEP_BEAMS:
         for step in SWEEP_STEPS:
             case = Case(beams, 128, 2 * step if quick else 384, step)
-            found["rows"] += [measure(model, Silent(), arm, case, budget=sweep_budget(model, case)) for arm in SWEEP]
+            found["rows"] += [
+                measure(model, Silent(), arm, case, budget=sweep_budget(model, case))
+                for arm in SWEEP
+            ]
             _save(result, out)
     print(sweep_table(result))
 
@@ -278,7 +309,9 @@ def sweep_budget(model: Any, case: Case) -> int:
     return max(share, int(1.25 * share / BUDGET_SHARE / case.beams))
 
 
-def _time(result: dict[str, Any], quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
+def _time(
+    result: dict[str, Any], quick: bool, model_name: str, out: Path, trace: Path | None
+) -> None:
     model, tokenizer = load(model_name, dtype=torch.bfloat16)
     pack_linears(model)
     beams, new_tokens = (8, 96) if quick else (16, 480)
@@ -293,7 +326,9 @@ def _time(result: dict[str, Any], quick: bool, model_name: str, out: Path, trace
         "steps, as in LBS's setting (PCIe Gen4 x8, RTX 4090)",
     ) | {"budget": SHARE, "link_gbps": gbps, "rows": []}
     for arm in ARMS:
-        found["rows"].append(resident if arm == "resident" else measure(model, tokenizer, arm, case, gbps))
+        found["rows"].append(
+            resident if arm == "resident" else measure(model, tokenizer, arm, case, gbps)
+        )
         print(json.dumps(found["rows"][-1]), flush=True)
         _save(result, out)
     print(time_table(result))
@@ -303,7 +338,9 @@ def _time(result: dict[str, Any], quick: bool, model_name: str, out: Path, trace
 
 def write_trace(model: Any, tokenizer: Any, case: Case, gbps: float, path: Path) -> None:
     """A timeline of a short run of `beam_groups` (Chrome trace format)."""
-    policy = ARMS["+ prefetch"](budget_gib=budget_bytes(model, tokenizer, case) / 2**30, link_gbps=gbps)
+    policy = ARMS["+ prefetch"](
+        budget_gib=budget_bytes(model, tokenizer, case) / 2**30, link_gbps=gbps
+    )
     engine = Engine(model, tokenizer, memory=policy)
     engine.trace = trace = Trace()
     search(engine, case, prompt(case.prompt_tokens))
@@ -332,7 +369,8 @@ def bytes_table(result: dict[str, Any]) -> str:
 
 
 def sweep_table(result: dict[str, Any]) -> str:
-    """Bytes from host to device per switch, as a Markdown table: a line for each number of beams and step length."""
+    """Bytes from host to device per switch, as a Markdown table: a line for each number of beams
+    and step length."""
     cases: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
     for row in result["sweep"]["rows"]:
         cases.setdefault((row["beams"], row["step_tokens"]), {})[row["arm"]] = row

@@ -1,10 +1,12 @@
-"""A model that is larger than the device: split over host and device, or streamed by the engine or by Accelerate.
+"""A model that is larger than the device: split over host and device, or streamed by the engine or
+by Accelerate.
 
-Host, device and link have the proportions of HELM's smallest machine (RTX 4060, Qwen3-8B), and every arm has the same
-room for weights on the device. The device is this CPU. A layer takes as much longer on the host as the paper's
-bandwidths say. Where the device computes some of it, the host takes less by that part of its weights, and the layer is
-done when both are. What any arm copies to the device goes through the same `Link`: a copy is over when its bytes would
-have crossed a link of the paper's proportion, real copying included.
+Host, device and link have the proportions of HELM's smallest machine (RTX 4060, Qwen3-8B), and
+every arm has the same room for weights on the device. The device is this CPU. A layer takes as much
+longer on the host as the paper's bandwidths say. Where the device computes some of it, the host
+takes less by that part of its weights, and the layer is done when both are. What any arm copies to
+the device goes through the same `Link`: a copy is over when its bytes would have crossed a link of
+the paper's proportion, real copying included.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ SHAPE: dict[str, Any] = {
 """Qwen3-8B's layers, with an eighth of its widths and of its vocabulary."""
 VRAM_BYTES = 7 * 2**30
 """What HELM's machine has for the weights of Qwen3-8B."""
-HOST_GBPS, LINK_GBPS, DEVICE_GBPS = (rate / 1e9 for rate in (CPU.bandwidth, LINK.to_device_bandwidth, GPU.bandwidth))
+HOST_GBPS, LINK_GBPS, DEVICE_GBPS = (
+    rate / 1e9 for rate in (CPU.bandwidth, LINK.to_device_bandwidth, GPU.bandwidth)
+)
 """The paper's bandwidths."""
 PREFIX, PASSES, BRANCHES = 128, 5, (1, 16)
 SIMULATED = "the link, and how slow the host is"
@@ -63,14 +67,22 @@ def split_of(arm: str) -> Split:
 
 
 def budget_bytes(model: nn.Module) -> int:
-    """What a model's weights may take on the device: the part of them that HELM's machine has room for."""
+    """What a model's weights may take on the device: the part of them that HELM's machine has room
+    for."""
     whole = sum(unit.param_bytes for unit in qwen3("Qwen3-8B"))
     return VRAM_BYTES * sum(weight.nbytes for weight in model.parameters()) // whole
 
 
 def run(out: Path) -> None:
-    """Time the decoding passes of each arm, print the table, and write the figures. A record that broke off goes on."""
-    settings = {"shape": SHAPE, "host": HOST_GBPS, "link": LINK_GBPS, "device": DEVICE_GBPS, "prefix": PREFIX}
+    """Time the decoding passes of each arm, print the table, and write the figures. A record that
+    broke off goes on."""
+    settings = {
+        "shape": SHAPE,
+        "host": HOST_GBPS,
+        "link": LINK_GBPS,
+        "device": DEVICE_GBPS,
+        "prefix": PREFIX,
+    }
     settings |= {"vram_bytes": VRAM_BYTES}
     rows: list[dict[str, Any]] = []
     if out.exists():
@@ -82,7 +94,11 @@ def run(out: Path) -> None:
         for arm in ARMS:
             if any((row["arm"], row["branches"]) == (arm, branches) for row in rows):
                 continue
-            layer_s = [row["layer_s"] for row in rows if (row["arm"], row["branches"]) == ("resident", branches)]
+            layer_s = [
+                row["layer_s"]
+                for row in rows
+                if (row["arm"], row["branches"]) == ("resident", branches)
+            ]
             rows.append(measured(arm, branches, *layer_s))
             print(rows[-1], file=sys.stderr, flush=True)
             record = provenance(
@@ -90,12 +106,16 @@ def run(out: Path) -> None:
                 model="random weights of Qwen 3's kind, float32",
                 simulated=SIMULATED,
             )
-            out.write_text(json.dumps(record | {"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+            out.write_text(
+                json.dumps(record | {"settings": settings, "rows": rows}, indent=1) + "\n",
+                encoding="utf-8",
+            )
     print(table({"rows": rows}))
 
 
 def measured(arm: str, branches: int, layer_s: float = 0.0) -> dict[str, Any]:
-    """The median pass of an arm in seconds, a layer's part of it, and the bytes that cross the link in it.
+    """The median pass of an arm in seconds, a layer's part of it, and the bytes that cross the link
+    in it.
 
     layer_s: what a layer takes on the device with so many branches.
     """
@@ -110,7 +130,9 @@ def measured(arm: str, branches: int, layer_s: float = 0.0) -> dict[str, Any]:
             compiled = engine.runner.host.compiled
             compiled.states = _slow(compiled.states, len(on_host) * host_layer_s)  # type: ignore[method-assign]
         for layer in on_host if engine.runner.host is None else ():
-            layer.forward = _slow(layer.forward, host_layer_s * (1 - _far_bytes(layer) / layer_bytes))
+            layer.forward = _slow(
+                layer.forward, host_layer_s * (1 - _far_bytes(layer) / layer_bytes)
+            )
     link = engine.memory.link if arm != "accelerate" else model.ttc_link
     link.gbps = None
     branch = engine.root([7 * (n + 1) % SHAPE["vocab_size"] for n in range(PREFIX + 1)])
@@ -125,7 +147,9 @@ def measured(arm: str, branches: int, layer_s: float = 0.0) -> dict[str, Any]:
         "pass_s": median(seconds[1:]),
         "layer_s": median(layer_seconds[len(layers) :]) if layer_seconds else layer_s,
         "moved_bytes": int(median(moved[1:])),
-        "device_bytes": getattr(engine.runner, "device_bytes", sum(w.nbytes for w in _on_device(model))),
+        "device_bytes": getattr(
+            engine.runner, "device_bytes", sum(w.nbytes for w in _on_device(model))
+        ),
         "link_gbps": link_gbps,
     }
 
@@ -152,10 +176,13 @@ def _engine(arm: str, model: Any, link_gbps: float | None) -> Engine:
 
 
 def _dispatch(model: Any) -> None:
-    """What `device_map="auto"` does with a device that has the budget: the device is filled first, in order, and the
-    other weights come to it whenever they are needed (`accelerate.dispatch_model`, whose device is this CPU here)."""
+    """What `device_map="auto"` does with a device that has the budget: the device is filled first,
+    in order, and the other weights come to it whenever they are needed
+    (`accelerate.dispatch_model`, whose device is this CPU here)."""
     places = infer_auto_device_map(
-        model, {0: budget_bytes(model), "cpu": sys.maxsize}, no_split_module_classes=model._no_split_modules
+        model,
+        {0: budget_bytes(model), "cpu": sys.maxsize},
+        no_split_module_classes=model._no_split_modules,
     )
     model.ttc_link, cpu = Link(torch.device("cpu")), torch.device("cpu")
     attach_align_device_hook_on_blocks(
@@ -245,7 +272,8 @@ def _timed(engine: Engine, link: Link) -> tuple[list[float], list[int]]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Markdown: what a pass takes and moves, and how much faster the split is, without and with the device's help."""
+    """Markdown: what a pass takes and moves, and how much faster the split is, without and with the
+    device's help."""
     lines = [
         "| branches | where layers run | weights on the device, MB | a pass, ms | MB to the device "
         "| HELM's split is faster by | with help |",

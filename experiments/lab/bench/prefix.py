@@ -1,4 +1,5 @@
-"""B branches on one prefix of n tokens: decode step, prefill, peak memory and KV bytes of each way to do it."""
+"""B branches on one prefix of n tokens: decode step, prefill, peak memory and KV bytes of each way
+to do it."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def prompt(tokens: int) -> list[int]:
 
 
 def timed_generate(model: Any, ids: list[int], branches: int, new_tokens: int) -> list[float]:
-    """The seconds from the start of `generate(num_return_sequences=B)`, where every branch has a copy of the prefix, to
-    each of its tokens; the first is the prefill's."""
+    """The seconds from the start of `generate(num_return_sequences=B)`, where every branch has a
+    copy of the prefix, to each of its tokens; the first is the prefill's."""
     from transformers import StoppingCriteria
 
     stamps: list[float] = []
@@ -66,7 +67,9 @@ def _repeat(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figure
     with torch.inference_mode():
         start = time.perf_counter()
         cache = DynamicCache(config=model.config)
-        logits = model(torch.tensor([ids], device=model.device), past_key_values=cache, logits_to_keep=1).logits
+        logits = model(
+            torch.tensor([ids], device=model.device), past_key_values=cache, logits_to_keep=1
+        ).logits
         cache.batch_repeat_interleave(branches)
         logits = logits.repeat_interleave(branches, 0)
         prefill, stamps = time.perf_counter() - start, []
@@ -79,14 +82,21 @@ def _repeat(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figure
 
 
 def _continuous(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
-    """transformers' continuous batching: one request, which it forks when its prompt is prefilled."""
+    """transformers' continuous batching: one request, which it forks when its prompt is
+    prefilled."""
     from transformers import GenerationConfig
 
     options = {"do_sample": True, "eos_token_id": -1, "pad_token_id": 0}
-    model.generate_batch([ids[:8]], generation_config=GenerationConfig(max_new_tokens=1, pad_token_id=0))
-    config = GenerationConfig(max_new_tokens=NEW_TOKENS + 1, num_return_sequences=branches, **options)
+    model.generate_batch(
+        [ids[:8]], generation_config=GenerationConfig(max_new_tokens=1, pad_token_id=0)
+    )
+    config = GenerationConfig(
+        max_new_tokens=NEW_TOKENS + 1, num_return_sequences=branches, **options
+    )
     start = time.perf_counter()
-    outputs = model.generate_batch([ids], generation_config=config, progress_bar=False, record_timestamps=True)
+    outputs = model.generate_batch(
+        [ids], generation_config=config, progress_bar=False, record_timestamps=True
+    )
     if len(outputs) != branches:  # a version without forks: B requests with the same prompt
         config.num_return_sequences = 1
         start = time.perf_counter()
@@ -99,11 +109,15 @@ def _continuous(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Fi
 
 
 def _batched_figures(start: float, stamps: Sequence[Sequence[float]]) -> Figures:
-    """Of the times of each request's tokens. Prefill ends with the first token of the last request that has one; where
-    prompts are prefilled one after the other, others may have ended by then."""
+    """Of the times of each request's tokens. Prefill ends with the first token of the last request
+    that has one; where prompts are prefilled one after the other, others may have ended by then."""
     last = max(stamps, key=lambda times: times[0])
     steps = [b - a for a, b in pairwise(last)]
-    return {"prefill_s": last[0] - start, "step_ms": statistics.median(steps) * 1e3, "kv_bytes": None}
+    return {
+        "prefill_s": last[0] - start,
+        "step_ms": statistics.median(steps) * 1e3,
+        "kv_bytes": None,
+    }
 
 
 def _engine(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figures:
@@ -127,7 +141,11 @@ def _engine(model: Any, tokenizer: Any, ids: list[int], branches: int) -> Figure
     engine.generate(children, NEW_TOKENS)
     stamps.append(time.perf_counter())
     steps = [b - a for a, b in pairwise(stamps[1:])]
-    return {"prefill_s": prefill, "step_ms": statistics.median(steps) * 1e3, "kv_bytes": prefix_bytes}
+    return {
+        "prefill_s": prefill,
+        "step_ms": statistics.median(steps) * 1e3,
+        "kv_bytes": prefix_bytes,
+    }
 
 
 ARMS: dict[str, Callable[[Any, Any, list[int], int], Figures]] = {
@@ -141,8 +159,18 @@ ARMS: dict[str, Callable[[Any, Any, list[int], int], Figures]] = {
 def _figures(prefill: float, stamps: list[float], tokens: int, model: Any) -> Figures:
     steps = [b - a for a, b in pairwise(stamps)]
     config = model.config
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
-    return {"prefill_s": prefill, "step_ms": statistics.median(steps) * 1e3, "kv_bytes": tokens * per_token}
+    per_token = (
+        2
+        * config.num_hidden_layers
+        * config.num_key_value_heads
+        * config.head_dim
+        * model.dtype.itemsize
+    )
+    return {
+        "prefill_s": prefill,
+        "step_ms": statistics.median(steps) * 1e3,
+        "kv_bytes": tokens * per_token,
+    }
 
 
 def run_arm(name: str, tokens: int, branches: int, model_name: str) -> None:
@@ -156,9 +184,13 @@ def run_arm(name: str, tokens: int, branches: int, model_name: str) -> None:
 
 
 def run(size: str, model_name: str, out: Path) -> None:
-    """Run the cases and arms of a size ("full", "quick" or "short"), print ratios against `generate`, and write the
-    figures."""
-    cases, arms = {"full": (CASES, ARMS), "quick": (QUICK, ARMS), "short": (SHORT, ("generate", "engine"))}[size]
+    """Run the cases and arms of a size ("full", "quick" or "short"), print ratios against
+    `generate`, and write the figures."""
+    cases, arms = {
+        "full": (CASES, ARMS),
+        "quick": (QUICK, ARMS),
+        "short": (SHORT, ("generate", "engine")),
+    }[size]
     model, _ = load(model_name, dtype=torch.bfloat16)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     del model
@@ -187,7 +219,16 @@ def run(size: str, model_name: str, out: Path) -> None:
 
 
 def _measure(arm: str, tokens: int, branches: int, model_name: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "experiments.bench", "arm", arm, str(tokens), str(branches), model_name]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.bench",
+        "arm",
+        arm,
+        str(tokens),
+        str(branches),
+        model_name,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]}
@@ -201,7 +242,9 @@ def table(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     plain = {
-        (r["tokens"], r["branches"]): r["step_ms"] for r in result["rows"] if r["arm"] == "generate" and "step_ms" in r
+        (r["tokens"], r["branches"]): r["step_ms"]
+        for r in result["rows"]
+        if r["arm"] == "generate" and "step_ms" in r
     }
     for row in result["rows"]:
         head = f"| {row['tokens']} | {row['branches']} | `{row['arm']}` |"
@@ -241,8 +284,8 @@ def table_and_plot(result: dict[str, Any]) -> str:
 
 
 def draw(figures: Path, out: Path) -> bool:
-    """Plot the step's time of `generate` and of the engine for each case. Returns whether there were figures, and
-    matplotlib to draw them."""
+    """Plot the step's time of `generate` and of the engine for each case. Returns whether there
+    were figures, and matplotlib to draw them."""
     if not figures.exists():
         return False
     try:
@@ -256,13 +299,29 @@ def draw(figures: Path, out: Path) -> bool:
     cases = sorted({(r["branches"] * r["tokens"], r["branches"], r["tokens"]) for r in rows})
     figure, axis = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
     for n, arm in enumerate(("generate", "engine")):
-        steps = {(r["branches"], r["tokens"]): r["step_ms"] for r in rows if r["arm"] == arm and "step_ms" in r}
+        steps = {
+            (r["branches"], r["tokens"]): r["step_ms"]
+            for r in rows
+            if r["arm"] == arm and "step_ms" in r
+        }
         shown = [(place, steps[case[1:]]) for place, case in enumerate(cases) if case[1:] in steps]
-        bars = axis.bar([place + (n - 0.5) * 0.4 for place, _ in shown], [step for _, step in shown], 0.4, label=arm)
+        bars = axis.bar(
+            [place + (n - 0.5) * 0.4 for place, _ in shown],
+            [step for _, step in shown],
+            0.4,
+            label=arm,
+        )
         axis.bar_label(bars, fmt="%.0f", fontsize=8)
-    axis.set_xticks(range(len(cases)), [f"{branches} x {tokens:,}" for _, branches, tokens in cases])
+    axis.set_xticks(
+        range(len(cases)), [f"{branches} x {tokens:,}" for _, branches, tokens in cases]
+    )
     axis.tick_params("x", labelsize=8)
-    axis.set(xlabel="branches x tokens of their prefix", ylabel="ms", title="a decoding step", yscale="log")
+    axis.set(
+        xlabel="branches x tokens of their prefix",
+        ylabel="ms",
+        title="a decoding step",
+        yscale="log",
+    )
     axis.legend()
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=120, metadata={"Software": None})

@@ -1,4 +1,5 @@
-"""The same searches on a server and on the engine of this machine: accuracy, and tokens a second."""
+"""The same searches on a server and on the engine of this machine: accuracy, and tokens a
+second."""
 
 from __future__ import annotations
 
@@ -37,7 +38,15 @@ SEED = 0
 Backends = Mapping[str, Engine | RemoteBackend]
 
 
-def run(base_url: str, problems: int, model: str, dtype: str, server: str, server_pid: int | None, out: Path) -> None:
+def run(
+    base_url: str,
+    problems: int,
+    model: str,
+    dtype: str,
+    server: str,
+    server_pid: int | None,
+    out: Path,
+) -> None:
     """Measure one after the other, the server first, and write the record.
 
     server: what it is, in words. server_pid: its
@@ -66,7 +75,8 @@ def sums(problems: int) -> DictConfig:
 
 
 def process_s(pid: int | None) -> float:
-    """The seconds that processors have worked for a process and its children; NaN where it is not known."""
+    """The seconds that processors have worked for a process and its children; NaN where it is not
+    known."""
     if pid is None:
         return math.nan
     top = psutil.Process(pid)
@@ -75,7 +85,10 @@ def process_s(pid: int | None) -> float:
 
 
 def measured(
-    backends: Backends, config: DictConfig, searches: Mapping[str, Search], clocks: Mapping[str, Callable[[], float]]
+    backends: Backends,
+    config: DictConfig,
+    searches: Mapping[str, Search],
+    clocks: Mapping[str, Callable[[], float]],
 ) -> list[dict[str, Any]]:
     """A row for each search, with the figures of each backend, and how the server's answers differ.
 
@@ -106,13 +119,22 @@ def measured(
             say(f"{name}, {where}: {share.mean:.0%}, {tokens / seconds:.0f} tokens/s")
         there, here = found["server"], found["engine"]
         gap = paired(there[0], here[0])
-        row["difference"] = {"mean": gap.difference.mean, "low": gap.difference.low, "high": gap.difference.high}
-        row["difference"] |= {"p": gap.p, "same_texts": sum(a == b for a, b in zip(there[1], here[1], strict=True))}
+        row["difference"] = {
+            "mean": gap.difference.mean,
+            "low": gap.difference.low,
+            "high": gap.difference.high,
+        }
+        row["difference"] |= {
+            "p": gap.p,
+            "same_texts": sum(a == b for a, b in zip(there[1], here[1], strict=True)),
+        }
         rows.append(row)
     return rows
 
 
-def _solved(search: Search, backend: Engine | RemoteBackend, config: DictConfig, problems: list[Problem]) -> list[Any]:
+def _solved(
+    search: Search, backend: Engine | RemoteBackend, config: DictConfig, problems: list[Problem]
+) -> list[Any]:
     verifier = ArithmeticVerifier() if search.needs_verifier else None
     return solve(
         search, problem=problems, engine=backend, verifier=verifier, seed=SEED, template=make_template(config),
@@ -122,7 +144,15 @@ def _solved(search: Search, backend: Engine | RemoteBackend, config: DictConfig,
 
 def table(result: dict[str, Any]) -> str:
     """The figures as a Markdown table."""
-    heads = ["search", "on", "accuracy", "95% interval", "tokens per problem", "tokens/s", "tokens per CPU second"]
+    heads = [
+        "search",
+        "on",
+        "accuracy",
+        "95% interval",
+        "tokens per problem",
+        "tokens/s",
+        "tokens per CPU second",
+    ]
     heads += ["server - engine", "p", "same answer texts"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in result["rows"]:
@@ -132,8 +162,13 @@ def table(result: dict[str, Any]) -> str:
             low, high = own["accuracy_95"]
             cells = [row["search"], where, f"{own['accuracy']:.0%}", f"{low:.0%} to {high:.0%}"]
             cells += [f"{own['generated_tokens'] / count:.0f}", f"{own['tokens_per_s']:.0f}"]
-            cells.append("" if own["tokens_per_cpu_s"] is None else f"{own['tokens_per_cpu_s']:.0f}")
-            both = [f"{gap['mean']:+.0%} ({gap['low']:+.0%} to {gap['high']:+.0%})", f"{gap['p']:.2g}"]
+            cells.append(
+                "" if own["tokens_per_cpu_s"] is None else f"{own['tokens_per_cpu_s']:.0f}"
+            )
+            both = [
+                f"{gap['mean']:+.0%} ({gap['low']:+.0%} to {gap['high']:+.0%})",
+                f"{gap['p']:.2g}",
+            ]
             both.append(f"{gap['same_texts']} of {count}")
             lines.append(f"| {' | '.join(cells + (both if where == 'server' else [''] * 3))} |")
     return "\n".join(lines)

@@ -34,7 +34,9 @@ SIZES: dict[str, dict[str, Any]] = {
 class Timed(QwenPRM):
     """Knows how long its ratings took."""
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         start = time.perf_counter()
         try:
             return super().rate(branches, questions, backend)
@@ -43,13 +45,16 @@ class Timed(QwenPRM):
 
 
 class WholeTexts(Timed):
-    """Computes the whole text of each branch at each rating: what ends an open step is a part of the one pass."""
+    """Computes the whole text of each branch at each rating: what ends an open step is a part of
+    the one pass."""
 
     def layout(self, branch: Branch, question: str) -> Layout:
         layout = super().layout(branch, question)
         return Layout(layout.tokens + layout.suffix, layout.places, [])
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         try:
             return super().rate(branches, questions, backend)
         finally:
@@ -70,7 +75,9 @@ def run(problems: int, out: Path) -> None:
     policy = Qwen2ForCausalLM(_config(tokenizer, "policy")).eval()
     body = Qwen2Model(_config(tokenizer, "reward model")).eval().requires_grad_(False)
     width = body.config.hidden_size
-    head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)).requires_grad_(False)
+    head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)).requires_grad_(
+        False
+    )
     register()
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("config", overrides=[f"dataset.size={problems}", "run.name=bench"])
@@ -83,7 +90,9 @@ def run(problems: int, out: Path) -> None:
     for name, way in WAYS.items():
         verifier = way((HeadedModel(body, head), tokenizer))
         engine = Engine(policy, tokenizer)
-        results: list[Result] = solve(SEARCH, engine=engine, verifier=verifier, concurrency=4, **options)
+        results: list[Result] = solve(
+            SEARCH, engine=engine, verifier=verifier, concurrency=4, **options
+        )
         if errors := [result.error for result in results if result.error]:
             raise RuntimeError(errors[0])
         tokens = sum(result.usage.verifier_tokens for result in results)
@@ -94,7 +103,12 @@ def run(problems: int, out: Path) -> None:
         f"python -m experiments.bench reward_model --problems {problems}",
         model=f"policy and reward model of Qwen2's architecture with random weights, float32 ({shapes})",
     )
-    result |= {"problems": problems, "search": repr(SEARCH), "rows": rows, "same_texts": texts[0] == texts[1]}
+    result |= {
+        "problems": problems,
+        "search": repr(SEARCH),
+        "rows": rows,
+        "same_texts": texts[0] == texts[1],
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
@@ -109,9 +123,14 @@ def _config(tokenizer: Any, name: str) -> Qwen2Config:
 
 def table(result: dict[str, Any]) -> str:
     """Tokens that the reward model computes and the time of all ratings, as a Markdown table."""
-    lines = ["| rating | tokens computed | fewer | time of the ratings | faster |", "|---|---|---|---|---|"]
+    lines = [
+        "| rating | tokens computed | fewer | time of the ratings | faster |",
+        "|---|---|---|---|---|",
+    ]
     base = result["rows"][0]
     for row in result["rows"]:
         fewer, faster = base["tokens"] / row["tokens"], base["seconds"] / row["seconds"]
-        lines.append(f"| {row['way']} | {row['tokens']:,} | {fewer:.1f}x | {row['seconds']:.1f} s | {faster:.1f}x |")
+        lines.append(
+            f"| {row['way']} | {row['tokens']:,} | {fewer:.1f}x | {row['seconds']:.1f} s | {faster:.1f}x |"
+        )
     return "\n".join(lines)

@@ -1,4 +1,5 @@
-"""Choosing tokens: the compiled function of `ttc.sampling` against the sequence of array operations before it."""
+"""Choosing tokens: the compiled function of `ttc.sampling` against the sequence of array operations
+before it."""
 
 from __future__ import annotations
 
@@ -31,11 +32,13 @@ SECONDS = 1.0
 """Spent on each case."""
 
 
-# ---------------------------------------------------------------- as it was, also the reference of the tests
+# ---------------------------------------------------------------- as it was, also the reference of
+# the tests
 
 
 def filter_by_sorting(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Mask the tokens that `sampling` excludes with -inf. logits: (rows, vocab), already divided by temperature."""
+    """Mask the tokens that `sampling` excludes with -inf. logits: (rows, vocab), already divided by
+    temperature."""
     if 0 < sampling.top_k < logits.shape[-1]:
         floor = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < floor, float("-inf"))
@@ -70,7 +73,10 @@ def choose_by_arrays(logits: Tensor, sampling: Sampling, states: np.ndarray) -> 
     rows, tokens = np.divmod(head, logits.shape[-1])
     weights = scaled.sub_(top).view(-1)[torch.as_tensor(head)].double().numpy()
     total = scaled.exp_().sum(-1).numpy()
-    race, tail_noise = weights + numpy_gumbels(states[rows], tokens), numpy_gumbels(states, np.full(len(states), TAIL))
+    race, tail_noise = (
+        weights + numpy_gumbels(states[rows], tokens),
+        numpy_gumbels(states, np.full(len(states), TAIL)),
+    )
     starts = np.searchsorted(rows, np.arange(len(states) + 1))
     chosen = []
     for row, (start, end) in enumerate(pairwise(starts)):
@@ -85,7 +91,8 @@ def choose_by_arrays(logits: Tensor, sampling: Sampling, states: np.ndarray) -> 
 
 
 def _in_tail(weights: Tensor, state: np.ndarray) -> int | None:
-    """The winner among the tokens beyond the head, None if there are none. weights: (vocab,), 1 for the likeliest."""
+    """The winner among the tokens beyond the head, None if there are none. weights: (vocab,), 1 for
+    the likeliest."""
     tokens = np.flatnonzero(((weights <= math.exp(-HEAD)) & (weights > 0)).numpy())
     if not len(tokens):
         return None
@@ -99,7 +106,9 @@ def draw_by_arrays(logits: Tensor, sampling: Sampling, states: np.ndarray) -> li
     total = logits.logsumexp(-1)
     logprobs = logits.gather(-1, chosen[:, None])[:, 0] - total
     top1 = (logits.amax(-1) - total).exp()
-    columns: list[list[float]] = torch.stack([chosen.double(), logprobs.double(), top1.double()]).tolist()
+    columns: list[list[float]] = torch.stack(
+        [chosen.double(), logprobs.double(), top1.double()]
+    ).tolist()
     return columns
 
 
@@ -110,11 +119,17 @@ def model_logits(model_name: str, rows: int) -> Tensor:
     """Logits (rows, vocab) in bfloat16 along a text that the model samples."""
     model, tokenizer = load(model_name, dtype=torch.bfloat16)
     ids = torch.tensor(
-        [tokenizer.encode("Question: A train has 12 cars of 48 seats. How many seats is that?\nAnswer:")]
+        [
+            tokenizer.encode(
+                "Question: A train has 12 cars of 48 seats. How many seats is that?\nAnswer:"
+            )
+        ]
     )
     torch.manual_seed(0)
     with torch.inference_mode():
-        text = model.generate(ids, do_sample=True, top_k=0, max_new_tokens=rows, min_new_tokens=rows)
+        text = model.generate(
+            ids, do_sample=True, top_k=0, max_new_tokens=rows, min_new_tokens=rows
+        )
         logits: Tensor = model(text).logits[0, -rows:]
     return logits.clone()
 
@@ -140,16 +155,25 @@ def run(model_name: str, out: Path) -> None:
         states = random_states([random_key(row) for row in range(count)], [0] * count)
         for name, sampling in SAMPLINGS.items():
             ways: dict[str, Callable[[], Any]] = {
-                "arrays": lambda: draw_by_arrays(logits, sampling, states),  # noqa: B023
-                "compiled": lambda: draw(logits, sampling, states),  # noqa: B023
-                "compiled, bfloat16 logits": lambda: draw(half[:count], sampling, states),  # noqa: B023
-                "compiled, with statistics": lambda: draw(logits, sampling, states, statistics=True),  # noqa: B023
-                "PyTorch": lambda: draw_with_torch(logits, sampling, states),  # noqa: B023
+                "arrays": lambda: draw_by_arrays(logits, sampling, states),
+                "compiled": lambda: draw(logits, sampling, states),
+                "compiled, bfloat16 logits": lambda: draw(half[:count], sampling, states),
+                "compiled, with statistics": lambda: draw(
+                    logits, sampling, states, statistics=True
+                ),
+                "PyTorch": lambda: draw_with_torch(logits, sampling, states),
             }
             for way in ways.values():
                 way()
             differing = int(np.not_equal(ways["arrays"]()[0], ways["compiled"]().tokens).sum())
-            rows.append({"rows": count, "sampling": name, "ms": _medians(ways), "differing_tokens": differing})
+            rows.append(
+                {
+                    "rows": count,
+                    "sampling": name,
+                    "ms": _medians(ways),
+                    "differing_tokens": differing,
+                }
+            )
     model = f"{model_name}, bfloat16, its real weights; logits along a text that it sampled"
     result = provenance("python -m experiments.bench sampling", model=model)
     result |= {"vocabulary": half.shape[-1], "rows": rows}
@@ -161,7 +185,10 @@ def run(model_name: str, out: Path) -> None:
 def table(result: dict[str, Any]) -> str:
     """Milliseconds of each way as a Markdown table."""
     names = list(result["rows"][0]["ms"])
-    lines = [f"| rows | sampling | {' | '.join(names)} | arrays / compiled |", "|---" * (3 + len(names)) + "|"]
+    lines = [
+        f"| rows | sampling | {' | '.join(names)} | arrays / compiled |",
+        "|---" * (3 + len(names)) + "|",
+    ]
     for row in result["rows"]:
         parts = " | ".join(f"{row['ms'][name]:.2f} ms" for name in names)
         ratio = row["ms"]["arrays"] / row["ms"]["compiled"]

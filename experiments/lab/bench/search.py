@@ -1,8 +1,10 @@
-"""Real searches on word problems: tokens per second and the parts of a step, and single steps beside other ways.
+"""Real searches on word problems: tokens per second and the parts of a step, and single steps
+beside other ways.
 
-Steps: 16 branches of each problem go on by 32 tokens, twice: in the engine, `generate`, vLLM if its environment is
-given, and the linear layers alone. Each way runs in a process of its own, in turn, for some rounds; medians count.
-What a process has measured is in the record when it ends, so that a measurement that was cut short can be completed.
+Steps: 16 branches of each problem go on by 32 tokens, twice: in the engine, `generate`, vLLM if its
+environment is given, and the linear layers alone. Each way runs in a process of its own, in turn,
+for some rounds; medians count. What a process has measured is in the record when it ends, so that a
+measurement that was cut short can be completed.
 """
 
 from __future__ import annotations
@@ -65,12 +67,16 @@ NO_PEER = "vLLM is left out: give --peer PYTHON, the python of an environment wi
 def problems_of(data: Path | None, count: int) -> list[Problem]:
     """The first `count` problems of a file with GSM8K's rows, or as many generated ones."""
     if data is None:
-        config = DatasetConfig(name="gsm_symbolic", task="gsm_symbolic", size=count, answer_kind="text")
+        config = DatasetConfig(
+            name="gsm_symbolic", task="gsm_symbolic", size=count, answer_kind="text"
+        )
     else:
         config = DatasetConfig(name="gsm8k", reader="gsm8k", path=str(data), limit=count)
     problems = load_task(config).problems
     if len(problems) < count:
-        raise InvalidInput(f"{count} problems are wanted, and {data} has {len(problems)}; give a longer file")
+        raise InvalidInput(
+            f"{count} problems are wanted, and {data} has {len(problems)}; give a longer file"
+        )
     return problems
 
 
@@ -83,7 +89,8 @@ def width(search: Any) -> int:
 
 
 def cases_for(searches: Sequence[str], problems: Sequence[int]) -> list[tuple[str, int, int]]:
-    """(search, problems whose rows there are, problems to solve). Best of 8 gets the rows of a quarter of the most.
+    """(search, problems whose rows there are, problems to solve). Best of 8 gets the rows of a
+    quarter of the most.
 
     So its problems fill the rows that those before them have left.
     """
@@ -98,22 +105,34 @@ def cases_for(searches: Sequence[str], problems: Sequence[int]) -> list[tuple[st
 
 
 def solve_watched(
-    search: Search, in_flight: int, count: int, data: Path | None, model_name: str, seconds_at_most: float = SECONDS
+    search: Search,
+    in_flight: int,
+    count: int,
+    data: Path | None,
+    model_name: str,
+    seconds_at_most: float = SECONDS,
 ) -> Figures:
-    """Solve `count` problems in the rows of `in_flight` of them, `MOST_ROWS` at most, and say where the time of the
-    decode steps went. It ends with the first problem that ends after `seconds_at_most`.
+    """Solve `count` problems in the rows of `in_flight` of them, `MOST_ROWS` at most, and say where
+    the time of the decode steps went. It ends with the first problem that ends after
+    `seconds_at_most`.
 
-    tokens: all that were decoded. rows_at_work: over all rows that there are, while problems wait to begin;
+    tokens: all that were decoded. rows_at_work: over all rows that there are, while problems wait
+    to begin;
     rows_to_the_end: in all steps.
     """
     problems = problems_of(data, count)
     engine = Engine.from_pretrained(model_name, dtype=torch.bfloat16)
     verifier = ConfidenceVerifier()
     warm_up = BestOfN(n=2, max_tokens=4)
-    solve(warm_up, problem=problems[:1], engine=engine, verifier=verifier)  # first-use set-up is not counted
+    # first-use set-up is not counted
+    solve(warm_up, problem=problems[:1], engine=engine, verifier=verifier)
     rows, entries, inside = list[int](), list[int](), dict[str, float]()
     other_passes = 0.0
-    forward, roots, max_rows = engine.runner.forward, engine.roots, min(MOST_ROWS, width(search) * in_flight)
+    forward, roots, max_rows = (
+        engine.runner.forward,
+        engine.roots,
+        min(MOST_ROWS, width(search) * in_flight),
+    )
     begun, before_last, ended, wall = 0, 0, 0, 0.0
     with timers() as seconds:
 
@@ -138,7 +157,9 @@ def solve_watched(
         engine.runner.forward = watched  # type: ignore[method-assign, assignment]
         engine.roots = began  # type: ignore[method-assign, assignment]
         start = time.perf_counter()
-        results = solve_each(search, problems=problems, engine=engine, verifier=verifier, max_rows=max_rows)
+        results = solve_each(
+            search, problems=problems, engine=engine, verifier=verifier, max_rows=max_rows
+        )
         with closing(results):
             for result in results:
                 if result.error:
@@ -174,7 +195,13 @@ def solve_watched(
 
 
 def run_case(
-    name: str, quick: bool, in_flight: int, count: int, seconds: float, data: Path | None, model_name: str
+    name: str,
+    quick: bool,
+    in_flight: int,
+    count: int,
+    seconds: float,
+    data: Path | None,
+    model_name: str,
 ) -> None:
     """Measure one search in this process and print its figures as JSON."""
     search = (QUICK if quick else SEARCHES)[name]
@@ -188,8 +215,10 @@ def run_case(
 class Selection:
     """What of the benchmark is measured.
 
-    part: "steps", "searches" or "all". problems: how many are in flight, by default `STEP_PROBLEMS` and `PROBLEMS`.
-    peer: the Python of an environment with vLLM. ways: in which steps are measured, by default all that there are.
+    part: "steps", "searches" or "all". problems: how many are in flight, by default `STEP_PROBLEMS`
+    and `PROBLEMS`.
+    peer: the Python of an environment with vLLM. ways: in which steps are measured, by default all
+    that there are.
     rounds: of steps, by default `ROUNDS`. seconds: for each case of the searches.
     """
 
@@ -210,29 +239,43 @@ class Selection:
             if self.peer is None and self.part != "searches":
                 print(NO_PEER)
         if unknown := [way for way in ways if way not in (*WAYS, PEER)]:
-            raise InvalidInput(f"the way {unknown[0]!r} is none; use some of {','.join((*WAYS, PEER))}")
+            raise InvalidInput(
+                f"the way {unknown[0]!r} is none; use some of {','.join((*WAYS, PEER))}"
+            )
         if PEER in ways and self.peer is None:
             raise InvalidInput(NO_PEER)
         if unknown := [name for name in self.searches if name not in SEARCHES]:
-            raise InvalidInput(f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}")
+            raise InvalidInput(
+                f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}"
+            )
         if self.problems is not None and (not self.problems or min(self.problems) < 1):
-            raise InvalidInput(f"problems={list(self.problems)} must be numbers from 1 on, such as 1,4,16")
+            raise InvalidInput(
+                f"problems={list(self.problems)} must be numbers from 1 on, such as 1,4,16"
+            )
         return ways
 
 
 def run(selection: Selection, data: Path | None, model_name: str, out: Path) -> None:
     """Measure steps, searches or all, write the figures as they come, and print tables.
 
-    data: a file of GSM8K's rows, None for generated problems. What the file `out` has of other ways and searches stays,
-    if it was measured by the same code and alike.
+    data: a file of GSM8K's rows, None for generated problems. What the file `out` has of other ways
+    and searches stays, if it was measured by the same code and alike.
     """
     ways = selection.checked_ways()
     quick, problems, seconds = selection.quick, selection.problems, selection.seconds
-    names = f"GSM8K's rows of a file ({data.name})" if data else "generated word problems (gsm_symbolic)"
+    names = (
+        f"GSM8K's rows of a file ({data.name})"
+        if data
+        else "generated word problems (gsm_symbolic)"
+    )
     model = f"{model_name}, bfloat16, its real weights; {names}; sampled tokens"
     record, failed = Record(out, model), list[str]()
     if selection.part != "searches":
-        alike = {"branches": ROWS, "tokens": QUICK_STEP if quick else STEP, "problems": list(problems or STEP_PROBLEMS)}
+        alike = {
+            "branches": ROWS,
+            "tokens": QUICK_STEP if quick else STEP,
+            "problems": list(problems or STEP_PROBLEMS),
+        }
         rounds = selection.rounds or (1 if quick else ROUNDS)
         failed += measure_steps(record, alike, rounds, data, selection.peer, model_name, ways)
     if selection.part != "steps":
@@ -246,17 +289,25 @@ def run(selection: Selection, data: Path | None, model_name: str, out: Path) -> 
 
 
 class Record:
-    """The file of figures. What a part of it holds stays while a command adds to it, if it was measured alike."""
+    """The file of figures. What a part of it holds stays while a command adds to it, if it was
+    measured alike."""
 
     def __init__(self, file: Path, model: str):
         self.file, self.model = file, model
-        self.result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        self.result: dict[str, Any] = (
+            json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        )
 
     def begin(self, part: str, alike: Mapping[str, Any], figures: str, empty: Any) -> Any:
-        """The figures of a part so far, to be added to: none if code, machine, model or what is in `alike` differ."""
+        """The figures of a part so far, to be added to: none if code, machine, model or what is in
+        `alike` differ."""
         before, about = self.result.get(part, {}), self._about(part)
         same = {name: about[name] for name in ("machine", "model")} | dict(alike)
-        if not before or changed_modules(before) or any(before.get(name) != value for name, value in same.items()):
+        if (
+            not before
+            or changed_modules(before)
+            or any(before.get(name) != value for name, value in same.items())
+        ):
             before = {figures: empty}
         commands = [*before.get("commands", []), about.pop("command")]
         self.result[part] = about | {"commands": list(dict.fromkeys(commands))} | dict(alike)
@@ -265,7 +316,9 @@ class Record:
 
     def write(self, part: str) -> None:
         """Bring the file up to date, in one piece."""
-        self.result[part] |= {name: value for name, value in self._about(part).items() if name != "command"}
+        self.result[part] |= {
+            name: value for name, value in self._about(part).items() if name != "command"
+        }
         self.file.parent.mkdir(parents=True, exist_ok=True)
         new = self.file.with_suffix(".new")
         new.write_text(json.dumps(self.result, indent=1) + "\n")
@@ -285,13 +338,18 @@ def measure_steps(
     model_name: str,
     ways: Sequence[str],
 ) -> list[str]:
-    """For each way: its figures for each number of problems, and its peak memory. Returns why ways failed."""
+    """For each way: its figures for each number of problems, and its peak memory. Returns why ways
+    failed."""
     problems = alike["problems"]
     tokenizer = load_tokenizer(model_name)
-    prompts = [PromptTemplate().tokens(p.question, tokenizer) for p in problems_of(data, max(problems))]
+    prompts = [
+        PromptTemplate().tokens(p.question, tokenizer) for p in problems_of(data, max(problems))
+    ]
     cases = [{"prompts": prompts[:count], "branches": alike["branches"]} for count in problems]
     work = json.dumps({"tokens": alike["tokens"], "cases": cases})
-    commands = {way: [sys.executable, "-m", "experiments.bench.steps", way, model_name] for way in ways}
+    commands = {
+        way: [sys.executable, "-m", "experiments.bench.steps", way, model_name] for way in ways
+    }
     if PEER in commands and peer is not None:
         script, folder = Path(__file__).with_name("vllm_steps.py"), local_path(model_name)
         commands[PEER] = [peer, str(script), str(folder or model_name)]
@@ -317,7 +375,9 @@ def measure_steps(
 def _of_rounds(taken: Sequence[Figures], problems: Sequence[int]) -> Figures:
     """The medians of a way's rounds, each case with its number of problems."""
     cases = [medians(case) for case in zip(*(figures["cases"] for figures in taken), strict=True)]
-    whole = medians({name: value for name, value in figures.items() if name != "cases"} for figures in taken)
+    whole = medians(
+        {name: value for name, value in figures.items() if name != "cases"} for figures in taken
+    )
     named = [{"problems": count} | case for count, case in zip(problems, cases, strict=True)]
     return whole | {"rounds": len(taken), "cases": named}
 
@@ -329,12 +389,27 @@ def measure_searches(
     data: Path | None,
     model_name: str,
 ) -> list[str]:
-    """The figures of each search with each number of problems, once: each is hundreds of steps. Returns failures."""
+    """The figures of each search with each number of problems, once: each is hundreds of steps.
+    Returns failures."""
     rows: list[Figures] = record.begin("searches", alike, "rows", [])
     failed = []
     for name, in_flight, count in cases:
-        command = [sys.executable, "-m", "experiments.bench", "search-case", name, str(in_flight), str(count)]
-        command += ["--model", model_name, "--seconds", str(alike["seconds"]), *(["--quick"] if alike["quick"] else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.bench",
+            "search-case",
+            name,
+            str(in_flight),
+            str(count),
+        ]
+        command += [
+            "--model",
+            model_name,
+            "--seconds",
+            str(alike["seconds"]),
+            *(["--quick"] if alike["quick"] else []),
+        ]
         command += ["--data", str(data)] if data else []
         try:
             row = measured(command, "") | {"search": name}
@@ -351,7 +426,8 @@ def measure_searches(
 
 
 def measured(command: list[str], work: str) -> Figures:
-    """What a process printed last, as JSON. Raises RuntimeError with its last line when it failed."""
+    """What a process printed last, as JSON. Raises RuntimeError with its last line when it
+    failed."""
     done = subprocess.run(command, input=work, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
@@ -361,7 +437,8 @@ def measured(command: list[str], work: str) -> Figures:
 
 
 def medians(rounds: Iterable[Figures]) -> Figures:
-    """One dictionary of several that have the same keys: the median of each number, also in dictionaries within."""
+    """One dictionary of several that have the same keys: the median of each number, also in
+    dictionaries within."""
     rounds = list(rounds)
     return {
         key: medians(r[key] for r in rounds)

@@ -10,7 +10,8 @@ Figures = dict[str, Any]
 
 
 def steps_table(result: dict[str, Any]) -> str:
-    """Milliseconds per token of the first and the second step, each way beside the engine, as a Markdown table."""
+    """Milliseconds per token of the first and the second step, each way beside the engine, as a
+    Markdown table."""
     if not cases_of(result):
         return NOT_MEASURED.format("steps")
     lines = [
@@ -23,11 +24,18 @@ def steps_table(result: dict[str, Any]) -> str:
         for step in ("first", "second"):
             ms = {way: figures[f"{step}_ms"] for way, figures in ways.items()}
             cells = [f"{problems} x {result['steps']['branches']}", step]
-            cells += [f"{own[f'{step}_entries']:.0f}", f"{ms['engine']:.1f} ms"] if own else ["", ""]
-            cells.append(f"{ms['engine'] / own['first_equal_ms']:.2f}" if own and step == "second" else "")
+            cells += (
+                [f"{own[f'{step}_entries']:.0f}", f"{ms['engine']:.1f} ms"] if own else ["", ""]
+            )
+            cells.append(
+                f"{ms['engine'] / own['first_equal_ms']:.2f}" if own and step == "second" else ""
+            )
             for way in ("generate", "vllm"):
                 cells += [f"{ms[way]:.1f} ms" if way in ms else "", _ratio(ms, way, "engine")]
-            cells += [f"{ms['floor']:.1f} ms" if "floor" in ms else "", _ratio(ms, "engine", "floor")]
+            cells += [
+                f"{ms['floor']:.1f} ms" if "floor" in ms else "",
+                _ratio(ms, "engine", "floor"),
+            ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -81,17 +89,21 @@ def searches_table(result: dict[str, Any]) -> str:
 
 
 def aims_table(result: dict[str, Any]) -> str:
-    """What the record says of each aim, as a Markdown table; an aim whose figures are missing is left out."""
+    """What the record says of each aim, as a Markdown table; an aim whose figures are missing is
+    left out."""
     lines = ["| aim | wanted | measured | |", "|---|---|---|---|"]
     for aim, most, wanted, measured in aims(result):
         reached = measured <= wanted if most else measured >= wanted
         bound = f"{'at most' if most else 'at least'} {wanted:g}"
-        lines.append(f"| {aim} | {bound} | {measured:.2f} | {'reached' if reached else 'not reached'} |")
+        lines.append(
+            f"| {aim} | {bound} | {measured:.2f} | {'reached' if reached else 'not reached'} |"
+        )
     return "\n".join(lines) if len(lines) > 2 else NOT_MEASURED.format("--peer PYTHON")
 
 
 def aims(result: dict[str, Any]) -> Iterator[tuple[str, bool, float, float]]:
-    """(what is compared, whether `wanted` is the most, wanted, measured), each a ratio of times, speeds or rows."""
+    """(what is compared, whether `wanted` is the most, wanted, measured), each a ratio of times,
+    speeds or rows."""
     cases = cases_of(result)
     for problems, ways in cases.items():
         if (own := ways.get("engine")) is not None:
@@ -106,7 +118,9 @@ def aims(result: dict[str, Any]) -> Iterator[tuple[str, bool, float, float]]:
     if "engine" in ways and "floor" in ways:
         name = f"16 x {result['steps']['branches']}, second step, time / the linear layers'"
         yield name, True, 2.5, ways["engine"]["second_ms"] / ways["floor"]["second_ms"]
-    rows = {(row["search"], row["in_flight"]): row for row in result.get("searches", {}).get("rows", [])}
+    rows = {
+        (row["search"], row["in_flight"]): row for row in result.get("searches", {}).get("rows", [])
+    }
     one, many = rows.get(("beam_search", 1)), rows.get(("beam_search", 16))
     if one is not None and many is not None:
         name = "beam search 4 x 4, tokens/s with 16 problems in flight / one at a time"

@@ -1,7 +1,8 @@
-"""Every search at equal token budgets: accuracy, tokens and time, and which differences are more than chance.
+"""Every search at equal token budgets: accuracy, tokens and time, and which differences are more
+than chance.
 
-Each row of the record, one search at one budget, is written as soon as it is measured, so that the command can be
-stopped; when it is given again, it measures what is missing.
+Each row of the record, one search at one budget, is written as soon as it is measured, so that the
+command can be stopped; when it is given again, it measures what is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from statistics import fmean
 
 from omegaconf import DictConfig
 
-from experiments.lab.bench.budgets import LEAST, SEARCHES, Allowance, Figures, Part, default_task, gsm8k
+from experiments.lab.bench.budgets import (
+    LEAST,
+    SEARCHES,
+    Allowance,
+    Figures,
+    Part,
+    default_task,
+    gsm8k,
+)
 from experiments.runs.build import make_engine, make_template, make_verifier
 from experiments.runs.data import Task, graded, load_task
 from experiments.runs.fingerprint import data_fingerprint, model_fingerprint
@@ -47,13 +56,17 @@ def run(
 ) -> None:
     """Measure what the record lacks, the cheapest budgets first, and write it after each search.
 
-    budgets: tokens of a problem, on `problems` problems of the default task. data: a file with GSM8K's rows, whose
-    first `data_problems` are solved within `data_budgets`.
+    budgets: tokens of a problem, on `problems` problems of the default task. data: a file with
+    GSM8K's rows, whose first `data_problems` are solved within `data_budgets`.
     """
     if unknown := [name for name in searches if name not in SEARCHES]:
-        raise InvalidInput(f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}")
+        raise InvalidInput(
+            f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}"
+        )
     if few := [tokens for tokens in (*budgets, *data_budgets) if tokens < LEAST]:
-        raise InvalidInput(f"a budget of {few[0]} tokens has no room for an answer; give {LEAST} or more")
+        raise InvalidInput(
+            f"a budget of {few[0]} tokens has no room for an answer; give {LEAST} or more"
+        )
     settings = [default_task(problems, budgets)]
     command = f"searches --problems {problems} --budgets {','.join(map(str, budgets))}"
     if data is not None:
@@ -81,18 +94,30 @@ def run(
             row = known | about | measure(config, parts, task, setting.allowance(tokens))
             rows = [other for other in rows if not place.items() <= other.items()] + [row]
             write(rows, command, model, out)
-            print(f"{setting.name}, {tokens} tokens, {name}: {row['accuracy']:.1%}, {row['seconds']:.0f} s", flush=True)
+            print(
+                f"{setting.name}, {tokens} tokens, {name}: {row['accuracy']:.1%}, {row['seconds']:.0f} s",
+                flush=True,
+            )
 
 
 def fingerprint(config: DictConfig, parts: Sequence[Part]) -> str:
-    """A short hash of what a row depends on: searches, verifier, seed, prompt, problems and model."""
+    """A short hash of what a row depends on: searches, verifier, seed, prompt, problems and
+    model."""
     searches = [(search, data_fingerprint(problems, [])) for search, problems in parts]
-    known = [searches, config.verifier, config.run.seed, config.dataset.instruction, config.dataset.examples]
+    known = [
+        searches,
+        config.verifier,
+        config.run.seed,
+        config.dataset.instruction,
+        config.dataset.examples,
+    ]
     known.append(model_fingerprint(config.model.name))
     return hashlib.sha256(str(known).encode()).hexdigest()[:16]
 
 
-def solved(config: DictConfig, search: Search, problems: Sequence[Problem], tokens: int) -> list[Result]:
+def solved(
+    config: DictConfig, search: Search, problems: Sequence[Problem], tokens: int
+) -> list[Result]:
     """The problems' results, each within a budget of so many generated and verifier tokens."""
     return solve(
         search,
@@ -111,8 +136,8 @@ def solved(config: DictConfig, search: Search, problems: Sequence[Problem], toke
 def measure(config: DictConfig, parts: Sequence[Part], task: Task, allowance: Allowance) -> Figures:
     """One search within one budget on all problems; tokens are means over them.
 
-    outcomes: for each problem in its order 1 where it was solved, else 0. first_scores: the mean score of the first
-    samples of each, where the search rates whole samples.
+    outcomes: for each problem in its order 1 where it was solved, else 0. first_scores: the mean
+    score of the first samples of each, where the search rates whole samples.
     """
     start = time.perf_counter()
     found = {r.problem.id: r for part in parts for r in solved(config, *part, allowance.tokens)}
@@ -120,7 +145,9 @@ def measure(config: DictConfig, parts: Sequence[Part], task: Task, allowance: Al
     results = [found[problem.id] for problem in task.problems]
     usages = [result.usage for result in results]
     errors = [failed({"error": result.error}) for result in results]
-    right = [graded(task, r)["correct"] and not error for r, error in zip(results, errors, strict=True)]
+    right = [
+        graded(task, r)["correct"] and not error for r, error in zip(results, errors, strict=True)
+    ]
     return {
         "verifier": config.verifier._target_ if parts[0][0].needs_verifier else None,
         "problems": len(results),
@@ -133,13 +160,19 @@ def measure(config: DictConfig, parts: Sequence[Part], task: Task, allowance: Al
         "failures": sum(errors),
         "seconds": seconds,
         "outcomes": "".join("01"[one] for one in right),
-        **({"first_scores": [_ease(r, allowance.first) for r in results]} if isinstance(parts[0][0], BestOfN) else {}),
+        **(
+            {"first_scores": [_ease(r, allowance.first) for r in results]}
+            if isinstance(parts[0][0], BestOfN)
+            else {}
+        ),
     }
 
 
 def _ease(result: Result, first: int) -> float:
     """The mean score of the first samples; 0 for a problem that failed."""
-    scores = [branch.score for branch in sorted(result.branches, key=lambda branch: branch.path)[:first]]
+    scores = [
+        branch.score for branch in sorted(result.branches, key=lambda branch: branch.path)[:first]
+    ]
     return fmean(score or 0.0 for score in scores) if scores else 0.0
 
 
@@ -147,8 +180,11 @@ def _ease(result: Result, first: int) -> float:
 
 
 def write(rows: Sequence[Figures], command: str, model: str, out: Path) -> None:
-    """The record: the rows, and each search compared with the baselines at its budget; a kill leaves the old one."""
-    record = provenance(f"python -m experiments.bench {command}", model=f"{model}, bfloat16, its real weights")
+    """The record: the rows, and each search compared with the baselines at its budget; a kill
+    leaves the old one."""
+    record = provenance(
+        f"python -m experiments.bench {command}", model=f"{model}, bfloat16, its real weights"
+    )
     record |= {"rows": rows, "comparisons": comparisons(rows)}
     out.parent.mkdir(parents=True, exist_ok=True)
     new = out.with_suffix(".json.new")
@@ -159,15 +195,21 @@ def write(rows: Sequence[Figures], command: str, model: str, out: Path) -> None:
 def comparisons(rows: Sequence[Figures]) -> list[Figures]:
     """Each row against each baseline's with the same problems and budget, by McNemar's test.
 
-    gained, lost: the problems that only the search solves, and only the baseline. p_holm: corrected for all comparisons
-    of the task with that baseline, over all budgets.
+    gained, lost: the problems that only the search solves, and only the baseline. p_holm: corrected
+    for all comparisons of the task with that baseline, over all budgets.
     """
     found: list[Figures] = []
     for baseline in BASELINES:
-        base = {(row["task"], row["budget"]): row["outcomes"] for row in rows if row["search"] == baseline}
+        base = {
+            (row["task"], row["budget"]): row["outcomes"]
+            for row in rows
+            if row["search"] == baseline
+        }
         for task in dict.fromkeys(row["task"] for row in rows):
             family = [row for row in rows if row["task"] == task and row["search"] != baseline]
-            family = [row for row in family if len(base.get((task, row["budget"]), "")) == row["problems"]]
+            family = [
+                row for row in family if len(base.get((task, row["budget"]), "")) == row["problems"]
+            ]
             tests = [_test(row["outcomes"], base[task, row["budget"]]) for row in family]
             corrected = holm([test["p"] for test in tests])
             for row, test, p in zip(family, tests, corrected, strict=True):
@@ -179,4 +221,9 @@ def comparisons(rows: Sequence[Figures]) -> list[Figures]:
 def _test(own: str, base: str) -> Figures:
     pairs = list(zip(own, base, strict=True))
     gained, lost = pairs.count(("1", "0")), pairs.count(("0", "1"))
-    return {"difference": (gained - lost) / len(pairs), "gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
+    return {
+        "difference": (gained - lost) / len(pairs),
+        "gained": gained,
+        "lost": lost,
+        "p": mcnemar(gained, lost),
+    }

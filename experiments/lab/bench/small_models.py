@@ -1,5 +1,5 @@
-"""Every causal language model of transformers, small and random: made by a rule for the fields of configurations, and
-by hand where that is not enough."""
+"""Every causal language model of transformers, small and random: made by a rule for the fields of
+configurations, and by hand where that is not enough."""
 
 from __future__ import annotations
 
@@ -7,33 +7,74 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from huggingface_hub.errors import (
+    StrictDataclassClassValidationError,
+    StrictDataclassFieldValidationError,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 VOCAB, WINDOW = 128, 16
 SPECIAL = ("bos_token_id", "eos_token_id")
 SMALL: dict[str, Any] = {
-    **dict.fromkeys(["hidden_size", "d_model", "n_embd", "embed_dim", "embedding_size", "word_embed_proj_dim"], 32),
+    **dict.fromkeys(
+        ["hidden_size", "d_model", "n_embd", "embed_dim", "embedding_size", "word_embed_proj_dim"],
+        32,
+    ),
     **dict.fromkeys(["emb_dim", "dim_model", "hidden_dim", "lru_width", "embedding_dim"], 32),
-    **dict.fromkeys(["intermediate_size", "ffn_dim", "d_ff", "dff", "ffn_hidden_size", "decoder_ffn_dim"], 48),
-    **dict.fromkeys(["n_inner", "intermediate_size_mlp", "shared_intermediate_size", "encoder_ffn_dim"], 48),
-    **dict.fromkeys(["dense_intermediate_size", "prefix_dense_intermediate_size", "expert_ffn_hidden_size"], 48),
+    **dict.fromkeys(
+        ["intermediate_size", "ffn_dim", "d_ff", "dff", "ffn_hidden_size", "decoder_ffn_dim"], 48
+    ),
+    **dict.fromkeys(
+        ["n_inner", "intermediate_size_mlp", "shared_intermediate_size", "encoder_ffn_dim"], 48
+    ),
+    **dict.fromkeys(
+        ["dense_intermediate_size", "prefix_dense_intermediate_size", "expert_ffn_hidden_size"], 48
+    ),
     **dict.fromkeys(["moe_intermediate_size", "shared_expert_intermediate_size"], 16),
-    **dict.fromkeys(["moe_shared_expert_intermediate_size", "shared_experts_intermediate_size"], 16),
-    **dict.fromkeys(["num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"], 4),
-    **dict.fromkeys(["num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"], 4),
+    **dict.fromkeys(
+        ["moe_shared_expert_intermediate_size", "shared_experts_intermediate_size"], 16
+    ),
+    **dict.fromkeys(
+        [
+            "num_hidden_layers",
+            "n_layer",
+            "n_layers",
+            "num_layers",
+            "decoder_layers",
+            "encoder_layers",
+        ],
+        4,
+    ),
+    **dict.fromkeys(
+        ["num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"], 4
+    ),
     **dict.fromkeys(["encoder_attention_heads", "swa_num_attention_heads", "attention_heads"], 4),
-    **dict.fromkeys(["num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups"], 2),
-    **dict.fromkeys(["head_dim", "kv_channels", "attention_head_dim", "swa_head_dim", "dim_head"], 8),
+    **dict.fromkeys(
+        ["num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups"], 2
+    ),
+    **dict.fromkeys(
+        ["head_dim", "kv_channels", "attention_head_dim", "swa_head_dim", "dim_head"], 8
+    ),
     **dict.fromkeys(["query_pre_attn_scalar", "attention_head_size"], 8),
     **dict.fromkeys(["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"], 4),
-    **dict.fromkeys(["num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k"], 2),
-    **dict.fromkeys(["n_group", "topk_group", "num_expert_group", "n_shared_experts", "num_shared_experts"], 1),
+    **dict.fromkeys(
+        ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k"], 2
+    ),
+    **dict.fromkeys(
+        ["n_group", "topk_group", "num_expert_group", "n_shared_experts", "num_shared_experts"], 1
+    ),
     **dict.fromkeys(["q_lora_rank", "kv_lora_rank"], 16),
-    **dict.fromkeys(["sliding_window", "sliding_window_size", "attention_window_size", "window_size"], WINDOW),
+    **dict.fromkeys(
+        ["sliding_window", "sliding_window_size", "attention_window_size", "window_size"], WINDOW
+    ),
     **dict.fromkeys(["attention_chunk_size", "keep_window_size", "local_attention"], WINDOW),
-    **dict.fromkeys(["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"], 256),
+    **dict.fromkeys(
+        ["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"], 256
+    ),
     **dict.fromkeys(["initializer_range", "init_std"], 0.3),
     "floor_scale": WINDOW,
     **dict.fromkeys(SPECIAL, None),
@@ -55,7 +96,9 @@ SMALL: dict[str, Any] = {
     "mamba_d_head": 8,
     "mamba_n_heads": 8,
     **dict.fromkeys(["mamba_n_groups", "mamba_ngroups", "n_groups"], 1),
-    **dict.fromkeys(["mamba_num_heads", "mamba_head_dim", "mamba_headdim", "ssm_state_size", "state_size"], 8),
+    **dict.fromkeys(
+        ["mamba_num_heads", "mamba_head_dim", "mamba_headdim", "ssm_state_size", "state_size"], 8
+    ),
     **dict.fromkeys(["chunk_size", "mamba_chunk_size"], 8),
     **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"], 32),
     **dict.fromkeys(["linear_num_value_heads", "linear_num_heads"], 4),
@@ -63,7 +106,8 @@ SMALL: dict[str, Any] = {
     "type_vocab_size": 2,
     "original_max_position_embeddings": 256,
 }
-"""Fields of configurations, by name, and what makes the model small; a configuration gets those that it has."""
+"""Fields of configurations, by name, and what makes the model small; a configuration gets those
+that it has."""
 
 CONV, FULL, LINEAR, LOCAL = "conv", "full_attention", "linear_attention", "sliding_attention"
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
@@ -91,14 +135,21 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "decoder_config": {"num_key_value_heads": 4, "hidden_size_global": 64},
         "encoder_config": {"num_key_value_heads": 4, "hidden_size_global": 64},
     },
-    "cohere_compass_text": {"layer_types": [LOCAL, FULL] * 2, "rope_parameters": {LOCAL: ROPE, FULL: ROPE}},
+    "cohere_compass_text": {
+        "layer_types": [LOCAL, FULL] * 2,
+        "rope_parameters": {LOCAL: ROPE, FULL: ROPE},
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"moe_num_experts": 4, "moe_top_k": 2},
     },
     "dots3_note": {
         "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32},
-        "vision_config": {"mlp_layer_types": ["dense"] * 4, "adapter_in_dim": 32, "adapter_out_dim": 32},
+        "vision_config": {
+            "mlp_layer_types": ["dense"] * 4,
+            "adapter_in_dim": 32,
+            "adapter_out_dim": 32,
+        },
     },
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma4_assistant": {"text_config": ASSISTANT},
@@ -106,7 +157,12 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": [LINEAR, FULL] * 2},
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},  # 2 high cycles of 3 + 1
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+    },
     "kimi_linear": {"layer_types": [LINEAR, FULL] * 2},
     "lfm2_moe": {"layer_types": [FULL] * 4, "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "n_groups": 2},
@@ -168,7 +224,8 @@ class Characters:
 
 
 def cases() -> list[str]:
-    """All causal language models of the installed transformers by their `model_type`, and the variants."""
+    """All causal language models of the installed transformers by their `model_type`, and the
+    variants."""
     return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *BY_HAND})
 
 
@@ -177,8 +234,9 @@ def model_class(case: str) -> str:
 
 
 def is_decoder(case: str) -> bool:
-    """Whether a family is a decoder by design: not an encoder, which transformers has as a masked language model too,
-    and neither an encoder-decoder nor half of one, whose configuration has `decoder_layers` or a `decoder`."""
+    """Whether a family is a decoder by design: not an encoder, which transformers has as a masked
+    language model too, and neither an encoder-decoder nor half of one, whose configuration has
+    `decoder_layers` or a `decoder`."""
     family = case.split(":")[0]
     if family in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return False
@@ -209,14 +267,20 @@ def _shrink(config_class: Any, by_hand: dict[str, Any], window: int) -> Any:
         fields |= {"num_key_value_heads": 4, "head_dim": 4}
     for part, part_class in (getattr(default, "sub_configs", None) or {}).items():
         inner = by_hand.get(part, {})
-        part_class = type(getattr(default, part)) if getattr(default, part, None) is not None else part_class
+        part_class = (
+            type(getattr(default, part)) if getattr(default, part, None) is not None else part_class
+        )
         if isinstance(inner, dict) and hasattr(part_class, "model_type"):
             fields[part] = _shrink(part_class, inner, window)
-    fields |= {name: value for name, value in by_hand.items() if name not in (default.sub_configs or {})}
+    fields |= {
+        name: value for name, value in by_hand.items() if name not in (default.sub_configs or {})
+    }
     try:
         return config_class(**fields)
     except StrictDataclassFieldValidationError:  # its special tokens cannot be None
-        return config_class(**{name: value for name, value in fields.items() if name not in SPECIAL})
+        return config_class(
+            **{name: value for name, value in fields.items() if name not in SPECIAL}
+        )
 
 
 def _is_window(name: str) -> bool:
@@ -244,10 +308,13 @@ def build(case: str, window: int = WINDOW) -> Any:
 
 def _model(case: str, config: Any) -> Any:
     decoder = getattr(config, "decoder", None)
-    if "decoder" in getattr(decoder, "model_type", ""):  # the model is made from a part of its configuration
+    # the model is made from a part of its configuration
+    if "decoder" in getattr(decoder, "model_type", ""):
         return getattr(transformers, model_class(case))._from_config(decoder, dtype=torch.float32)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def tokens(seed: int, length: int) -> list[int]:
-    return torch.randint(1, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        1, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()

@@ -1,7 +1,9 @@
-"""Two steps of every branch of many problems, in one way of several: what `experiments.lab.bench.search` runs.
+"""Two steps of every branch of many problems, in one way of several: what
+`experiments.lab.bench.search` runs.
 
-`python -m experiments.bench.steps engine|generate|floor MODEL` reads {"tokens": of a step, "cases": [{"prompts": token
-ids, "branches": of each prompt}]} as JSON from standard input, and prints the figures of each case as JSON.
+`python -m experiments.bench.steps engine|generate|floor MODEL` reads {"tokens": of a step, "cases":
+[{"prompts": token ids, "branches": of each prompt}]} as JSON from standard input, and prints the
+figures of each case as JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ Case = dict[str, Any]
 def engine_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[Figures]:
     """The engine: forks of each prompt, then each goes on from its own text.
 
-    first_equal_ms: a first step of prompts that are one step longer, as the texts of the second step are.
+    first_equal_ms: a first step of prompts that are one step longer, as the texts of the second
+    step are.
     """
     engine = Engine.from_pretrained(model_name, dtype=torch.bfloat16)
     engine.limits.eos_ids = frozenset()
@@ -79,7 +82,8 @@ def engine_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[Fi
 
 
 def generate_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[Figures]:
-    """`generate` of transformers: a padded row for each branch, all texts computed again for the second step."""
+    """`generate` of transformers: a padded row for each branch, all texts computed again for the
+    second step."""
     from transformers import StoppingCriteria
 
     model, _ = load(model_name, dtype=torch.bfloat16)
@@ -92,8 +96,12 @@ def generate_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[
                 stamps.append(time.perf_counter())
                 return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
-        ids = torch.tensor([[0] * (longest - len(text)) + text for text in texts], device=model.device)
-        mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts], device=model.device)
+        ids = torch.tensor(
+            [[0] * (longest - len(text)) + text for text in texts], device=model.device
+        )
+        mask = torch.tensor(
+            [[0] * (longest - len(text)) + [1] * len(text) for text in texts], device=model.device
+        )
         start = time.perf_counter()
         output = model.generate(
             ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=tokens, min_new_tokens=tokens,
@@ -101,14 +109,23 @@ def generate_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[
         )  # fmt: skip
         new = output[:, longest:].tolist()
         steps = [b - a for a, b in pairwise(stamps)]
-        return stamps[0] - start, mean(steps) * 1e3, [text + more for text, more in zip(texts, new, strict=True)]
+        return (
+            stamps[0] - start,
+            mean(steps) * 1e3,
+            [text + more for text, more in zip(texts, new, strict=True)],
+        )
 
     step([cases[0]["prompts"][0]])
     for case in cases:
         texts = [prompt for prompt in case["prompts"] for _ in range(case["branches"])]
         prefill, first, texts = step(texts)
         again, second, _ = step(texts)
-        yield {"prefill_s": prefill, "prefill_again_s": again, "first_ms": first, "second_ms": second}
+        yield {
+            "prefill_s": prefill,
+            "prefill_again_s": again,
+            "first_ms": first,
+            "second_ms": second,
+        }
 
 
 def floor_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[Figures]:
@@ -123,7 +140,9 @@ def floor_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[Fig
             layers.append((module, module.in_features))
     for case in cases:
         rows = len(case["prompts"]) * case["branches"]
-        inputs = {width: torch.randn(1, rows, width).to(model.device, model.dtype) for _, width in layers}
+        inputs = {
+            width: torch.randn(1, rows, width).to(model.device, model.dtype) for _, width in layers
+        }
 
         def run(passes: int, inputs: dict[int, Tensor] = inputs) -> None:
             for _ in range(passes):

@@ -1,5 +1,5 @@
-"""How far off the passes are that a stored profile predicts, over time: as it was written, and with memory's bandwidth
-as it is at the moment, as `memory=auto` and `experiments.plan` take it.
+"""How far off the passes are that a stored profile predicts, over time: as it was written, and with
+memory's bandwidth as it is at the moment, as `memory=auto` and `experiments.plan` take it.
 
 Each call adds turns to the record, so that turns can be spread over a day.
 """
@@ -33,8 +33,8 @@ WAYS = {"stored": "as stored", "now": "bandwidth as now"}
 
 
 def run(profile: Path, turns: int, out: Path) -> None:
-    """Time all passes in each turn, print the table, and add the turns to the record. A record of another profile or
-    machine is begun anew."""
+    """Time all passes in each turn, print the table, and add the turns to the record. A record of
+    another profile or machine is begun anew."""
     stored = read(profile)
     device = stored.device("cpu bfloat16")
     settings = {"profile_bandwidth": device.bandwidth, "layers": LAYERS, "shapes": list(SHAPES)}
@@ -63,8 +63,12 @@ def run(profile: Path, turns: int, out: Path) -> None:
                     )
         print(_line(_turns({"rows": rows})[begun]), file=sys.stderr, flush=True)
         time.sleep(1)
-    record = provenance(f"python -m experiments.bench {' '.join(sys.argv[1:])}", model="random weights, bfloat16")
-    out.write_text(json.dumps(record | {"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    record = provenance(
+        f"python -m experiments.bench {' '.join(sys.argv[1:])}", model="random weights, bfloat16"
+    )
+    out.write_text(
+        json.dumps(record | {"settings": settings, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+    )
     print(table({"settings": settings, "rows": rows}))
 
 
@@ -103,7 +107,9 @@ def table(record: Mapping[str, Any]) -> str:
     heads = [f"{name}: median error | largest" for name in WAYS.values()]
     turns = _turns(record)
     rows = [row for turn in turns.values() for row in turn]
-    whole = [f"{median(found):.0%} | {found[-1]:.0%}" for found in (errors(rows, way) for way in WAYS)]
+    whole = [
+        f"{median(found):.0%} | {found[-1]:.0%}" for found in (errors(rows, way) for way in WAYS)
+    ]
     return "\n".join(
         [
             f"| turn | memory, GB/s | {' | '.join(heads)} |",
@@ -115,6 +121,8 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def _line(rows: list[dict[str, Any]]) -> str:
-    cells = [f"{median(found):.0%} | {found[-1]:.0%}" for found in (errors(rows, way) for way in WAYS)]
+    cells = [
+        f"{median(found):.0%} | {found[-1]:.0%}" for found in (errors(rows, way) for way in WAYS)
+    ]
     day, _, moment = rows[0]["begun"].partition("T")
     return f"| {day} {moment[:5]} | {rows[0]['bandwidth']:.0f} | {' | '.join(cells)} |"

@@ -1,7 +1,9 @@
-"""Two steps of every branch in vLLM, which gets all texts again at each step and finds their prefixes in its cache.
+"""Two steps of every branch in vLLM, which gets all texts again at each step and finds their
+prefixes in its cache.
 
-Runs in vLLM's own environment, without this project: `PYTHON vllm_steps.py FOLDER`, the cases as JSON on standard input
-(see `experiments.lab.bench.steps`), the figures as JSON in the last line of the output.
+Runs in vLLM's own environment, without this project: `PYTHON vllm_steps.py FOLDER`, the cases as
+JSON on standard input (see `experiments.lab.bench.steps`), the figures as JSON in the last line of
+the output.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import time
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the model runs in this process, so its memory is ours
+# the model runs in this process, so its memory is ours
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 if "OMP_NUM_THREADS" not in os.environ:  # vLLM by itself keeps a core free
     os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
@@ -44,11 +47,17 @@ def main() -> None:
 
     def answer(texts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
         """Seconds, and each text with what was sampled after it."""
-        sampling = SamplingParams(temperature=1.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=1.0, max_tokens=tokens, min_tokens=tokens, ignore_eos=True
+        )
         start = time.perf_counter()
-        outputs = model.generate([{"prompt_token_ids": ids} for ids in texts], sampling, use_tqdm=False)
+        outputs = model.generate(
+            [{"prompt_token_ids": ids} for ids in texts], sampling, use_tqdm=False
+        )
         seconds = time.perf_counter() - start
-        return seconds, [ids + list(out.outputs[0].token_ids) for ids, out in zip(texts, outputs, strict=True)]
+        return seconds, [
+            ids + list(out.outputs[0].token_ids) for ids, out in zip(texts, outputs, strict=True)
+        ]
 
     answer([prompts[0]], 8)  # first-use set-up is not counted
     figures: list[dict[str, Any]] = []

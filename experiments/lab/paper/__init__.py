@@ -1,1 +1,2 @@
-"""Figures of papers, calculated with this project's models of transfers, memory and time, or measured."""
+"""Figures of papers, calculated with this project's models of transfers, memory and time, or
+measured."""

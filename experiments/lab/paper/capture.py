@@ -1,13 +1,15 @@
-"""Table III of CAPTURE: KV only, ACT only, both 1:1, and both as Algorithm 1 and mini-batches have it; measured here.
+"""Table III of CAPTURE: KV only, ACT only, both 1:1, and both as Algorithm 1 and mini-batches have
+it; measured here.
 
-The paper's static rule gives ACT and KV blocks as much of the host's memory each, fills the ACT blocks first, then the
-KV blocks. Two rows are not the paper's: the same split with each branch's blocks in this proportion, and KV only with
-as much of it on the device as fits (`memory=paged`).
+The paper's static rule gives ACT and KV blocks as much of the host's memory each, fills the ACT
+blocks first, then the KV blocks. Two rows are not the paper's: the same split with each branch's
+blocks in this proportion, and KV only with as much of it on the device as fits (`memory=paged`).
 
-A random model of OPT's proportions decodes branches that share nothing, its weights and cache streamed over a simulated
-link. The link is as fast as the point says, in units of what this machine takes to generate keys and values: so the
-proportions of other machines can be set, and what counts is how the times compare. Algorithm 1 goes by the times that
-the engine measures itself, as for every user; those measured here set the link's speed and make the predictions.
+A random model of OPT's proportions decodes branches that share nothing, its weights and cache
+streamed over a simulated link. The link is as fast as the point says, in units of what this machine
+takes to generate keys and values: so the proportions of other machines can be set, and what counts
+is how the times compare. Algorithm 1 goes by the times that the engine measures itself, as for
+every user; those measured here set the link's speed and make the predictions.
 """
 
 from __future__ import annotations
@@ -38,10 +40,12 @@ PRINTED = {
     "30B": (6.28, 8.68, 10.10),
     "66B": (2.96, 4.12, 4.63),
 }
-"""Table III: tokens a second of OPT with ACT only, the hybrid cache 1:1, and with allocation and scheduling as well."""
+"""Table III: tokens a second of OPT with ACT only, the hybrid cache 1:1, and with allocation and
+scheduling as well."""
 CALIBRATION_GBPS = 100.0
 AIM_OVER_KV, AIM_OVER_ACT = 2.19, 1.5
-"""What the abstract says over FlexGen; what this project aims at over ACT only, where such a point exists."""
+"""What the abstract says over FlexGen; what this project aims at over ACT only, where such a point
+exists."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Point:
-    """gen_to_load: T_kv_gen over T_load_kv of a token; it sets the speed of the link. act_gpu: the part of all tokens
-    that the device has room for as ACT blocks."""
+    """gen_to_load: T_kv_gen over T_load_kv of a token; it sets the speed of the link. act_gpu: the
+    part of all tokens that the device has room for as ACT blocks."""
 
     name: str
     gen_to_load: float
@@ -72,8 +76,9 @@ class Point:
 
     @property
     def static_share(self) -> float:
-        """The part of all tokens in ACT blocks by the static rule (section V-E): all that the device has room for, and
-        two of three tokens of the host, whose ACT blocks and KV blocks take as much memory each (S_ACT = S_KV / 2)."""
+        """The part of all tokens in ACT blocks by the static rule (section V-E): all that the
+        device has room for, and two of three tokens of the host, whose ACT blocks and KV blocks
+        take as much memory each (S_ACT = S_KV / 2)."""
         return self.act_gpu + (1 - self.act_gpu) * 2 / 3
 
 
@@ -100,7 +105,13 @@ def main(arguments: argparse.Namespace) -> None:
         calibrations.append(computing.typical())
         at_point = times_at(point, calibrations[-1], setting)
         for arm in ARMS:
-            rows.append({"point": point.name, "arm": arm, **measured(setting, point, arm, at_point, computing.times)})
+            rows.append(
+                {
+                    "point": point.name,
+                    "arm": arm,
+                    **measured(setting, point, arm, at_point, computing.times),
+                }
+            )
             print(f"{point.name}, {arm}: {rows[-1]['step_s']:.3f} s", file=sys.stderr, flush=True)
     times = mean(calibrations)
     record = provenance(
@@ -117,7 +128,9 @@ def main(arguments: argparse.Namespace) -> None:
         "sweep": sweep(times, setting),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "capture.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (arguments.out / "capture.json").write_text(
+        json.dumps(record, indent=1) + "\n", encoding="utf-8"
+    )
     print(report(record))
 
 
@@ -140,23 +153,30 @@ def mean(calibrations: Sequence[CaptureTimes]) -> CaptureTimes:
     """What was measured before each of the points, together: a shared machine's speed drifts."""
     lines, count = [each.kv_gen for each in calibrations], len(calibrations)
     kv_gen = Line(sum(line.slope for line in lines) / count, r2=min(line.r2 for line in lines))
-    return replace(calibrations[0], kv_gen=kv_gen, forward_s=sum(each.forward_s for each in calibrations) / count)
+    return replace(
+        calibrations[0],
+        kv_gen=kv_gen,
+        forward_s=sum(each.forward_s for each in calibrations) / count,
+    )
 
 
 def predicted_s(row: dict[str, Any], times: CaptureTimes, setting: Setting) -> float:
-    """What a step takes by the model with the blocks that there are, over the link that there was."""
+    """What a step takes by the model with the blocks that there are, over the link that there
+    was."""
     at = over_link(times, 4 * setting.hidden / (row["link_gbps"] * 1e9), setting)
     return setting.layers * at.layer_s(row["kv_host"], row["act_host"], row["act_gpu"])
 
 
 def layer_weight_bytes(setting: Setting) -> int:
-    """Weights of a layer in 16 bits: four projections, an MLP of four times the width, biases and norms."""
+    """Weights of a layer in 16 bits: four projections, an MLP of four times the width, biases and
+    norms."""
     hidden = setting.hidden
     return 2 * (12 * hidden * hidden + 13 * hidden)
 
 
 def sweep(times: CaptureTimes, setting: Setting) -> list[dict[str, float]]:
-    """What the model says for links from slow to fast, with the small device of the second point."""
+    """What the model says for links from slow to fast, with the small device of the second
+    point."""
     rows, room = [], round(POINTS[1].act_gpu * setting.tokens)
     for gen_to_load in (0.25, 0.5, 0.65, 1.0, 1.2, 2.0, 4.0, 6.0, 10.0, 20.0):
         at = over_link(times, times.kv_gen.slope / gen_to_load, setting)
@@ -169,7 +189,10 @@ def sweep(times: CaptureTimes, setting: Setting) -> list[dict[str, float]]:
                 "over_kv": at.layer_s(setting.tokens, 0, 0) / chosen,
                 "over_kv_on_device": at.layer_s(setting.tokens - room / 2, 0, 0) / chosen,
                 "over_act": at.layer_s(0, setting.tokens - room, room) / chosen,
-                "over_static": at.layer_s((setting.tokens - room) / 3, (setting.tokens - room) * 2 / 3, room) / chosen,
+                "over_static": at.layer_s(
+                    (setting.tokens - room) / 3, (setting.tokens - room) * 2 / 3, room
+                )
+                / chosen,
             }
         )
     return rows
@@ -191,12 +214,17 @@ def engine_of(setting: Setting, memory: Offloading, gbps: float | None = None) -
 
 
 class Decoding:
-    """Branches that decode together, a token of each in a step. The first step is not counted, and there may be one
-    more than `steps`. act_first: as in `given_contexts`."""
+    """Branches that decode together, a token of each in a step. The first step is not counted, and
+    there may be one more than `steps`. act_first: as in `given_contexts`."""
 
-    def __init__(self, engine: Engine, setting: Setting, steps: int, act_first: float | None = None):
+    def __init__(
+        self, engine: Engine, setting: Setting, steps: int, act_first: float | None = None
+    ):
         self.engine, self.link = engine, engine.memory.link
-        self.branches, self.batch = given_contexts(engine, setting, act_first), engine.running_batch()
+        self.branches, self.batch = (
+            given_contexts(engine, setting, act_first),
+            engine.running_batch(),
+        )
         self.batch.add(self.branches, Step(steps + 2), Sampling(temperature=0))
         self.batch.step()
 
@@ -212,7 +240,8 @@ class Decoding:
 
 
 class Computing:
-    """What a layer computes, measured as often as it is asked for: a shared machine's speed changes within seconds."""
+    """What a layer computes, measured as often as it is asked for: a shared machine's speed changes
+    within seconds."""
 
     STEPS = 100
     """The most times that it can be asked for."""
@@ -226,15 +255,23 @@ class Computing:
     def _decoding(self, act_share: float, branches: int) -> Decoding:
         setting = replace(self.setting, branches=branches)
         memory = Capture(
-            act_share=act_share, block_tokens=setting.block_tokens, mini_batch_tokens=setting.mini_batch_tokens
+            act_share=act_share,
+            block_tokens=setting.block_tokens,
+            mini_batch_tokens=setting.mini_batch_tokens,
         )
         return Decoding(engine_of(setting, memory, CALIBRATION_GBPS), setting, self.STEPS)
 
     def times(self) -> CaptureTimes:
-        """What a layer computes in a pass over KV blocks alone, and T_kv_gen: how much more with ACT blocks alone, a
-        line through three numbers of branches. Waits for copies are left out."""
-        setting, steps = self.setting, {way: decoding.step() for way, decoding in self.decoding.items()}
-        layer_s = {way: (step_s - waited_s) / setting.layers for way, (step_s, waited_s) in steps.items()}
+        """What a layer computes in a pass over KV blocks alone, and T_kv_gen: how much more with
+        ACT blocks alone, a line through three numbers of branches. Waits for copies are left
+        out."""
+        setting, steps = (
+            self.setting,
+            {way: decoding.step() for way, decoding in self.decoding.items()},
+        )
+        layer_s = {
+            way: (step_s - waited_s) / setting.layers for way, (step_s, waited_s) in steps.items()
+        }
         points = [(n * setting.context, layer_s[1.0, n] - layer_s[0.0, n]) for n in self.counts]
         return CaptureTimes(
             kv_gen=fit_line(points, proportional=True),
@@ -249,13 +286,18 @@ class Computing:
 
 
 def measured(
-    setting: Setting, point: Point, arm: str, times: CaptureTimes, times_now: Callable[[], CaptureTimes]
+    setting: Setting,
+    point: Point,
+    arm: str,
+    times: CaptureTimes,
+    times_now: Callable[[], CaptureTimes],
 ) -> dict[str, Any]:
-    """A step's time, what the model says, its bytes by cause, the blocks that there are, and the times by which the
-    engine has chosen them (`engine_times`, None where there was no choice).
+    """A step's time, what the model says, its bytes by cause, the blocks that there are, and the
+    times by which the engine has chosen them (`engine_times`, None where there was no choice).
 
-    times: what the link's speed goes by. times_now: measures what a layer computes at this moment. In
-    each turn the model goes by that and a step is timed; the turn counts whose prediction is off by the median.
+    times: what the link's speed goes by. times_now: measures what a layer computes at this moment.
+    In each turn the model goes by that and a step is timed; the turn counts whose prediction is off
+    by the median.
     """
     token_bytes = 2 * 2 * setting.hidden
     gbps = token_bytes / times.load_kv.slope / 1e9
@@ -263,12 +305,16 @@ def measured(
     steps = 2 * setting.turns
     tail_bytes = setting.branches * (steps + 2) * setting.layers * token_bytes * 3 // 2
     kept = act_bytes + tail_bytes
-    budget = kept + min(kept, 3 * setting.mini_batch_tokens * token_bytes)  # the policy's buffers: at most half of it
+    # the policy's buffers: at most half of it
+    budget = kept + min(kept, 3 * setting.mini_batch_tokens * token_bytes)
     options: dict[str, Any] = {"budget_gib": budget / 2**30, "block_tokens": setting.block_tokens}
     memory: Offloading = Paged(**options)
     if arm != FITS:
         share = {KV: 0.0, ACT: 1.0, STATIC: 1.0, EVEN: point.static_share, CHOSEN: None}[arm]
-        batches: dict[str, Any] = {"mini_batch_tokens": setting.mini_batch_tokens, "balanced": arm == CHOSEN}
+        batches: dict[str, Any] = {
+            "mini_batch_tokens": setting.mini_batch_tokens,
+            "balanced": arm == CHOSEN,
+        }
         memory = Capture(act_share=share, **batches, **options)
     engine = engine_of(setting, memory, gbps)
     act_first = point.static_share if arm == STATIC else None
@@ -297,7 +343,8 @@ def measured(
 
 
 def block_tokens(engine: Engine) -> tuple[int, int, int]:
-    """The tokens of ACT blocks on the device, of ACT blocks on the host, and of KV blocks that have to cross."""
+    """The tokens of ACT blocks on the device, of ACT blocks on the host, and of KV blocks that have
+    to cross."""
     if isinstance(engine.residency, Capture):
         return engine.residency.counts()
     segments = [kv for kv in engine.memory.live if not kv.pinned]
@@ -305,11 +352,17 @@ def block_tokens(engine: Engine) -> tuple[int, int, int]:
 
 
 @torch.inference_mode()
-def given_contexts(engine: Engine, setting: Setting, act_first: float | None = None) -> list[Branch]:
-    """Branches whose contexts are there without having been computed; no time depends on what they hold.
+def given_contexts(
+    engine: Engine, setting: Setting, act_first: float | None = None
+) -> list[Branch]:
+    """Branches whose contexts are there without having been computed; no time depends on what they
+    hold.
 
     act_first: the part of all tokens that become ACT blocks, those of the first branches."""
-    prompts = [[7 * (n + 3 * b + 1) % 509 for n in range(setting.context + 1)] for b in range(setting.branches)]
+    prompts = [
+        [7 * (n + 3 * b + 1) % 509 for n in range(setting.context + 1)]
+        for b in range(setting.branches)
+    ]
     policy = engine.residency
     with uncomputed(engine):
         if act_first is None or not isinstance(policy, Capture):
@@ -337,13 +390,23 @@ def table(record: dict[str, Any]) -> str:
         "| tokens: ACT on the device, ACT on the host, KV on the host | MB a step: weights, ACT, KV |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
-    by_point = {point["name"]: [r for r in record["rows"] if r["point"] == point["name"]] for point in record["points"]}
+    by_point = {
+        point["name"]: [r for r in record["rows"] if r["point"] == point["name"]]
+        for point in record["points"]
+    }
     for name, rows in by_point.items():
         times = {row["arm"]: row["step_s"] for row in rows}
         for row in rows:
-            over = (f"{times[arm] / row['step_s']:.2f}x" if arm in times else "" for arm in (KV, FITS, ACT, EVEN))
+            over = (
+                f"{times[arm] / row['step_s']:.2f}x" if arm in times else ""
+                for arm in (KV, FITS, ACT, EVEN)
+            )
             moved = row["bytes_per_step"]
-            mb = [moved.get("weights", 0), moved.get("act", 0), moved.get("kv", 0) + moved.get("stream", 0)]
+            mb = [
+                moved.get("weights", 0),
+                moved.get("act", 0),
+                moved.get("kv", 0) + moved.get("stream", 0),
+            ]
             cells = [
                 name, row["arm"], f"{row['step_s'] * 1e3:.0f}", f"{row['predicted_s'] * 1e3:.0f}", f"{error(row):+.1%}",
                 *over, f"{row['act_gpu']:,}, {row['act_host']:,}, {row['kv_host']:,}",
@@ -420,7 +483,9 @@ def aims(record: dict[str, Any]) -> list[str]:
     """Which aims the measured points reach."""
     found = []
     for point in record["points"]:
-        times = {row["arm"]: row["step_s"] for row in record["rows"] if row["point"] == point["name"]}
+        times = {
+            row["arm"]: row["step_s"] for row in record["rows"] if row["point"] == point["name"]
+        }
         for arm, aim in ((KV, AIM_OVER_KV), (ACT, AIM_OVER_ACT)):
             if arm in times:
                 ratio = times[arm] / times[CHOSEN]

@@ -1,7 +1,9 @@
-"""What CAPTURE's formulas say on the paper's machine: Table III, Figures 2, 3, 5 and 8-10, and the ratio of KV to ACT.
+"""What CAPTURE's formulas say on the paper's machine: Table III, Figures 2, 3, 5 and 8-10, and the
+ratio of KV to ACT.
 
-An RTX 4090 behind PCIe 4.0, OPT in 16 bits. What the GPU reaches of its 165 TFLOP/s is found from the paper's own
-column "Act-Only" of Table III, where nothing but computing takes time; all other values follow.
+An RTX 4090 behind PCIe 4.0, OPT in 16 bits. What the GPU reaches of its 165 TFLOP/s is found from
+the paper's own column "Act-Only" of Table III, where nothing but computing takes time; all other
+values follow.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from ttc.cost_model.capture import Allocation, CaptureTimes, Line, allocation
 RESULTS = Path(__file__).parents[1] / "results"
 GIB = 2**30
 FLOPS, BANDWIDTH, LINK = 165e12, 1008e9, 25e9
-"""Of an RTX 4090: operations a second in 16 bits, and bytes a second of its memory and of PCIe 4.0 x16 as measured in
-HeadInfer's section 3.1. CAPTURE names the devices alone."""
+"""Of an RTX 4090: operations a second in 16 bits, and bytes a second of its memory and of PCIe 4.0
+x16 as measured in HeadInfer's section 3.1. CAPTURE names the devices alone."""
 DEVICE_BYTES = 24e9
 MINI_BATCH_TOKENS, BUFFERS = 8192, 6
 """Three pairs of buffers of a mini-batch each (section IV-B)."""
@@ -54,7 +56,8 @@ MODELS = {"6.7B": Opt(32, 4096), "13B": Opt(40, 5120), "30B": Opt(48, 7168), "66
 
 
 def times_of(model: Opt, rate: float, batch: int, tokens: int) -> CaptureTimes:
-    """A layer's times per token. rate: operations a second. OPT-6.7B's weights stay on the device (section V-A)."""
+    """A layer's times per token. rate: operations a second. OPT-6.7B's weights stay on the device
+    (section V-A)."""
     resident = model is MODELS["6.7B"]
     per_row = max(24 * model.hidden**2 * batch / rate, model.weight_bytes / BANDWIDTH)
     return CaptureTimes(
@@ -67,7 +70,8 @@ def times_of(model: Opt, rate: float, batch: int, tokens: int) -> CaptureTimes:
 
 
 def room(model: Opt) -> int:
-    """Tokens whose ACT blocks the device has room for, beside weights and buffers: all of them, or two layers'."""
+    """Tokens whose ACT blocks the device has room for, beside weights and buffers: all of them, or
+    two layers'."""
     weights = model.weight_bytes * (model.layers if model is MODELS["6.7B"] else 2)
     left = DEVICE_BYTES - weights - BUFFERS * MINI_BATCH_TOKENS * model.kv_bytes
     return max(0, int(left / (model.layers * model.kv_bytes / 2)))
@@ -90,7 +94,9 @@ def layer_s(model: Opt, rate: float, batch: int, tokens: int, arm: str) -> float
     return times_of(model, rate, batch, tokens).layer_s(kv_host, act_host, act_gpu)
 
 
-def throughput(model: Opt, rate: float, arm: str, batch: int = BATCH, prompt: int = PROMPT) -> float:
+def throughput(
+    model: Opt, rate: float, arm: str, batch: int = BATCH, prompt: int = PROMPT
+) -> float:
     """Tokens a second of a batch, prefill included: half of the output is there on average."""
     prefill_s = model.layers * batch * prompt * 24 * model.hidden**2 / rate
     step_s = model.layers * layer_s(model, rate, batch, batch * (prompt + OUTPUT // 2), arm)
@@ -109,7 +115,8 @@ def rate_of(name: str) -> float:
 
 
 def throughput_rows() -> list[Row]:
-    """Table III in tokens a second; our own measurement has its gains over ACT only at its first point."""
+    """Table III in tokens a second; our own measurement has its gains over ACT only at its first
+    point."""
     rows = list[Row]()
     for name, printed in PRINTED.items():
         for arm, paper in zip(("ACT only", "1:1", "Algorithm 1"), printed, strict=True):
@@ -126,15 +133,24 @@ def throughput_rows() -> list[Row]:
 
 
 def ratio_rows() -> list[Row]:
-    """KV memory over ACT memory on the host by Algorithm 1: for OPT, and as the engine chose it in our own record."""
+    """KV memory over ACT memory on the host by Algorithm 1: for OPT, and as the engine chose it in
+    our own record."""
     rows = list[Row]()
     for name, model in MODELS.items():
         blocks = arms(model, rate_of(name), BATCH, BATCH * (PROMPT + OUTPUT // 2))["Algorithm 1"]
-        rows.append({"model": f"OPT-{name}", "KV : ACT": _ratio(blocks), "paper": PAPER_RATIO.get(name)})
+        rows.append(
+            {"model": f"OPT-{name}", "KV : ACT": _ratio(blocks), "paper": PAPER_RATIO.get(name)}
+        )
     for row in _record()["rows"]:
         if row["arm"] == CHOSEN:
             blocks = Allocation(row["act_gpu"], row["act_host"], row["kv_host"])
-            rows.append({"model": f"this machine: {row['point']}", "KV : ACT": _ratio(blocks), "paper": None})
+            rows.append(
+                {
+                    "model": f"this machine: {row['point']}",
+                    "KV : ACT": _ratio(blocks),
+                    "paper": None,
+                }
+            )
     return rows
 
 
@@ -151,14 +167,22 @@ def _record() -> dict[str, Any]:
 def footprint_rows() -> list[Row]:
     """Figure 2b: KV of OPT-30B with 1,024 tokens; the text states the largest."""
     model = MODELS["30B"]
-    sizes = {batch: batch * 1024 * model.layers * model.kv_bytes / GIB for batch in (1, 8, 16, 32, 64, 128)}
-    return [{"batch": n, "KV, GiB": size, "paper": 168 if n == 128 else None} for n, size in sizes.items()]
+    sizes = {
+        batch: batch * 1024 * model.layers * model.kv_bytes / GIB
+        for batch in (1, 8, 16, 32, 64, 128)
+    }
+    return [
+        {"batch": n, "KV, GiB": size, "paper": 168 if n == 128 else None}
+        for n, size in sizes.items()
+    ]
 
 
 def recomputing_rows() -> list[Row]:
-    """Figure 3: a step where a part of the tokens is computed again from token IDs, over one where none is.
+    """Figure 3: a step where a part of the tokens is computed again from token IDs, over one where
+    none is.
 
-    Computing again takes all operations of a layer for each of these tokens, after what else the layer computes.
+    Computing again takes all operations of a layer for each of these tokens, after what else the
+    layer computes.
     """
     rows = list[Row]()
     for name, context, paper in (("30B", 1024, 1.45), ("66B", 512, 1.31)):
@@ -182,11 +206,16 @@ def recomputing_rows() -> list[Row]:
 
 
 def breakdown_rows() -> list[Row]:
-    """Figure 5: operations for a token's KV from its ID (a whole layer) and from its activation, of OPT-30B."""
+    """Figure 5: operations for a token's KV from its ID (a whole layer) and from its activation, of
+    OPT-30B."""
     hidden = MODELS["30B"].hidden
     parts = {"KV": 4, "Q and output projection": 4, "FFN": 16}
     rows = [
-        {"part": part, "Tok, MFLOP": n * hidden**2 / 1e6, "Act, MFLOP": n * hidden**2 / 1e6 if part == "KV" else 0.0}
+        {
+            "part": part,
+            "Tok, MFLOP": n * hidden**2 / 1e6,
+            "Act, MFLOP": n * hidden**2 / 1e6 if part == "KV" else 0.0,
+        }
         for part, n in parts.items()
     ]
     less = 100 * (1 - 4 / 24)
@@ -197,7 +226,8 @@ def breakdown_rows() -> list[Row]:
 
 
 def gain_rows() -> list[Row]:
-    """Figure 8: gain of Algorithm 1, the geometric mean over prompts of 512, 1,024 and 1,920 tokens."""
+    """Figure 8: gain of Algorithm 1, the geometric mean over prompts of 512, 1,024 and 1,920
+    tokens."""
     paper = {"6.7B": (2.05, 1.23), "66B": (2.33, 1.4)}
     rows = list[Row]()
     for name, model in MODELS.items():
@@ -226,7 +256,8 @@ def gain_rows() -> list[Row]:
 
 
 def traffic_rows() -> list[Row]:
-    """Figure 9: KV and ACT over the link in a step of OPT-30B; the text states the largest ratios."""
+    """Figure 9: KV and ACT over the link in a step of OPT-30B; the text states the largest
+    ratios."""
     model, rate = MODELS["30B"], rate_of("30B")
     rows = list[Row]()
     for batch, paper in ((32, 1.27), (64, 1.38)):
@@ -249,7 +280,8 @@ def traffic_rows() -> list[Row]:
 
 
 def utilisation_rows() -> list[Row]:
-    """Figure 10: the part of a step in which the GPU computes, OPT-30B, mean over prompts of 512 and 1,024."""
+    """Figure 10: the part of a step in which the GPU computes, OPT-30B, mean over prompts of 512
+    and 1,024."""
     paper = {32: (8.2, 35.6), 128: (12.6, 78.2)}
     return [
         {
@@ -270,16 +302,21 @@ def _utilisation(batch: int, arm: str) -> float:
         for prompt in (512, 1024):
             tokens = batch * (prompt + OUTPUT // 2)
             blocks = arms(model, rate, batch, tokens)[arm]
-            computing = times_of(model, rate, batch, tokens).t_computation(blocks.act_host + blocks.act_gpu)
+            computing = times_of(model, rate, batch, tokens).t_computation(
+                blocks.act_host + blocks.act_gpu
+            )
             yield computing / layer_s(model, rate, batch, tokens, arm)
 
     return 100 * mean(shares())
 
 
 def measured_rows() -> list[Row]:
-    """Table III measured on this machine: gain over ACT only, beside the mean of the paper's models."""
+    """Table III measured on this machine: gain over ACT only, beside the mean of the paper's
+    models."""
     record = _record()
-    hybrid, scheduled = (geometric_mean(row[n] / row[0] for row in PRINTED.values()) for n in (1, 2))
+    hybrid, scheduled = (
+        geometric_mean(row[n] / row[0] for row in PRINTED.values()) for n in (1, 2)
+    )
     paper = {STATIC: hybrid, EVEN: hybrid, CHOSEN: scheduled}
     steps = {(row["point"], row["arm"]): row["step_s"] for row in record["rows"]}
     return [
@@ -317,13 +354,22 @@ EXHIBITS = (
         Lines("model", ("KV : ACT",), label="KV : ACT"),
         "`-`: no ACT block on the host, or no value in the paper. The paper gives 6.7B its 1:1 as near the best.",
     ),
-    Exhibit("Figure 2b", "KV of OPT-30B at 1,024 tokens", footprint_rows, Lines("batch", ("KV, GiB",), label="GiB")),
+    Exhibit(
+        "Figure 2b",
+        "KV of OPT-30B at 1,024 tokens",
+        footprint_rows,
+        Lines("batch", ("KV, GiB",), label="GiB"),
+    ),
     Exhibit(
         "Figure 3",
         "tokens computed again from their IDs, batch 64",
         recomputing_rows,
         Lines(
-            "computed again, %", ("beside copies", "after copies"), ("paper",), by="model", label="latency / baseline"
+            "computed again, %",
+            ("beside copies", "after copies"),
+            ("paper",),
+            by="model",
+            label="latency / baseline",
         ),
         "The paper's values lie between computing beside the copies and after them.",
     ),
@@ -338,7 +384,10 @@ EXHIBITS = (
         "gain of Algorithm 1",
         gain_rows,
         Lines(
-            "model", ("over KV only", "over ACT only"), ("paper, over FlexGen", "paper, over ACT only"), label="times"
+            "model",
+            ("over KV only", "over ACT only"),
+            ("paper, over FlexGen", "paper, over ACT only"),
+            label="times",
         ),
         "KV only streams all weights here, where FlexGen keeps most of them on the GPU.",
     ),
@@ -347,6 +396,11 @@ EXHIBITS = (
         "Figure 10",
         "time in which the GPU computes, OPT-30B",
         utilisation_rows,
-        Lines("batch", ("KV only, %", "Algorithm 1, %"), ("paper, FlexGen", "paper, CAPTURE"), label="%"),
+        Lines(
+            "batch",
+            ("KV only, %", "Algorithm 1, %"),
+            ("paper, FlexGen", "paper, CAPTURE"),
+            label="%",
+        ),
     ),
 )

@@ -1,4 +1,5 @@
-"""`python -m experiments.paper lbs|headinfer|helm|capture|rksc`; without an argument, list what there is."""
+"""`python -m experiments.paper lbs|headinfer|helm|capture|rksc`; without an argument, list what
+there is."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ RESULTS = Path("experiments/lab/results")
 
 @dataclass(frozen=True)
 class Paper:
-    """What the command says of a paper, as names of modules, which are imported when they are needed.
+    """What the command says of a paper, as names of modules, which are imported when they are
+    needed.
 
-    exhibits: has its tables and figures. cells: has tables of another form, which are printed first. measures: what
-    runs unless the command is asked for tables, rows or a plot.
+    exhibits: has its tables and figures. cells: has tables of another form, which are printed
+    first. measures: what runs unless the command is asked for tables, rows or a plot.
     """
 
     summary: str
@@ -30,13 +32,29 @@ class Paper:
 
 
 PAPERS = {
-    "lbs": Paper("Figures 4, 7 and 10 of Locality-aware Beam Scheduling: KV and its transfers", "lbs", cells="lbs"),
-    "headinfer": Paper("memory, contexts and rooflines of HeadInfer", "headinfer_speed", cells="headinfer"),
-    "helm": Paper("HELM's running example, its plans and its tables of throughput", "helm_tables", cells="helm"),
-    "capture": Paper(
-        "Table III of CAPTURE: the cache as KV, activations and both", "capture_formulas", measures="capture"
+    "lbs": Paper(
+        "Figures 4, 7 and 10 of Locality-aware Beam Scheduling: KV and its transfers",
+        "lbs",
+        cells="lbs",
     ),
-    "rksc": Paper("RKSC's mechanisms, each alone, measured on a real model", "rksc.latency", measures="rksc.command"),
+    "headinfer": Paper(
+        "memory, contexts and rooflines of HeadInfer", "headinfer_speed", cells="headinfer"
+    ),
+    "helm": Paper(
+        "HELM's running example, its plans and its tables of throughput",
+        "helm_tables",
+        cells="helm",
+    ),
+    "capture": Paper(
+        "Table III of CAPTURE: the cache as KV, activations and both",
+        "capture_formulas",
+        measures="capture",
+    ),
+    "rksc": Paper(
+        "RKSC's mechanisms, each alone, measured on a real model",
+        "rksc.latency",
+        measures="rksc.command",
+    ),
 }
 
 
@@ -54,7 +72,9 @@ def main() -> None:
     if paper.measures is None or shows:
         perform(lambda: show(paper, arguments), f"paper {' '.join(sys.argv[1:])}")
     else:
-        perform(lambda: module(str(paper.measures)).main(arguments), f"paper {' '.join(sys.argv[1:])}")
+        perform(
+            lambda: module(str(paper.measures)).main(arguments), f"paper {' '.join(sys.argv[1:])}"
+        )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,9 +82,14 @@ def parser() -> argparse.ArgumentParser:
     commands = papers.add_subparsers(dest="command")
     for name, paper in PAPERS.items():
         command = commands.add_parser(name, help=paper.summary)
-        command.add_argument("--json", type=Path, metavar="FILE", help="also write the rows of the tables to FILE")
         command.add_argument(
-            "--plot", type=Path, metavar="FILE", help="draw the figures beside the paper's points into FILE (.png)"
+            "--json", type=Path, metavar="FILE", help="also write the rows of the tables to FILE"
+        )
+        command.add_argument(
+            "--plot",
+            type=Path,
+            metavar="FILE",
+            help="draw the figures beside the paper's points into FILE (.png)",
         )
         about = "print what formulas and stored records give, and measure nothing; so do --plot and --json"
         command.add_argument("--tables", action="store_true", help=about)
@@ -72,12 +97,18 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--out", type=Path, default=RESULTS, help="where the figures go")
     capture = commands.choices["capture"]
     about = "which points of Table III are measured; give --out as well, as a part would replace the stored record"
-    capture.add_argument("--points", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help=about)
+    capture.add_argument(
+        "--points", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help=about
+    )
     rksc = commands.choices["rksc"]
     parts = "arms, answers, prefix, phrasings, verification, stress (all by default), or overrides"
     rksc.add_argument("parts", nargs="*", metavar="PART", help=parts)
-    rksc.add_argument("--problems", type=int, help="problems to measure; each part has its own default")
-    rksc.add_argument("--held-out", type=int, default=24, help="problems that thresholds are found on")
+    rksc.add_argument(
+        "--problems", type=int, help="problems to measure; each part has its own default"
+    )
+    rksc.add_argument(
+        "--held-out", type=int, default=24, help="problems that thresholds are found on"
+    )
     return papers
 
 

@@ -1,4 +1,5 @@
-"""A table or figure of a paper: rows with our values and the paper's. All of them are printed and drawn in one way."""
+"""A table or figure of a paper: rows with our values and the paper's. All of them are printed and
+drawn in one way."""
 
 from __future__ import annotations
 
@@ -18,16 +19,30 @@ WIDTH = 0.5
 """Of the space between two texts along the bottom, the part that their points take."""
 FEW = 10
 """Up to so many values along the bottom, each has a tick."""
-LINE = {"marker": "o", "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 4}
-POINT = {"marker": "D", "markersize": 8, "markeredgecolor": "black", "linestyle": "none", "zorder": 3}
+LINE = {
+    "marker": "o",
+    "markersize": 5,
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.6,
+    "zorder": 4,
+}
+POINT = {
+    "marker": "D",
+    "markersize": 8,
+    "markeredgecolor": "black",
+    "linestyle": "none",
+    "zorder": 3,
+}
 """How our values and the paper's are drawn."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """What a plot of an exhibit shows: the columns `ours` as lines, the columns `paper` as points of the same colour.
+    """What a plot of an exhibit shows: the columns `ours` as lines, the columns `paper` as points
+    of the same colour.
 
-    x: the column along the bottom; texts are drawn as places. by: the column whose values are lines of their own.
+    x: the column along the bottom; texts are drawn as places. by: the column whose values are lines
+    of their own.
     log: the axes with a logarithmic scale. label: what stands at the left.
     """
 
@@ -41,7 +56,8 @@ class Lines:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """name: as the paper has it, such as "Table 6.2". rows: a value of each column; None where there is none."""
+    """name: as the paper has it, such as "Table 6.2". rows: a value of each column; None where
+    there is none."""
 
     name: str
     title: str
@@ -53,7 +69,12 @@ class Exhibit:
         """The rows as a table below a heading, and the note."""
         rows = self.rows()
         head = list(rows[0])
-        lines = [f"## {self.name}: {self.title}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        lines = [
+            f"## {self.name}: {self.title}",
+            "",
+            f"| {' | '.join(head)} |",
+            "|---" * len(head) + "|",
+        ]
         lines += [f"| {' | '.join(_cell(row[column]) for column in head)} |" for row in rows]
         return "\n".join([*lines, *(["", self.note] if self.note else [])])
 
@@ -67,7 +88,8 @@ def _cell(value: object) -> str:
 
 
 def draw(exhibits: Sequence[Exhibit], file: Path) -> None:
-    """Draw all exhibits that have lines into one picture. Raises InvalidInput without matplotlib."""
+    """Draw all exhibits that have lines into one picture. Raises InvalidInput without
+    matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
@@ -94,27 +116,42 @@ def _draw_one(axis: Any, rows: list[Row], lines: Lines) -> None:
     texts = not all(isinstance(name, int | float) for name in names)
     groups = list(dict.fromkeys(row[lines.by] for row in rows)) if lines.by else [None]
     columns, count = list(zip_longest(lines.ours, lines.paper)), 0
-    apart = WIDTH / (len(groups) * len(columns))  # at a text, one line's points stand right of another's
+    # at a text, one line's points stand right of another's
+    apart = WIDTH / (len(groups) * len(columns))
     for group in groups:
         of_group = [row for row in rows if lines.by is None or row[lines.by] == group]
         for ours, paper in columns:
             style = {"color": f"C{count % 10}", **({"linestyle": "none"} if texts else {})}
-            places = [names.index(row[lines.x]) + apart * count if texts else row[lines.x] for row in of_group]
+            places = [
+                names.index(row[lines.x]) + apart * count if texts else row[lines.x]
+                for row in of_group
+            ]
             points = list(zip(places, of_group, strict=True))
             if ours is not None:
-                _draw_line(axis, points, ours, _label(group, "ours" if len(lines.ours) == 1 else ours), style | LINE)
+                _draw_line(
+                    axis,
+                    points,
+                    ours,
+                    _label(group, "ours" if len(lines.ours) == 1 else ours),
+                    style | LINE,
+                )
             if paper is not None:
                 _draw_line(axis, points, paper, _label(group, paper), style | POINT)
             count += 1
     axis.set(xlabel=lines.x, ylabel=lines.label)
-    for letter, of_axis, scale in (("x", axis.xaxis, axis.set_xscale), ("y", axis.yaxis, axis.set_yscale)):
+    for letter, of_axis, scale in (
+        ("x", axis.xaxis, axis.set_xscale),
+        ("y", axis.yaxis, axis.set_yscale),
+    ):
         if letter in lines.log:
             scale("log")
             of_axis.set_major_formatter("{x:g}")
             of_axis.set_minor_formatter("")
     if texts:
         axis.set_xticks(range(len(names)), names, rotation=25, ha="right", fontsize=8)
-    elif len(names) <= FEW and ("x" not in lines.log or all(isinstance(name, int) for name in names)):
+    elif len(names) <= FEW and (
+        "x" not in lines.log or all(isinstance(name, int) for name in names)
+    ):
         axis.set_xticks(names, [f"{name:,}" for name in names])
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
     axis.grid(alpha=0.3)
@@ -124,7 +161,9 @@ def _label(group: object, column: str) -> str:
     return column if group is None else f"{group}, {column}"
 
 
-def _draw_line(axis: Any, points: list[tuple[float, Row]], column: str, label: str, style: dict[str, Any]) -> None:
+def _draw_line(
+    axis: Any, points: list[tuple[float, Row]], column: str, label: str, style: dict[str, Any]
+) -> None:
     known = sorted((x, row[column]) for x, row in points if row[column] is not None)
     if known:
         axis.plot(*zip(*known, strict=True), label=label, **style)

@@ -1,4 +1,5 @@
-"""Tables 9-13 of "HeadInfer": memory on the device by method, beside the printed values, deviations explained."""
+"""Tables 9-13 of "HeadInfer": memory on the device by method, beside the printed values, deviations
+explained."""
 
 from __future__ import annotations
 
@@ -14,16 +15,22 @@ TOLERANCE = 0.02
 QUANTITIES = ("weights", "kv", "activation", "total", "total_kv")
 
 LLAMA3_8B = ModelDims(32, 8, 128, hidden=4096, intermediate=14336, weights_bytes=2 * 8_030_261_248)
-LLAMA2_13B = ModelDims(40, 40, 128, hidden=5120, intermediate=13824, weights_bytes=2 * 13_015_864_320)
-QWEN25_32B = ModelDims(64, 8, 128, hidden=5120, intermediate=27648, weights_bytes=2 * 32_763_876_352)
+LLAMA2_13B = ModelDims(
+    40, 40, 128, hidden=5120, intermediate=13824, weights_bytes=2 * 13_015_864_320
+)
+QWEN25_32B = ModelDims(
+    64, 8, 128, hidden=5120, intermediate=27648, weights_bytes=2 * 32_763_876_352
+)
 MAGI_45B = ModelDims(34, 8, 128, hidden=3072, intermediate=12288, weights_bytes=2 * 4_500_000_000)
 MINUTE = 60 * 21_600
-"""Tokens of a minute of MAGI's video: 21.6K for each chunk of 24 frames, at 24 frames a second (section 3.3)."""
+"""Tokens of a minute of MAGI's video: 21.6K for each chunk of 24 frames, at 24 frames a second
+(section 3.3)."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A row of a table of the paper: what it is for, and its cells in GiB in the order of `QUANTITIES`."""
+    """A row of a table of the paper: what it is for, and its cells in GiB in the order of
+    `QUANTITIES`."""
 
     table: int
     method: str
@@ -74,9 +81,15 @@ WHY = {
     (10, "weights"): "4.5B parameters at 2 bytes make 8.38; the printed value fits 4 bytes each.",
     (10, "kv"): _LAYERS_32,
     (10, "total_kv"): _LAYERS_32,
-    (10, "activation"): "Not A.4's formula: one value for all methods, equal to one layer's KV (158.20 / 32 = 4.94).",
+    (
+        10,
+        "activation",
+    ): "Not A.4's formula: one value for all methods, equal to one layer's KV (158.20 / 32 = 4.94).",
     (11, "activation"): "Exactly twice A.4's formula at 2 bytes an element, which Table 9 follows.",
-    (12, "activation"): "Twice A.4's formula, as in Table 11. The 2.33 of a chunk is 1.1% above even that (2 × 1.152).",
+    (
+        12,
+        "activation",
+    ): "Twice A.4's formula, as in Table 11. The 2.33 of a chunk is 1.1% above even that (2 × 1.152).",
 }
 WHY_TOTAL = "Sum of a row with a deviating column."
 
@@ -91,11 +104,13 @@ NOTES = """\
 
 
 def rows() -> list[dict[str, Any]]:
-    """One row per printed cell: ours in bytes, the paper's in GiB, the relative difference, and why if over 2%."""
+    """One row per printed cell: ours in bytes, the paper's in GiB, the relative difference, and why
+    if over 2%."""
     result = []
     for printed in PRINTED:
         footprint = estimate(printed.method, printed.dims, printed.context, printed.chunk)
-        for quantity, paper_gib in zip(QUANTITIES, printed.cells, strict=False):  # Tables 11 and 12 print no total KV
+        # Tables 11 and 12 print no total KV
+        for quantity, paper_gib in zip(QUANTITIES, printed.cells, strict=False):
             ours_bytes = getattr(footprint, f"{quantity}_bytes")
             difference = ours_bytes / GIB / paper_gib - 1
             why = ""
@@ -116,7 +131,8 @@ def rows() -> list[dict[str, Any]]:
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    """Markdown: each table of the paper, then each quantity that deviates by more than 2% and why."""
+    """Markdown: each table of the paper, then each quantity that deviates by more than 2% and
+    why."""
     lines = ["# HeadInfer, Tables 9-13: memory in GiB, ours / paper's (difference)"]
     for table, title in TITLES.items():
         cells: dict[str, list[str]] = {}

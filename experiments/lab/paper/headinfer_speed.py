@@ -1,4 +1,5 @@
-"""What HeadInfer's formulas say of contexts and speeds: Tables 2-5, 7, 14 and 15, Figures 7 and 8."""
+"""What HeadInfer's formulas say of contexts and speeds: Tables 2-5, 7, 14 and 15, Figures 7 and
+8."""
 
 from __future__ import annotations
 
@@ -14,14 +15,23 @@ GB = 10**9
 HOST_BYTES = 512 * GIB
 """What the paper's host has for KV (section 3.4)."""
 DEVICE_BYTES = 20 * GIB
-"""What the paper's methods use of an RTX 4090 at their longest contexts: 18.3 to 19.8 GiB in all (Table 13)."""
+"""What the paper's methods use of an RTX 4090 at their longest contexts: 18.3 to 19.8 GiB in all
+(Table 13)."""
 METHODS = ("standard", "chunked_prefill", "kv_quant_4bit", "layerwise_offload", "headwise")
 MODELS = {
     "Llama-3-8B": LLAMA3_8B,
-    "Llama-2-7B": ModelDims(32, 32, 128, hidden=4096, intermediate=11008, weights_bytes=2 * 6_738_415_616),
-    "Mistral-7B": ModelDims(32, 8, 128, hidden=4096, intermediate=14336, weights_bytes=2 * 7_241_732_096),
-    "Qwen2-7B": ModelDims(28, 4, 128, hidden=3584, intermediate=18944, weights_bytes=2 * 7_615_616_512),
-    "Gemma-2-9b": ModelDims(42, 8, 256, hidden=3584, intermediate=14336, weights_bytes=2 * 9_241_705_984),
+    "Llama-2-7B": ModelDims(
+        32, 32, 128, hidden=4096, intermediate=11008, weights_bytes=2 * 6_738_415_616
+    ),
+    "Mistral-7B": ModelDims(
+        32, 8, 128, hidden=4096, intermediate=14336, weights_bytes=2 * 7_241_732_096
+    ),
+    "Qwen2-7B": ModelDims(
+        28, 4, 128, hidden=3584, intermediate=18944, weights_bytes=2 * 7_615_616_512
+    ),
+    "Gemma-2-9b": ModelDims(
+        42, 8, 256, hidden=3584, intermediate=14336, weights_bytes=2 * 9_241_705_984
+    ),
 }
 TABLE_2 = {
     "Llama-3-8B": (25, 30, 45, 45, 4096),
@@ -41,7 +51,8 @@ TABLE_5 = {
     "vLLM": (52, 49, None, None, None, None, None, None, None),
     "HeadInfer": (12, 7, 3.7, 1.6, 0.79, 0.40, 0.16, 0.07, 0.04),
 }
-"""Tokens a second at `CONTEXTS` (in thousands), prefilled and decoded: vLLM, and HeadInfer with adaptive groups."""
+"""Tokens a second at `CONTEXTS` (in thousands), prefilled and decoded: vLLM, and HeadInfer with
+adaptive groups."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +65,33 @@ class Gpu:
 
 
 RTX_4090, A100 = Gpu(165e12, 1008 * GB, 25 * GB), Gpu(312e12, 1400 * GB, 25 * GB)
-"""Operations and link as the paper has them (section 3.1, Tables 14 and 15); the 4090's memory by its data sheet."""
+"""Operations and link as the paper has them (section 3.1, Tables 14 and 15); the 4090's memory by
+its data sheet."""
 
 Printed = tuple[float, float, float, str]
 REGULAR_4090: dict[str, tuple[Printed, ...]] = {
-    "flash-attn": ((21e6, 820, 165e12, "comp"), (209e6, 8200, 165e12, "comp"), (2.1e9, 82000, 165e12, "comp")),
-    "head-wise": ((2.6e6, 820, 165e12, "comp"), (26e6, 8200, 165e12, "comp"), (262e6, 82000, 165e12, "comp")),
+    "flash-attn": (
+        (21e6, 820, 165e12, "comp"),
+        (209e6, 8200, 165e12, "comp"),
+        (2.1e9, 82000, 165e12, "comp"),
+    ),
+    "head-wise": (
+        (2.6e6, 820, 165e12, "comp"),
+        (26e6, 8200, 165e12, "comp"),
+        (262e6, 82000, 165e12, "comp"),
+    ),
 }
 OFFLOAD_4090: dict[str, tuple[Printed, ...]] = {
-    "flash-attn": ((4.2e6, 4100, 102e12, "mem"), (42e6, 41000, 165e12, "comp"), (419e6, 410000, 165e12, "comp")),
-    "head-wise": ((0.5e6, 4100, 102e12, "mem"), (5.2e6, 41000, 312e12, "comp"), (52e6, 410000, 312e12, "comp")),
+    "flash-attn": (
+        (4.2e6, 4100, 102e12, "mem"),
+        (42e6, 41000, 165e12, "comp"),
+        (419e6, 410000, 165e12, "comp"),
+    ),
+    "head-wise": (
+        (0.5e6, 4100, 102e12, "mem"),
+        (5.2e6, 41000, 312e12, "comp"),
+        (52e6, 410000, 312e12, "comp"),
+    ),
 }
 DECODE_BYTES = {"flash-attn": (17e6, 168e6, 1.7e9), "head-wise": (2.1e6, 21e6, 210e6)}
 
@@ -78,14 +106,19 @@ def _printed(gpu: Gpu, phase: str, operator: str, offload: bool, n: int) -> Prin
 
 
 def attention(phase: str, context: int, operator: str, offload: bool) -> tuple[float, float]:
-    """Operations of a layer's attention in Llama-3-8B, and the bytes that it reads, as appendix C counts them.
+    """Operations of a layer's attention in Llama-3-8B, and the bytes that it reads, as appendix C
+    counts them.
 
-    A prefill attends all pairs of `context` tokens. On the device it reads Q, K, V and writes O; K and V alone cross
-    the link. Decoding reads K and V, which the paper counts for all 32 query heads there. head-wise: an eighth of both.
+    A prefill attends all pairs of `context` tokens. On the device it reads Q, K, V and writes O; K
+    and V alone cross the link. Decoding reads K and V, which the paper counts for all 32 query
+    heads there. head-wise: an eighth of both.
     """
     heads, kv_heads, width = 32, 8, 128
     if phase == "prefill":
-        flops, tensors = 4 * context**2 * heads * width, 2 * kv_heads + (0 if offload else 2 * heads)
+        flops, tensors = (
+            4 * context**2 * heads * width,
+            2 * kv_heads + (0 if offload else 2 * heads),
+        )
     else:
         flops, tensors = 4 * context * heads * width, 2 * heads
     parts = kv_heads if operator == "head-wise" else 1
@@ -93,7 +126,8 @@ def attention(phase: str, context: int, operator: str, offload: bool) -> tuple[f
 
 
 def roofline_rows(gpu: Gpu) -> list[Row]:
-    """Tables 14 and 15: memory, arithmetic intensity, the rate that a roofline allows, and what bounds it."""
+    """Tables 14 and 15: memory, arithmetic intensity, the rate that a roofline allows, and what
+    bounds it."""
     rows = list[Row]()
     for phase in ("prefill", "decode"):
         for offload in (False, True):
@@ -126,7 +160,9 @@ def context_rows() -> list[Row]:
     for model, dims in MODELS.items():
         for method, paper in zip(METHODS, TABLE_2[model], strict=True):
             ours = longest_context(method, dims, DEVICE_BYTES, HOST_BYTES) / K
-            rows.append({"model": model, "method": method, "longest context, K": ours, "paper": paper})
+            rows.append(
+                {"model": model, "method": method, "longest context, K": ours, "paper": paper}
+            )
     return rows
 
 
@@ -135,13 +171,21 @@ def ruler_rows() -> list[Row]:
     rows = list[Row]()
     for method, paper in TABLE_7.items():
         longest = longest_context(method, LLAMA3_8B, DEVICE_BYTES, HOST_BYTES) // K
-        rows.append({"method": method, "ours, K": min(128, 1 << longest.bit_length() - 1), "paper, K": paper})
+        rows.append(
+            {
+                "method": method,
+                "ours, K": min(128, 1 << longest.bit_length() - 1),
+                "paper, K": paper,
+            }
+        )
     return rows
 
 
 def prefill_rows() -> list[Row]:
-    """Table 4: a token's operations, those of attention to half of the context on average, at the GPU's rate."""
-    weights = LLAMA3_8B.weights_bytes // 2 - 128_256 * LLAMA3_8B.hidden  # the embedding multiplies nothing
+    """Table 4: a token's operations, those of attention to half of the context on average, at the
+    GPU's rate."""
+    # the embedding multiplies nothing
+    weights = LLAMA3_8B.weights_bytes // 2 - 128_256 * LLAMA3_8B.hidden
     rows = list[Row]()
     for n, thousands in enumerate(CONTEXTS):
         flops = 2 * weights + 4 * LLAMA3_8B.layers * LLAMA3_8B.hidden * 1000 * thousands / 2
@@ -179,11 +223,14 @@ def decode_rows() -> list[Row]:
 def video_rows() -> list[Row]:
     """Table 3: tokens of MAGI's videos, 21.6K for each chunk of 24 frames."""
     return [
-        {"frames": n, "tokens": n // 24 * 21_600, "paper": paper} for n, paper in ((768, 691_200), (3072, 2_764_800))
+        {"frames": n, "tokens": n // 24 * 21_600, "paper": paper}
+        for n, paper in ((768, 691_200), (3072, 2_764_800))
     ]
 
 
-ROOFLINE = Lines("FLOP a byte", ("TFLOP/s",), ("paper, TFLOP/s",), by="where", log="xy", label="TFLOP/s")
+ROOFLINE = Lines(
+    "FLOP a byte", ("TFLOP/s",), ("paper, TFLOP/s",), by="where", log="xy", label="TFLOP/s"
+)
 
 EXHIBITS = (
     Exhibit(
@@ -199,7 +246,9 @@ EXHIBITS = (
         "Table 4",
         "prefill of Llama3-8B on an RTX 4090",
         prefill_rows,
-        Lines("context, K", ("prefill, tokens/s",), ("paper, HeadInfer",), log="xy", label="tokens/s"),
+        Lines(
+            "context, K", ("prefill, tokens/s",), ("paper, HeadInfer",), log="xy", label="tokens/s"
+        ),
         "165 TFLOP/s over the operations of a token, with K as 1,000.",
     ),
     Exhibit(

@@ -1,4 +1,5 @@
-"""HELM's running example (section 4.1.3) and the plans of its Table 6.5, beside what the paper prints."""
+"""HELM's running example (section 4.1.3) and the plans of its Table 6.5, beside what the paper
+prints."""
 
 from __future__ import annotations
 
@@ -14,12 +15,33 @@ from ttc.cost_model.unit import Unit
 GB, GIB, MS = 10**9, 2**30, 1e-3
 
 QWEN3: dict[str, dict[str, Any]] = {
-    "Qwen3-4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "Qwen3-8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "Qwen3-14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
-    "Qwen3-32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
+    "Qwen3-4B": {
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
+    "Qwen3-8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
+    "Qwen3-14B": {
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+    },
+    "Qwen3-32B": {
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+    },
 }
-"""What differs between the published configurations. The smallest ties its output projection to the embedding."""
+"""What differs between the published configurations. The smallest ties its output projection to the
+embedding."""
 
 CHAT = Generation(prompt_tokens=128, output_tokens=128)
 """The paper's request: section 5.4 and the caption of Table 6.1."""
@@ -29,18 +51,22 @@ RESERVED_BYTES = GIB
 
 
 def device(name: str, bandwidth: float) -> DeviceProfile:
-    """A profile from one figure, as the paper has it in decoding: P_dec is set equal to M (section 4.1.2)."""
+    """A profile from one figure, as the paper has it in decoding: P_dec is set equal to M (section
+    4.1.2)."""
     return DeviceProfile(name=name, bandwidth=bandwidth, flops={1: bandwidth})
 
 
 CPU = device("Core i7-13700H", 45 * GB)
-LINK = LinkProfile(to_device_bandwidth=16 * GB, to_host_bandwidth=16 * GB, to_device_latency_s=4.5e-6)
+LINK = LinkProfile(
+    to_device_bandwidth=16 * GB, to_host_bandwidth=16 * GB, to_device_latency_s=4.5e-6
+)
 """B_link = 16 GB/s. The latency is the one with which T_comm is the paper's 5 microseconds."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of section 5.1. delta_ms: its overhead per block (section 6.4.4). cpu: None where M is not given."""
+    """A machine of section 5.1. delta_ms: its overhead per block (section 6.4.4). cpu: None where M
+    is not given."""
 
     vram_bytes: int
     gpu: DeviceProfile
@@ -67,7 +93,8 @@ PRINTED: tuple[tuple[str, str, int, float | None, float | None], ...] = (
     ("L40S", "Qwen3-14B", 0, 46.3, 49.8),
     ("L40S", "Qwen3-32B", 18, 908, 909),
 )
-"""Table 6.5: GPU, model, units on the CPU, predicted and measured ms. Section 6.4.2 has Qwen3-32B on the RTX 3090."""
+"""Table 6.5: GPU, model, units on the CPU, predicted and measured ms. Section 6.4.2 has Qwen3-32B
+on the RTX 3090."""
 
 
 def qwen3(name: str) -> tuple[Unit, ...]:
@@ -88,7 +115,8 @@ def qwen3(name: str) -> tuple[Unit, ...]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """One row per quantity of the example, per way to find its split, and per plan of Table 6.5; "part" says which."""
+    """One row per quantity of the example, per way to find its split, and per plan of Table 6.5;
+    "part" says which."""
     units = {name: qwen3(name) for name in QWEN3}
     return [*_quantities(units["Qwen3-8B"]), *_splits(units["Qwen3-8B"]), *plan_rows(units)]
 
@@ -105,10 +133,17 @@ def _quantities(units: Sequence[Unit]) -> list[dict[str, Any]]:
         ("all blocks, GB", sum(b.param_bytes for b in blocks) / GB, 13.9),
         ("all blocks on the CPU, ms", roofline_time(blocks, CPU, CHAT.work("decode")) / MS, 310),
         ("blocks that fit 7 GB", 7 * GB // block.param_bytes, 18),
-        ("embedding and output projection, GB", (embedding.param_bytes + output.param_bytes) / GB, 1.2),
+        (
+            "embedding and output projection, GB",
+            (embedding.param_bytes + output.param_bytes) / GB,
+            1.2,
+        ),
         ("T_comm, microseconds", t_comm(block, LINK, CHAT.work("decode")) / 1e-6, 5),
     )
-    return [{"part": "example", "quantity": name, "ours": ours, "paper": paper} for name, ours, paper in found]
+    return [
+        {"part": "example", "quantity": name, "ours": ours, "paper": paper}
+        for name, ours, paper in found
+    ]
 
 
 def _splits(units: Sequence[Unit]) -> list[dict[str, Any]]:
@@ -139,12 +174,17 @@ def plan_rows(units: dict[str, tuple[Unit, ...]]) -> list[dict[str, Any]]:
 
 
 def _plan(
-    gpu: str, model: str, units: Sequence[Unit], paper_k: int, predicted_ms: float | None, measured_ms: float | None
+    gpu: str,
+    model: str,
+    units: Sequence[Unit],
+    paper_k: int,
+    predicted_ms: float | None,
+    measured_ms: float | None,
 ) -> dict[str, Any]:
     """Our plan, what must be reserved for the paper's, and the times of the paper's.
 
-    Where M of the CPU isn't given, the plan is searched with that of the RTX 4060's machine: any CPU is slower than its
-    GPU, so the plan depends on what fits alone. No time is given then.
+    Where M of the CPU isn't given, the plan is searched with that of the RTX 4060's machine: any
+    CPU is slower than its GPU, so the plan depends on what fits alone. No time is given then.
     """
     machine = MACHINES[gpu]
     cpu = machine.cpu or CPU
@@ -152,7 +192,9 @@ def _plan(
     def split(k: int) -> SplitPlan:
         return split_plan(k, units, cpu, machine.gpu, LINK, CHAT)
 
-    ours = strategy_selector(units, cpu, machine.gpu, LINK, machine.vram_bytes - RESERVED_BYTES, CHAT)
+    ours = strategy_selector(
+        units, cpu, machine.gpu, LINK, machine.vram_bytes - RESERVED_BYTES, CHAT
+    )
     row: dict[str, Any] = {
         "part": "plan",
         "gpu": gpu,
@@ -161,7 +203,9 @@ def _plan(
         "k": ours.k,
         "paper_k": paper_k,
         "most_reserved_bytes": machine.vram_bytes - split(paper_k).device_bytes,
-        "least_reserved_bytes": machine.vram_bytes - split(paper_k - 1).device_bytes if paper_k else None,
+        "least_reserved_bytes": machine.vram_bytes - split(paper_k - 1).device_bytes
+        if paper_k
+        else None,
         "roofline_ms": None,
         "with_delta_ms": None,
         "paper_predicted_ms": predicted_ms,
@@ -207,14 +251,24 @@ def report(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         if row["part"] == "example":
-            lines.append(f"| {row['quantity']} | {_number(row['ours'])} | {_number(row['paper'])} |")
-    lines += ["", "## The best split", "", "| what is split | VRAM | k* | T_cpu, ms | T_gpu, ms | T_plan, ms |"]
+            lines.append(
+                f"| {row['quantity']} | {_number(row['ours'])} | {_number(row['paper'])} |"
+            )
+    lines += [
+        "",
+        "## The best split",
+        "",
+        "| what is split | VRAM | k* | T_cpu, ms | T_gpu, ms | T_plan, ms |",
+    ]
     lines += ["|---|---|---|---|---|---|"]
     for row in rows:
         if row["part"] == "split":
             times = " | ".join(f"{row[name]:.1f}" for name in ("cpu_ms", "gpu_ms", "total_ms"))
             lines.append(f"| {row['split']} | {row['vram']} | {row['k']} | {times} |")
-    lines += ["| paper, Figure 4.4 |  | 18 |  |  |  |", "| paper, text |  | 21 | 154.8 | 30.6 | 186 |"]
+    lines += [
+        "| paper, Figure 4.4 |  | 18 |  |  |  |",
+        "| paper, text |  | 21 | 154.8 | 30.6 | 186 |",
+    ]
     lines += ["", "## Table 6.5", ""]
     titles = ("GPU", "model", "plan, 1 GiB reserved", "paper's plan", "reserved for the paper's, GiB", "roofline, ms",
               "with delta, ms", "paper: predicted", "measured", "delta, ms", "the prediction's delta")  # fmt: skip

@@ -1,4 +1,5 @@
-"""What HELM's formulas say of its Tables 4.2 and 6.1-6.3, Figures 4.4, 6.1 and 6.2, and of eta_c and eta_m."""
+"""What HELM's formulas say of its Tables 4.2 and 6.1-6.3, Figures 4.4, 6.1 and 6.2, and of eta_c
+and eta_m."""
 
 from __future__ import annotations
 
@@ -12,7 +13,19 @@ from statistics import median
 from typing import Any
 
 from experiments.lab.paper.exhibit import Exhibit, Lines, Row
-from experiments.lab.paper.helm import CHAT, CPU, GB, GIB, LINK, MACHINES, MS, PRINTED, RESERVED_BYTES, device, qwen3
+from experiments.lab.paper.helm import (
+    CHAT,
+    CPU,
+    GB,
+    GIB,
+    LINK,
+    MACHINES,
+    MS,
+    PRINTED,
+    RESERVED_BYTES,
+    device,
+    qwen3,
+)
 from ttc.cost_model.device_profile import DeviceProfile
 from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.split_search import split_plan, strategy_selector
@@ -42,7 +55,8 @@ TABLE_6_2 = {
 }
 """Tokens a second with 1, 2, 4 and 8 requests, where the model lies on the GPU."""
 TENSOR_FLOPS = {"RTX 3090": 71e12, "L40S": 362e12}
-"""Operations a second in 16 bits, by the data sheets. The paper gives P for decoding one row alone, as P = M."""
+"""Operations a second in 16 bits, by the data sheets. The paper gives P for decoding one row alone,
+as P = M."""
 TABLE_6_3 = {"Qwen3-4B": (17.2, 7.4), "Qwen3-8B": (4.1, 0.5)}
 """Tokens a second on the RTX 4060's machine with HELM's kernel for fp16 and with PyTorch's."""
 KERNEL_BANDWIDTHS = {"HELM's kernel": 50 * GB, "PyTorch's": 3.7 * GB}
@@ -91,7 +105,8 @@ def overhead_ms(gpu: str, units: Sequence[Unit]) -> float:
 
 
 def helm_ms(gpu: str, model: str, cpu: DeviceProfile | None = None) -> float | None:
-    """T_pred + N × delta of the paper's plan; None where the paper does not give the bandwidth of the CPU."""
+    """T_pred + N × delta of the paper's plan; None where the paper does not give the bandwidth of
+    the CPU."""
     units, k, host = units_of(model), PLANS[gpu, model], cpu or MACHINES[gpu].cpu
     if k and host is None:
         return None
@@ -100,12 +115,15 @@ def helm_ms(gpu: str, model: str, cpu: DeviceProfile | None = None) -> float | N
 
 
 def accelerate_ms(gpu: str, model: str) -> float | None:
-    """The GPU computes all blocks, and weights that did not fit cross the link for each token, beside nothing.
+    """The GPU computes all blocks, and weights that did not fit cross the link for each token,
+    beside nothing.
 
     None where the paper does not give the bandwidth of the link.
     """
     units, machine = units_of(model), MACHINES[gpu]
-    k = strategy_selector(units, CPU, machine.gpu, LINK, machine.vram_bytes - RESERVED_BYTES, CHAT).k
+    k = strategy_selector(
+        units, CPU, machine.gpu, LINK, machine.vram_bytes - RESERVED_BYTES, CHAT
+    ).k
     if k and machine.cpu is None:
         return None
     crossing_s = held_bytes(units[:k]) / LINK.to_device_bandwidth
@@ -154,9 +172,16 @@ def batch_rows() -> list[Row]:
         profile = replace(MACHINES[gpu].gpu, flops={1: TENSOR_FLOPS[gpu]})
         for batch, paper in zip((1, 2, 4, 8), printed, strict=True):
             work = Pass(batch, own_tokens=CHAT.prompt_tokens + CHAT.output_tokens // 2)
-            ms = roofline_time(units_of(model), profile, work) / MS + overhead_ms(gpu, units_of(model))
+            ms = roofline_time(units_of(model), profile, work) / MS + overhead_ms(
+                gpu, units_of(model)
+            )
             rows.append(
-                {"GPU, model": f"{gpu}, {model}", "batch": batch, "tokens/s": 1000 * batch / ms, "paper": paper}
+                {
+                    "GPU, model": f"{gpu}, {model}",
+                    "batch": batch,
+                    "tokens/s": 1000 * batch / ms,
+                    "paper": paper,
+                }
             )
     return rows
 
@@ -172,7 +197,8 @@ def kernel_rows() -> list[Row]:
 
 
 def length_rows() -> list[Row]:
-    """Figure 6.1: the longest output that memory allows, in K, with KV in the host's memory and on the GPU alone."""
+    """Figure 6.1: the longest output that memory allows, in K, with KV in the host's memory and on
+    the GPU alone."""
     rows = list[Row]()
     for (gpu, model), (helm, others) in FIGURE_6_1.items():
         units, k = units_of(model), PLANS[gpu, model]
@@ -192,7 +218,8 @@ def length_rows() -> list[Row]:
 
 
 def split_rows() -> list[Row]:
-    """Figure 4.4: T_plan of every split of the 36 blocks; the paper's point is the k* that it draws, at its T_plan."""
+    """Figure 4.4: T_plan of every split of the 36 blocks; the paper's point is the k* that it
+    draws, at its T_plan."""
     blocks, machine = units_of("Qwen3-8B")[1:-1], MACHINES["RTX 4060"]
     plans = [split_plan(k, blocks, CPU, machine.gpu, LINK, CHAT) for k in range(len(blocks) + 1)]
     return [
@@ -207,19 +234,30 @@ def split_rows() -> list[Row]:
 
 
 def streaming_rows() -> list[Row]:
-    """Table 4.2: m, s and o of Eqs. 4.18-4.20 after each token, which is a page here; then o / s."""
+    """Table 4.2: m, s and o of Eqs. 4.18-4.20 after each token, which is a page here; then o /
+    s."""
     m, s, o = -inf, 0.0, 0.0
     rows = list[dict[str, Any]]()
     for n, ((e, v), paper) in enumerate(zip(SIX_TOKENS, TABLE_4_2, strict=True), 1):
         old, m = m, max(m, e)
         s = exp(old - m) * s + exp(e - m)
         o = exp(old - m) * o + exp(e - m) * v
-        values = {"m": m, "paper, m": paper[0], "s": s, "paper, s": paper[1], "o": o, "paper, o": paper[2]}
+        values = {
+            "m": m,
+            "paper, m": paper[0],
+            "s": s,
+            "paper, s": paper[1],
+            "o": o,
+            "paper, o": paper[2],
+        }
         rows.append({"token": f"T{n}", **values})
     total = sum(exp(e) for e, _ in SIX_TOKENS)
     standard = sum(exp(e) / total * v for e, v in SIX_TOKENS)
     nothing = dict.fromkeys(rows[0], None)
-    rows.append(nothing | {"token": f"o / s; standard attention: {standard:.2f}", "o": o / s, "paper, o": 24.2})
+    rows.append(
+        nothing
+        | {"token": f"o / s; standard attention: {standard:.2f}", "o": o / s, "paper, o": 24.2}
+    )
     return rows
 
 
@@ -236,7 +274,8 @@ def equation_rows() -> list[Row]:
 
 
 def eta_rows() -> list[Row]:
-    """eta_m that the paper's measured times imply, T_pred / (measured - N × delta); and both on this machine."""
+    """eta_m that the paper's measured times imply, T_pred / (measured - N × delta); and both on
+    this machine."""
     rows = list[Row]()
     for gpu, model, _, _, measured in PRINTED:
         ms = helm_ms(gpu, model)
@@ -248,8 +287,14 @@ def eta_rows() -> list[Row]:
     record: dict[str, Any] = json.loads((RESULTS / "cost_model.json").read_text(encoding="utf-8"))
     counts = sorted({row["rows"] for row in record["rows"]})
     for eta, count in (("eta_m", counts[0]), ("eta_c", counts[-1])):
-        shares = [row["predicted_ms"] / row["measured_ms"] for row in record["rows"] if row["rows"] == count]
-        rows.append({"where": f"this machine: passes of {count} rows", "eta": eta, "value": median(shares)})
+        shares = [
+            row["predicted_ms"] / row["measured_ms"]
+            for row in record["rows"]
+            if row["rows"] == count
+        ]
+        rows.append(
+            {"where": f"this machine: passes of {count} rows", "eta": eta, "value": median(shares)}
+        )
     return rows
 
 
@@ -266,7 +311,13 @@ EXHIBITS = (
         "Table 6.1",
         "tokens a second",
         throughput_rows,
-        Lines("GPU, model", ("HELM", "Accelerate"), ("paper, HELM", "paper, Accelerate"), log="y", label="tokens/s"),
+        Lines(
+            "GPU, model",
+            ("HELM", "Accelerate"),
+            ("paper, HELM", "paper, Accelerate"),
+            log="y",
+            label="tokens/s",
+        ),
         "The roofline with the paper's delta. No value where it needs the bandwidth of a CPU or of a link that the "
         "paper does not give. With the paper's delta of 1.64 ms the L40S decodes more slowly than the paper measured.",
     ),
@@ -302,7 +353,13 @@ EXHIBITS = (
         "Figure 6.2",
         "median latency of a token",
         latency_rows,
-        Lines("GPU, model", ("HELM, ms", "Accelerate, ms"), ("paper, HELM", "paper, Accelerate"), log="y", label="ms"),
+        Lines(
+            "GPU, model",
+            ("HELM, ms", "Accelerate, ms"),
+            ("paper, HELM", "paper, Accelerate"),
+            log="y",
+            label="ms",
+        ),
         "The figure's distributions need a GPU; its medians are in the text.",
     ),
     Exhibit(

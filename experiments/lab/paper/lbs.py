@@ -22,7 +22,8 @@ PAPER_GIB = {
     ("OPT-6.7B", 64, 64): 1_044,
     ("OPT-6.7B", 64, 128): 540,
 }
-"""The values of Figure 7 that the paper's text states, by model, beams and step length (None: token by token)."""
+"""The values of Figure 7 that the paper's text states, by model, beams and step length (None: token
+by token)."""
 
 NOTES = """\
 - A prompt of 128 tokens, 1,920 generated tokens, 7 GiB for KV. What the paper prints as GB is GiB.
@@ -38,11 +39,16 @@ def rows() -> list[dict[str, Any]]:
     result = []
     for model, shape in MODELS.items():
         for beams in BEAMS:
-            loads = {n: Workload(beams, 128, 1920, step_tokens=n, budget_bytes=7 * GIB) for n in STEPS}
+            loads = {
+                n: Workload(beams, 128, 1920, step_tokens=n, budget_bytes=7 * GIB) for n in STEPS
+            }
             baseline_bytes = token_by_token_bytes(shape, loads[STEPS[0]])
             moved: dict[int | None, tuple[int, int]] = {None: (baseline_bytes, baseline_bytes)}
             for n, load in loads.items():
-                moved[n] = (beam_scheduling_bytes(shape, load, "start"), beam_scheduling_bytes(shape, load, "end"))
+                moved[n] = (
+                    beam_scheduling_bytes(shape, load, "start"),
+                    beam_scheduling_bytes(shape, load, "end"),
+                )
             for step_tokens, (start_bytes, end_bytes) in moved.items():
                 result.append(
                     {
@@ -119,7 +125,8 @@ def memory_rows() -> list[Row]:
 
 
 def moved_rows() -> list[Row]:
-    """Figure 7 in GiB, for one model; its zeros are left out, as the figure's scale is logarithmic."""
+    """Figure 7 in GiB, for one model; its zeros are left out, as the figure's scale is
+    logarithmic."""
     return [
         {
             "beams": row["beams"],
@@ -133,8 +140,13 @@ def moved_rows() -> list[Row]:
 
 
 def share_rows() -> list[Row]:
-    """Figure 10a: of what token by token moves with 64 beams, by the rules of charging a step, and as measured."""
-    ours = [row for row in rows() if row["model"] == "OPT-6.7B" and row["beams"] == 64 and row["step_tokens"]]
+    """Figure 10a: of what token by token moves with 64 beams, by the rules of charging a step, and
+    as measured."""
+    ours = [
+        row
+        for row in rows()
+        if row["model"] == "OPT-6.7B" and row["beams"] == 64 and row["step_tokens"]
+    ]
     return [
         {
             "step, tokens": row["step_tokens"],

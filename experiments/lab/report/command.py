@@ -1,4 +1,5 @@
-"""`python -m experiments.report`: write the documents' tables and plots from the figures in lab/results."""
+"""`python -m experiments.report`: write the documents' tables and plots from the figures in
+lab/results."""
 
 from __future__ import annotations
 

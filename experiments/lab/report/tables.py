@@ -66,7 +66,8 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "rksc_thresholds": ("rksc_answers", rksc.thresholds),
     },
 }
-"""What stands in each document between the markers of each name: (file of figures, how it becomes a table)."""
+"""What stands in each document between the markers of each name: (file of figures, how it becomes a
+table)."""
 
 
 def fill(text: str, name: str, table: str) -> str:

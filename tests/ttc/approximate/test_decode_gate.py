@@ -15,7 +15,9 @@ SURE = DecodeGate(theta=0.0, r_gap=0.0)
 STEPS = 12
 
 
-def grown(gate: DecodeGate | None, seeds: tuple[int, ...] = (1,), **options: Any) -> tuple[Engine, list[list[Branch]]]:
+def grown(
+    gate: DecodeGate | None, seeds: tuple[int, ...] = (1,), **options: Any
+) -> tuple[Engine, list[list[Branch]]]:
     engine = make_engine(4, 256, gate=gate, **options)
     roots = engine.roots([text(f"What is {s} + {s}?") for s in seeds], seeds=list(seeds))
     problems = [engine.fork(root, 4) for root in roots]
@@ -38,7 +40,10 @@ def test_the_leader_goes_on_and_the_rest_stop_at_the_first_clear_lead() -> None:
     leader = p.index(max(p))
     for i, (with_gate, without) in enumerate(zip(gated, free, strict=True)):
         length, reason = (STEPS, None) if i == leader else (at, "gate")
-        assert (with_gate.generated, with_gate.finish_reason) == (without.generated[:length], reason)
+        assert (with_gate.generated, with_gate.finish_reason) == (
+            without.generated[:length],
+            reason,
+        )
     assert confidence(gated[leader]) == pytest.approx(confidence(free[leader]))
 
 
@@ -52,7 +57,9 @@ def test_min_tokens_and_theta_keep_it_shut() -> None:
 def test_problems_are_gated_apart() -> None:
     _, together = grown(SURE, seeds=(1, 2))
     alone = [grown(SURE, seeds=(s,))[1][0] for s in (1, 2)]
-    assert [[b.tokens for b in problem] for problem in together] == [[b.tokens for b in problem] for problem in alone]
+    assert [[b.tokens for b in problem] for problem in together] == [
+        [b.tokens for b in problem] for problem in alone
+    ]
 
 
 def test_one_branch_has_no_rival() -> None:

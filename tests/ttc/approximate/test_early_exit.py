@@ -1,4 +1,5 @@
-"""Early exits against plain transformers cut off at a layer, and what they leave behind: nothing."""
+"""Early exits against plain transformers cut off at a layer, and what they leave behind:
+nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def test_without_an_exit_firing_the_scores_are_the_models_own(family: str) -> No
         assert row == pytest.approx(full, abs=1e-5, rel=1e-5)
         logits = cut_off(plain, branch.tokens + more, LAYERS)
         assert row == pytest.approx(logits.log_softmax(-1)[CANDIDATES].tolist(), abs=1e-4, rel=1e-5)
-    assert ask(engine, branches, given, None)[0] == expected  # to the bit, after an exit as before it
+    # to the bit, after an exit as before it
+    assert ask(engine, branches, given, None)[0] == expected
 
 
 @pytest.mark.parametrize("depth", [2, 4])
@@ -63,12 +65,15 @@ def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
     plain = build(family)
     engine = Engine(copy.deepcopy(plain), Letters())
     branches, given = problems(engine)
-    found, report = ask(engine, branches, given, EarlyExit(l_min=depth, theta=math.inf, eps=math.inf))
+    found, report = ask(
+        engine, branches, given, EarlyExit(l_min=depth, theta=math.inf, eps=math.inf)
+    )
     rows = sum(len(g) + 1 for g in given)
     assert (report.depths, report.rows) == ([depth] * 5, [rows] * depth + [0] * (LAYERS - depth))
     for branch, more, row in zip(branches, given, found, strict=True):
         expected = cut_off(plain, branch.tokens + more, depth).log_softmax(-1)[CANDIDATES]
-        assert row == pytest.approx(expected.tolist(), abs=1e-4)  # some families compute in float32 within
+        # some families compute in float32 within
+        assert row == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("common_depth", [False, True])
@@ -89,20 +94,26 @@ def test_the_papers_rule_row_by_row(family: str, common_depth: bool) -> None:
     found, report = ask(engine, branches, given, exit)
     assert report.depths == depths
     assert report.rows == [
-        sum(len(g) + 1 for g, d in zip(given, depths, strict=True) if d >= layer) for layer in range(1, LAYERS + 1)
+        sum(len(g) + 1 for g, d in zip(given, depths, strict=True) if d >= layer)
+        for layer in range(1, LAYERS + 1)
     ]
     for row, layers, depth in zip(found, lens, depths, strict=True):
         assert row == pytest.approx(layers[depth - 1][CANDIDATES].tolist(), abs=1e-4)
-    for i, branch in enumerate(branches if not common_depth else ()):  # whoever stays gets what it gets alone
+    # whoever stays gets what it gets alone
+    for i, branch in enumerate(branches if not common_depth else ()):
         alone, one = ask(engine, [branch], [given[i]], exit)
         assert one.depths == [depths[i]]
-        assert alone[0] == pytest.approx(found[i], abs=1e-9 if family in ("llama", "opt", "gpt2") else 1e-4)
+        assert alone[0] == pytest.approx(
+            found[i], abs=1e-9 if family in ("llama", "opt", "gpt2") else 1e-4
+        )
 
 
 @pytest.mark.parametrize("positive", [1, 2])
 @pytest.mark.parametrize("patience", [1, 2, slow(3)])
 @pytest.mark.parametrize("family", ["llama", slow("gemma2"), slow("opt")])
-def test_a_problem_leaves_when_its_order_has_held(family: str, patience: int, positive: int) -> None:
+def test_a_problem_leaves_when_its_order_has_held(
+    family: str, patience: int, positive: int
+) -> None:
     plain = build(family)
     engine = Engine(copy.deepcopy(plain), Letters())
     branches, given = problems(engine)
@@ -117,7 +128,9 @@ def test_a_problem_leaves_when_its_order_has_held(family: str, patience: int, po
             if orders[end - patience : end] == [orders[end - 1]] * patience
         )
         depths += [next(stable, LAYERS)] * len(rows)
-    found, report = ask(engine, branches, given, EarlyExit("ranking", patience=patience, positive=positive))
+    found, report = ask(
+        engine, branches, given, EarlyExit("ranking", patience=patience, positive=positive)
+    )
     assert report.depths == depths
     for row, layers, depth in zip(found, lens, depths, strict=True):
         assert row == pytest.approx(layers[depth - 1][CANDIDATES].tolist(), abs=1e-5)
@@ -132,8 +145,15 @@ def test_a_problems_only_branch_has_no_order() -> None:
 
 @pytest.mark.parametrize("prefill_tokens", [1, 16, 30, 512])
 def test_scores_do_not_depend_on_how_branches_are_batched(prefill_tokens: int) -> None:
-    whole, engine = Engine(build("llama"), Letters()), Engine(build("llama"), Letters(), prefill_tokens=prefill_tokens)
-    for exit in (EarlyExit(theta=4.0, eps=0.3), EarlyExit(theta=4.0, eps=0.3, common_depth=True), EarlyExit("ranking")):
+    whole, engine = (
+        Engine(build("llama"), Letters()),
+        Engine(build("llama"), Letters(), prefill_tokens=prefill_tokens),
+    )
+    for exit in (
+        EarlyExit(theta=4.0, eps=0.3),
+        EarlyExit(theta=4.0, eps=0.3, common_depth=True),
+        EarlyExit("ranking"),
+    ):
         branches, given = problems(whole)
         expected, one = ask(whole, branches, given, exit)
         branches, given = problems(engine)
@@ -144,7 +164,8 @@ def test_scores_do_not_depend_on_how_branches_are_batched(prefill_tokens: int) -
         assert (report.rows, report.lens_rows) == (one.rows, one.lens_rows)
         for i, row in zip(order, found, strict=True):
             assert row == pytest.approx(expected[i], abs=1e-9)
-        passes = branches[0].usage.forward_passes - before[0]  # rows of the first problem: 13, 11, 9
+        # rows of the first problem: 13, 11, 9
+        passes = branches[0].usage.forward_passes - before[0]
         assert passes == (1 if exit.together else {1: 3, 16: 3, 30: 2, 512: 1}[prefill_tokens])
 
 
@@ -153,10 +174,18 @@ KIB = 1 / 2**20
 
 @pytest.mark.parametrize(
     "policy",
-    [Layerwise(64 * KIB), BeamGroups(64 * KIB, block_tokens=8), Paged(64 * KIB, block_tokens=8), Headwise(64 * KIB)],
+    [
+        Layerwise(64 * KIB),
+        BeamGroups(64 * KIB, block_tokens=8),
+        Paged(64 * KIB, block_tokens=8),
+        Headwise(64 * KIB),
+    ],
 )
 def test_exits_over_every_residency_policy(policy: Any) -> None:
-    resident, engine = Engine(build("llama"), Letters()), Engine(build("llama"), Letters(), memory=policy)
+    resident, engine = (
+        Engine(build("llama"), Letters()),
+        Engine(build("llama"), Letters(), memory=policy),
+    )
     exit = EarlyExit(theta=4.0, eps=0.3)
     expected, one = ask(resident, *problems(resident), exit)
     branches, given = problems(engine)
@@ -174,7 +203,9 @@ def test_exits_over_every_residency_policy(policy: Any) -> None:
 # -------------------------------------------------------------------- what is left behind
 
 
-@pytest.mark.parametrize("exit", [NEVER, ALWAYS, EarlyExit(theta=4.0, eps=0.3), EarlyExit("ranking", patience=1)])
+@pytest.mark.parametrize(
+    "exit", [NEVER, ALWAYS, EarlyExit(theta=4.0, eps=0.3), EarlyExit("ranking", patience=1)]
+)
 def test_nothing_is_left_behind(exit: EarlyExit) -> None:
     engine = Engine(build("llama"), Letters())
     branches, given = problems(engine)
@@ -221,7 +252,8 @@ def test_a_layers_own_wrapper_is_used_and_put_back() -> None:
 
     layer.forward = wrapper
     engine.lens  # noqa: B018
-    ask(engine, branches, given, EarlyExit(theta=4.0, eps=0.3))  # KV is computed again for the model that has changed
+    # KV is computed again for the model that has changed
+    ask(engine, branches, given, EarlyExit(theta=4.0, eps=0.3))
     calls.clear()
     _, report = ask(engine, branches, given, EarlyExit(theta=4.0, eps=0.3))
     assert layer.forward is wrapper
@@ -294,7 +326,9 @@ def test_a_model_whose_lens_is_not_its_end_is_refused() -> None:
         ask(engine, branches, given, ALWAYS)
     hook.remove()
     engine.model.model.layers[1].self_attn.layer_idx = 7
-    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM has no list of its 5 decoder layers"):
+    with pytest.raises(
+        UnsupportedModel, match="LlamaForCausalLM has no list of its 5 decoder layers"
+    ):
         engine.lens  # noqa: B018
     engine.model.model.layers[1].self_attn.layer_idx = 1
     mlp = engine.model.model.layers[1].mlp
@@ -317,7 +351,9 @@ def test_the_self_verifier_asks_within_the_pass(chat: bool) -> None:
     expected = SelfVerifier("is it right ?").rate(branches, ["", ""], engine)
     spent = [b.usage.verifier_tokens for b in branches]
     found = SelfVerifier("is it right ?", EarlyExit(theta=0)).rate(branches, ["", ""], engine)
-    assert [score for (score,) in found] == pytest.approx([score for (score,) in expected], abs=1e-5)
+    assert [score for (score,) in found] == pytest.approx(
+        [score for (score,) in expected], abs=1e-5
+    )
     assert [b.usage.verifier_tokens for b in branches] == [2 * n for n in spent]
     early = SelfVerifier("is it right ?", EarlyExit(l_min=1, rule="ranking", patience=1))
     twins = engine.fork(branches[0], 2)

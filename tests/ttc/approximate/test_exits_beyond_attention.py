@@ -1,4 +1,5 @@
-"""Early exits of models that are more than layers of attention in a row: recurrent layers, layers that share KV."""
+"""Early exits of models that are more than layers of attention in a row: recurrent layers, layers
+that share KV."""
 
 from __future__ import annotations
 
@@ -49,9 +50,9 @@ GEMMA4 = "gemma4_text: shared KV"
 CASES = ["qwen3_5_text", "jamba", "mamba2", GEMMA4]
 MORE = ["gemma3n_text: shared KV", "hy_v4", "gemma4", "lfm2: convolutions", "falcon_h1", "zaya"]
 MORE += ["openai-gpt", "gpt_neo", "longcat_flash"]
-"""Several streams of states, before the rows and after them; other layers for images; convolutions; attention and a
-state space in one layer; what a layer gives the next one beside its states; attention by code of its own; two calls of
-attention in a layer."""
+"""Several streams of states, before the rows and after them; other layers for images; convolutions;
+attention and a state space in one layer; what a layer gives the next one beside its states;
+attention by code of its own; two calls of attention in a layer."""
 
 
 @cache
@@ -65,12 +66,17 @@ def engine_of(case: str, **options: Any) -> Engine:
 
 @torch.no_grad()
 def by_hand(case: str, tokens: list[int]) -> list[Tensor]:
-    """[layer - 1]: the log-probabilities after the tokens if a layer were the last: the model's own norm and head."""
+    """[layer - 1]: the log-probabilities after the tokens if a layer were the last: the model's own
+    norm and head."""
     model, states = plain(case), []
     body = model.get_submodule(model.base_model_prefix)
-    norm = next(m for name, m in body.named_children() if name in ("norm", "norm_f", "final_layernorm"))
+    norm = next(
+        m for name, m in body.named_children() if name in ("norm", "norm_f", "final_layernorm")
+    )
     hooks = [
-        layer.register_forward_hook(lambda *x: states.append(x[2][0] if isinstance(x[2], tuple) else x[2]))
+        layer.register_forward_hook(
+            lambda *x: states.append(x[2][0] if isinstance(x[2], tuple) else x[2])
+        )
         for layer in body.layers
     ]
     model(torch.tensor([tokens]), use_cache=False)
@@ -98,7 +104,10 @@ def test_branches_of_a_three_level_tree_leave_where_plain_transformers_says(case
     bytes_before = engine.kv_bytes()
     found, report = ask(engine, branches, given, exit)
     assert report.depths == depths
-    rows = [sum(len(g) + 1 for g, d in zip(given, depths, strict=True) if d >= layer) for layer in range(1, layers + 1)]
+    rows = [
+        sum(len(g) + 1 for g, d in zip(given, depths, strict=True) if d >= layer)
+        for layer in range(1, layers + 1)
+    ]
     assert report.rows == rows
     assert sum(usage.exit_layer_rows for usage in meters) == sum(rows)
     assert sum(usage.exit_layer_rows_saved for usage in meters) == rows[0] * layers - sum(rows) > 0
@@ -106,7 +115,8 @@ def test_branches_of_a_three_level_tree_leave_where_plain_transformers_says(case
         assert row == pytest.approx(looks[depth - 1][CANDIDATES].tolist(), abs=2e-4)
     assert untouched(engine) and engine.kv_bytes() == bytes_before
     forks = engine.fork(branches[0], 2)
-    engine.extend(forks[:1], [given[1]])  # what was looked at early is computed in full where it is needed
+    # what was looked at early is computed in full where it is needed
+    engine.extend(forks[:1], [given[1]])
     engine.generate([*branches, *forks], 3, sampling=GREEDY)
     for branch in [*branches, *forks]:
         assert_like_plain(plain(case), branch)
@@ -135,11 +145,18 @@ def test_thresholds_that_never_and_always_fire(case: str) -> None:
 
 @cache
 def asked(case: str) -> Any:
-    """An engine with five branches, what they are asked, and what plain transformers says of them after each layer."""
+    """An engine with five branches, what they are asked, and what plain transformers says of them
+    after each layer."""
     engine = engine_of(case)
     branches, given = problems(engine)
-    branches, given = [*branches, engine.root([7])], [*given, prompt(26, 12)]  # one that begins with this pass
-    return engine, branches, given, [by_hand(case, b.tokens + more) for b, more in zip(branches, given, strict=True)]
+    # one that begins with this pass
+    branches, given = [*branches, engine.root([7])], [*given, prompt(26, 12)]
+    return (
+        engine,
+        branches,
+        given,
+        [by_hand(case, b.tokens + more) for b, more in zip(branches, given, strict=True)],
+    )
 
 
 @pytest.mark.slow
@@ -152,29 +169,38 @@ def test_whoever_leaves_where_changes_nothing_for_the_others(case: str, depths: 
     new = [NewRun(b.leaf, run, b.usage) for b, run in zip(branches, runs, strict=True)]
     with torch.inference_mode(), one_chunk(engine.runtime, new) as (chunk, _):
         made = ShrinkingPass(
-            engine.lens, chunk.plan, lambda depth, live, _: {i for i in live if depths[chunk.runs[i]] == depth}, 1
+            engine.lens,
+            chunk.plan,
+            lambda depth, live, _: {i for i in live if depths[chunk.runs[i]] == depth},
+            1,
         )
         made.run(engine.runner, chunk.tokens)
     for place, run in enumerate(chunk.runs):
         depth, logits = made.results[place]
         assert depth == depths[run]
-        assert logits.log_softmax(-1).tolist() == pytest.approx(lens[run][depth - 1].tolist(), abs=2e-4)
+        assert logits.log_softmax(-1).tolist() == pytest.approx(
+            lens[run][depth - 1].tolist(), abs=2e-4
+        )
 
 
 POLICIES = [
     (policy, tokens, case)
     for policy, tokens in ((Layerwise, 90), (BeamGroups, 64), (Paged, 64), (Headwise, 64))
     for case in ("qwen3_5_text", "jamba", GEMMA4)
-    if (policy, case) != (Layerwise, "qwen3_5_text")  # a single layer attends, and that one has to fit
+    # a single layer attends, and that one has to fit
+    if (policy, case) != (Layerwise, "qwen3_5_text")
 ]
 
 
 @pytest.mark.parametrize(
-    ("policy", "tokens", "case"), some_quick(POLICIES, POLICIES[::2]), ids=lambda x: getattr(x, "__name__", str(x))
+    ("policy", "tokens", "case"),
+    some_quick(POLICIES, POLICIES[::2]),
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_exits_over_every_residency_policy(policy: Any, tokens: int, case: str) -> None:
     resident = engine_of(case)
-    options = {} if policy is Layerwise else {"block_tokens": 8}  # runs of 13 tokens are of two blocks, in one pass
+    # runs of 13 tokens are of two blocks, in one pass
+    options = {} if policy is Layerwise else {"block_tokens": 8}
     exit, (own, between) = EarlyExit(theta=3.0, eps=1.0), problems(resident)
     expected, one = ask(resident, own, between, exit)
     memory = resident.memory  # all branches are in one pass, with two states each
@@ -224,8 +250,12 @@ def test_the_decode_gate_stops_who_trails_and_the_leader_goes_on_exactly(case: s
     sure = [float(by_hand(case, branch.tokens)[-1].max()) for branch in branches]
     leader = sure.index(max(sure))
     engine.generate(branches, 5, sampling=GREEDY)
-    assert [branch.finish_reason == "gate" for branch in branches] == [i != leader for i in range(3)]
-    assert [len(branch.generated) for branch in branches] == [5 if i == leader else 1 for i in range(3)]
+    assert [branch.finish_reason == "gate" for branch in branches] == [
+        i != leader for i in range(3)
+    ]
+    assert [len(branch.generated) for branch in branches] == [
+        5 if i == leader else 1 for i in range(3)
+    ]
     for branch in branches:
         assert_like_plain(plain(case), branch)
 
@@ -253,8 +283,11 @@ def test_a_module_that_serves_several_layers_goes_on_with_its_next_one() -> None
 
 
 def test_similar_prompts_stand_on_kv_that_layers_share() -> None:
-    """A prompt unlike the root's runs on through the layers that share KV once the similar ones have left."""
-    engine = engine_of(GEMMA4, sharing=Sharing("similar", tau=0.999, probe_layers=1, same_numbers=False))
+    """A prompt unlike the root's runs on through the layers that share KV once the similar ones
+    have left."""
+    engine = engine_of(
+        GEMMA4, sharing=Sharing("similar", tau=0.999, probe_layers=1, same_numbers=False)
+    )
     head = prompt(1, 20)
     root = engine.root(head + prompt(2, 6))
     alike, other = engine.variants(root, [root.tokens[:-2] + root.tokens[-1:], prompt(3, 17)])

@@ -1,4 +1,5 @@
-"""What branches share: nothing, exact prefixes, or the KV of a similar prompt (approximate, and it says so)."""
+"""What branches share: nothing, exact prefixes, or the KV of a similar prompt (approximate, and it
+says so)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ OTHER_NUMBER = "A farm has 14 hens and 3 cows. How many legs are there?"
 
 
 def goes_on_like_plain(engine: Engine, branches: list[Branch]) -> None:
-    """Whatever prompt a branch says it stands on, it goes on as plain transformers would from there."""
+    """Whatever prompt a branch says it stands on, it goes on as plain transformers would from
+    there."""
     plain = small(LAYERS, 256)
     engine.generate(branches, 5, sampling=GREEDY)
     with torch.inference_mode():
@@ -60,7 +62,9 @@ def test_variants_share_what_they_have_in_common() -> None:
     root = engine.root(text(ROOT))
     engine.variants(root, [text(ROOT), text(REWORDED)], [text(" So"), text(" So")])
     same = len("A farm has 12 hens and 3 cows. ")
-    assert root.usage.prompt_tokens == (len(ROOT) - 1) + len(" So") + (len(REWORDED + " So") - 1 - same)
+    assert root.usage.prompt_tokens == (len(ROOT) - 1) + len(" So") + (
+        len(REWORDED + " So") - 1 - same
+    )
     assert root.usage.shared_tokens == len(ROOT) - 1 + same
 
 
@@ -84,7 +88,9 @@ def test_side_branches_are_charged_to_the_branches_it_is_for() -> None:
     engine = make_engine(LAYERS, 256)
     first, second = engine.roots([text(ROOT), text("Legs?")])
     before = first.usage.prompt_tokens, second.usage.prompt_tokens
-    asked = engine.side_branches([first, second], [text("Is it right?"), text("Is it right at all?")])
+    asked = engine.side_branches(
+        [first, second], [text("Is it right?"), text("Is it right at all?")]
+    )
     assert (first.usage.prompt_tokens, second.usage.prompt_tokens) == before
     assert first.usage.verifier_tokens == len("Is it right?") - 1
     assert second.usage.verifier_tokens == len("Is it right at all?") - 1 - len("Is it right")
@@ -166,11 +172,15 @@ def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
 
 
 @pytest.mark.parametrize("pooling", ["matched", "mean", "last"])
-@pytest.mark.parametrize("words", [REWORDED, ROOT[:-1] + " in all, and on the whole?", ROOT[10:], "Count the legs."])
+@pytest.mark.parametrize(
+    "words", [REWORDED, ROOT[:-1] + " in all, and on the whole?", ROOT[10:], "Count the legs."]
+)
 @pytest.mark.parametrize("alpha", [1.5, -6.0])
 def test_sigma_is_equation_2_over_the_probed_layers(alpha: float, pooling: str, words: str) -> None:
     """Against the hidden states of plain transformers, of each prompt alone."""
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1, pooling=pooling, alpha=alpha, same_numbers=False))
+    engine = make_engine(
+        LAYERS, 256, sharing=similar(tau=-1, pooling=pooling, alpha=alpha, same_numbers=False)
+    )
     (branch,) = engine.variants(engine.root(text(ROOT)), [text(words)])
     plain = small(LAYERS, 256)
     regions = differing(text(ROOT)[:-1], text(words)[:-1])
@@ -180,13 +190,17 @@ def test_sigma_is_equation_2_over_the_probed_layers(alpha: float, pooling: str, 
         region = slice(max(0, region.start - CONTEXT), min(last, region.stop + CONTEXT))
         region = slice(last - 1, last) if pooling == "last" else region
         with torch.inference_mode():
-            states = plain(torch.tensor([text(prompt)]), output_hidden_states=True).hidden_states[1:3]
+            states = plain(torch.tensor([text(prompt)]), output_hidden_states=True).hidden_states[
+                1:3
+            ]
         picked.append([layer[0, region] for layer in states])
     alike = []
     for root, own in zip(*picked, strict=True):
         if pooling == "matched":
             cosines = [[_cosine(a - root.mean(0), b - root.mean(0)) for b in root] for a in own]
-            alike.append((fmean(map(max, cosines)) + fmean(map(max, zip(*cosines, strict=True)))) / 2)
+            alike.append(
+                (fmean(map(max, cosines)) + fmean(map(max, zip(*cosines, strict=True)))) / 2
+            )
         else:
             alike.append(_cosine(own.mean(0), root.mean(0)))
     first, second = math.exp(alpha * 1 / LAYERS), math.exp(alpha * 2 / LAYERS)
@@ -228,7 +242,11 @@ def test_the_same_prompt_is_no_substitution() -> None:
 
 
 def test_the_gate_decides_each_variant_alone() -> None:
-    others = [text(REWORDED), text("Count all the legs of 12 hens, 3 cows."), text("3 cows, 12 hens: legs?")]
+    others = [
+        text(REWORDED),
+        text("Count all the legs of 12 hens, 3 cows."),
+        text("3 cows, 12 hens: legs?"),
+    ]
     found = []
     for batch in ([others], [[o] for o in others]):
         engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
@@ -244,13 +262,17 @@ def test_the_gate_decides_each_variant_alone() -> None:
     goes_on_like_plain(engine, branches)
 
 
-@pytest.mark.parametrize("options", [{"memory": Paged(budget_gib=1e-5, block_tokens=8)}, {"prefill_tokens": 16}])
+@pytest.mark.parametrize(
+    "options", [{"memory": Paged(budget_gib=1e-5, block_tokens=8)}, {"prefill_tokens": 16}]
+)
 def test_the_gate_works_under_any_memory(options: dict[str, Any]) -> None:
     expected = None
     for chosen in ({}, options):
         engine = make_engine(LAYERS, 256, sharing=similar(tau=-1), **chosen)
         root = engine.root(text(ROOT))
-        branches = engine.variants(root, [text(REWORDED), text("Count all the legs of 12 hens, 3 cows.")])
+        branches = engine.variants(
+            root, [text(REWORDED), text("Count all the legs of 12 hens, 3 cows.")]
+        )
         found = [b.substituted.similarity for b in branches if b.substituted]
         expected = expected or found
         assert found == pytest.approx(expected, abs=1e-5)
@@ -259,7 +281,9 @@ def test_the_gate_works_under_any_memory(options: dict[str, Any]) -> None:
 
 
 def test_an_evicted_root_is_there_again_for_its_variants() -> None:
-    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1), cache=BlockCache(capacity_blocks=1, block_tokens=8))
+    engine = make_engine(
+        LAYERS, 256, sharing=similar(tau=-1), cache=BlockCache(capacity_blocks=1, block_tokens=8)
+    )
     root = engine.root(text(ROOT))
     (branch,) = engine.variants(root, [text(REWORDED)], [text(" So")])
     assert branch.substituted is not None
@@ -278,7 +302,14 @@ def test_what_differs_lies_between_what_is_equal(a: list[int], b: list[int]) -> 
 
 @pytest.mark.parametrize(
     "bad",
-    [{"rule": "most"}, {"pooling": "max"}, {"tau": 3}, {"tau": float("nan")}, {"probe_layers": 0}, {"alpha": 1e9}],
+    [
+        {"rule": "most"},
+        {"pooling": "max"},
+        {"tau": 3},
+        {"tau": float("nan")},
+        {"probe_layers": 0},
+        {"alpha": 1e9},
+    ],
 )
 def test_settings_are_checked(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(bad))):
@@ -295,16 +326,23 @@ def test_a_probe_of_all_layers_is_refused() -> None:
 
 
 def test_company_in_the_tree_decides_nothing() -> None:
-    """A variant that shares more with another problem's refused variant than with its root is judged as if alone."""
+    """A variant that shares more with another problem's refused variant than with its root is
+    judged as if alone."""
     head = "Now think of this and count with care: "
-    first, second = "A farm has 12 hens and 3 cows. How many legs?", "A barn has 5 pigs and 8 owls. How many tails?"
+    first, second = (
+        "A farm has 12 hens and 3 cows. How many legs?",
+        "A barn has 5 pigs and 8 owls. How many tails?",
+    )
     for tau in (-1.0, 2.0):
         together = make_engine(LAYERS, 256, sharing=similar(tau=tau, same_numbers=False))
         roots = together.roots([text(first), text(second)])
         held = make_engine(LAYERS, 256, sharing=similar(tau=2.0))  # nothing is substituted here
         assert held.variants(held.root(text(first)), [text(head + first)])[0].substituted is None
         company = together.root(text(head + first + " Say it."))  # stands in the tree meanwhile
-        found = [together.variants(r, [text(head + q)])[0] for r, q in zip(roots, (first, second), strict=True)]
+        found = [
+            together.variants(r, [text(head + q)])[0]
+            for r, q in zip(roots, (first, second), strict=True)
+        ]
         alone = []
         for words in (first, second):
             engine = make_engine(LAYERS, 256, sharing=similar(tau=tau, same_numbers=False))
@@ -313,7 +351,9 @@ def test_company_in_the_tree_decides_nothing() -> None:
         for one, other in zip(found, alone, strict=True):
             assert one.tokens == other.tokens
             if one.substituted is not None and other.substituted is not None:
-                assert one.substituted.similarity == pytest.approx(other.substituted.similarity, abs=1e-5)
+                assert one.substituted.similarity == pytest.approx(
+                    other.substituted.similarity, abs=1e-5
+                )
         goes_on_like_plain(together, [*found, company])
 
 
@@ -322,7 +362,10 @@ def test_a_variant_that_the_root_begins_with_is_no_substitution(words: str) -> N
     engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
     root = engine.root(text(ROOT))
     short, reworded = engine.variants(root, [text(words), text(REWORDED)])
-    assert (short.substituted, short.tokens) == (None, text(words)) and reworded.substituted is not None
+    assert (short.substituted, short.tokens) == (
+        None,
+        text(words),
+    ) and reworded.substituted is not None
     goes_on_like_plain(engine, [short, reworded])
     single = make_engine(LAYERS, 256, sharing=similar(tau=-1, same_numbers=False))
     (branch,) = single.variants(single.root(text("A")), [text("B farm")])
@@ -343,5 +386,7 @@ def test_a_prompt_that_would_not_fit_is_not_put_in_place() -> None:
 def test_same_numbers_reads_whole_numbers() -> None:
     engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
     for one, other in (("1.5 l", "5.1 l"), ("-3 is it", "3 is it"), ("1,200 m", "1,002 m")):
-        (branch,) = engine.variants(engine.root(text(f"He has {one}. ok?")), [text(f"He has {other}. ok?")])
+        (branch,) = engine.variants(
+            engine.root(text(f"He has {one}. ok?")), [text(f"He has {other}. ok?")]
+        )
         assert branch.substituted is None

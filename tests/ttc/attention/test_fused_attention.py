@@ -1,4 +1,5 @@
-"""The fused kernel against softmax attention written out in double precision, and against the plan's own operations."""
+"""The fused kernel against softmax attention written out in double precision, and against the
+plan's own operations."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def test_a_tree_is_attended_as_by_softmax(shape: LayerShape, groups: int, layer:
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
-def test_the_operations_give_the_same_in_double_precision(shape: LayerShape, groups: int, layer: Layer) -> None:
+def test_the_operations_give_the_same_in_double_precision(
+    shape: LayerShape, groups: int, layer: Layer
+) -> None:
     DecodeCase(shape, groups, TREE, 7, 5, torch.float64).check(layer, 1e-12, fused=False)
 
 
@@ -65,18 +68,31 @@ def test_a_plan_is_lowered_once_and_goes_on_as_its_tails_grow() -> None:
     plan, layer = case.plan(), Layer(0, 0.3, window=90)
     for _ in range(3):
         expected = case.expected(layer)
-        for found, right in zip(plan.attend(layer, case.q, case.key, case.value), expected, strict=True):
+        for found, right in zip(
+            plan.attend(layer, case.q, case.key, case.value), expected, strict=True
+        ):
             torch.testing.assert_close(found.double(), right, atol=1e-5, rtol=1e-5)
         first = plan.fused
         plan.advance()
         case.filled, case.positions = plan.filled[0], plan.positions
-        case.q, case.key, case.value = case.q.roll(1, -1), case.key.roll(1, -1), case.value.roll(1, -1)
+        case.q, case.key, case.value = (
+            case.q.roll(1, -1),
+            case.key.roll(1, -1),
+            case.value.roll(1, -1),
+        )
     assert plan.fused is first is not None
 
 
-def test_results_are_the_same_bits_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_the_same_bits_for_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     case = DecodeCase(
-        LayerShape(2, 64, 64), 3, [(900, 0, 40), *((40, r, r + 1) for r in range(40))], 40, 5, torch.float32
+        LayerShape(2, 64, 64),
+        3,
+        [(900, 0, 40), *((40, r, r + 1) for r in range(40))],
+        40,
+        5,
+        torch.float32,
     )
     before = torch.get_num_threads()
     found = []
@@ -112,7 +128,9 @@ def test_not_a_number_stays_one() -> None:
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32).check(LAYERS[0], 1e-5, fused=False)
+    DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32).check(
+        LAYERS[0], 1e-5, fused=False
+    )
 
 
 def test_without_numba_a_plan_runs_operation_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +138,9 @@ def test_without_numba_a_plan_runs_operation_by_operation(monkeypatch: pytest.Mo
     fused_cpu.kernel.cache_clear()
     try:
         with pytest.warns(UserWarning, match="numba cannot be imported"):
-            DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32).check(LAYERS[0], 1e-5, fused=False)
+            DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32).check(
+                LAYERS[0], 1e-5, fused=False
+            )
     finally:
         fused_cpu.kernel.cache_clear()
 
@@ -136,4 +156,6 @@ def test_a_range_is_cut_evenly(start: int, stop: int, most: int) -> None:
     parts = even(start, stop, most)
     assert [i for a, b in parts for i in range(a, b)] == list(range(start, stop))
     assert len(parts) == -(-(stop - start) // most)
-    assert max((b - a for a, b in parts), default=0) - min((b - a for a, b in parts), default=0) <= 1
+    assert (
+        max((b - a for a, b in parts), default=0) - min((b - a for a, b in parts), default=0) <= 1
+    )

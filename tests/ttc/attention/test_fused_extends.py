@@ -1,4 +1,5 @@
-"""Many new tokens for each branch by the fused kernel, against softmax attention written out in double precision."""
+"""Many new tokens for each branch by the fused kernel, against softmax attention written out in
+double precision."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from ttc.passes.shrinking import Remaining
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
-def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(shape: LayerShape, groups: int, layer: Layer) -> None:
+def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(
+    shape: LayerShape, groups: int, layer: Layer
+) -> None:
     ExtendCase(shape, groups, TREE, COUNTS, torch.float32).check(layer, 1e-5)
 
 
@@ -29,7 +32,9 @@ def test_the_operations_give_the_same_in_double_precision(layer: Layer) -> None:
     ExtendCase(*SHAPES[3], TREE, COUNTS, torch.float64).check(layer, 1e-12, fused=False)
 
 
-def test_the_operations_give_the_same_where_the_kernel_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operations_give_the_same_where_the_kernel_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(SWITCH, "0")
     ExtendCase(*SHAPES[0], TREE, COUNTS, torch.float32).check(LAYERS[2], 1e-5, fused=False)
 
@@ -41,7 +46,9 @@ def test_numbers_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> Non
 
 
 def test_a_prompt_with_nothing_before_it_is_attended_as_by_softmax() -> None:
-    ExtendCase(LayerShape(2, 16, 16), 2, [], [300], torch.float32, block=128).check(Layer(0, 0.3), 1e-5)
+    ExtendCase(LayerShape(2, 16, 16), 2, [], [300], torch.float32, block=128).check(
+        Layer(0, 0.3), 1e-5
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -66,7 +73,9 @@ def test_any_pass_is_attended_as_by_softmax(
     branches = len(counts)
     segments = [(tokens, 0, branches) for tokens in shared]
     segments += [(private + i, i, i + 1) for i in range(branches)] if private else []
-    ExtendCase(LayerShape(2, *dims), groups, segments, counts, torch.float32).check(Layer(0, 0.5, cap, *sight), 1e-5)
+    ExtendCase(LayerShape(2, *dims), groups, segments, counts, torch.float32).check(
+        Layer(0, 0.5, cap, *sight), 1e-5
+    )
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
@@ -112,7 +121,10 @@ def test_where_there_are_tiles_long_prefills_go_by_operations(
 
 
 def test_what_remains_of_a_pass_is_attended_as_by_softmax() -> None:
-    case, layer = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32), Layer(0, 0.3, window=120)
+    case, layer = (
+        ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32),
+        Layer(0, 0.3, window=120),
+    )
     live = [1, 2, 5]
     kept = [row for i in live for row in range(case.ends[i], case.ends[i + 1])]
     plan = Remaining(case.plan(), live)

@@ -1,5 +1,5 @@
-"""The Triton kernels against softmax attention written out in double precision: on a CUDA device if there is one, else
-by Triton's interpreter."""
+"""The Triton kernels against softmax attention written out in double precision: on a CUDA device if
+there is one, else by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,12 @@ from ttc.memory.kv import LayerShape
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SHAPES = [(LayerShape(2, 64, 64), 3), (LayerShape(1, 8, 8), 1), (LayerShape(1, 24, 40), 4), (LayerShape(1, 80, 16), 7)]
+SHAPES = [
+    (LayerShape(2, 64, 64), 3),
+    (LayerShape(1, 8, 8), 1),
+    (LayerShape(1, 24, 40), 4),
+    (LayerShape(1, 80, 16), 7),
+]
 TREE: Segments = [(70, 0, 4), (300, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4)]
 COUNTS = [3, 1, 40, 2, 1, 9, 12]
 """New tokens of the branches of `TREE`: interpreted kernels are slow, so it is a small one."""
@@ -46,15 +51,21 @@ def attend_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize(("shape", "groups"), some_quick(SHAPES, SHAPES[:1]), ids=str)
-def test_a_decode_step_on_a_tree_is_attended_as_by_softmax(shape: LayerShape, groups: int, layer: Layer) -> None:
+def test_a_decode_step_on_a_tree_is_attended_as_by_softmax(
+    shape: LayerShape, groups: int, layer: Layer
+) -> None:
     DecodeCase(shape, groups, TREE, 7, 5, torch.float32, DEVICE).check(layer, BOUND[torch.float32])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYERS[::3], ids=str)
 @pytest.mark.parametrize(("shape", "groups"), some_quick(SHAPES, SHAPES[:1]), ids=str)
-def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(shape: LayerShape, groups: int, layer: Layer) -> None:
-    ExtendCase(shape, groups, TREE, COUNTS, torch.float32, device=DEVICE).check(layer, BOUND[torch.float32])
+def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(
+    shape: LayerShape, groups: int, layer: Layer
+) -> None:
+    ExtendCase(shape, groups, TREE, COUNTS, torch.float32, device=DEVICE).check(
+        layer, BOUND[torch.float32]
+    )
 
 
 @pytest.mark.slow
@@ -66,7 +77,9 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
         ExtendCase(LayerShape(2, 64, 48), 3, TREE, COUNTS, dtype, device=DEVICE).check(layer, bound)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     trees([1, 16, 65, 300]),
     st.integers(0, 70),
@@ -88,7 +101,9 @@ def test_any_tree_is_attended_as_by_softmax(
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.lists(st.sampled_from([1, 2, 21, 22, 65, 130]), min_size=1, max_size=3),
     st.lists(st.sampled_from([1, 5, 64, 300]), max_size=2),
@@ -97,7 +112,11 @@ def test_any_tree_is_attended_as_by_softmax(
     st.sampled_from(SIGHTS),
 )
 def test_any_new_tokens_are_attended_as_by_softmax(
-    counts: list[int], prefix: list[int], groups: int, dims: tuple[int, int], sight: tuple[int | None, int | None]
+    counts: list[int],
+    prefix: list[int],
+    groups: int,
+    dims: tuple[int, int],
+    sight: tuple[int | None, int | None],
 ) -> None:
     segments = [(tokens, 0, len(counts)) for tokens in prefix]
     case = ExtendCase(LayerShape(1, *dims), groups, segments, counts, torch.float32, device=DEVICE)
@@ -106,7 +125,9 @@ def test_any_new_tokens_are_attended_as_by_softmax(
 
 @pytest.mark.slow
 def test_tails_may_differ_in_length_and_lie_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = DecodeCase(LayerShape(2, 16, 24), 3, [(40, 0, 4), (300, 1, 3)], 6, 70, torch.float32, DEVICE)
+    case = DecodeCase(
+        LayerShape(2, 16, 24), 3, [(40, 0, 4), (300, 1, 3)], 6, 70, torch.float32, DEVICE
+    )
     filled, places, rows = [0, 5, 33, 70], [3, 0, 5, 1], slice(4)
     positions = [start + n for start, n in zip((40, 340, 340, 40), filled, strict=True)]
     q, key, value = case.q[:, :, rows], case.key[:, rows], case.value[:, rows]
@@ -130,7 +151,9 @@ def test_what_rows_share_is_read_by_one_task_for_all_of_them() -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     uploads, upload = [], fused_gpu.upload
 
     def counted(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
@@ -142,11 +165,17 @@ def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(monkeypatch: pyte
     decode, layer = case.plan(), Layer(0, 0.3, window=90)
     for _ in range(3):
         expected = case.expected(layer)
-        for found, right in zip(decode.attend(layer, case.q, case.key, case.value), expected, strict=True):
+        for found, right in zip(
+            decode.attend(layer, case.q, case.key, case.value), expected, strict=True
+        ):
             torch.testing.assert_close(found.double(), right, atol=2e-5, rtol=2e-5)
         decode.advance()
         case.filled, case.positions = decode.filled[0], decode.positions
-        case.q, case.key, case.value = case.q.roll(1, -1), case.key.roll(1, -1), case.value.roll(1, -1)
+        case.q, case.key, case.value = (
+            case.q.roll(1, -1),
+            case.key.roll(1, -1),
+            case.value.roll(1, -1),
+        )
     assert uploads == [DEVICE]
 
 
@@ -154,13 +183,17 @@ def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:
     case = DecodeCase(LayerShape(1, 16, 16), 1, [(20, 0, 2)], 2, 0, torch.float32, DEVICE)
     kernels = fused_gpu.kernels(DEVICE)
     for prefix in ([], [(400, 0, 2)]):  # one task writes the rows' results, or several are merged
-        entries = [Entry(case.memory.allocate(tokens), 0, tokens, slice(a, b)) for tokens, a, b in prefix]
+        entries = [
+            Entry(case.memory.allocate(tokens), 0, tokens, slice(a, b)) for tokens, a, b in prefix
+        ]
         for entry in entries:
             for tensor in entry.kv.on_device(0).both:
                 tensor.fill_(1)
         lowered = PlanArrays([*case.entries, *entries], [], [500, 22], 1)
         alone = TritonAttention(lowered, torch.float32, kernels)
-        out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, None)
+        out, lse = alone.attend(
+            Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, None
+        )
         assert out[:, :, 0].abs().max() == 0 and lse[0, 0, 0] == float("-inf")
         assert out[:, :, 1].abs().min() > 0 and lse[0, 0, 1] > -100
 
@@ -176,7 +209,9 @@ def test_what_is_not_on_the_device_is_left_to_the_stream() -> None:
     case = DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32, DEVICE)
     case.memory.evict(case.entries[1].kv, "test")
     step = case.plan()
-    with pytest.raises(RuntimeError, match="entry 1 of layer 0 is neither on the device nor in the stream"):
+    with pytest.raises(
+        RuntimeError, match="entry 1 of layer 0 is neither on the device nor in the stream"
+    ):
         step.attend(Layer(0, 0.3), case.q, case.key, case.value)
     assert step.fused is not None and step.fused.arrays.absent_from(0) == {1}
 
@@ -208,7 +243,9 @@ def test_without_triton_a_plan_runs_operation_by_operation(monkeypatch: pytest.M
     fused_gpu.kernels.cache_clear()
     try:
         with pytest.warns(UserWarning, match="Triton cannot be used on"):
-            DecodeCase(*SHAPES[1], TREE, 7, 5, torch.float32, DEVICE).check(LAYERS[0], 1e-5, fused=False)
+            DecodeCase(*SHAPES[1], TREE, 7, 5, torch.float32, DEVICE).check(
+                LAYERS[0], 1e-5, fused=False
+            )
     finally:
         fused_gpu.kernels.cache_clear()
 
@@ -218,7 +255,9 @@ def test_an_engine_over_the_kernels_decodes_like_the_plain_model() -> None:
     engine = Engine(build("gpt_oss").to(DEVICE), Letters())
     calls, attend = [], TritonAttention.attend
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TritonAttention, "attend", lambda self, *args: calls.append(0) or attend(self, *args))
+        patch.setattr(
+            TritonAttention, "attend", lambda self, *args: calls.append(0) or attend(self, *args)
+        )
         root = engine.root(prompt(1, 20))
         first = engine.fork(root, 2)
         engine.extend(first[:1], [prompt(2, 3)])

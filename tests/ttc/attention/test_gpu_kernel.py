@@ -39,12 +39,16 @@ print(made.metadata.shared, ptx.count("mma"), ptx.count("cp.async.cg.shared.glob
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "kv", "dim", "block"), [slow((80, "bf16", 128, 64)), (90, "fp16", 64, 64)])
+@pytest.mark.parametrize(
+    ("capability", "kv", "dim", "block"), [slow((80, "bf16", 128, 64)), (90, "fp16", 64, 64)]
+)
 def test_attention_compiles_to_matrix_products_fed_16_bytes_at_a_time(
     capability: int, kv: str, dim: int, block: int
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     call = [sys.executable, "-c", CODE, str(capability), kv, str(dim), str(block)]
-    shared_bytes, products, copies, spilled = finished(call, env=environment, check=True).stdout.split()
+    shared_bytes, products, copies, spilled = finished(
+        call, env=environment, check=True
+    ).stdout.split()
     assert int(shared_bytes) <= 99 * 1024  # what the smallest of these GPUs have
     assert int(products) > 0 and int(copies) > 0 and spilled == "False"

@@ -1,4 +1,5 @@
-"""Families that compute attention by code of their own: exact as all others, and left as they were."""
+"""Families that compute attention by code of their own: exact as all others, and left as they
+were."""
 
 from __future__ import annotations
 
@@ -27,13 +28,18 @@ IN_FLOAT32 = ("bloom", "codegen", "gpt_neo", "gptj", "mpt")
 
 def state(model: Any) -> list[Any]:
     """The classes of a model's modules and their attributes, and its attention."""
-    modules = [(type(module), sorted(vars(module)), "forward" in vars(module)) for module in model.modules()]
+    modules = [
+        (type(module), sorted(vars(module)), "forward" in vars(module))
+        for module in model.modules()
+    ]
     return [*modules, model.config._attn_implementation]
 
 
 @pytest.mark.parametrize("fused", ["0", "1"])
 @pytest.mark.parametrize("family", OWN_CODE)
-def test_tree_equals_plain_transformers(family: str, fused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_equals_plain_transformers(
+    family: str, fused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(SWITCH, fused)
     plain = build(family)
     engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)
@@ -44,7 +50,9 @@ def test_tree_equals_plain_transformers(family: str, fused: str, monkeypatch: py
     assert engine.kv_bytes() == 0
 
 
-@pytest.mark.parametrize("family", [name for name in OWN_CODE if name.split(",")[0] not in (*IN_FLOAT32, "xglm")])
+@pytest.mark.parametrize(
+    "family", [name for name in OWN_CODE if name.split(",")[0] not in (*IN_FLOAT32, "xglm")]
+)
 def test_double_precision(family: str) -> None:
     """XGLM does not run in float64 in transformers."""
     plain = build(family, torch.float64)
@@ -91,7 +99,8 @@ def test_scores_equal_plain_transformers(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["falcon, alibi", slow("bloom"), slow("mpt")])
 def test_a_bias_by_position_holds_far_into_the_context(family: str) -> None:
-    """Falcon rounds positions to bfloat16 in its bias: from 256 on, a formula would give something else."""
+    """Falcon rounds positions to bfloat16 in its bias: from 256 on, a formula would give something
+    else."""
     plain = build(family)
     plain.config.max_position_embeddings = plain.config.max_seq_len = 2048
     engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=512)
@@ -110,7 +119,9 @@ def test_columns_carry_the_bias(dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
     slopes = torch.tensor([0.84, 0.5, 0.1, 0.0039], dtype=torch.float64)
     plan = type("Plan", (), {"positions": positions})()
     monkeypatch.setattr("ttc.attention.position_bias.current_plan", lambda: plan)
-    longer = with_bias(query, key[:, :2], value[:, :2], 0.25, lambda n: slopes[:, None] * torch.arange(n))
+    longer = with_bias(
+        query, key[:, :2], value[:, :2], 0.25, lambda n: slopes[:, None] * torch.arange(n)
+    )
     found = longer[0].double() @ longer[1].double().transpose(2, 3)
     near = torch.tensor(positions)
     keys = key[:, :2].repeat_interleave(2, 1)
@@ -158,7 +169,9 @@ def test_a_copy_of_an_installed_model_does_not_run_the_weights_of_the_first() ->
         assert_like_plain(plain, branch)
 
 
-def test_attention_that_is_no_softmax_of_products_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_that_is_no_softmax_of_products_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Scores are capped; the scale near 0 is what it was."""
     own = GPTJAttention._attn
 

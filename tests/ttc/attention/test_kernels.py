@@ -32,12 +32,16 @@ def reference(
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("value_dim", [DIM, 6])
 @pytest.mark.parametrize("rows", [1, 12, 40])
-def test_one_run_of_keys_equals_a_softmax(rows: int, value_dim: int, softcap: float | None, causal: bool) -> None:
+def test_one_run_of_keys_equals_a_softmax(
+    rows: int, value_dim: int, softcap: float | None, causal: bool
+) -> None:
     q, k, v = tensors(value_dim, rows, keys=rows if causal else KEYS)
     layer = Layer(0, scale=0.4, softcap=softcap)
     visible = torch.ones(rows, k.shape[2]).bool()
     expected = reference(q, k, v, layer, visible.tril() if causal else visible)
-    for found, wanted in zip(partial_attention(q, k, v, layer, causal=causal), expected, strict=True):
+    for found, wanted in zip(
+        partial_attention(q, k, v, layer, causal=causal), expected, strict=True
+    ):
         torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-9)
 
 
@@ -46,7 +50,9 @@ def test_rows_see_only_what_is_visible_to_them() -> None:
     visible = torch.rand(ROWS, KEYS, generator=torch.Generator().manual_seed(1)) < 0.5
     layer = Layer(0, scale=0.4)
     expected = reference(q, k, v, layer, visible)
-    for found, wanted in zip(partial_attention(q, k, v, layer, visible=visible), expected, strict=True):
+    for found, wanted in zip(
+        partial_attention(q, k, v, layer, visible=visible), expected, strict=True
+    ):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
 
 
@@ -76,10 +82,16 @@ def test_a_part_that_a_row_does_not_see_changes_nothing_for_it() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_queries_of_a_group_are_folded_over_the_same_keys(masked: bool) -> None:
     groups, (_, k, v) = 3, tensors(DIM)
-    many = torch.randn(HEADS, groups, ROWS, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    visible = torch.ones(ROWS, KEYS).bool().tril(KEYS - ROWS) if masked else torch.ones(ROWS, KEYS).bool()
+    many = torch.randn(
+        HEADS, groups, ROWS, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
+    visible = (
+        torch.ones(ROWS, KEYS).bool().tril(KEYS - ROWS) if masked else torch.ones(ROWS, KEYS).bool()
+    )
     layer = Layer(0, scale=0.4)
     out, lse = segment_attention(many, k[0], v[0], layer, visible if masked else None)
     for group in range(groups):
         expected = reference(many[None, :, group], k, v, layer, visible)
-        torch.testing.assert_close((out[None, :, group], lse[None, :, group]), expected, rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            (out[None, :, group], lse[None, :, group]), expected, rtol=0, atol=1e-9
+        )

@@ -1,4 +1,5 @@
-"""Entries of a plan: each row attends exactly the segments of its own path, and each segment is read once."""
+"""Entries of a plan: each row attends exactly the segments of its own path, and each segment is
+read once."""
 
 from __future__ import annotations
 

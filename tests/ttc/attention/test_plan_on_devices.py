@@ -35,7 +35,9 @@ class Noted(DecodePlan):
         self.kernels.append(Kernel(q.device))
         return self.kernels[-1]
 
-    def attend_fused(self, fused: Any, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
+    def attend_fused(
+        self, fused: Any, layer: Layer, q: Tensor, key: Tensor, value: Tensor
+    ) -> Partial:
         assert q.device == fused.device
         fused.layers.append(layer.index)
         return q, q[..., 0]

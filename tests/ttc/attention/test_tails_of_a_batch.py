@@ -1,4 +1,5 @@
-"""Tails that are not equally long and lie in any order, by the kernel and by PyTorch's operations."""
+"""Tails that are not equally long and lie in any order, by the kernel and by PyTorch's
+operations."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_each_row_attends_its_own_tail(
         ]
         for _ in range(3):
             q = torch.randn(SHAPE.kv_heads, GROUPS, rows, SHAPE.key_dim)
-            key, value = (torch.randn(SHAPE.kv_heads, rows, d) for d in (SHAPE.key_dim, SHAPE.value_dim))
+            key, value = (
+                torch.randn(SHAPE.kv_heads, rows, d) for d in (SHAPE.key_dim, SHAPE.value_dim)
+            )
             out, lse = plan.attend(layer, q, key, value)
             plan.advance()
             for row, mine in enumerate(own):
@@ -68,5 +71,7 @@ def test_each_row_attends_its_own_tail(
                     scores[..., : max(0, scores.shape[-1] - window)] = float("-inf")
                 expected = torch.einsum("hgt,htd->hgd", scores.softmax(-1), values)
                 torch.testing.assert_close(out[:, :, row].double(), expected, atol=1e-5, rtol=1e-5)
-                torch.testing.assert_close(lse[:, :, row].double(), scores.logsumexp(-1), atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(
+                    lse[:, :, row].double(), scores.logsumexp(-1), atol=1e-5, rtol=1e-5
+                )
     assert (plan.fused is not None) == fused

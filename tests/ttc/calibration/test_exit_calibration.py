@@ -1,4 +1,5 @@
-"""Replays against the engine, the paper's rule and the risk-controlled choice by hand, and files that are refused."""
+"""Replays against the engine, the paper's rule and the risk-controlled choice by hand, and files
+that are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ from ttc.calibration.layer_profile import Profile, layer_profile
 
 
 def profile(p: list[float], entropy: list[float] | None = None) -> Profile:
-    return Profile(entropy or [1 / layer for layer in range(1, len(p) + 1)], [math.nan] * len(p), p, 1)
+    return Profile(
+        entropy or [1 / layer for layer in range(1, len(p) + 1)], [math.nan] * len(p), p, 1
+    )
 
 
 def same_p(*p: list[float]) -> list[Profile]:
@@ -50,7 +53,11 @@ def test_a_replay_is_what_the_engine_does() -> None:
     found = layer_profile(engine, branches, more, [CANDIDATES] * 5, 1)
     ratings = [found[:3], found[3:]]
     exits = [*candidates(ratings), paper_rule(ratings), EarlyExit(l_min=1, theta=4.0, eps=math.inf)]
-    exits += [EarlyExit(theta=4.0, eps=eps, common_depth=common) for eps in (0.1, 0.3, 0.6) for common in (False, True)]
+    exits += [
+        EarlyExit(theta=4.0, eps=eps, common_depth=common)
+        for eps in (0.1, 0.3, 0.6)
+        for common in (False, True)
+    ]
     seen = set()
     for exit in exits:
         expected, report = ask(engine, branches, more, exit)
@@ -117,7 +124,9 @@ def test_risk_controlled_by_hand() -> None:
 def test_looks_have_their_price() -> None:
     """Settled early for one, late for the other: only a look at each layer can tell them apart."""
     steady = same_p([0.9] * 6, [0.1] * 6)
-    late = same_p([0.1] * 4 + [0.9] * 2, [0.3, 0.2, 0.3, 0.2, 0.1, 0.1], [0.2, 0.3, 0.2, 0.3, 0.0, 0.0])
+    late = same_p(
+        [0.1] * 4 + [0.9] * 2, [0.3, 0.2, 0.3, 0.2, 0.1, 0.1], [0.2, 0.3, 0.2, 0.3, 0.0, 0.0]
+    )
     cheap = risk_controlled([steady, late], 0.0)
     assert (replay(steady, cheap), replay(late, cheap)) == ([2, 2], [6, 6, 6])
     dear = risk_controlled([steady, late], 0.0, look_layers=0.9)
@@ -127,7 +136,11 @@ def test_looks_have_their_price() -> None:
 levels = st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.9])
 ratings = st.lists(
     st.lists(
-        st.builds(profile, st.lists(levels, min_size=4, max_size=4), st.lists(levels, min_size=4, max_size=4)),
+        st.builds(
+            profile,
+            st.lists(levels, min_size=4, max_size=4),
+            st.lists(levels, min_size=4, max_size=4),
+        ),
         min_size=1,
         max_size=3,
     ),
@@ -138,16 +151,21 @@ ratings = st.lists(
 
 def every_exit(problems: list[Any]) -> list[EarlyExit]:
     """The exits of four layers that are worth a try, written out."""
-    ranking = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]  # l_min, patience: both fit before the last layer
+    # l_min, patience: both fit before the last layer
+    ranking = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]
     found = [EarlyExit("ranking", l_min=l_min, patience=patience) for l_min, patience in ranking]
     entropies = [own.entropy for rating in problems for own in rating]
     steps = [abs(h[layer] - h[layer - 1]) for h in entropies for layer in (1, 2, 3)]
     for l_min in (2, 3):
         for eps in np.quantile(steps, [0.25, 0.5, 0.75, 1.0]):
-            close = [[h[i] for i in range(l_min - 1, 4) if abs(h[i] - h[i - 1]) < eps] for h in entropies]
+            close = [
+                [h[i] for i in range(l_min - 1, 4) if abs(h[i] - h[i - 1]) < eps] for h in entropies
+            ]
             if first := [levels[0] for levels in close if levels]:
                 for theta in np.quantile(first, [0.25, 0.5, 0.75, 1.0]):
-                    found.append(EarlyExit("entropy", l_min, float(theta), float(eps), common_depth=True))
+                    found.append(
+                        EarlyExit("entropy", l_min, float(theta), float(eps), common_depth=True)
+                    )
     return found
 
 
@@ -159,38 +177,57 @@ def test_the_candidates_are_those_worth_a_try(problems: list[Any]) -> None:
 
 @given(ratings, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from([0.0, 0.5]))
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_no_candidate_within_the_bound_saves_more(problems: list[Any], allowed: float, look_layers: float) -> None:
+def test_no_candidate_within_the_bound_saves_more(
+    problems: list[Any], allowed: float, look_layers: float
+) -> None:
     def saved(exit: EarlyExit) -> float:
-        return sum(4 - d - look_layers * (looks(d, exit) - 1) for rating in problems for d in replay(rating, exit))
+        return sum(
+            4 - d - look_layers * (looks(d, exit) - 1)
+            for rating in problems
+            for d in replay(rating, exit)
+        )
 
     def wrong(exit: EarlyExit) -> float:
         return sum(not agrees(rating, replay(rating, exit)) for rating in problems) / len(problems)
 
     found = risk_controlled(problems, allowed, look_layers)
     assert wrong(found) <= allowed and saved(found) >= 0
-    assert all(saved(exit) <= saved(found) for exit in every_exit(problems) if wrong(exit) <= allowed)
+    assert all(
+        saved(exit) <= saved(found) for exit in every_exit(problems) if wrong(exit) <= allowed
+    )
 
 
 def test_the_count_comes_from_problems_that_had_no_say() -> None:
-    made = calibrate_exit([A, B, A, B, A, A], model="m", dataset="d", max_disagreement=0.0, settings={"seed": 3})
+    made = calibrate_exit(
+        [A, B, A, B, A, A], model="m", dataset="d", max_disagreement=0.0, settings={"seed": 3}
+    )
     assert made.exit == EarlyExit("ranking", l_min=2, patience=1)  # from the first, third and fifth
     assert (made.problems, made.checked, made.disagreements) == (6, 3, 2)
     assert made.disagreement_bound == clopper_pearson(2, 3)
     assert (made.depth, made.looks, made.layers) == (2.0, 1.0, 4)
-    assert (made.model, made.dataset, made.max_disagreement, made.settings) == ("m", "d", 0.0, {"seed": 3})
+    assert (made.model, made.dataset, made.max_disagreement, made.settings) == (
+        "m",
+        "d",
+        0.0,
+        {"seed": 3},
+    )
 
 
 # -------------------------------------------------------------------- files and input
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    made = calibrate_exit([A, B], model="m", dataset="d", max_disagreement=0.5, settings={"search": {"n": 4}})
+    made = calibrate_exit(
+        [A, B], model="m", dataset="d", max_disagreement=0.5, settings={"search": {"n": 4}}
+    )
     made.save(tmp_path / "new" / "c.json")
     assert ExitCalibration.load(tmp_path / "new" / "c.json", model="m", dataset="d") == made
 
 
 @pytest.mark.parametrize(("model", "dataset"), [("other", "d"), ("m", "other")])
-def test_another_model_or_data_set_is_refused_by_name(tmp_path: Path, model: str, dataset: str) -> None:
+def test_another_model_or_data_set_is_refused_by_name(
+    tmp_path: Path, model: str, dataset: str
+) -> None:
     calibrate_exit([A, B], model="m", dataset="d").save(tmp_path / "c.json")
     with pytest.raises(InvalidInput, match=r"c\.json was calibrated for the .* not for 'other'"):
         ExitCalibration.load(tmp_path / "c.json", model=model, dataset=dataset)
@@ -239,6 +276,8 @@ def test_the_other_levels_file_is_refused(tmp_path: Path) -> None:
         ([A, same_p([0.1] * LAYERS)], {}, r"\[4, 5\] layers"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused(problems: Any, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_calibrated_is_refused(
+    problems: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         calibrate_exit(problems, model="m", dataset="d", **options)

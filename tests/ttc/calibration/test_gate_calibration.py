@@ -1,4 +1,5 @@
-"""Thresholds from hand-made observations, the bound against exact sums, and files that are refused."""
+"""Thresholds from hand-made observations, the bound against exact sums, and files that are
+refused."""
 
 from __future__ import annotations
 
@@ -43,16 +44,23 @@ def test_a_calibration_by_percentiles() -> None:
     made = calibrate(FIVE, model="m", dataset="d", settings={"seed": 3})
     assert (made.tau_conf, made.r_gap) == pytest.approx((0.8, 0.1))
     assert (made.problems, made.checked, made.skipped, made.disagreements) == (5, 5, 2, 1)
-    assert made.disagreement_bound == pytest.approx(0.6574, abs=1e-4)  # (1 - p)^5 + 5p (1 - p)^4 = 0.05
+    # (1 - p)^5 + 5p (1 - p)^4 = 0.05
+    assert made.disagreement_bound == pytest.approx(0.6574, abs=1e-4)
     assert made.quantiles["max_p"] == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9])
     assert made.quantiles["gap"] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-    assert (made.model, made.dataset, made.max_disagreement, made.settings) == ("m", "d", None, {"seed": 3})
+    assert (made.model, made.dataset, made.max_disagreement, made.settings) == (
+        "m",
+        "d",
+        None,
+        {"seed": 3},
+    )
 
 
 @pytest.mark.parametrize(
     ("allowed", "thresholds"),
     [
-        (0.0, (0.9, 0.3)),  # only the last can be told from those that disagree: (0.7, 0.1) lets 0.8 in
+        # only the last can be told from those that disagree: (0.7, 0.1) lets 0.8 in
+        (0.0, (0.9, 0.3)),
         (0.2, (0.7, 0.1)),  # three skipped, one of them wrong
         (0.4, (0.5, 0.0)),
         (1.0, (0.5, 0.0)),
@@ -63,7 +71,10 @@ def test_risk_controlled_by_hand(allowed: float, thresholds: tuple[float, float]
 
 
 def test_nothing_is_skipped_when_the_clearest_disagrees() -> None:
-    assert risk_controlled([Observation(0.9, 0.5, False), Observation(0.5, 0.1, True)], 0.1) == (NEVER, 0.0)
+    assert risk_controlled([Observation(0.9, 0.5, False), Observation(0.5, 0.1, True)], 0.1) == (
+        NEVER,
+        0.0,
+    )
 
 
 values = st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.5])
@@ -72,7 +83,9 @@ sets = st.lists(st.builds(Observation, values, values, st.booleans()), min_size=
 
 @given(sets, st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]))
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_risk_controlled_against_trying_all(observations: list[Observation], allowed: float) -> None:
+def test_risk_controlled_against_trying_all(
+    observations: list[Observation], allowed: float
+) -> None:
     def counts(tau: float, gap: float) -> tuple[int, int]:
         skipped = [o for o in observations if o.max_p >= tau and o.gap >= gap]
         return len(skipped), sum(not o.agrees for o in skipped)
@@ -89,7 +102,9 @@ def test_risk_controlled_against_trying_all(observations: list[Observation], all
 def test_the_count_comes_from_problems_that_had_no_say(observations: list[Observation]) -> None:
     made = calibrate(observations, model="m", dataset="d", max_disagreement=0.1)
     checked = range(1, len(observations), 2)
-    flipped = [replace(o, agrees=not o.agrees) if i in checked else o for i, o in enumerate(observations)]
+    flipped = [
+        replace(o, agrees=not o.agrees) if i in checked else o for i, o in enumerate(observations)
+    ]
     other = calibrate(flipped, model="m", dataset="d", max_disagreement=0.1)
     assert (made.tau_conf, made.r_gap, made.skipped) == (other.tau_conf, other.r_gap, other.skipped)
     assert made.disagreements + other.disagreements == made.skipped
@@ -119,7 +134,9 @@ def test_clopper_pearson_by_exact_sums(trials: int, data: Any, confidence: float
     bound = clopper_pearson(hits, trials, confidence)
 
     def at_most(p: Fraction) -> float:
-        return float(sum(math.comb(trials, k) * p**k * (1 - p) ** (trials - k) for k in range(hits + 1)))
+        return float(
+            sum(math.comb(trials, k) * p**k * (1 - p) ** (trials - k) for k in range(hits + 1))
+        )
 
     assert at_most(Fraction(bound)) == pytest.approx(1 - confidence, rel=1e-6)
     assert hits / trials < bound <= 1
@@ -130,7 +147,9 @@ def test_many_trials_do_not_overflow() -> None:
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    made = calibrate(FIVE, model="m", dataset="d", max_disagreement=0.5, settings={"search": {"n": 4}})
+    made = calibrate(
+        FIVE, model="m", dataset="d", max_disagreement=0.5, settings={"search": {"n": 4}}
+    )
     file = tmp_path / "new" / "c.json"
     made.save(file)
     assert GateCalibration.load(file, model="m", dataset="d") == made
@@ -140,11 +159,19 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"model": "other", "dataset": "d"}, r"c\.json was calibrated for the model 'm', not for 'other'"),
-        ({"model": "m", "dataset": "other"}, r"c\.json was calibrated for the data set 'd', not for 'other'"),
+        (
+            {"model": "other", "dataset": "d"},
+            r"c\.json was calibrated for the model 'm', not for 'other'",
+        ),
+        (
+            {"model": "m", "dataset": "other"},
+            r"c\.json was calibrated for the data set 'd', not for 'other'",
+        ),
     ],
 )
-def test_another_model_or_data_set_is_refused_by_name(tmp_path: Path, wanted: dict[str, str], message: str) -> None:
+def test_another_model_or_data_set_is_refused_by_name(
+    tmp_path: Path, wanted: dict[str, str], message: str
+) -> None:
     calibrate(FIVE, model="m", dataset="d").save(tmp_path / "c.json")
     with pytest.raises(InvalidInput, match=message):
         GateCalibration.load(tmp_path / "c.json", **wanted)
@@ -169,7 +196,9 @@ def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, Any], messa
         GateCalibration.load(file, model="m", dataset="d")
 
 
-@pytest.mark.parametrize(("text", "message"), [("{torn", "not JSON"), ("[]", "list"), ("{}", "tau_conf"), (None, "No")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("{torn", "not JSON"), ("[]", "list"), ("{}", "tau_conf"), (None, "No")]
+)
 def test_what_is_no_calibration_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "c.json"
     if text is not None:
@@ -190,8 +219,22 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
         calibrate(FIVE, model="m", dataset="d").save(tmp_path / "file" / "c.json")
 
 
-SUMS = {"name": "sums", "task": "chain_sum", "params": {"max_terms": 3}, "size": 100, "seed": 0, "offset": 0}
-ROWS = {"name": "gsm8k", "hub": "openai/gsm8k", "subset": "main", "split": "test", "seed": 0, "offset": 0}
+SUMS = {
+    "name": "sums",
+    "task": "chain_sum",
+    "params": {"max_terms": 3},
+    "size": 100,
+    "seed": 0,
+    "offset": 0,
+}
+ROWS = {
+    "name": "gsm8k",
+    "hub": "openai/gsm8k",
+    "subset": "main",
+    "split": "test",
+    "seed": 0,
+    "offset": 0,
+}
 BEST = {"_target_": "search.BestOfN", "n": 4}
 
 
@@ -202,11 +245,13 @@ BEST = {"_target_": "search.BestOfN", "n": 4}
         (SUMS | {"limit": 50}, SUMS | {"offset": 49, "limit": 9}, True),
         (SUMS | {"limit": 50}, SUMS | {"offset": 50, "limit": 9}, False),
         (SUMS | {"size": 50}, SUMS | {"offset": 50}, False),  # `size` rows without a limit
-        (SUMS | {"limit": 300}, SUMS | {"size": 5, "offset": 299, "limit": 1}, True),  # with one, that many
+        # with one, that many
+        (SUMS | {"limit": 300}, SUMS | {"size": 5, "offset": 299, "limit": 1}, True),
         (SUMS, SUMS | {"seed": 99}, True),  # problem 99 of seed 0 is problem 0 of seed 99
         (SUMS, SUMS | {"seed": 100}, False),
         (SUMS, SUMS | {"params": {"max_terms": 4}}, False),
-        (SUMS, SUMS | {"pad_chars": 4200, "instruction": "Think. {question}"}, True),  # the same, asked otherwise
+        # the same, asked otherwise
+        (SUMS, SUMS | {"pad_chars": 4200, "instruction": "Think. {question}"}, True),
         (ROWS | {"limit": 10}, ROWS, True),
         (ROWS | {"limit": 10}, ROWS | {"seed": 1}, True),  # rows of the hub have no seed
         (ROWS | {"limit": 10}, ROWS | {"offset": 10}, False),
@@ -217,10 +262,14 @@ BEST = {"_target_": "search.BestOfN", "n": 4}
         ({"path": "a.jsonl"}, ROWS, False),
     ],
 )
-def test_the_problems_of_a_run_must_be_others(its: dict[str, Any], run: dict[str, Any], same: bool) -> None:
+def test_the_problems_of_a_run_must_be_others(
+    its: dict[str, Any], run: dict[str, Any], same: bool
+) -> None:
     made = calibrate(FIVE, model="m", dataset="d", settings={"dataset": its, "search": BEST})
     if same:
-        with pytest.raises(InvalidInput, match=r"c\.json: these problems were used to calibrate; .*dataset\.offset"):
+        with pytest.raises(
+            InvalidInput, match=r"c\.json: these problems were used to calibrate; .*dataset\.offset"
+        ):
             made.check_use("c.json", run, BEST)
     else:
         made.check_use("c.json", run, BEST)
@@ -230,6 +279,9 @@ def test_the_search_of_a_run_must_be_the_same() -> None:
     made = calibrate(FIVE, model="m", dataset="d", settings={"dataset": SUMS, "search": BEST})
     other = SUMS | {"seed": 1000}
     made.check_use("c.json", other, BEST | {"n": 8})
-    with pytest.raises(InvalidInput, match=r"with search\.BestOfN, and its counts do not hold for search\.BeamSearch"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"with search\.BestOfN, and its counts do not hold for search\.BeamSearch",
+    ):
         made.check_use("c.json", other, {"_target_": "search.BeamSearch"})
     calibrate(FIVE, model="m", dataset="d").check_use("c.json", SUMS, BEST)  # made by hand

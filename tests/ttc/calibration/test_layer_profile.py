@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.exits import CANDIDATES, CORE, LAYERS, build, entropies, lenses, problems, untouched
+from tests.helpers.exits import (
+    CANDIDATES,
+    CORE,
+    LAYERS,
+    build,
+    entropies,
+    lenses,
+    problems,
+    untouched,
+)
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
@@ -18,23 +27,31 @@ from ttc.model.packed_linear import can_pack, pack_linears
 from ttc.tree.branch import Branch
 
 
-def profiles(engine: Engine, branches: list[Branch], given: list[list[int]], positive: int = 1) -> list[Profile]:
+def profiles(
+    engine: Engine, branches: list[Branch], given: list[list[int]], positive: int = 1
+) -> list[Profile]:
     return layer_profile(engine, branches, given, [CANDIDATES] * len(branches), positive)
 
 
 @torch.no_grad()
 def raw_entropies(plain: Any, tokens: list[int]) -> list[float]:
     """The paper's lens: the head on what each layer returns."""
-    (layers,) = [m for m in plain.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == LAYERS]
+    (layers,) = [
+        m for m in plain.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == LAYERS
+    ]
     states: list[torch.Tensor] = []
     hooks = [
-        layer.register_forward_hook(lambda m, a, out: states.append(out[0] if isinstance(out, tuple) else out))
+        layer.register_forward_hook(
+            lambda m, a, out: states.append(out[0] if isinstance(out, tuple) else out)
+        )
         for layer in layers
     ]
     plain(torch.tensor([tokens]), use_cache=False)
     for hook in hooks:
         hook.remove()
-    return entropies([plain.get_output_embeddings()(s[0, -1]).double().log_softmax(-1) for s in states])
+    return entropies(
+        [plain.get_output_embeddings()(s[0, -1]).double().log_softmax(-1) for s in states]
+    )
 
 
 @pytest.mark.parametrize("positive", [1, 2])
@@ -44,7 +61,9 @@ def test_each_layer_as_the_last_one(family: str, positive: int) -> None:
     engine = Engine(copy.deepcopy(plain), Letters())
     branches, given = problems(engine)
     found = profiles(engine, branches, given, positive)
-    for branch, more, lens, profile in zip(branches, given, lenses(plain, branches, given), found, strict=True):
+    for branch, more, lens, profile in zip(
+        branches, given, lenses(plain, branches, given), found, strict=True
+    ):
         assert profile.entropy == pytest.approx(entropies(lens), abs=1e-4)
         p = [float(x[CANDIDATES].softmax(-1)[:positive].sum()) for x in lens]
         assert profile.p == pytest.approx(p, abs=1e-5)
@@ -52,16 +71,22 @@ def test_each_layer_as_the_last_one(family: str, positive: int) -> None:
         if family == "opt":  # its head takes narrower states
             assert all(map(math.isnan, profile.raw_entropy)) and len(profile.raw_entropy) == LAYERS
         else:
-            assert profile.raw_entropy == pytest.approx(raw_entropies(plain, branch.tokens + more), abs=1e-4)
+            assert profile.raw_entropy == pytest.approx(
+                raw_entropies(plain, branch.tokens + more), abs=1e-4
+            )
 
 
 def test_what_a_profile_leaves_and_counts() -> None:
-    whole, engine = Engine(build("llama"), Letters()), Engine(build("llama"), Letters(), prefill_tokens=16)
+    whole, engine = (
+        Engine(build("llama"), Letters()),
+        Engine(build("llama"), Letters(), prefill_tokens=16),
+    )
     expected = profiles(whole, *problems(whole))
     branches, given = problems(engine)
     before, spent = engine.kv_bytes(), [branches[i].usage.verifier_tokens for i in (0, 3)]
     order = [3, 0, 4, 2, 1]
-    found = profiles(engine, [branches[i] for i in order], [given[i] for i in order])  # in several passes
+    # in several passes
+    found = profiles(engine, [branches[i] for i in order], [given[i] for i in order])
     for i, profile in zip(order, found, strict=True):
         assert profile.entropy == pytest.approx(expected[i].entropy, abs=1e-9)
         assert profile.raw_entropy == pytest.approx(expected[i].raw_entropy, abs=1e-9)

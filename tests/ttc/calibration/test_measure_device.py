@@ -20,7 +20,8 @@ def test_passes_of_a_random_model_are_counted_and_timed(monkeypatch: pytest.Monk
     timer = PassTimer(LlamaConfig(**COMMON), CPU, torch.float32)
     assert timer.seconds(3, 20) > 0
     assert 1 + LEAST <= len(timer.passes_s) <= 1 + MOST  # the prompt's pass is not among them
-    assert timer.between_s > 0 and len(timer.gaps_s) == len(timer.passes_s) - 2  # none between two calls
+    # none between two calls
+    assert timer.between_s > 0 and len(timer.gaps_s) == len(timer.passes_s) - 2
     timer.release()
     assert timer.engine.kv_bytes() == 0
 
@@ -38,8 +39,9 @@ def test_a_prefix_is_there_without_having_been_computed(monkeypatch: pytest.Monk
 
 
 class Timer:
-    """A layer takes `speed` x 0.1 s; 0.011 s for each row where it is wide, 0.001 of it whatever the width, and a
-    quarter of the rest where it is half as wide; and 1e-5 s for each row and token where it has 16 heads."""
+    """A layer takes `speed` x 0.1 s; 0.011 s for each row where it is wide, 0.001 of it whatever
+    the width, and a quarter of the rest where it is half as wide; and 1e-5 s for each row and token
+    where it has 16 heads."""
 
     speed = 1.0
 
@@ -69,7 +71,12 @@ ATTENTION_FLOPS = 4 * 16 * 128 / 1e-5
 @pytest.mark.usefixtures("made_up_times")
 def test_rates_are_operations_over_the_difference_between_two_depths() -> None:
     found = profile_device(CPU, torch.bfloat16)
-    assert (found.name, found.bandwidth, found.l3_bytes, found.l3_bandwidth) == ("cpu bfloat16", 5.0, 8, 9.0)
+    assert (found.name, found.bandwidth, found.l3_bytes, found.l3_bandwidth) == (
+        "cpu bfloat16",
+        5.0,
+        8,
+        9.0,
+    )
     assert found.block_overhead_s == pytest.approx(0.1)
     assert found.block_overheads == pytest.approx({rows: 0.1 + 0.001 * rows for rows in (1, 4, 16)})
     assert found.pass_overhead_s == pytest.approx(7)
@@ -78,15 +85,20 @@ def test_rates_are_operations_over_the_difference_between_two_depths() -> None:
     for rows in (64, 256):  # as if the layer cost no more besides than with 16 rows
         layer_s = rows * (0.01 + 16e-5) + 0.001 * (rows - 16)
         assert found.flops[rows] * layer_s == pytest.approx(PRODUCT_FLOPS * rows * (0.01 + 16e-5))
-    assert found.attention_flops == pytest.approx(dict.fromkeys((1, 4, 16, 64, 256), ATTENTION_FLOPS))
+    assert found.attention_flops == pytest.approx(
+        dict.fromkeys((1, 4, 16, 64, 256), ATTENTION_FLOPS)
+    )
 
 
 @pytest.mark.usefixtures("made_up_times")
-def test_the_machine_is_measured_as_it_is_when_a_model_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_is_measured_as_it_is_when_a_model_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     beside = ProfileBeside(CPU, torch.bfloat16)
     model = Timer(measure_device.model_config(measure_device.ATTENDING, 5))
     monkeypatch.setattr(Timer, "speed", 2.0)
-    found, seconds = beside.measure(model, 16, 1000, group=3)  # 48 queries to a KV head, as 24 rows with 2
+    # 48 queries to a KV head, as 24 rows with 2
+    found, seconds = beside.measure(model, 16, 1000, group=3)
     assert (found.bandwidth, found.l3_bytes, found.l3_bandwidth) == (2.5, 8, 9.0)
     assert found.block_overhead_s == pytest.approx(0.2)
     assert found.pass_overhead_s == pytest.approx(14)
@@ -104,7 +116,9 @@ def test_a_machine_that_is_too_busy_is_refused(monkeypatch: pytest.MonkeyPatch) 
             return 1 / self.layers
 
     monkeypatch.setattr(measure_device, "PassTimer", Timer)
-    with pytest.raises(TTCError, match=r"a narrow layer seemed to take -400\.000 ms; the machine is too busy"):
+    with pytest.raises(
+        TTCError, match=r"a narrow layer seemed to take -400\.000 ms; the machine is too busy"
+    ):
         profile_device(CPU, torch.bfloat16)
 
 

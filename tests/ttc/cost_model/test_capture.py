@@ -43,7 +43,9 @@ def every_filling(m_host: int, s_kv: int, s_act: int) -> list[tuple[int, int]]:
     return [(act, (m_host - s_act * act) // s_kv) for act in range(m_host // s_act + 1)]
 
 
-@given(times=paper_times, act_gpu=st.integers(0, 20), m_host=st.integers(0, 80), s_kv=st.integers(1, 4))
+@given(
+    times=paper_times, act_gpu=st.integers(0, 20), m_host=st.integers(0, 80), s_kv=st.integers(1, 4)
+)
 def test_algorithm_1_leaves_the_least_gap_that_any_filling_of_the_host_leaves(
     times: CaptureTimes, act_gpu: int, m_host: int, s_kv: int
 ) -> None:
@@ -56,7 +58,9 @@ def test_algorithm_1_leaves_the_least_gap_that_any_filling_of_the_host_leaves(
 
 
 crossing_times = st.builds(
-    lambda times, share, forward_s: replace(times, load_act=Line(share * times.load_kv.slope), forward_s=forward_s),
+    lambda times, share, forward_s: replace(
+        times, load_act=Line(share * times.load_kv.slope), forward_s=forward_s
+    ),
     times=paper_times,
     share=st.floats(0, 1.2),  # above 1 an ACT block crosses slower than a KV block
     forward_s=st.floats(0, 40),
@@ -93,13 +97,16 @@ def test_with_act_blocks_that_cross_no_other_filling_of_the_host_is_faster(
     act, kv = hybrid_cache_allocation(times, act_gpu, m_host, 0, s_kv, s_act)
     assert m_host - s_kv < s_act * act + s_kv * kv <= m_host
     least = min(times.layer_s(n, m, act_gpu) for m, n in every_filling(m_host, s_kv, s_act))
-    slack = s_kv * (times.kv_gen.slope + times.load_act.slope) + s_act * times.load_kv.slope  # blocks of s_kv or s_act
+    # blocks of s_kv or s_act
+    slack = s_kv * (times.kv_gen.slope + times.load_act.slope) + s_act * times.load_kv.slope
     assert times.layer_s(kv, act, act_gpu) <= least + slack + a_block_more_or_less(times)
 
 
 @given(times=crossing_times, room=st.integers(0, 20), blocks=st.integers(1, 40))
 @settings(deadline=None)
-def test_no_use_of_the_devices_room_and_of_the_host_is_faster(times: CaptureTimes, room: int, blocks: int) -> None:
+def test_no_use_of_the_devices_room_and_of_the_host_is_faster(
+    times: CaptureTimes, room: int, blocks: int
+) -> None:
     act_gpu, act, kv = allocation(times, room, blocks)
     assert 0 <= act_gpu <= min(room, blocks) and min(act, kv) >= 0 and act_gpu + act + kv == blocks
     least = min(
@@ -111,8 +118,9 @@ def test_no_use_of_the_devices_room_and_of_the_host_is_faster(times: CaptureTime
 
 
 def test_where_regenerating_is_cheaper_than_crossing_all_blocks_are_act_blocks() -> None:
-    """Of 1,000 blocks the device has room for 500. With the others as ACT blocks, 500 cross and 1,000 are generated, in
-    500 either way; KV_init of 125 blocks, to fill the link while the first 500 are generated, would make it 625."""
+    """Of 1,000 blocks the device has room for 500. With the others as ACT blocks, 500 cross and
+    1,000 are generated, in 500 either way; KV_init of 125 blocks, to fill the link while the first
+    500 are generated, would make it 625."""
     times = CaptureTimes(kv_gen=Line(0.5), load_kv=Line(2.0), load_act=Line(1.0))
     assert hybrid_cache_allocation(times, 500, 500) == (500, 0)
     assert allocation(times, 500, 1000) == (500, 500, 0)
@@ -124,14 +132,18 @@ def test_where_regenerating_is_cheaper_than_crossing_all_blocks_are_act_blocks()
 
 
 def test_capture_is_refused_where_it_would_lose_by_its_own_times() -> None:
-    """The fast link of the benchmark: loading 114,688 KV blocks takes 231, and what else a layer computes 200. Without
-    `forward_s` 16,384 blocks would be ACT blocks, which with all else take 288."""
+    """The fast link of the benchmark: loading 114,688 KV blocks takes 231, and what else a layer
+    computes 200. Without `forward_s` 16,384 blocks would be ACT blocks, which with all else take
+    288."""
     kv_gen, load_kv = Line(6 * 231 / 114_688), Line(231 / 114_688)
     paper = CaptureTimes(kv_gen=kv_gen, load_kv=load_kv)
     assert allocation(paper, 114_688, 114_688).act_gpu == 114_688 // 7
     assert replace(paper, forward_s=200).layer_s(98_304, 0, 16_384) > 1.7 * 231
     act_gpu, act_host, kv_host = allocation(replace(paper, forward_s=200), 114_688, 114_688)
-    assert (act_gpu, act_host) == (int(31 / (7 * 231) * 114_688), 0) and kv_host == 114_688 - act_gpu
+    assert (act_gpu, act_host) == (
+        int(31 / (7 * 231) * 114_688),
+        0,
+    ) and kv_host == 114_688 - act_gpu
     assert allocation(replace(paper, forward_s=231), 114_688, 114_688) == (0, 0, 114_688)
     # what generating any block costs besides is more than all that it could save
     assert allocation(CaptureTimes(kv_gen=Line(1.0, 30.0), load_kv=Line(2.0)), 10, 10) == (0, 0, 10)
@@ -156,7 +168,10 @@ def test_whatever_is_allocated_is_no_slower_than_kv_blocks_alone(
     times: CaptureTimes, intercepts: tuple[float, float, float], room: int, blocks: int
 ) -> None:
     kinds = ("kv_gen", "load_kv", "load_act")
-    lines = {kind: replace(getattr(times, kind), intercept=at) for kind, at in zip(kinds, intercepts, strict=True)}
+    lines = {
+        kind: replace(getattr(times, kind), intercept=at)
+        for kind, at in zip(kinds, intercepts, strict=True)
+    }
     times = replace(times, **lines)
     act_gpu, act, kv = allocation(times, room, blocks)
     assert act_gpu + act + kv == blocks
@@ -179,7 +194,8 @@ def test_what_generating_any_block_costs_besides_counts_in_the_budget() -> None:
 
 
 def test_the_two_steps_of_algorithm_1_by_hand() -> None:
-    """Weights take 12, a KV block 2, regenerating an ACT block 1; sizes as in the paper, S_ACT half of S_KV."""
+    """Weights take 12, a KV block 2, regenerating an ACT block 1; sizes as in the paper, S_ACT half
+    of S_KV."""
     times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(2.0), load_w=12.0)
     # T_budget = 12 - 4: ACT_init 8. The other 32 units: #ACT + 2 #KV = 32 with #ACT = 2 #KV
     assert hybrid_cache_allocation(times, 4, 140, 100, 2, 1) == (8 + 16, 8)
@@ -226,29 +242,46 @@ def test_every_request_is_in_one_mini_batch_within_its_room_and_about_as_balance
         act, kv = (sum(requests[index][kind] for index in batch) for kind in (0, 1))
         assert act + kv <= most
         first = imbalance(*requests[batch[0]], Line(gen), Line(load))
-        assert imbalance(act, kv, Line(gen), Line(load)) <= first * NEAR_LEAST * (1 + 1e-6) or first == inf
+        assert (
+            imbalance(act, kv, Line(gen), Line(load)) <= first * NEAR_LEAST * (1 + 1e-6)
+            or first == inf
+        )
 
 
-@given(n=st.integers(1, 9), one=st.tuples(st.integers(1, 3), st.integers(1, 3)), room=st.integers(6, 24))
-def test_requests_of_one_ratio_take_the_fewest_mini_batches(n: int, one: tuple[int, int], room: int) -> None:
+@given(
+    n=st.integers(1, 9),
+    one=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    room=st.integers(6, 24),
+)
+def test_requests_of_one_ratio_take_the_fewest_mini_batches(
+    n: int, one: tuple[int, int], room: int
+) -> None:
     assert len(mini_batches([one] * n, room, Line(1.3), Line(0.7))) == ceil(n / (room // sum(one)))
 
 
 @given(pairs=st.integers(1, 4), long=st.integers(2, 5))
 def test_requests_that_complement_each_other_are_put_together(pairs: int, long: int) -> None:
-    """Half have ACT blocks, half KV blocks: every mini-batch of two is balanced, the best of all partitions."""
+    """Half have ACT blocks, half KV blocks: every mini-batch of two is balanced, the best of all
+    partitions."""
     requests = [(long, 1), (1, long)] * pairs
     found = mini_batches(requests, 2 * (long + 1), Line(1.0), Line(1.0))
     assert len(found) == pairs
-    assert all(sum(requests[i][0] for i in batch) == sum(requests[i][1] for i in batch) for batch in found)
+    assert all(
+        sum(requests[i][0] for i in batch) == sum(requests[i][1] for i in batch) for batch in found
+    )
 
 
 @pytest.mark.parametrize(("length", "fewest", "most"), [(512, 0.6, 22), (64, 0.9, 15)])
-def test_single_blocks_are_packed_in_the_ratio_of_all_of_them(length: int, fewest: float, most: int) -> None:
-    """10,752 tokens of ACT blocks and 103,936 of KV blocks in mini-batches of 8,192. A whole one has room for 1.5 ACT
-    blocks of 512 tokens, so those have one each and are smaller; with blocks of 64 they are almost full."""
+def test_single_blocks_are_packed_in_the_ratio_of_all_of_them(
+    length: int, fewest: float, most: int
+) -> None:
+    """10,752 tokens of ACT blocks and 103,936 of KV blocks in mini-batches of 8,192. A whole one
+    has room for 1.5 ACT blocks of 512 tokens, so those have one each and are smaller; with blocks
+    of 64 they are almost full."""
     act, kv = 10_752 // length, 103_936 // length
-    found = mini_batches([(length, 0)] * act + [(0, length)] * kv, 8192, Line(1 / act), Line(1 / kv))
+    found = mini_batches(
+        [(length, 0)] * act + [(0, length)] * kv, 8192, Line(1 / act), Line(1 / kv)
+    )
     assert len(found) <= most
     for batch in found[:-1]:
         acts = sum(index < act for index in batch)
@@ -261,10 +294,16 @@ def test_a_request_larger_than_a_mini_batch_is_refused() -> None:
         mini_batches([(9, 1)], 9, Line(1.0), Line(1.0))
 
 
-@given(slope=slopes, intercept=st.floats(0, 3), ns=st.sets(st.integers(1, 50), min_size=2, max_size=6))
-def test_a_line_is_found_again_from_its_points(slope: float, intercept: float, ns: set[int]) -> None:
+@given(
+    slope=slopes, intercept=st.floats(0, 3), ns=st.sets(st.integers(1, 50), min_size=2, max_size=6)
+)
+def test_a_line_is_found_again_from_its_points(
+    slope: float, intercept: float, ns: set[int]
+) -> None:
     line = fit_line([(n, intercept + slope * n) for n in ns])
-    assert line.slope == pytest.approx(slope, rel=1e-6) and line.intercept == pytest.approx(intercept, abs=1e-6)
+    assert line.slope == pytest.approx(slope, rel=1e-6) and line.intercept == pytest.approx(
+        intercept, abs=1e-6
+    )
     assert line.r2 == pytest.approx(1) and line(0) == 0
     assert line.blocks_in(line(7)) == pytest.approx(7)
 

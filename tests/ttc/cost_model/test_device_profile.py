@@ -12,13 +12,16 @@ from ttc.errors import InvalidInput
 
 
 def profile(**others: Any) -> DeviceProfile:
-    return DeviceProfile(**({"name": "cpu", "bandwidth": 10.0, "flops": {1: 8.0, 4: 32.0, 16: 64.0}} | others))
+    return DeviceProfile(
+        **({"name": "cpu", "bandwidth": 10.0, "flops": {1: 8.0, 4: 32.0, 16: 64.0}} | others)
+    )
 
 
 def test_rates_follow_the_measured_ones() -> None:
     measured = profile()
     assert [measured.p(rows) for rows in (1, 4, 16)] == [8, 32, 64]
-    assert measured.p(2) == pytest.approx(16)  # half way between 1 and 4, and between 8 and 32, in logarithms
+    # half way between 1 and 4, and between 8 and 32, in logarithms
+    assert measured.p(2) == pytest.approx(16)
     assert measured.p(8) == pytest.approx((32 * 64) ** 0.5)
     assert measured.p(1000) == 64
 
@@ -31,7 +34,9 @@ def test_attention_has_its_own_rate_or_that_of_products() -> None:
 @pytest.mark.parametrize("name", ["bandwidth", "eta_c", "eta_m"])
 @pytest.mark.parametrize("value", [0, -1, nan, inf])
 def test_rates_and_shares_are_above_zero(name: str, value: float) -> None:
-    with pytest.raises(InvalidInput, match=f"{name} of cpu is {value}; it must be a number above 0"):
+    with pytest.raises(
+        InvalidInput, match=f"{name} of cpu is {value}; it must be a number above 0"
+    ):
         profile(**{name: value})
 
 

@@ -1,4 +1,5 @@
-"""The memory estimate: a small model by hand, the paper's Llama3-8B, ordering of the methods, bad input."""
+"""The memory estimate: a small model by hand, the paper's Llama3-8B, ordering of the methods, bad
+input."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ dims = st.builds(
 )
 lengths = st.integers(1, 300)
 
-# A head's KV of 10 tokens in one layer: 10 × 4 × 2 (K and V) × 2 bytes = 160; a layer has 2 heads, the model 3 layers.
-# Activations take (8 + 2 × 16) × 2 = 80 bytes a token; a chunk is 4 tokens.
+# A head's KV of 10 tokens in one layer: 10 × 4 × 2 (K and V) × 2 bytes = 160; a layer has 2 heads,
+# the model 3 layers. Activations take (8 + 2 × 16) × 2 = 80 bytes a token; a chunk is 4 tokens.
 BY_HAND = [
     Footprint("standard", 1000, kv_bytes=960, activation_bytes=800, total_kv_bytes=960),
     Footprint("chunked_prefill", 1000, kv_bytes=960, activation_bytes=320, total_kv_bytes=960),
@@ -77,7 +78,9 @@ def test_table_9_of_the_paper(method: str, kv: float, activation: float, total_k
 
 
 def test_kv_of_a_model_with_a_head_for_each_query() -> None:
-    llama2_13b = ModelDims(40, 40, 128, hidden=5120, intermediate=13824, weights_bytes=2 * 13_015_864_320)
+    llama2_13b = ModelDims(
+        40, 40, 128, hidden=5120, intermediate=13824, weights_bytes=2 * 13_015_864_320
+    )
     assert kv_cache_bytes(llama2_13b, 2**20) == 800 * GIB
     assert estimate("layerwise_offload", llama2_13b, 2**20).kv_bytes == 40 * GIB
 
@@ -94,7 +97,9 @@ def test_order_of_the_methods(model: ModelDims, context: int, chunk: int) -> Non
 
 
 @given(dims, lengths, lengths, st.sampled_from(sorted(METHODS)))
-def test_a_longer_context_needs_more(model: ModelDims, context: int, chunk: int, method: str) -> None:
+def test_a_longer_context_needs_more(
+    model: ModelDims, context: int, chunk: int, method: str
+) -> None:
     shorter, longer = (estimate(method, model, tokens, chunk) for tokens in (context, context + 1))
     assert shorter.kv_bytes < longer.kv_bytes
     assert shorter.activation_bytes <= longer.activation_bytes
@@ -102,7 +107,16 @@ def test_a_longer_context_needs_more(model: ModelDims, context: int, chunk: int,
 
 
 @pytest.mark.parametrize(
-    "name", ["layers", "kv_heads", "head_dim", "hidden", "intermediate", "weights_bytes", "bytes_per_element"]
+    "name",
+    [
+        "layers",
+        "kv_heads",
+        "head_dim",
+        "hidden",
+        "intermediate",
+        "weights_bytes",
+        "bytes_per_element",
+    ],
 )
 @pytest.mark.parametrize("value", [0, -1])
 def test_dimensions_are_positive(name: str, value: int) -> None:
@@ -111,7 +125,9 @@ def test_dimensions_are_positive(name: str, value: int) -> None:
 
 
 def test_bad_requests_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="method='magic' is unknown; choose one of standard, chunked_prefill"):
+    with pytest.raises(
+        InvalidInput, match="method='magic' is unknown; choose one of standard, chunked_prefill"
+    ):
         estimate("magic", SMALL, context=10)
     with pytest.raises(InvalidInput, match="context=0 must be at least 1"):
         estimate("standard", SMALL, context=0)
@@ -119,7 +135,12 @@ def test_bad_requests_are_refused() -> None:
         estimate("headwise", SMALL, context=10, chunk=-4)
 
 
-@given(dims, st.sampled_from(sorted(METHODS)), st.integers(1, 200_000), st.none() | st.integers(1, 50_000))
+@given(
+    dims,
+    st.sampled_from(sorted(METHODS)),
+    st.integers(1, 200_000),
+    st.none() | st.integers(1, 50_000),
+)
 def test_the_longest_context_fits_and_the_next_does_not(
     shape: ModelDims, method: str, device_bytes: int, host_bytes: int | None
 ) -> None:

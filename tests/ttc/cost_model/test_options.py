@@ -1,4 +1,5 @@
-"""Every way to run a search: times and bytes by hand on numbers that are easy to divide, and what does not fit."""
+"""Every way to run a search: times and bytes by hand on numbers that are easy to divide, and what
+does not fit."""
 
 from __future__ import annotations
 
@@ -18,14 +19,23 @@ from ttc.errors import InvalidInput, OutOfMemory
 FAST = {1: 1e12}
 DEVICE = DeviceProfile(name="device", bandwidth=100, flops=FAST)
 LINK = LinkProfile(to_device_bandwidth=10, to_host_bandwidth=10)
-BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=8, kv_elements=5, score_elements=10, is_block=True)
+BLOCK = Unit(
+    name="b",
+    param_bytes=1000,
+    multiplied=500,
+    hidden=8,
+    kv_elements=5,
+    score_elements=10,
+    is_block=True,
+)
 UNITS = (
     Unit(name="e", param_bytes=300, multiplied=0, hidden=0),
     *[BLOCK] * 4,
     Unit(name="o", param_bytes=400, multiplied=200, hidden=0),
 )
 SEARCH = Steps(prompt_tokens=10, output_tokens=12, branches=2, step_tokens=4)
-# A token takes 10 bytes of KV in a layer. Half way a branch has 4 + 2 tokens; a pass reads 10 + 2 * 7.
+# A token takes 10 bytes of KV in a layer. Half way a branch has 4 + 2 tokens; a pass reads 10 + 2 *
+# 7.
 ATTENDED = (10 + 2 * 7) * 10 / 100
 LAYER_S, OUTPUT_S = 1000 / 100 + ATTENDED, 400 / 100
 WEIGHTS, KV = 4700, 4 * 10 * (10 + 2 * (12 + 4))
@@ -35,7 +45,12 @@ def machine(device_bytes: int | None = None, host_bytes: int | None = None) -> M
     by_modules = replace(DEVICE, block_overhead_s=1)
     slow = replace(DEVICE, name="host", bandwidth=50)
     return Machine(
-        compiled=DEVICE, modules=by_modules, host=slow, link=LINK, device_bytes=device_bytes, host_bytes=host_bytes
+        compiled=DEVICE,
+        modules=by_modules,
+        host=slow,
+        link=LINK,
+        device_bytes=device_bytes,
+        host_bytes=host_bytes,
     )
 
 
@@ -54,15 +69,16 @@ def test_what_fits_takes_the_time_of_its_passes() -> None:
     found = plan(WEIGHTS + KV)
     assert found["resident", "resident"].step_s == pytest.approx(4 * (4 * LAYER_S + OUTPUT_S))
     assert found["resident", "resident"].device_bytes == WEIGHTS + KV
-    assert {found["resident", memory].step_s for memory in ("beam_groups", "paged", "layerwise")} == {
-        found["resident", "resident"].step_s
-    }
+    assert {
+        found["resident", memory].step_s for memory in ("beam_groups", "paged", "layerwise")
+    } == {found["resident", "resident"].step_s}
     assert best(list(found.values())).placement == "resident"
     assert best(list(found.values())).memory == "resident"
 
 
 def test_a_split_has_just_so_many_units_on_the_host_as_it_must() -> None:
-    found = plan(WEIGHTS + KV - 301)["split", "resident"]  # without the embedding it is one byte too much
+    # without the embedding it is one byte too much
+    found = plan(WEIGHTS + KV - 301)["split", "resident"]
     assert found.number == 2
     on_host = 1000 / 50 + (10 + 2 * 7) * 10 / 50
     pass_s = on_host + 2 * 8 * 2 / 10 + 3 * (LAYER_S + 1) + OUTPUT_S
@@ -81,11 +97,14 @@ def test_a_split_waits_for_two_copies_to_begin() -> None:
 
 
 def test_a_layers_weights_come_before_the_first_of_its_heads() -> None:
-    """Two heads come one after the other, in 0.9 each. The weights of the next layer, with its first head, come while a
-    layer is computed; the second head comes while the first is attended, which takes next to nothing."""
+    """Two heads come one after the other, in 0.9 each. The weights of the next layer, with its
+    first head, come while a layer is computed; the second head comes while the first is attended,
+    which takes next to nothing."""
     room = 2 * 34 * 10 // 2 + 2 * 4 * 40  # two buffers of a head of all tokens, and two tails
     fast = replace(machine(2 * 1000 + 700 + room), link=replace(LINK, to_device_bandwidth=100))
-    found = {o.memory: o for o in options(UNITS, 2, fast, SEARCH, ["streamed"], number=0)}["headwise"]
+    found = {o.memory: o for o in options(UNITS, 2, fast, SEARCH, ["streamed"], number=0)}[
+        "headwise"
+    ]
     assert found.feasible and LAYER_S + 1 > 1000 / 100 + 0.9
     assert found.step_s == pytest.approx(4 * (4 * (LAYER_S + 1 + 0.9) + OUTPUT_S))
 
@@ -93,7 +112,8 @@ def test_a_layers_weights_come_before_the_first_of_its_heads() -> None:
 def test_streamed_layers_come_while_others_compute() -> None:
     found = plan(WEIGHTS + KV - 1000)["streamed", "resident"]
     assert found.number == 1  # of four layers, three come through the room of two
-    assert found.step_s == pytest.approx(4 * 3 * 1000 / 10)  # each takes 100 s to come and 14 to be computed
+    # each takes 100 s to come and 14 to be computed
+    assert found.step_s == pytest.approx(4 * 3 * 1000 / 10)
     assert found.host_bytes == 3000
     assert plan(WEIGHTS + KV - 1001)["streamed", "resident"].number == 0
 
@@ -104,8 +124,10 @@ def test_kv_that_does_not_fit_crosses_in_every_pass_or_once_a_step() -> None:
     assert found["resident", "resident"].reason == "KV does not fit"
     headwise = 4 * (10 + 2 * 4) * 10 / 10  # the tokens of earlier steps, of every layer
     assert found["resident", "headwise"].step_s == pytest.approx(4 * headwise, rel=0.05)
-    alone = 4 * (10 + (10 + 7) * 10 / 100) + OUTPUT_S  # groups of one branch, as two with their tails take 26 tokens
-    assert found["resident", "beam_groups"].step_s == pytest.approx(2 * 4 * alone)  # 4 tokens come ahead
+    # groups of one branch, as two with their tails take 26 tokens
+    alone = 4 * (10 + (10 + 7) * 10 / 100) + OUTPUT_S
+    # 4 tokens come ahead
+    assert found["resident", "beam_groups"].step_s == pytest.approx(2 * 4 * alone)
 
 
 def test_a_branch_has_its_tokens_in_so_many_segments_as_the_tree_leaves() -> None:
@@ -128,8 +150,12 @@ def test_problems_side_by_side_read_a_prompt_each_and_all_of_their_branches() ->
     room = machine(WEIGHTS + 2 * KV)
     assert options(UNITS, 1, room, SEARCH, ["resident"], problems=3)[0].reason == "KV does not fit"
     groups = options(UNITS, 1, machine(WEIGHTS + 4 * 10 * 63), SEARCH, ["resident"], problems=3)[1]
-    # 4 branches with 8 tokens on two prompts fit, so there are 2 rounds of 3, which leave room for 63 - 20 - 3 * 8
-    assert (groups.memory, groups.link_bytes) == ("beam_groups", 10 * 4 * (3 * 10 + 6 * 4 - (2 * 10 + 3 * 4) - 19))
+    # 4 branches with 8 tokens on two prompts fit, so there are 2 rounds of 3, which leave room for
+    # 63 - 20 - 3 * 8
+    assert (groups.memory, groups.link_bytes) == (
+        "beam_groups",
+        10 * 4 * (3 * 10 + 6 * 4 - (2 * 10 + 3 * 4) - 19),
+    )
 
 
 def test_a_run_that_is_not_told_begins_as_many_problems_as_half_of_its_memory_holds() -> None:
@@ -139,9 +165,14 @@ def test_a_run_that_is_not_told_begins_as_many_problems_as_half_of_its_memory_ho
     assert all(option.feasible for option in found[:2])
     few = replace(machine(WEIGHTS + 6 * first), kv_bytes=10 * first)
     assert options(UNITS, 1, few, SEARCH, ["resident"], problems=None)[1].problems == 5
-    assert options(UNITS, 1, machine(), SEARCH, ["resident"], problems=None)[0].problems == MOST_ROWS // 2
+    assert (
+        options(UNITS, 1, machine(), SEARCH, ["resident"], problems=None)[0].problems
+        == MOST_ROWS // 2
+    )
     long = replace(SEARCH, output_tokens=400)  # what begins could not be ended
-    grows = options(UNITS, 1, machine(WEIGHTS + 4 * 10 * 1700), long, ["resident"], problems=None)[0]
+    grows = options(UNITS, 1, machine(WEIGHTS + 4 * 10 * 1700), long, ["resident"], problems=None)[
+        0
+    ]
     assert (grows.problems, grows.feasible) == (2, True)
     recurrent = (UNITS[0], *[replace(BLOCK, kv_elements=0, state_bytes=9)] * 4, UNITS[-1])
     state = machine(WEIGHTS + 4 * 9 * (2 * 2 + 1) * 8)
@@ -162,7 +193,8 @@ def test_what_streams_is_attended_piece_by_piece() -> None:
     crossing = 4 * 4 * 18 * 10 / 10
     few = options(UNITS, 1, pieces, SEARCH, ["resident"])[3]
     assert (few.memory, few.link_bytes) == ("headwise", 10 * crossing)
-    assert few.step_s == pytest.approx(4 * (4 * (LAYER_S + 3 * 100) + OUTPUT_S))  # the prompt, and what each branch has
+    # the prompt, and what each branch has
+    assert few.step_s == pytest.approx(4 * (4 * (LAYER_S + 3 * 100) + OUTPUT_S))
 
 
 def test_tokens_are_drawn_between_passes() -> None:
@@ -175,7 +207,9 @@ def test_tokens_are_drawn_between_passes() -> None:
 def test_layers_whose_weights_stream_run_by_plain_modules() -> None:
     slow = replace(machine(WEIGHTS + KV - 1000), plain=replace(DEVICE, bandwidth=2))
     found = {o.placement: o for o in options(UNITS, 1, slow, SEARCH) if o.memory == "resident"}
-    assert found["streamed"].step_s == pytest.approx(4 * (4 * LAYER_S + OUTPUT_S) * 100 / 2, rel=0.1)
+    assert found["streamed"].step_s == pytest.approx(
+        4 * (4 * LAYER_S + OUTPUT_S) * 100 / 2, rel=0.1
+    )
     assert found["split"].step_s == plan(WEIGHTS + KV - 1000)["split", "resident"].step_s
 
 
@@ -184,33 +218,48 @@ def test_activations_are_kept_where_they_are_smaller() -> None:
     units = (UNITS[0], *[small] * 4, UNITS[-1])
     found = options(units, 1, machine(WEIGHTS + 1000), SEARCH)
     capture = {option.placement: option for option in found if option.memory == "capture"}
-    assert capture["resident"].feasible and capture["split"].feasible and capture["split"].step_s < inf
+    assert (
+        capture["resident"].feasible and capture["split"].feasible and capture["split"].step_s < inf
+    )
     assert plan()["resident", "capture"].reason == "an ACT block is no smaller (16 bytes, KV 10)"
 
 
 def test_recurrent_states_stay_on_the_device_of_their_layer() -> None:
-    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=7, is_block=True)
+    recurrent = Unit(
+        name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=7, is_block=True
+    )
     units = (UNITS[0], recurrent, recurrent, BLOCK, BLOCK, UNITS[-1])
-    found = {(o.placement, o.memory): o for o in options(units, 1, machine(), SEARCH, ["resident", "split"])}
+    found = {
+        (o.placement, o.memory): o
+        for o in options(units, 1, machine(), SEARCH, ["resident", "split"])
+    }
     assert found["resident", "resident"].device_bytes == WEIGHTS + KV // 2 + (2 * 2 + 1) * 2 * 7
     assert found["split", "paged"].host_bytes == 300
     assert found["split", "resident"].host_bytes == 300
 
 
 def test_recurrent_states_leave_for_the_host_where_they_do_not_fit() -> None:
-    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=7, is_block=True)
+    recurrent = Unit(
+        name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=7, is_block=True
+    )
     units = (UNITS[0], *[recurrent] * 4, UNITS[-1])  # 28 bytes a branch
 
     def found(room: int) -> dict[str, Option]:
-        return {o.memory: o for o in options(units, 1, machine(WEIGHTS + room), SEARCH, ["resident"])}
+        return {
+            o.memory: o for o in options(units, 1, machine(WEIGHTS + room), SEARCH, ["resident"])
+        }
 
-    for name, option in found(5 * 28).items():  # two branches before and after a step, and where they part
+    # two branches before and after a step, and where they part
+    for name, option in found(5 * 28).items():
         assert option.reason == ("there is no KV" if name == "capture" else "")
     whole, both, one = found(5 * 28)["paged"], found(2 * 28)["paged"], found(28)["paged"]
     assert (whole.device_bytes, whole.host_bytes) == (WEIGHTS + 5 * 28, 0)
     assert (both.device_bytes, both.host_bytes) == (WEIGHTS + 2 * 28, 3 * 28)
     assert both.step_s == pytest.approx(whole.step_s + 2 * 28 / 10)
-    assert (one.device_bytes, one.host_bytes) == (WEIGHTS + 28, 3 * 28) and one.step_s > 1.8 * both.step_s
+    assert (one.device_bytes, one.host_bytes) == (
+        WEIGHTS + 28,
+        3 * 28,
+    ) and one.step_s > 1.8 * both.step_s
     too_small = found(27)
     assert not any(option.feasible for option in too_small.values())
     assert too_small["paged"].device_bytes == WEIGHTS + 28
@@ -238,14 +287,18 @@ def test_a_host_that_is_too_small_is_named() -> None:
 
 
 def test_where_nothing_fits_the_least_that_would_is_named() -> None:
-    with pytest.raises(OutOfMemory, match=r"need least, [\d,]+ bytes on the device and [\d,]+ on the host"):
+    with pytest.raises(
+        OutOfMemory, match=r"need least, [\d,]+ bytes on the device and [\d,]+ on the host"
+    ):
         best(list(plan(100).values()))
 
 
 def test_one_placement_and_one_number_may_be_asked_for() -> None:
     found = plan(placements=["split"], number=3)
     assert {key[0] for key in found} == {"split"} and found["split", "resident"].number == 3
-    with pytest.raises(InvalidInput, match=r"placement='cloud' is unknown; use one of resident, split, streamed"):
+    with pytest.raises(
+        InvalidInput, match=r"placement='cloud' is unknown; use one of resident, split, streamed"
+    ):
         plan(placements=["cloud"])
 
 
@@ -261,20 +314,29 @@ def test_a_layer_waits_for_what_the_one_before_it_left_time_for() -> None:
     layers=st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=6),
     rest=st.floats(0, 5),
 )
-def test_copies_hide_no_more_than_either_takes(layers: list[tuple[float, float]], rest: float) -> None:
+def test_copies_hide_no_more_than_either_takes(
+    layers: list[tuple[float, float]], rest: float
+) -> None:
     computing, loads = zip(*layers, strict=True)
     seconds = pipelined(computing, loads, rest)
-    assert max(sum(computing) + rest, sum(loads)) - 1e-9 <= seconds <= sum(computing) + sum(loads) + rest + 1e-9
+    assert (
+        max(sum(computing) + rest, sum(loads)) - 1e-9
+        <= seconds
+        <= sum(computing) + sum(loads) + rest + 1e-9
+    )
 
 
 def test_the_device_helps_with_a_splits_layers_where_it_is_another_processor() -> None:
     units = tuple(replace(unit, large_bytes=800 if unit is BLOCK else 0) for unit in UNITS)
-    budget = 400 + 1000 + KV // 4 + 480  # the output, a layer with its KV, and room for buffers of 0.3 of 800 bytes
+    # the output, a layer with its KV, and room for buffers of 0.3 of 800 bytes
+    budget = 400 + 1000 + KV // 4 + 480
     for one_processor in (False, True):
         here = replace(machine(budget), one_processor=one_processor)
         found = options(units, 1, here, SEARCH, ["split"])[0]
         assert found.number == 4 and (found.share > 0) != one_processor
-        assert found.device_bytes <= budget and found.weight_bytes == 1400 + ceil(1600 * found.share)
+        assert found.device_bytes <= budget and found.weight_bytes == 1400 + ceil(
+            1600 * found.share
+        )
         again = options(units, 1, here, SEARCH, ["split"], number=4, share=found.share)[0]
         assert again == found
     kept = options(units, 1, machine(), SEARCH, ["split"], number=4, share=0.25)[0]
@@ -283,7 +345,8 @@ def test_the_device_helps_with_a_splits_layers_where_it_is_another_processor() -
 
 
 def late(share: float) -> float:
-    """How much longer than the host's part the link takes, which begins when the device's own layers do."""
+    """How much longer than the host's part the link takes, which begins when the device's own
+    layers do."""
     crossing = share * 3 * 800 / 9  # nine tenths of the link
     ahead = min(LAYER_S + 1 + OUTPUT_S, crossing * 2 / 3)
     return max(0.0, crossing - ahead - (3 * (1000 + (10 + 2 * 7) * 10) / 50 - share * 3 * 800 / 50))

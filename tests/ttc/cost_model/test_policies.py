@@ -8,11 +8,27 @@ from math import inf
 import pytest
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.policies import CAPTURE_TOKENS, MINI_BATCH_TOKENS, POLICIES, Cache, Read, Steps, capture_times
+from ttc.cost_model.policies import (
+    CAPTURE_TOKENS,
+    MINI_BATCH_TOKENS,
+    POLICIES,
+    Cache,
+    Read,
+    Steps,
+    capture_times,
+)
 from ttc.cost_model.unit import Unit
 
 # A token takes 16 bytes of KV in a layer, and 4 bytes of activations.
-BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=2, kv_elements=8, score_elements=8, is_block=True)
+BLOCK = Unit(
+    name="b",
+    param_bytes=1000,
+    multiplied=500,
+    hidden=2,
+    kv_elements=8,
+    score_elements=8,
+    is_block=True,
+)
 RATES = DeviceProfile(
     name="d",
     bandwidth=100,
@@ -24,7 +40,8 @@ RATES = DeviceProfile(
 LINK = LinkProfile(to_device_bandwidth=10, to_host_bandwidth=10)
 SEARCH = Steps(prompt_tokens=10, output_tokens=12, branches=1, step_tokens=4)
 READ = Read(0, shared_tokens=10, own_tokens=4, shared_pieces=1, own_pieces=1)
-# 1,000 products at 50 a second; 17 tokens attended at 16 each, 272 at 50; two pieces. A pass's overhead is no layer's.
+# 1,000 products at 50 a second; 17 tokens attended at 16 each, 272 at 50; two pieces. A pass's
+# overhead is no layer's.
 FORWARD_S = 20 + 272 / 50 + 3 + 2 * 0.5
 
 
@@ -34,19 +51,23 @@ def cache_of(search: Steps = SEARCH, weight_bytes: int = 0, layers: int = 2) -> 
 
 def test_captures_times_come_from_the_profile() -> None:
     times = capture_times(cache_of(weight_bytes=1000), READ, SEARCH.work_of(1))
-    assert times.kv_gen.slope == pytest.approx(2 * 2 * 8 / 800)  # 2 H multiply-adds for each number of K and V
+    # 2 H multiply-adds for each number of K and V
+    assert times.kv_gen.slope == pytest.approx(2 * 2 * 8 / 800)
     assert (times.load_kv.slope, times.load_act.slope) == pytest.approx((16 / 10, 4 / 10))
     assert (times.load_w, times.forward_s) == pytest.approx((1000 / 10, FORWARD_S))
 
 
 def test_captures_forward_s_is_of_the_rows_that_decode_and_of_kv_that_is_read_in_pieces() -> None:
-    rates = replace(RATES, streamed_flops={1: 25})  # with two queries to a KV head; half as fast with one
+    # with two queries to a KV head; half as fast with one
+    rates = replace(RATES, streamed_flops={1: 25})
     cache = replace(cache_of(), rates=rates)
     more_s = capture_times(cache, READ, SEARCH.work_of(1)).forward_s - FORWARD_S
     assert more_s == pytest.approx(2 * 8 * 14 * (1 / 12.5 - 1 / 50))
     # of three branches each has pieces of its own
     three = capture_times(cache_of(), READ, replace(SEARCH, branches=3).work_of(3)).forward_s
-    alone = capture_times(cache_of(), replace(READ, own_pieces=0), replace(SEARCH, branches=3).work_of(3)).forward_s
+    alone = capture_times(
+        cache_of(), replace(READ, own_pieces=0), replace(SEARCH, branches=3).work_of(3)
+    ).forward_s
     assert three - alone == pytest.approx(3 * 0.5)
 
 
@@ -54,22 +75,30 @@ def test_capture_keeps_kv_alone_where_it_would_lose_by_its_own_model() -> None:
     """14 tokens take 22.4 as KV blocks, and what else a layer computes takes 29.4."""
     for room in (inf, 1000):
         traffic = POLICIES["capture"].traffic(cache_of(), room)
-        assert [(read.load_bytes, read.generate_s) for read in traffic.reads if read] == [(14 * 16, 0)] * 2
+        assert [(read.load_bytes, read.generate_s) for read in traffic.reads if read] == [
+            (14 * 16, 0)
+        ] * 2
 
 
 def test_capture_keeps_activations_while_weights_cross() -> None:
-    """Weights take 50, in which 14 tokens are generated in 0.56; on the device nothing of them crosses."""
+    """Weights take 50, in which 14 tokens are generated in 0.56; on the device nothing of them
+    crosses."""
     near = POLICIES["capture"].traffic(cache_of(weight_bytes=500), inf).reads[0]
     assert near is not None and (near.load_bytes, near.generate_s) == (0, pytest.approx(14 * 0.04))
     tails = SEARCH.step_tokens * (16 + 4) * 2
     far = POLICIES["capture"].traffic(cache_of(weight_bytes=500), tails).reads[0]
-    assert far is not None and (far.load_bytes, far.generate_s) == (14 * 4, pytest.approx(14 * 0.04))
+    assert far is not None and (far.load_bytes, far.generate_s) == (
+        14 * 4,
+        pytest.approx(14 * 0.04),
+    )
 
 
 def test_capture_balances_what_crosses_and_what_is_computed() -> None:
-    """Of a prompt of 1,000 tokens, with the device full: T_PCIe 1.6 KV + 0.4 ACT is T_Computation, but for a token."""
+    """Of a prompt of 1,000 tokens, with the device full: T_PCIe 1.6 KV + 0.4 ACT is T_Computation,
+    but for a token."""
     search = replace(SEARCH, prompt_tokens=1000)
-    slow = replace(cache_of(search), rates=replace(RATES, flops={1: 2000, MINI_BATCH_TOKENS: 16}))  # generating takes 2
+    # generating takes 2
+    slow = replace(cache_of(search), rates=replace(RATES, flops={1: 2000, MINI_BATCH_TOKENS: 16}))
     tails = search.step_tokens * (16 + 4) * 2
     read = POLICIES["capture"].traffic(slow, tails).reads[0]
     assert read is not None
@@ -77,15 +106,19 @@ def test_capture_balances_what_crosses_and_what_is_computed() -> None:
     kv = 1004 - act
     assert read.load_bytes == 16 * kv + 4 * act and 0 < act < 1004
     pieces = 1000 // CAPTURE_TOKENS + 1 + 1
-    forward_s = max(1000 / 2000, 1000 / 100) + max(16 * 1007 / 2000, 1007 * 16 / 100) + 3 + pieces * 0.5
+    forward_s = (
+        max(1000 / 2000, 1000 / 100) + max(16 * 1007 / 2000, 1007 * 16 / 100) + 3 + pieces * 0.5
+    )
     assert 1.6 * kv + 0.4 * act == pytest.approx(forward_s + 2 * act, abs=1.6 + 2)
 
 
 def test_from_the_third_group_on_the_room_beside_a_group_takes_what_comes_ahead() -> None:
-    """Six branches of 4 tokens on a prompt of 10: two of them grow to 8 tokens each beside it, 26 tokens, and there is
-    room for 3 more. The first group is there, so 16 of 34 tokens come, 3 of them are there as well."""
+    """Six branches of 4 tokens on a prompt of 10: two of them grow to 8 tokens each beside it, 26
+    tokens, and there is room for 3 more. The first group is there, so 16 of 34 tokens come, 3 of
+    them are there as well."""
     search = Steps(prompt_tokens=10, output_tokens=12, branches=6, step_tokens=4)
     traffic = POLICIES["beam_groups"].traffic(cache_of(search, layers=1), 29 * 16)
     assert (traffic.rounds, traffic.step_bytes, traffic.ahead_bytes) == (3, (16 - 3) * 16, 3 * 16)
     two = POLICIES["beam_groups"].traffic(cache_of(replace(search, branches=4), layers=1), 29 * 16)
-    assert (two.rounds, two.step_bytes, two.ahead_bytes) == (2, (8 - 3) * 16, 0)  # the second is the last
+    # the second is the last
+    assert (two.rounds, two.step_bytes, two.ahead_bytes) == (2, (8 - 3) * 16, 0)

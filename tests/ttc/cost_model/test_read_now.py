@@ -13,7 +13,9 @@ from ttc.cost_model.read_now import read_now
 LINK = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=16e9)
 
 
-def test_what_is_bound_by_memory_is_as_fast_as_memory_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_bound_by_memory_is_as_fast_as_memory_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Two operations for a number of two bytes: one row at 40 GB/s is 40e9 operations a second.
     cpu = DeviceProfile(
         name="cpu bfloat16", bandwidth=40e9, flops={1: 40e9, 4: 80e9, 16: 64e9}, attention_flops={1: 40e9},
@@ -25,14 +27,18 @@ def test_what_is_bound_by_memory_is_as_fast_as_memory_now(tmp_path: Path, monkey
     profile = read_now(file)
     now = profile.device("cpu bfloat16")
     assert now.bandwidth == 20e9
-    # all of the time of one row is reading, which takes twice as long; half of that of 4 rows, a tenth of that of 16
+    # all of the time of one row is reading, which takes twice as long; half of that of 4 rows, a
+    # tenth of that of 16
     assert now.flops == pytest.approx({1: 20e9, 4: 80e9 / 1.5, 16: 64e9 / 1.1})
-    assert now.attention_flops == pytest.approx({1: 40e9 / 1.5})  # two queries to a head that is read
+    # two queries to a head that is read
+    assert now.attention_flops == pytest.approx({1: 40e9 / 1.5})
     assert (now.l3_bandwidth, now.block_overhead_s, now.piece_s) == (1e11, 1e-5, 1e-5)
     assert profile.device("cuda bfloat16") == gpu and profile.link == LINK
 
 
-def test_numbers_of_four_bytes_are_read_half_as_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_four_bytes_are_read_half_as_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cpu = DeviceProfile(name="cpu float32", bandwidth=40e9, flops={1: 20e9})
     file = write_profile(tmp_path / "profile.json", [cpu], LINK)
     monkeypatch.setattr("ttc.cost_model.read_now.read_bandwidth", lambda: 80e9)

@@ -10,8 +10,17 @@ from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.roofline import m_hat, roofline_time, t_attn, t_comm, t_proj
 from ttc.cost_model.unit import Pass, Unit
 
-# A pass of one row reads 1000 bytes of weights and computes 1000 operations; 10 bytes of KV per token, 20 operations.
-BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=8, kv_elements=5, score_elements=10, is_block=True)
+# A pass of one row reads 1000 bytes of weights and computes 1000 operations; 10 bytes of KV per
+# token, 20 operations.
+BLOCK = Unit(
+    name="b",
+    param_bytes=1000,
+    multiplied=500,
+    hidden=8,
+    kv_elements=5,
+    score_elements=10,
+    is_block=True,
+)
 SLOW_MEMORY = DeviceProfile(name="d", bandwidth=100, flops={1: 1000})
 SLOW_PRODUCTS = DeviceProfile(name="d", bandwidth=1000, flops={1: 100})
 
@@ -26,12 +35,15 @@ def test_the_tighter_limit_counts() -> None:
 
 
 def test_what_is_shared_is_attended_by_its_rows_together_and_the_rest_by_each_row_alone() -> None:
-    """Eight branches on two prefixes of 15 tokens, with 4 of their own and the new one: 4 rows attend a prefix together
-    (8 x 15 x 20 operations), each row its 5 tokens alone (8 x 5 x 20)."""
+    """Eight branches on two prefixes of 15 tokens, with 4 of their own and the new one: 4 rows
+    attend a prefix together (8 x 15 x 20 operations), each row its 5 tokens alone (8 x 5 x 20)."""
     work = Pass(8, own_tokens=4, shared_tokens=15, prefixes=2)
-    device = replace(SLOW_PRODUCTS, bandwidth=1e9, flops={1: 1e9}, attention_flops={1: 10, 4: 40, 8: 100})
+    device = replace(
+        SLOW_PRODUCTS, bandwidth=1e9, flops={1: 1e9}, attention_flops={1: 10, 4: 40, 8: 100}
+    )
     assert t_attn([BLOCK], device, work) == pytest.approx(2400 / 40 + 800 / 10)
-    # with four queries to a KV head, twice as many read the same keys: 8 for the prefix and 2 for what is a row's own
+    # with four queries to a KV head, twice as many read the same keys: 8 for the prefix and 2 for
+    # what is a row's own
     wide = replace(BLOCK, score_elements=20)
     assert t_attn([wide], device, work) == pytest.approx(4800 / 100 + 1600 / 20)
     # two new tokens of a branch attend what it has together: 2 x (5 + 6) x 20 operations for each
@@ -43,7 +55,9 @@ def test_with_one_rate_for_all_as_in_the_paper_attention_runs_at_that_of_all_row
     """Eq. 4.13's P is that of the pass: F_attn = 8 x 20 x 20 operations."""
     device = replace(SLOW_PRODUCTS, bandwidth=1e9, flops={1: 10, 8: 100})
     assert t_attn([BLOCK], device, Pass(8, own_tokens=19)) == pytest.approx(3200 / 100)
-    assert t_attn([BLOCK], device, Pass(8, own_tokens=4, shared_tokens=15)) == pytest.approx(3200 / 100)
+    assert t_attn([BLOCK], device, Pass(8, own_tokens=4, shared_tokens=15)) == pytest.approx(
+        3200 / 100
+    )
 
 
 def test_weights_are_read_once_for_all_rows() -> None:

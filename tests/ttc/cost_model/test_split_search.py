@@ -1,4 +1,5 @@
-"""Algorithm 1: against a loop written down again, its constraint, its objectives, and what cannot fit."""
+"""Algorithm 1: against a loop written down again, its constraint, its objectives, and what cannot
+fit."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from ttc.errors import InvalidInput, OutOfMemory
 CPU = DeviceProfile(name="cpu", bandwidth=10, flops={1: 1000, 64: 2000})
 GPU = DeviceProfile(name="gpu", bandwidth=100, flops={1: 10_000, 64: 100_000})
 LINK = LinkProfile(to_device_bandwidth=50, to_host_bandwidth=50, to_device_latency_s=1)
-BLOCK = Unit(name="b", param_bytes=1000, multiplied=500, hidden=8, kv_elements=5, score_elements=10, is_block=True)
+BLOCK = Unit(
+    name="b",
+    param_bytes=1000,
+    multiplied=500,
+    hidden=8,
+    kv_elements=5,
+    score_elements=10,
+    is_block=True,
+)
 EMBEDDING = Unit(name="e", param_bytes=300, multiplied=0, hidden=8)
 OUTPUT = Unit(name="o", param_bytes=400, multiplied=200, hidden=8)
 UNITS = (EMBEDDING, BLOCK, BLOCK, BLOCK, OUTPUT)
@@ -26,7 +35,9 @@ CHAT = Generation(prompt_tokens=10, output_tokens=6, branches=2)
 
 
 def test_the_faster_device_gets_all_that_fits() -> None:
-    assert [strategy_selector(UNITS, CPU, GPU, LINK, b, CHAT).k for b in (3700, 3699, 3400, 3399, 1400)] == [
+    assert [
+        strategy_selector(UNITS, CPU, GPU, LINK, b, CHAT).k for b in (3700, 3699, 3400, 3399, 1400)
+    ] == [
         0,
         1,
         1,
@@ -47,12 +58,17 @@ def test_of_one_device_nothing_crosses() -> None:
 
 
 def test_the_states_of_the_last_unit_on_the_host_are_what_crosses() -> None:
-    """Eq. 4.15: B x H x d_sz of the unit before the cut, over the bandwidth to the device, with its latency."""
+    """Eq. 4.15: B x H x d_sz of the unit before the cut, over the bandwidth to the device, with its
+    latency."""
     widths = (3, 5, 7, 11)
     units = [replace(BLOCK, hidden=hidden) for hidden in widths]
-    link = LinkProfile(to_device_bandwidth=50, to_host_bandwidth=1, to_device_latency_s=1, to_host_latency_s=9)
+    link = LinkProfile(
+        to_device_bandwidth=50, to_host_bandwidth=1, to_device_latency_s=1, to_host_latency_s=9
+    )
     plans = [split_plan(k, units, CPU, GPU, link, CHAT) for k in range(5)]
-    assert [plan.comm_s for plan in plans] == pytest.approx([0, *[1 + 2 * h * 2 / 50 for h in widths[:3]], 0])
+    assert [plan.comm_s for plan in plans] == pytest.approx(
+        [0, *[1 + 2 * h * 2 / 50 for h in widths[:3]], 0]
+    )
 
 
 def test_kv_counts_on_the_device_unless_it_is_offloaded() -> None:
@@ -65,10 +81,15 @@ def test_kv_counts_on_the_device_unless_it_is_offloaded() -> None:
 
 
 def test_states_stay_with_their_layer_where_kv_is_offloaded() -> None:
-    recurrent = Unit(name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=70, is_block=True)
+    recurrent = Unit(
+        name="r", param_bytes=1000, multiplied=500, hidden=8, state_bytes=70, is_block=True
+    )
     for kv_offload in (True, False):
-        plan = split_plan(1, [BLOCK, recurrent], CPU, GPU, LINK, Generation(10, 10, 4), kv_offload=kv_offload)
-        assert plan.device_bytes == 1000 + 9 * 70  # of four branches before and after a step, and where they part
+        plan = split_plan(
+            1, [BLOCK, recurrent], CPU, GPU, LINK, Generation(10, 10, 4), kv_offload=kv_offload
+        )
+        # of four branches before and after a step, and where they part
+        assert plan.device_bytes == 1000 + 9 * 70
 
 
 def test_a_tied_embedding_needs_a_copy_only_where_the_model_is_split() -> None:
@@ -97,7 +118,11 @@ sizes = st.integers(1, 2000)
 
 
 @given(
-    st.lists(sizes, min_size=1, max_size=6), st.integers(0, 8000), st.floats(1, 500), st.floats(1, 500), st.booleans()
+    st.lists(sizes, min_size=1, max_size=6),
+    st.integers(0, 8000),
+    st.floats(1, 500),
+    st.floats(1, 500),
+    st.booleans(),
 )
 def test_equals_algorithm_1_written_down_again(
     blocks: list[int], vram: int, cpu_bandwidth: float, gpu_bandwidth: float, kv_offload: bool
@@ -123,13 +148,16 @@ def test_a_host_that_is_too_small_is_refused_with_the_bytes_it_needs() -> None:
     kv = 3 * 22 * 10
     assert strategy_selector(UNITS, CPU, GPU, LINK, 1400, CHAT, host_bytes=2300 + kv).k == 3
     with pytest.raises(
-        OutOfMemory, match=r"no split fits 1,400 bytes on the device and 2,959 on the host: .* 2,960 bytes"
+        OutOfMemory,
+        match=r"no split fits 1,400 bytes on the device and 2,959 on the host: .* 2,960 bytes",
     ):
         strategy_selector(UNITS, CPU, GPU, LINK, 1400, CHAT, host_bytes=2300 + kv - 1)
 
 
 def test_bad_requests_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="objective='train' is unknown; choose 'decode' or 'prefill'"):
+    with pytest.raises(
+        InvalidInput, match="objective='train' is unknown; choose 'decode' or 'prefill'"
+    ):
         strategy_selector(UNITS, CPU, GPU, LINK, 1400, CHAT, "train")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match=r"k=6 must be from 0 \(all on the device\) to 5"):
         split_plan(6, UNITS, CPU, GPU, LINK, CHAT)

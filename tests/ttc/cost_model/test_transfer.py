@@ -1,4 +1,5 @@
-"""The model of KV transfers: hand-computed cases, a brute-force reference, the paper's figures, monotonicity."""
+"""The model of KV transfers: hand-computed cases, a brute-force reference, the paper's figures,
+monotonicity."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from ttc.errors import InvalidInput
 
 GIB = 2**30
 OPT = KVShape(layers=32, kv_heads=32, head_dim=128)
-PAPER = Workload(beams=64, prompt_tokens=128, generated_tokens=1920, step_tokens=32, budget_bytes=7 * GIB)
+PAPER = Workload(
+    beams=64, prompt_tokens=128, generated_tokens=1920, step_tokens=32, budget_bytes=7 * GIB
+)
 # 2 × 1 × 2 × 2 = 8 bytes per layer, beam and token; 2 beams: 16 bytes per layer and token.
 SMALL = KVShape(layers=3, kv_heads=1, head_dim=2)
 LOAD = Workload(beams=2, prompt_tokens=2, generated_tokens=4, step_tokens=2, budget_bytes=100)
@@ -55,9 +58,13 @@ def test_offloaded_by_hand() -> None:
 
 
 @given(shapes, loads)
-def test_offloaded_charges_starts_of_steps_whose_ends_do_not_fit(shape: KVShape, load: Workload) -> None:
+def test_offloaded_charges_starts_of_steps_whose_ends_do_not_fit(
+    shape: KVShape, load: Workload
+) -> None:
     expected = 0
-    for first in range(load.prompt_tokens, load.prompt_tokens + load.generated_tokens, load.step_tokens):
+    for first in range(
+        load.prompt_tokens, load.prompt_tokens + load.generated_tokens, load.step_tokens
+    ):
         last = first + load.step_tokens
         token = load.beams * shape.layers * shape.token_layer_bytes
         if last <= load.prompt_tokens + load.generated_tokens and last * token > load.budget_bytes:
@@ -66,9 +73,16 @@ def test_offloaded_charges_starts_of_steps_whose_ends_do_not_fit(shape: KVShape,
 
 
 def test_a_run_with_private_copies_moves_what_the_model_says() -> None:
-    """Each beam's copy of its blocks comes to the device once a step, from the step on whose end does not fit."""
+    """Each beam's copy of its blocks comes to the device once a step, from the step on whose end
+    does not fit."""
     shape, beams, prompt_tokens, step, steps = KVShape(2, 1, 8, 4), 8, 33, 16, 4
-    load = Workload(beams, prompt_tokens - 1, steps * step, step, 4 * shape.beam_bytes(prompt_tokens + steps * step))
+    load = Workload(
+        beams,
+        prompt_tokens - 1,
+        steps * step,
+        step,
+        4 * shape.beam_bytes(prompt_tokens + steps * step),
+    )
     memory = BeamGroups(load.budget_bytes / GIB, block_tokens=8, shared=False)
     engine = Engine(deep(layers=2, heads=1, context=256), Letters(), memory=memory)
     root = engine.root(prompt(1, prompt_tokens))
@@ -81,7 +95,8 @@ def test_a_run_with_private_copies_moves_what_the_model_says() -> None:
 
 
 def reference(shape: KVShape, load: Workload) -> tuple[int, int, int]:
-    """Token by token, and in steps charged at the start and at the end, layer by layer and beam by beam."""
+    """Token by token, and in steps charged at the start and at the end, layer by layer and beam by
+    beam."""
     token_layer = 2 * shape.kv_heads * shape.head_dim * shape.bytes_per_element
     tokenwise = start = end = 0
     for tokens in range(load.prompt_tokens, load.prompt_tokens + load.generated_tokens):
@@ -105,11 +120,18 @@ def test_sizes_of_table_1() -> None:
 
 
 def test_a_small_case_by_hand() -> None:
-    # A layer takes 32, 48, 64, 80 bytes at 2, 3, 4, 5 tokens, so a budget of 100 holds 3, 2, 1 and 1 layers.
+    # A layer takes 32, 48, 64, 80 bytes at 2, 3, 4, 5 tokens, so a budget of 100 holds 3, 2, 1 and
+    # 1 layers.
     assert [layers_in_device(SMALL, LOAD, tokens) for tokens in (2, 3, 4, 5)] == [3, 2, 1, 1]
-    assert [token_transfer_bytes(SMALL, LOAD, tokens) for tokens in (2, 3, 4, 5)] == [0, 48, 128, 160]
+    assert [token_transfer_bytes(SMALL, LOAD, tokens) for tokens in (2, 3, 4, 5)] == [
+        0,
+        48,
+        128,
+        160,
+    ]
     assert token_by_token_bytes(SMALL, LOAD) == 48 + 128 + 160
-    # All beams take 48 bytes a token: steps start at 2 and 4 tokens (96, 192) and end at 4 and 6 (192, 288).
+    # All beams take 48 bytes a token: steps start at 2 and 4 tokens (96, 192) and end at 4 and 6
+    # (192, 288).
     assert step_transfer_bytes(SMALL, LOAD, 4) == 192
     assert beam_scheduling_bytes(SMALL, LOAD) == 96 + 192
     assert beam_scheduling_bytes(SMALL, LOAD, "end") == 192 + 288
@@ -125,8 +147,11 @@ def test_tokens_after_the_last_whole_step_are_not_charged() -> None:
 
 
 def test_reserved_layers_by_hand() -> None:
-    # At 2 tokens every layer fits and none is reserved; then one layer of the 2, 1 and 1 that fit is for staging.
-    assert [layers_in_device(SMALL, LOAD, tokens, reserved_layers=1) for tokens in (2, 3, 4, 5)] == [3, 1, 0, 0]
+    # At 2 tokens every layer fits and none is reserved; then one layer of the 2, 1 and 1 that fit
+    # is for staging.
+    assert [
+        layers_in_device(SMALL, LOAD, tokens, reserved_layers=1) for tokens in (2, 3, 4, 5)
+    ] == [3, 1, 0, 0]
     assert token_transfer_bytes(SMALL, LOAD, 3, reserved_layers=1) == 2 * 48
     assert token_by_token_bytes(SMALL, LOAD, reserved_layers=1) == 2 * 48 + 3 * 64 + 3 * 80
 
@@ -145,7 +170,9 @@ def test_token_by_token_of_the_paper() -> None:
     assert round(token_by_token_bytes(OPT, PAPER) / GIB) == 53_012
 
 
-@pytest.mark.parametrize(("step_tokens", "start", "end"), [(32, 2010, 2052), (64, 990, 1044), (128, 480, 540)])
+@pytest.mark.parametrize(
+    ("step_tokens", "start", "end"), [(32, 2010, 2052), (64, 990, 1044), (128, 480, 540)]
+)
 def test_steps_of_the_paper(step_tokens: int, start: int, end: int) -> None:
     load = replace(PAPER, step_tokens=step_tokens)
     assert beam_scheduling_bytes(OPT, load, "end") == end * GIB  # what the paper states
@@ -169,11 +196,15 @@ def test_one_more_token_or_beam_moves_no_less(shape: KVShape, load: Workload) ->
     ):
         assert token_by_token_bytes(shape, more) >= token_by_token_bytes(shape, load)
         assert beam_scheduling_bytes(shape, more) >= beam_scheduling_bytes(shape, load)
-        assert beam_scheduling_bytes(shape, more, "end") >= beam_scheduling_bytes(shape, load, "end")
+        assert beam_scheduling_bytes(shape, more, "end") >= beam_scheduling_bytes(
+            shape, load, "end"
+        )
 
 
 @given(shapes, loads, st.integers(1, 40))
-def test_layers_fall_with_length_and_with_reserved_layers(shape: KVShape, load: Workload, tokens: int) -> None:
+def test_layers_fall_with_length_and_with_reserved_layers(
+    shape: KVShape, load: Workload, tokens: int
+) -> None:
     resident = layers_in_device(shape, load, tokens)
     assert layers_in_device(shape, load, tokens + 1) <= resident <= shape.layers
     for reserved in range(resident + 1):
@@ -196,7 +227,9 @@ def test_sizes_of_a_shape_are_positive(name: str, value: int) -> None:
         replace(SMALL, **{name: value})
 
 
-@pytest.mark.parametrize("name", ["beams", "prompt_tokens", "generated_tokens", "step_tokens", "budget_bytes"])
+@pytest.mark.parametrize(
+    "name", ["beams", "prompt_tokens", "generated_tokens", "step_tokens", "budget_bytes"]
+)
 @pytest.mark.parametrize("value", [0, -1])
 def test_sizes_of_a_workload_are_positive(name: str, value: int) -> None:
     with pytest.raises(InvalidInput, match=f"{name}={value} must be at least 1; pass"):
@@ -217,7 +250,9 @@ def test_an_unknown_charge_is_refused() -> None:
 def test_reserved_layers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InvalidInput, match="reserved_layers=-1 must be 0"):
         layers_in_device(SMALL, LOAD, 3, reserved_layers=-1)
-    with pytest.raises(InvalidInput, match=r"reserved_layers=3 is too many.*holds 2 layers.*budget_bytes to 144"):
+    with pytest.raises(
+        InvalidInput, match=r"reserved_layers=3 is too many.*holds 2 layers.*budget_bytes to 144"
+    ):
         layers_in_device(SMALL, LOAD, 3, reserved_layers=3)
     enough = replace(LOAD, budget_bytes=144)  # the way out that the message names
     assert layers_in_device(SMALL, enough, 3, reserved_layers=3) == 3

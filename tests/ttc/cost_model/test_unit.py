@@ -1,4 +1,5 @@
-"""A partition unit's bytes and operations: HELM's equations by hand, tokens counted one by one, bad input."""
+"""A partition unit's bytes and operations: HELM's equations by hand, tokens counted one by one, bad
+input."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from ttc.cost_model.unit import Pass, Unit
 from ttc.errors import InvalidInput
 
-# A block of Qwen3-8B: H 4096, 32 query and 8 KV heads of 128, I 12288, bfloat16; norms of H twice and of heads twice.
+# A block of Qwen3-8B: H 4096, 32 query and 8 KV heads of 128, I 12288, bfloat16; norms of H twice
+# and of heads twice.
 WEIGHTS = 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288)
 BLOCK = Unit(
     name="block 0",
@@ -83,6 +85,12 @@ def test_bad_passes_are_refused() -> None:
 
 
 def test_a_state_is_read_and_written_for_each_branch_however_long_it_is() -> None:
-    recurrent = Unit(name="r", param_bytes=10, multiplied=5, hidden=4, state_bytes=100, is_block=True)
+    recurrent = Unit(
+        name="r", param_bytes=10, multiplied=5, hidden=4, state_bytes=100, is_block=True
+    )
     assert replace(recurrent, state_elements=25).f_proj(2) == 2 * 2 * (5 + 3 * 25)
-    assert recurrent.w_kv(Pass(3, shared_tokens=9)) == recurrent.w_kv(Pass(3, own_tokens=5)) == 2 * 3 * 100
+    assert (
+        recurrent.w_kv(Pass(3, shared_tokens=9))
+        == recurrent.w_kv(Pass(3, own_tokens=5))
+        == 2 * 3 * 100
+    )

@@ -18,7 +18,9 @@ ALIKE = (LayerShape(2, 4, 4), LayerShape(2, 4, 4, window=8), LayerShape(2, 4, 4)
 CPU = torch.device("cpu")
 
 
-def memory(by_layer: bool, shapes: tuple[LayerShape, ...] = ALIKE, budget_bytes: int | None = None) -> KVMemory:
+def memory(
+    by_layer: bool, shapes: tuple[LayerShape, ...] = ALIKE, budget_bytes: int | None = None
+) -> KVMemory:
     return KVMemory(shapes, torch.float32, CPU, budget_bytes, by_layer=by_layer)
 
 
@@ -26,7 +28,9 @@ def filled(kv: KV) -> KV:
     """Each layer's keys and values with numbers of its own."""
     for layer in range(len(kv.device)):
         for part, tensor in enumerate(kv.on_device(layer).both):
-            tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) + 10_000 * layer + 1000 * part)
+            tensor.copy_(
+                torch.arange(tensor.numel()).view(tensor.shape) + 10_000 * layer + 1000 * part
+            )
     return kv
 
 
@@ -78,7 +82,9 @@ def test_blocks_are_frozen_grown_moved_and_cut_as_layers_are(
         assert (whole.block is None) == (tails.block is None) == by_layer
         assert list(within.live) == [whole, tails]
         made.append((whole, [tensor[: len(kept), :, :tokens] for tensor in contents(tails)]))
-        assert within.device.used_bytes == within.bytes_per_token * (count + (rows + more) * (tokens + more))
+        assert within.device.used_bytes == within.bytes_per_token * (
+            count + (rows + more) * (tokens + more)
+        )
         for kv in list(within.live):
             within.free(kv)
         assert within.device.used_bytes == 0
@@ -90,7 +96,9 @@ def test_blocks_are_frozen_grown_moved_and_cut_as_layers_are(
 def test_what_is_cut_of_a_block_is_what_was_there() -> None:
     layers, blocks = memory(by_layer=True), memory(by_layer=False)
     one, other = filled(layers.allocate(7)), filled(blocks.allocate(7))
-    for mine, theirs in zip(recut(layers, [one], [2, 5]), recut(blocks, [other], [2, 5]), strict=True):
+    for mine, theirs in zip(
+        recut(layers, [one], [2, 5]), recut(blocks, [other], [2, 5]), strict=True
+    ):
         assert_equal(mine, theirs)
 
 
@@ -102,7 +110,9 @@ def test_layers_that_differ_and_budgets_have_no_blocks() -> None:
         assert memory(False, shapes, budget_bytes).allocate(3).block is None
 
 
-def test_a_block_that_cannot_be_had_leaves_the_others_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_cannot_be_had_leaves_the_others_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     within = memory(by_layer=False)
     kv = filled(within.allocate(7))
     before = [tensor.clone() for tensor in contents(kv)]

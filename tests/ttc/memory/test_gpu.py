@@ -1,4 +1,5 @@
-"""A CUDA link: copies of megabytes, late on purpose, are waited for, measured, and not overtaken."""
+"""A CUDA link: copies of megabytes, late on purpose, are waited for, measured, and not
+overtaken."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from ttc.memory.kv import KV, LayerKV, LayerShape
 from ttc.memory.manager import KVMemory
 from ttc.memory.tails import Tails, freeze, mirror, write_new
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 LONG = 100_000_000
 """Cycles: some fifty milliseconds."""
@@ -39,7 +43,13 @@ def filled(memory: KVMemory, value: float) -> KV:
 
 
 def values(copies: Sequence[LayerKV | None]) -> set[float]:
-    return {float(x) for copy in copies if copy for tensor in copy.both for x in (tensor.min(), tensor.max())}
+    return {
+        float(x)
+        for copy in copies
+        if copy
+        for tensor in copy.both
+        for x in (tensor.min(), tensor.max())
+    }
 
 
 def test_a_late_fetch_is_waited_for_and_measured() -> None:

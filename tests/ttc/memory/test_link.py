@@ -32,7 +32,11 @@ def test_a_fetch_overlaps_computing(tmp_path: Path) -> None:
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     copies = [e for e in events if e["tid"] == "host to device"]
     passes = [e for e in events if e["tid"] == "compute"]
-    assert copies and any(p["ts"] < c["ts"] + c["dur"] and c["ts"] < p["ts"] + p["dur"] for c in copies for p in passes)
+    assert copies and any(
+        p["ts"] < c["ts"] + c["dur"] and c["ts"] < p["ts"] + p["dur"]
+        for c in copies
+        for p in passes
+    )
     for one, following in pairwise(copies):
         assert one["ts"] + one["dur"] <= following["ts"] + 1  # one queue: microseconds of rounding
     for span in copies:
@@ -51,9 +55,13 @@ def test_copies_for_later_give_way_to_those_needed_now() -> None:
     link.wait(now)
     assert torch.equal(near, kv)
     link.wait(later)
-    assert torch.equal(there, weights) and link.to_device_bytes == {"weights": weights.nbytes, "kv": 100}
+    assert torch.equal(there, weights) and link.to_device_bytes == {
+        "weights": weights.nbytes,
+        "kv": 100,
+    }
     order = [event["name"] for event in link.trace.events if event["tid"] == "host to device"]
-    assert order.count("weights") == 8 and order.index("kv") <= 1  # behind the piece under way at most
+    # behind the piece under way at most
+    assert order.count("weights") == 8 and order.index("kv") <= 1
 
 
 def test_a_link_that_has_work_does_not_rest() -> None:
@@ -61,7 +69,9 @@ def test_a_link_that_has_work_does_not_rest() -> None:
     link, gate = Link(torch.device("cpu"), gbps=1e-4), Future[None]()
     link.trace = Trace()
     source, there, first = torch.rand(20, 25), torch.zeros(20, 25), [Transfer(0, future=gate)]
-    transfers = [link.fetch([pair], "kv", first) for pair in zip(there[:1], source[:1], strict=True)]
+    transfers = [
+        link.fetch([pair], "kv", first) for pair in zip(there[:1], source[:1], strict=True)
+    ]
     transfers += [link.fetch([pair], "kv") for pair in zip(there[1:], source[1:], strict=True)]
     gate.set_result(None)
     link.wait(transfers[-1])
@@ -73,9 +83,15 @@ def test_a_link_that_has_work_does_not_rest() -> None:
 
 
 @pytest.mark.parametrize("link_gbps", [None, 1.0])
-def test_a_copy_for_later_that_fails_is_raised_whatever_the_others_do(link_gbps: float | None) -> None:
+def test_a_copy_for_later_that_fails_is_raised_whatever_the_others_do(
+    link_gbps: float | None,
+) -> None:
     link = Link(torch.device("cpu"), link_gbps)
-    parts = [(torch.zeros(2), torch.ones(2)), (torch.zeros(2), torch.ones(3)), (torch.zeros(2), torch.ones(2))]
+    parts = [
+        (torch.zeros(2), torch.ones(2)),
+        (torch.zeros(2), torch.ones(3)),
+        (torch.zeros(2), torch.ones(2)),
+    ]
     with pytest.raises(RuntimeError, match=r"must match"):
         link.wait(link.fetch(parts, "weights", later=True))
 
@@ -91,7 +107,9 @@ def test_pruning_does_not_wait_for_the_link() -> None:
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
 @settings(max_examples=50, deadline=None, derandomize=True)
-def test_a_copy_falls_into_parts_that_are_contiguous_on_the_host(shape: list[int], data: Any) -> None:
+def test_a_copy_falls_into_parts_that_are_contiguous_on_the_host(
+    shape: list[int], data: Any
+) -> None:
     ends = [data.draw(st.integers(1, n)) for n in shape]
     host = torch.zeros(shape)[tuple(slice(data.draw(st.integers(0, end - 1)), end) for end in ends)]
     device = torch.rand(host.shape)
@@ -147,7 +165,9 @@ class Stream:
         self.now = max(self.now, event.at)
 
 
-def test_the_time_that_a_gpu_waits_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_that_a_gpu_waits_is_read_when_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = Stream()
     monkeypatch.setattr(torch.cuda, "Event", Moment)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)

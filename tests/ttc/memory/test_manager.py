@@ -41,8 +41,12 @@ def test_the_gib_that_a_message_names_are_enough(nbytes: int) -> None:
     assert enough is not None and nbytes <= enough <= 1.001 * nbytes + 1
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("[...] can't allocate")])
-def test_an_allocator_that_fails_is_named(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("[...] can't allocate")]
+)
+def test_an_allocator_that_fails_is_named(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(memory=Paged(block_tokens=8))
     branch = engine.root([1, 2, 3, 4])
 

@@ -67,7 +67,8 @@ def test_new_tokens_are_written_back_while_the_group_that_makes_them_decodes() -
     rows = written[0][0]
     assert rows < 8
     token_bytes = rows * memory.bytes_per_token
-    assert first == [0] * 9 + [8 * token_bytes] * 8 + [16 * token_bytes] * 3  # eight tokens at a time, a pass later
+    # eight tokens at a time, a pass later
+    assert first == [0] * 9 + [8 * token_bytes] * 8 + [16 * token_bytes] * 3
     *_, last = engine.memory.link.to_host_bytes["write-back"], written[-1][1]
     assert last == link.to_host_bytes["write-back"]  # nothing follows the last group
     assert_nothing_left(engine, branches)
@@ -90,14 +91,18 @@ def test_a_mirrored_tail_freezes_from_the_host() -> None:
     assert memory.link.to_host_bytes.total() == before and not memory.device.leaving_bytes
     for copy, old in zip(frozen.host, expected, strict=True):
         assert copy is not None
-        assert all((new == tensor[2, :, :5]).all() for new, tensor in zip(copy.both, old, strict=True))
+        assert all(
+            (new == tensor[2, :, :5]).all() for new, tensor in zip(copy.both, old, strict=True)
+        )
     for kv in (tails, frozen):
         memory.free(kv)
     assert memory.host.used_bytes == memory.device.used_bytes == 0
 
 
 def test_a_mirror_is_given_up_where_the_host_has_no_room() -> None:
-    memory = KVMemory(SHAPES, torch.float32, CPU, host_budget_bytes=10 * sum(s.elements for s in SHAPES) * 4)
+    memory = KVMemory(
+        SHAPES, torch.float32, CPU, host_budget_bytes=10 * sum(s.elements for s in SHAPES) * 4
+    )
     tails = memory.allocate(4, rows=1)
     fill(tails)
     mirror(memory, tails)
@@ -125,7 +130,9 @@ def test_what_leaves_the_device_while_a_tail_freezes_is_counted(room: bool) -> N
     frozen = memory.allocate(4, device_layers=0)
     freeze(memory, tails, 0, 0, frozen)
     assert memory.device.leaving_bytes == (4 * token if room else 0)
-    assert memory.device.used_bytes == 8 * token and memory.device.peak_bytes == (8 + 4 * room) * token
+    assert (
+        memory.device.used_bytes == 8 * token and memory.device.peak_bytes == (8 + 4 * room) * token
+    )
     keep_rows(memory, tails, [1])  # overwrites the row that is on its way
     memory.wait_kv_on_host(frozen)
     found = [tensor for copy in frozen.host if copy for tensor in copy.both]

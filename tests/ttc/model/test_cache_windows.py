@@ -1,4 +1,5 @@
-"""Where `generate` with its cache and a run without one differ, a model is refused with the way out."""
+"""Where `generate` with its cache and a run without one differ, a model is refused with the way
+out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What CAPTURE's Algorithm 1 is told of a layer: what the engine measures is what takes the time."""
+"""What CAPTURE's Algorithm 1 is told of a layer: what the engine measures is what takes the
+time."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def opt() -> Any:
 
 def test_the_rest_of_a_layer_is_what_it_takes_beside_keys_and_values() -> None:
     plain = opt()
-    slow, fast = (Engine(model, Letters(), memory=Capture(block_tokens=8)) for model in (slowed(plain), plain))
+    slow, fast = (
+        Engine(model, Letters(), memory=Capture(block_tokens=8)) for model in (slowed(plain), plain)
+    )
     assert measured(slow)(0, 1, 64).forward_s >= SLOW_S > 2 * measured(fast)(0, 1, 64).forward_s > 0
     assert measured(slow)(1, 1, 64).forward_s >= SLOW_S  # one layer stands for all
     assert measured(slow)(0, 1, 64).kv_gen(64) < SLOW_S
@@ -57,7 +60,8 @@ def test_it_is_measured_once_for_each_power_of_two_of_rows_and_counts_nowhere() 
     times.run_pass = lambda tokens, plan: passes.append(len(tokens)) or run(tokens, plan)  # type: ignore[func-returns-value]
     for rows in (1, 5, 8, 6, 1):
         times(0, rows, 100)
-    assert len(passes) == 2 * 3 * 6 and {*passes} == {1, 5}  # numbers of blocks, and a first time and five
+    # numbers of blocks, and a first time and five
+    assert len(passes) == 2 * 3 * 6 and {*passes} == {1, 5}
     memory = engine.memory
     assert not memory.live and not memory.device.used_bytes and not memory.host.used_bytes
     assert not memory.link.to_device_bytes and not memory.link.exposed_s
@@ -75,7 +79,8 @@ def test_waits_for_weights_are_no_part_of_it_and_count_nowhere() -> None:
 
 
 class Clock:
-    """Stands still but for what work is said to take; each fifth time it takes three times as long."""
+    """Stands still but for what work is said to take; each fifth time it takes three times as
+    long."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -92,9 +97,12 @@ class Clock:
 def test_known_times_come_out_right_and_what_disturbs_some_passes_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In mini-batches of 64 tokens a layer takes 10 ms and 20 us a token, and 50 us a token that is generated."""
+    """In mini-batches of 64 tokens a layer takes 10 ms and 20 us a token, and 50 us a token that is
+    generated."""
     clock, model, attended, batches = Clock(), opt(), [0], list[int]()
-    model.model.decoder.layers[0].fc1.register_forward_pre_hook(lambda *_: clock.take(0.01 + 2e-5 * attended[-1]))
+    model.model.decoder.layers[0].fc1.register_forward_pre_hook(
+        lambda *_: clock.take(0.01 + 2e-5 * attended[-1])
+    )
     engine = Engine(model, Letters(), memory=Capture(block_tokens=8, mini_batch_tokens=64))
     times = measured(engine)
     run, generate = times.run_pass, Regeneration.__call__
@@ -115,9 +123,14 @@ def test_known_times_come_out_right_and_what_disturbs_some_passes_does_not_count
     assert {*attended} == {0, 32, 64, 128} and {*batches} == {32, 64}  # up to two mini-batches
 
 
-def test_mini_batches_are_timed_as_small_as_the_device_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three of 32 tokens, at 256 bytes, are half of this device; of 20 tokens there are up to four blocks."""
-    engine = Engine(opt(), Letters(), memory=Capture(block_tokens=8, budget_gib=2 * 3 * 32 * 256 / 2**30))
+def test_mini_batches_are_timed_as_small_as_the_device_makes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three of 32 tokens, at 256 bytes, are half of this device; of 20 tokens there are up to four
+    blocks."""
+    engine = Engine(
+        opt(), Letters(), memory=Capture(block_tokens=8, budget_gib=2 * 3 * 32 * 256 / 2**30)
+    )
     sizes, generate = list[int](), Regeneration.__call__
 
     def generated(self: Regeneration, layer: int, inputs: Any, positions: Any) -> Any:
@@ -143,16 +156,20 @@ def test_with_recurrent_layers_it_is_left_out_as_in_the_paper() -> None:
 
 @pytest.mark.slow
 def test_the_engine_makes_no_act_blocks_where_they_would_lose_and_says_why() -> None:
-    """29 tokens take 4 ms over this link, and less to be generated; where the rest of a layer takes 10 ms, nothing can
-    be gained."""
+    """29 tokens take 4 ms over this link, and less to be generated; where the rest of a layer takes
+    10 ms, nothing can be gained."""
     plain = opt()
     options: dict[str, Any] = {"prefill_tokens": 5}
     pays = Engine(plain, Letters(), memory=Capture(block_tokens=8, link_gbps=0.002), **options)
     pays.root(prompt(1, 30))
     near, far, _ = capture_of(pays).counts()
     assert near + far > 0 and capture_of(pays).reason == ""
-    loses = Engine(slowed(plain), Letters(), memory=Capture(block_tokens=8, link_gbps=0.002), **options)
-    with pytest.warns(UserWarning, match="memory=capture makes no ACT blocks for now: by times measured here") as seen:
+    loses = Engine(
+        slowed(plain), Letters(), memory=Capture(block_tokens=8, link_gbps=0.002), **options
+    )
+    with pytest.warns(
+        UserWarning, match="memory=capture makes no ACT blocks for now: by times measured here"
+    ) as seen:
         loses.root(prompt(1, 30))
         loses.root(prompt(2, 30))
     assert capture_of(loses).counts()[:2] == (0, 0) and len(seen) == 1

@@ -1,4 +1,5 @@
-"""The check at load: what the engine serves exactly is accepted, everything else is refused, in any dtype."""
+"""The check at load: what the engine serves exactly is accepted, everything else is refused, in any
+dtype."""
 
 from __future__ import annotations
 
@@ -38,12 +39,16 @@ def double_scale(attention: Attention) -> Attention:
 def soft_cap(attention: Attention) -> Attention:
     """Scores are capped at 5, which no keyword argument says."""
 
-    def changed(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **options: Any) -> Any:
+    def changed(
+        module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **options: Any
+    ) -> Any:
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         scores = 5 * torch.tanh(q @ k.transpose(-1, -2) * options["scaling"] / 5)
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        return (scores.masked_fill(future, -torch.inf).softmax(-1) @ v).transpose(1, 2).contiguous(), None
+        return (scores.masked_fill(future, -torch.inf).softmax(-1) @ v).transpose(
+            1, 2
+        ).contiguous(), None
 
     return changed
 
@@ -51,9 +56,13 @@ def soft_cap(attention: Attention) -> Attention:
 def short_window(attention: Attention) -> Attention:
     """A token sees the last 8 alone, which neither a mask nor a keyword argument says."""
 
-    def changed(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **options: Any) -> Any:
+    def changed(
+        module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **options: Any
+    ) -> Any:
         near = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril().triu(-7)
-        return attention(module, q, k, v, torch.where(near, 0.0, -1e9).to(q.dtype)[None, None], **options)
+        return attention(
+            module, q, k, v, torch.where(near, 0.0, -1e9).to(q.dtype)[None, None], **options
+        )
 
     return changed
 
@@ -62,13 +71,18 @@ CHANGES = [double_scale, soft_cap, short_window]
 
 
 def small_llama(dtype: torch.dtype = torch.bfloat16) -> Any:
-    """Weights as training starts with: scores are so small that no change of attention shows in the logits."""
+    """Weights as training starts with: scores are so small that no change of attention shows in the
+    logits."""
     torch.manual_seed(0)
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**COMMON | {"initializer_range": 0.02})).to(dtype).eval()
+    return (
+        hf.LlamaForCausalLM(hf.LlamaConfig(**COMMON | {"initializer_range": 0.02})).to(dtype).eval()
+    )
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_model_whose_eager_attention_is_another_is_refused(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_eager_attention_is_another_is_refused(
+    change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", change(EAGER))
     with pytest.raises(UnsupportedModel, match="differs from the model's own"):
         examine(small_llama())
@@ -98,7 +112,9 @@ def test_one_layer_is_enough(layer: int, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     "mistake",
     [
-        lambda index, scale, softcap, window, chunk: Layer(index, 2 * scale, softcap, window, chunk),
+        lambda index, scale, softcap, window, chunk: Layer(
+            index, 2 * scale, softcap, window, chunk
+        ),
         lambda index, scale, softcap, window, chunk: Layer(index, scale, 5.0, window, chunk),
         lambda index, scale, softcap, window, chunk: Layer(index, scale, softcap, 8, chunk),
         lambda index, scale, softcap, window, chunk: Layer(index, scale, softcap, window, 8),
@@ -115,7 +131,9 @@ def test_an_engine_that_computes_something_else_is_noticed(
 
 
 @pytest.mark.slow
-def test_the_default_model_is_accepted_in_16_bits_and_changes_of_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_model_is_accepted_in_16_bits_and_changes_of_it_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, _ = load("smollm2-135m", device="cpu", dtype="bfloat16")
     for change in CHANGES:
         monkeypatch.setattr(modeling_llama, "eager_attention_forward", change(EAGER))
@@ -138,7 +156,9 @@ def test_every_supported_family_is_accepted_in_16_bits(family: str) -> None:
     ("case", "reason"),
     [("doge", "adds a bias to its scores")],
 )
-def test_masks_that_do_not_reach_the_attention_function_are_refused(case: str, reason: str, window: int) -> None:
+def test_masks_that_do_not_reach_the_attention_function_are_refused(
+    case: str, reason: str, window: int
+) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
         examine(small_models.build(case, window))
 
@@ -158,9 +178,13 @@ def test_chunks_that_no_configuration_states_are_refused(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("window", [16, 100])  # run over; read off the mask
 @pytest.mark.parametrize(("case", "layers"), [("qwen2_moe", [0]), ("phimoe", [0, 1, 2, 3])])
-def test_a_window_that_only_the_mask_has_is_found(case: str, layers: list[int], window: int) -> None:
+def test_a_window_that_only_the_mask_has_is_found(
+    case: str, layers: list[int], window: int
+) -> None:
     shapes = examine(small_models.build(case, window))[0]
-    assert [shape.window for shape in shapes] == [window if layer in layers else None for layer in range(4)]
+    assert [shape.window for shape in shapes] == [
+        window if layer in layers else None for layer in range(4)
+    ]
 
 
 @pytest.mark.parametrize("case", ["qwen2_moe", "phimoe"])
@@ -172,12 +196,15 @@ def test_a_window_that_only_the_mask_has_and_no_configuration_states_is_refused(
         examine(small_models.build(case, 100))
 
 
-@pytest.mark.parametrize("case", ["llama4_text: no chunks", "qwen2_moe: no window", "phimoe: no window"])
+@pytest.mark.parametrize(
+    "case", ["llama4_text: no chunks", "qwen2_moe: no window", "phimoe: no window"]
+)
 def test_the_same_families_without_such_masks_are_accepted(case: str) -> None:
     assert all(shape.window is None for shape in examine(small_models.build(case))[0])
 
 
-@pytest.mark.parametrize("case", [slow("gemma4_unified"), "gemma3_text"])  # the first one's masks look at tokens
+# the first one's masks look at tokens
+@pytest.mark.parametrize("case", [slow("gemma4_unified"), "gemma3_text"])
 @pytest.mark.parametrize(("told", "accepted"), [(100, True), (99, False), (101, False)])
 def test_a_long_window_is_compared_to_the_token(case: str, told: int, accepted: bool) -> None:
     model = small_models.build(case, window=100)

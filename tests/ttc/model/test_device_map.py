@@ -1,4 +1,5 @@
-"""Accelerate's device maps: of one device, of several, and what neither the engine nor the model can use."""
+"""Accelerate's device maps: of one device, of several, and what neither the engine nor the model
+can use."""
 
 from __future__ import annotations
 
@@ -36,12 +37,19 @@ def bytes_of(module: Any) -> int:
     return sum(weight.numel() * weight.element_size() for weight in module.parameters())
 
 
-@pytest.mark.parametrize("device_map", ["auto", "balanced", "sequential", "cpu", {"": "cpu"}, torch.device("cpu")])
-def test_a_map_of_one_device_is_that_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_map: Any) -> None:
+@pytest.mark.parametrize(
+    "device_map", ["auto", "balanced", "sequential", "cpu", {"": "cpu"}, torch.device("cpu")]
+)
+def test_a_map_of_one_device_is_that_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_map: Any
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     save(tmp_path)
-    assert Engine.from_pretrained(tmp_path, device_map=device_map, dtype="float32").device.type == "cpu"
+    assert (
+        Engine.from_pretrained(tmp_path, device_map=device_map, dtype="float32").device.type
+        == "cpu"
+    )
 
 
 def test_modules_may_be_named_one_by_one() -> None:
@@ -50,7 +58,10 @@ def test_modules_may_be_named_one_by_one() -> None:
 
 
 def test_passes_begin_on_the_first_of_several_devices(two_gpus: None) -> None:
-    assert devices_of({"model": 1, "lm_head": "cuda:0"}) == (SECOND, {"model": SECOND, "lm_head": FIRST})
+    assert devices_of({"model": 1, "lm_head": "cuda:0"}) == (
+        SECOND,
+        {"model": SECOND, "lm_head": FIRST},
+    )
     assert devices_of("balanced") == ("cuda:0", "balanced")
 
 
@@ -75,18 +86,31 @@ def test_no_device_and_two_devices_are_refused() -> None:
 
 
 def test_a_map_has_a_place_for_every_module() -> None:
-    places = {"model.embed_tokens": FIRST, "model.norm": SECOND, "lm_head": SECOND, "model.layers": SECOND}
+    places = {
+        "model.embed_tokens": FIRST,
+        "model.norm": SECOND,
+        "lm_head": SECOND,
+        "model.layers": SECOND,
+    }
     assert weights_over(empty_model(), places) == places | {"model.rotary_emb": FIRST}
-    with pytest.raises(InvalidInput, match=r"no device for 1 weights of a LlamaForCausalLM, among them model\.norm"):
-        weights_over(empty_model(), {name: place for name, place in places.items() if name != "model.norm"})
-    with pytest.raises(InvalidInput, match=r"names 'model\.layers\.4', which a LlamaForCausalLM does not have"):
+    with pytest.raises(
+        InvalidInput, match=r"no device for 1 weights of a LlamaForCausalLM, among them model\.norm"
+    ):
+        weights_over(
+            empty_model(), {name: place for name, place in places.items() if name != "model.norm"}
+        )
+    with pytest.raises(
+        InvalidInput, match=r"names 'model\.layers\.4', which a LlamaForCausalLM does not have"
+    ):
         weights_over(empty_model(), places | {"model.layers.4": FIRST})
 
 
 def test_weights_that_are_one_tensor_stay_together() -> None:
     places = {"model": FIRST, "lm_head": SECOND}
     assert weights_over(empty_model(), places) == places
-    with pytest.raises(InvalidInput, match=r"lm_head\.weight.* on different devices, and these are one tensor"):
+    with pytest.raises(
+        InvalidInput, match=r"lm_head\.weight.* on different devices, and these are one tensor"
+    ):
         weights_over(empty_model(tied=True), places)
     assert weights_over(empty_model(tied=True), {"": FIRST, "model.layers.3": SECOND})
 
@@ -94,7 +118,8 @@ def test_weights_that_are_one_tensor_stay_together() -> None:
 def test_a_strategy_fills_the_gpus_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = empty_model()
     layer, rest = bytes_of(model.model.layers[0]), bytes_of(model.model.embed_tokens)
-    on_first = rest + 2 * layer + max(layer, rest)  # Accelerate leaves room for one more of the largest
+    # Accelerate leaves room for one more of the largest
+    on_first = rest + 2 * layer + max(layer, rest)
     room: dict[Any, int] = {0: on_first, 1: 10**9, "cpu": 10**9}
     monkeypatch.setattr(ttc.model.device_map, "get_max_memory", lambda: room)
     found = weights_over(model, "sequential")
@@ -104,27 +129,38 @@ def test_a_strategy_fills_the_gpus_layer_by_layer(monkeypatch: pytest.MonkeyPatc
     assert set(weights_over(model, "auto").values()) == {FIRST}
     room[1] = layer + layer // 2
     with pytest.raises(
-        OutOfMemory, match=r"the GPUs have no room for \d modules of a LlamaForCausalLM.*placement=split"
+        OutOfMemory,
+        match=r"the GPUs have no room for \d modules of a LlamaForCausalLM.*placement=split",
     ):
         weights_over(model, "sequential")
 
 
-def test_a_map_that_does_not_fit_the_model_is_refused_before_weights_are_read(tmp_path: Path, two_gpus: None) -> None:
+def test_a_map_that_does_not_fit_the_model_is_refused_before_weights_are_read(
+    tmp_path: Path, two_gpus: None
+) -> None:
     save(tmp_path)
     (tmp_path / "model.safetensors").write_text("not weights")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         with pytest.raises(InvalidInput, match=r"^device_map has no device for"):
-            Engine.from_pretrained(tmp_path, device_map={"model.layers": 0, "lm_head": 1}, dtype="float32")
+            Engine.from_pretrained(
+                tmp_path, device_map={"model.layers": 0, "lm_head": 1}, dtype="float32"
+            )
 
 
-def test_a_model_that_accelerate_keeps_elsewhere_than_it_computes_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_accelerate_keeps_elsewhere_than_it_computes_is_refused(
+    tmp_path: Path,
+) -> None:
     model = save(tmp_path)
     model.hf_device_map = {"model": 0, "lm_head": "cpu"}
-    with pytest.raises(UnsupportedModel, match=r"in places where it does not compute: 0, cpu.*placement=split"):
+    with pytest.raises(
+        UnsupportedModel, match=r"in places where it does not compute: 0, cpu.*placement=split"
+    ):
         Engine(model, None)
     model.hf_device_map = {"": "cpu"}
     assert not is_spread(model)
     Engine(model, None)
-    with pytest.raises(UnsupportedModel, match=r"in places where it does not compute: the host.*placement=streamed"):
+    with pytest.raises(
+        UnsupportedModel, match=r"in places where it does not compute: the host.*placement=streamed"
+    ):
         Engine(cpu_offload(save(tmp_path), torch.device("cpu")), None)

@@ -47,7 +47,10 @@ MODELS: dict[str, tuple[type, dict[str, Any]]] = {
     "qwen 3, which normalises heads": (hf.Qwen3Config, {}),
     "heads wider than the states": (hf.Qwen3Config, {"head_dim": 32, "num_key_value_heads": 1}),
     "mistral, with a window": (hf.MistralConfig, {"sliding_window": 8}),
-    "rows of more than one slice": (hf.LlamaConfig, {"intermediate_size": 1600, "num_hidden_layers": 1}),
+    "rows of more than one slice": (
+        hf.LlamaConfig,
+        {"intermediate_size": 1600, "num_hidden_layers": 1},
+    ),
     "wide rows": (
         hf.LlamaConfig,
         {"intermediate_size": 1600, "head_dim": 64, "attention_bias": True, "mlp_bias": True},
@@ -58,7 +61,9 @@ MODELS: dict[str, tuple[type, dict[str, Any]]] = {
 def model_of(name: str, dtype: torch.dtype = torch.float32) -> Any:
     config_class, extra = MODELS[name]
     torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(config_class(**(COMMON | extra)), dtype=dtype).eval()
+    model = hf.AutoModelForCausalLM.from_config(
+        config_class(**(COMMON | extra)), dtype=dtype
+    ).eval()
     model.generation_config.eos_token_id = None
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -74,7 +79,9 @@ def fused(model: Any) -> FusedRunner:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_trees_by_compiled_layers_are_plain_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_by_compiled_layers_are_plain_transformers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = model_of(name)
     engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, runner="fused")
     assert isinstance(engine.runner, FusedRunner)
@@ -111,14 +118,17 @@ def logits_of(runner: FusedRunner, tokens: list[int]) -> torch.Tensor:
     """Each token is a sequence of its own, so attention gives back its value."""
     kv = KV(len(runner.shapes), len(tokens))
     kv.device = [
-        LayerKV.empty(shape, len(tokens), None, runner.dtype, runner.device, on_host=False) for shape in runner.shapes
+        LayerKV.empty(shape, len(tokens), None, runner.dtype, runner.device, on_host=False)
+        for shape in runner.shapes
     ]
     pieces = [Piece(slice(n, n + 1), [(kv, n, 1)]) for n in range(len(tokens))]
     return runner.forward(tokens, ExtendPlan([], [9] * len(tokens), pieces))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("name", ["biases everywhere", "qwen 3, which normalises heads", "rows of more than one slice"])
+@pytest.mark.parametrize(
+    "name", ["biases everywhere", "qwen 3, which normalises heads", "rows of more than one slice"]
+)
 @torch.inference_mode()
 def test_a_row_gives_the_same_bits_beside_any_others(name: str, threads: int) -> None:
     runner = fused(model_of(name))
@@ -168,7 +178,9 @@ def test_many_rows_of_bfloat16_are_as_near_to_the_truth_as_few(rows: int) -> Non
     tokens = prompt(3, rows)
     exact = logits_of(true, tokens)
     error = (logits_of(many, tokens) - exact).abs()
-    by_few = (torch.cat([logits_of(few, tokens[n : n + 9]) for n in range(0, rows, 9)]) - exact).abs()
+    by_few = (
+        torch.cat([logits_of(few, tokens[n : n + 9]) for n in range(0, rows, 9)]) - exact
+    ).abs()
     assert error.mean() <= 1.2 * by_few.mean()
     assert error.max() <= 2 * by_few.max()
 
@@ -201,7 +213,9 @@ def with_other_weights(model: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [with_hook, with_forward, with_adapter, with_other_weights])
-def test_a_model_that_is_changed_after_load_runs_as_it_is_then(change: Callable[[Any], None]) -> None:
+def test_a_model_that_is_changed_after_load_runs_as_it_is_then(
+    change: Callable[[Any], None],
+) -> None:
     plain = small()
     engine = Engine(copy.deepcopy(plain), Letters(), runner="fused")
     for model in (engine.model, plain):
@@ -238,7 +252,9 @@ class Cautious(nn.Linear):
 def test_linear_layers_of_another_class_are_left_to_the_modules() -> None:
     model = small()
     model.model.layers[1].mlp.up_proj.__class__ = Cautious
-    with pytest.raises(UnsupportedModel, match="a Cautious stands where a plain Linear is expected"):
+    with pytest.raises(
+        UnsupportedModel, match="a Cautious stands where a plain Linear is expected"
+    ):
         runner_for(model, "fused")
 
 
@@ -276,7 +292,10 @@ def test_compiled_layers_that_differ_from_the_modules_are_noticed_and_not_used(
 
 
 def test_every_layer_and_the_logits_are_compared() -> None:
-    for part, layer in (("lm_head", "results"), ("model.layers.1.self_attn.k_proj", "keys of layer 1")):
+    for part, layer in (
+        ("lm_head", "results"),
+        ("model.layers.1.self_attn.k_proj", "keys of layer 1"),
+    ):
         model = small()
         runner = FusedRunner(HuggingFaceRunner(model), decoder_of(model))
         check_runner(runner)
@@ -284,7 +303,9 @@ def test_every_layer_and_the_logits_are_compared() -> None:
         own = weight.detach().clone()
         forward = runner.modules.forward
 
-        def changed(*arguments: Any, weight: Any = weight, own: Any = own, forward: Any = forward) -> Any:
+        def changed(
+            *arguments: Any, weight: Any = weight, own: Any = own, forward: Any = forward
+        ) -> Any:
             with torch.no_grad():
                 weight.mul_(1.01)
                 found = forward(*arguments)
@@ -296,7 +317,9 @@ def test_every_layer_and_the_logits_are_compared() -> None:
             check_runner(runner)
 
 
-@pytest.mark.skipif(not can_pack(small().to(torch.bfloat16)), reason="this CPU has no bfloat16 kernels")
+@pytest.mark.skipif(
+    not can_pack(small().to(torch.bfloat16)), reason="this CPU has no bfloat16 kernels"
+)
 def test_only_models_that_run_by_their_modules_are_packed() -> None:
     model = small().to(torch.bfloat16)  # its rows of 16 numbers are half a vector
     runner_for(model, "auto", pack=True)

@@ -1,5 +1,6 @@
-"""Decode passes as graphs. On a CPU a stand-in takes the place of a CUDA graph: it writes down what PyTorch and the
-kernels are given, with the numbers that they are given, and gives it to them again, while no code of the model runs."""
+"""Decode passes as graphs. On a CPU a stand-in takes the place of a CUDA graph: it writes down what
+PyTorch and the kernels are given, with the numbers that they are given, and gives it to them again,
+while no code of the model runs."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         result = func(*args, **given)
-        places = {x.untyped_storage().data_ptr() for x in tree_leaves((args, given)) if isinstance(x, Tensor)}
+        places = {
+            x.untyped_storage().data_ptr()
+            for x in tree_leaves((args, given))
+            if isinstance(x, Tensor)
+        }
         made = tree_leaves(result)
 
         def again() -> None:
@@ -58,13 +63,16 @@ class Tape(TorchDispatchMode):
 
         if func._schema.is_mutable:
             self.steps.append(lambda: func(*args, **given))
-        elif any(x.untyped_storage().data_ptr() not in places for x in made):  # else a view, which stays one
+        elif any(
+            x.untyped_storage().data_ptr() not in places for x in made
+        ):  # else a view, which stays one
             self.steps.append(again)
         return result
 
 
 class StandIn:
-    """A recorder on the CPU. fails: what a recording raises. calls, replays: how many there were."""
+    """A recorder on the CPU. fails: what a recording raises. calls, replays: how many there
+    were."""
 
     def __init__(self, fails: Exception | None = None):
         self.fails, self.calls, self.replays = fails, 0, 0
@@ -133,7 +141,8 @@ def graphs_of(engine: Engine) -> Graphs:
 
 
 def decode(engine: Engine) -> tuple[list[Branch], list[Tensor]]:
-    """Greedy and sampled branches of two roots in one batch that they join and leave; and each pass's logits."""
+    """Greedy and sampled branches of two roots in one batch that they join and leave; and each
+    pass's logits."""
     logits, forward = [], engine.runner.forward
 
     def watched(*args: Any) -> Tensor:
@@ -155,7 +164,9 @@ def decode(engine: Engine) -> tuple[list[Branch], list[Tensor]]:
 
 @pytest.mark.slow
 @interpreted
-def test_replayed_passes_give_what_the_modules_give_while_rows_join_and_leave(recorder: StandIn) -> None:
+def test_replayed_passes_give_what_the_modules_give_while_rows_join_and_leave(
+    recorder: StandIn,
+) -> None:
     model = build("qwen3")
     engine = engine_over(recorder, model)
     branches, logits = decode(engine)
@@ -166,7 +177,8 @@ def test_replayed_passes_give_what_the_modules_give_while_rows_join_and_leave(re
     assert [b.tokens for b in branches] == [b.tokens for b in expected]
     for branch, other in zip(branches, expected, strict=True):
         assert branch.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-    for found, wanted in zip(logits, right, strict=True):  # each pass's own, though graphs write to one place
+    # each pass's own, though graphs write to one place
+    for found, wanted in zip(logits, right, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
     for branch in branches[:2]:
         assert_like_plain(build("qwen3"), branch)
@@ -186,7 +198,9 @@ def test_a_graph_goes_with_its_plan(recorder: StandIn) -> None:
 
 @pytest.mark.slow
 @interpreted
-def test_a_plan_that_ends_soon_is_not_recorded(recorder: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_ends_soon_is_not_recorded(
+    recorder: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = engine_over(recorder)
     branch = engine.root(prompt(1, 6))
     engine.generate([branch], AFTER)
@@ -264,7 +278,9 @@ def with_moved_weights(model: Any) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("change", [with_hook, *map(slow, (with_adapter, with_other_weights, with_moved_weights))])
+@pytest.mark.parametrize(
+    "change", [with_hook, *map(slow, (with_adapter, with_other_weights, with_moved_weights))]
+)
 def test_a_model_that_is_changed_between_two_tokens_runs_as_it_is_then(
     recorder: StandIn, change: Callable[[Any], None]
 ) -> None:
@@ -299,10 +315,13 @@ def test_plans_that_read_from_the_host_are_not_recorded(recorder: StandIn) -> No
 def test_without_a_gpu_there_are_no_graphs() -> None:
     engine = make_engine()
     assert isinstance(engine.runner, HuggingFaceRunner) and engine.runner.graphs is None
-    assert graphs_for(engine.runner.watch, torch.device("cuda", 0)) is None  # its weights are elsewhere
+    # its weights are elsewhere
+    assert graphs_for(engine.runner.watch, torch.device("cuda", 0)) is None
 
 
-def test_a_recording_that_breaks_off_is_ended_and_named_by_its_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_breaks_off_is_ended_and_named_by_its_first_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events: list[str] = []
 
     class Stream:
@@ -334,7 +353,9 @@ def test_a_recording_that_breaks_off_is_ended_and_named_by_its_first_error(monke
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
-def test_on_a_gpu_replayed_passes_give_what_the_modules_give(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_replayed_passes_give_what_the_modules_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = Engine(build("qwen3").cuda(), Letters())
     branches, logits = decode(engine)
     graphs = graphs_of(engine)

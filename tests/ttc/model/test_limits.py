@@ -33,7 +33,9 @@ from ttc.model.limits import ModelLimits, context_length
         ),
     ],
 )
-def test_frequencies_that_depend_on_a_pass_bound_the_context(settings: dict[str, Any], most: int) -> None:
+def test_frequencies_that_depend_on_a_pass_bound_the_context(
+    settings: dict[str, Any], most: int
+) -> None:
     assert context_length(LlamaConfig(max_position_embeddings=64, **settings)) == most
 
 
@@ -55,7 +57,12 @@ def test_a_context_that_is_shorter_than_the_configurations_says_why() -> None:
 
 
 def test_longrope_is_served_up_to_its_original_length() -> None:
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 2, "long_factor": [2.0] * 2}
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 2,
+        "long_factor": [2.0] * 2,
+    }
     config = Phi3Config(
         vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, original_max_position_embeddings=32, pad_token_id=0,

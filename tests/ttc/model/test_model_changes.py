@@ -192,8 +192,11 @@ def test_calls_of_an_engine_and_lending_the_model_are_no_changes(family: str) ->
     assert watch.unchanged()
 
 
-def test_what_a_forward_calls_in_its_class_and_file_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A helper method of the class, and a function that is called by a function that the forward calls."""
+def test_what_a_forward_calls_in_its_class_and_file_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A helper method of the class, and a function that is called by a function that the forward
+    calls."""
     for family, owner, name in (
         ("gemma2", modeling_gemma2.Gemma2RMSNorm, "_norm"),
         ("llama", modeling_llama, "rotate_half"),

@@ -18,7 +18,8 @@ from ttc import Engine, Sampling, Streamed, UnsupportedModel
 from ttc.model.loading import load
 
 WHOLE = {"qwen3_vl", "cohere2_vision"}
-"""Families whose decoder has no class of its own with the same logits: the whole without its other parts."""
+"""Families whose decoder has no class of its own with the same logits: the whole without its other
+parts."""
 
 
 def save(kind: str, folder: Path) -> Any:
@@ -40,27 +41,44 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         for _ in range(count):
-            ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+            ids = torch.cat(
+                [ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], 1
+            )
     return ids[0, len(prompt) :].tolist()
 
 
 def parts_beside_text(folder: Path) -> list[str]:
     """The weights in the files that are not the decoder's."""
     names = load_file(folder / "model.safetensors")
-    return [name for name in names if not any(part in name for part in ("language_model", "text_model", "lm_head"))]
+    return [
+        name
+        for name in names
+        if not any(part in name for part in ("language_model", "text_model", "lm_head"))
+    ]
 
 
 @pytest.mark.parametrize(
-    "kind", ["gemma3", "mistral3", *map(slow, ("gemma4", "llama4", "qwen3_5", "qwen3_vl", "cohere2_vision"))]
+    "kind",
+    [
+        "gemma3",
+        "mistral3",
+        *map(slow, ("gemma4", "llama4", "qwen3_5", "qwen3_vl", "cohere2_vision")),
+    ],
 )
 def test_the_decoder_gives_what_the_whole_model_gives_on_text(tmp_path: Path, kind: str) -> None:
     whole = save(kind, tmp_path)
     others, weights = parts_beside_text(tmp_path), load_file(tmp_path / "model.safetensors")
     assert others
-    save_file({n: w for n, w in weights.items() if n not in others}, tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(
+        {n: w for n, w in weights.items() if n not in others},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
     model, tokenizer = load(tmp_path, device="cpu", dtype="float32")
     assert sum(w.numel() for w in model.parameters()) < sum(w.numel() for w in whole.parameters())
-    assert type(model).__name__.endswith("ForConditionalGeneration" if kind in WHOLE else "ForCausalLM")
+    assert type(model).__name__.endswith(
+        "ForConditionalGeneration" if kind in WHOLE else "ForCausalLM"
+    )
     assert_same_text(whole, model, tokenizer)
 
 
@@ -88,9 +106,12 @@ def rename(folder: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inner", "head"), [("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head.")]
+    ("inner", "head"),
+    [("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head.")],
 )
-def test_names_of_old_and_new_checkpoints_are_understood(tmp_path: Path, inner: str, head: str) -> None:
+def test_names_of_old_and_new_checkpoints_are_understood(
+    tmp_path: Path, inner: str, head: str
+) -> None:
     whole = save("llava", tmp_path)
     rename(tmp_path, r"^model\.language_model\.|^language_model\.model\.", inner)
     rename(tmp_path, r"^lm_head\.|^language_model\.lm_head\.", head)
@@ -98,7 +119,8 @@ def test_names_of_old_and_new_checkpoints_are_understood(tmp_path: Path, inner: 
 
 
 def test_the_decoder_needs_no_package_of_the_vision_tower(tmp_path: Path) -> None:
-    text = AutoModelForCausalLM.from_config(config_of("gemma3n_text"), dtype=torch.float32).eval()  # towers are timm's
+    # towers are timm's
+    text = AutoModelForCausalLM.from_config(config_of("gemma3n_text"), dtype=torch.float32).eval()
     text.save_pretrained(tmp_path)
     rename(tmp_path, r"^model\.", "model.language_model.")
     config = config_of("gemma3n")
@@ -121,6 +143,7 @@ def test_weights_that_the_files_lack_are_named(tmp_path: Path) -> None:
     save("mistral3", tmp_path)
     rename(tmp_path, "self_attn", "attention")
     with pytest.raises(
-        UnsupportedModel, match=r"lack \d+ weights of a MistralForCausalLM, among them model.layers.0.s"
+        UnsupportedModel,
+        match=r"lack \d+ weights of a MistralForCausalLM, among them model.layers.0.s",
     ):
         load(tmp_path, device="cpu", dtype="float32")

@@ -24,7 +24,10 @@ SMALL = {
 @pytest.mark.parametrize("rows", [1, 8, 50])
 @pytest.mark.parametrize(
     "build",
-    [lambda: LlamaForCausalLM(LlamaConfig(**SMALL)), lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL))],
+    [
+        lambda: LlamaForCausalLM(LlamaConfig(**SMALL)),
+        lambda: Qwen2ForCausalLM(Qwen2Config(**SMALL)),
+    ],
 )
 @torch.no_grad()
 def test_the_same_logits(build: type, rows: int) -> None:
@@ -49,14 +52,18 @@ def test_siblings_compute_once_and_answer_any_order() -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.gate_proj, self.up_proj = (nn.Linear(32, size, dtype=torch.bfloat16) for size in (48, 16))
+            self.gate_proj, self.up_proj = (
+                nn.Linear(32, size, dtype=torch.bfloat16) for size in (48, 16)
+            )
 
     block = Block()
     if not can_pack(block):
         pytest.skip("this CPU has no bfloat16 kernels")
     plain = copy.deepcopy(block)
     pack_linears(block)
-    assert isinstance(block.gate_proj, PackedLinear) and block.gate_proj.shared is block.up_proj.shared
+    assert (
+        isinstance(block.gate_proj, PackedLinear) and block.gate_proj.shared is block.up_proj.shared
+    )
     calls = []
     product = block.gate_proj.shared.product
     block.gate_proj.shared.product = lambda x: (calls.append(1), product(x))[1]  # type: ignore[func-returns-value]
@@ -66,4 +73,6 @@ def test_siblings_compute_once_and_answer_any_order() -> None:
         torch.testing.assert_close(block.up_proj(x), plain.up_proj(x), rtol=2e-2, atol=2e-2)
     assert len(calls) == 2
     torch.testing.assert_close(block.up_proj(first), plain.up_proj(first), rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(block.gate_proj(second), plain.gate_proj(second), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(
+        block.gate_proj(second), plain.gate_proj(second), rtol=2e-2, atol=2e-2
+    )

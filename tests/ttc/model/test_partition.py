@@ -1,4 +1,5 @@
-"""Units from a configuration: against the weights and the engine's own shapes of real models, and refusals."""
+"""Units from a configuration: against the weights and the engine's own shapes of real models, and
+refusals."""
 
 from __future__ import annotations
 
@@ -30,15 +31,27 @@ def test_units_hold_the_weights_of_the_model_and_the_kv_of_the_engine(family: st
 
 RECURRENT = ["qwen3_5_text", "jamba", "lfm2: convolutions", "mamba2", "falcon_h1"]
 ODD = ["dbrx", "diffllama", "emu3", "gemma4", "jetmoe", "longcat_flash", "mllama", "stablelm"]
-"""They look at values, have a configuration of another kind than their class, call attention twice in a layer, pass
-no keyword arguments on to it, or have a layer that does not run where there is text alone."""
-OWN_CODE = ["bloom", "codegen", "falcon: alibi", "falcon: shared heads", "gpt_neo", "mpt", "openai-gpt", "xglm"]
+"""They look at values, have a configuration of another kind than their class, call attention twice
+in a layer, pass no keyword arguments on to it, or have a layer that does not run where there is
+text alone."""
+OWN_CODE = [
+    "bloom",
+    "codegen",
+    "falcon: alibi",
+    "falcon: shared heads",
+    "gpt_neo",
+    "mpt",
+    "openai-gpt",
+    "xglm",
+]
 MORE = ["deepseek_v32", "minimax", "nemotron_h", "qwen4_exp_text", "zamba", "zamba2"]
-"""Indexers, a cache of their own, layers of an MLP alone, and weights that layers have in common."""
+"""Indexers, a cache of their own, layers of an MLP alone, and weights that layers have in
+common."""
 
 
 @pytest.mark.parametrize(
-    "case", some_quick(RECURRENT + ODD + OWN_CODE + MORE, [RECURRENT[0], ODD[0], OWN_CODE[0], MORE[0]])
+    "case",
+    some_quick(RECURRENT + ODD + OWN_CODE + MORE, [RECURRENT[0], ODD[0], OWN_CODE[0], MORE[0]]),
 )
 def test_units_hold_what_the_engine_keeps_of_other_layers_too(case: str) -> None:
     model = small_models.build(case)
@@ -50,14 +63,20 @@ def test_units_hold_what_the_engine_keeps_of_other_layers_too(case: str) -> None
     assert [unit.state_bytes > 0 for unit in units[1:-1]] == [
         recurrent is not None and layer in recurrent.layers for layer in range(len(units) - 2)
     ]
-    assert sum(unit.param_bytes for unit in units) == sum(4 * weight.numel() for weight in model.parameters())
+    assert sum(unit.param_bytes for unit in units) == sum(
+        4 * weight.numel() for weight in model.parameters()
+    )
 
 
 def test_a_llama_by_hand() -> None:
     # H 32, I 48, 4 query heads and 2 KV heads of 8, a vocabulary of 128; the embedding is not tied.
     embedding, block, _, output = partition_units(hf.LlamaConfig(**COMMON), torch.bfloat16)
     matrices = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48
-    assert (embedding.param_bytes, embedding.multiplied, embedding.tied_bytes) == (128 * 32 * 2, 0, 0)
+    assert (embedding.param_bytes, embedding.multiplied, embedding.tied_bytes) == (
+        128 * 32 * 2,
+        0,
+        0,
+    )
     assert (block.multiplied, block.param_bytes) == (matrices, 2 * (matrices + 2 * 32))
     assert (block.kv_elements, block.score_elements, block.hidden) == (2 * 2 * 8, 2 * 4 * 8, 32)
     assert (output.multiplied, output.param_bytes) == (128 * 32, 2 * (128 * 32 + 32))
@@ -86,8 +105,12 @@ def test_a_row_goes_through_two_of_four_experts() -> None:
 
 def test_what_is_no_decoder_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="T5Config"):
-        partition_units(hf.T5Config(vocab_size=64, d_model=16, num_layers=2, num_heads=2, d_kv=8, d_ff=32))
-    with pytest.raises(UnsupportedModel, match="layer 0 of RwkvForCausalLM neither calls attention"):
+        partition_units(
+            hf.T5Config(vocab_size=64, d_model=16, num_layers=2, num_heads=2, d_kv=8, d_ff=32)
+        )
+    with pytest.raises(
+        UnsupportedModel, match="layer 0 of RwkvForCausalLM neither calls attention"
+    ):
         partition_units(small_models.config_of("rwkv"))
 
 
@@ -97,7 +120,10 @@ def test_what_layers_have_in_common_is_counted_by_the_last_and_read_by_each() ->
     assert [name for name, _ in first.tied] == ["block 3"] and not last.tied
     assert last.param_bytes - first.param_bytes == first.tied_bytes > 0
     assert first.w_param(1) == last.w_param(1) and first.multiplied == last.multiplied
-    assert held_bytes(units[:3]) == sum(unit.param_bytes for unit in units[:3]) + first.tied_bytes + units[0].tied_bytes
+    assert (
+        held_bytes(units[:3])
+        == sum(unit.param_bytes for unit in units[:3]) + first.tied_bytes + units[0].tied_bytes
+    )
     assert held_bytes(units[2:5]) == sum(unit.param_bytes for unit in units[2:5])
 
 

@@ -23,8 +23,14 @@ def by_length(make: Callable[[int], Any]) -> tuple[ours.Processor, Theirs]:
 
 
 SAME: dict[str, tuple[ours.Processor, Theirs]] = {
-    "repetition": (ours.Repetition(1.7), lambda ids, prompt: hf.RepetitionPenaltyLogitsProcessor(1.7)),
-    "repetition, rewarded": (ours.Repetition(0.6), lambda ids, prompt: hf.RepetitionPenaltyLogitsProcessor(0.6)),
+    "repetition": (
+        ours.Repetition(1.7),
+        lambda ids, prompt: hf.RepetitionPenaltyLogitsProcessor(1.7),
+    ),
+    "repetition, rewarded": (
+        ours.Repetition(0.6),
+        lambda ids, prompt: hf.RepetitionPenaltyLogitsProcessor(0.6),
+    ),
     "repetition of the prompt": (
         ours.Repetition(1 / 1.7, of_prompt=True),
         lambda ids, prompt: hf.EncoderRepetitionPenaltyLogitsProcessor(1.7, ids[:, :prompt]),
@@ -41,15 +47,22 @@ SAME: dict[str, tuple[ours.Processor, Theirs]] = {
         ours.NoRepeatNGram(2, of_prompt=True),
         lambda ids, prompt: hf.EncoderNoRepeatNGramLogitsProcessor(2, ids[:, :prompt]),
     ),
-    "biases": by_length(lambda _: hf.SequenceBiasLogitsProcessor({(1,): 2.5, (2, 4): -9.0, (1, 2, 0): 3.0})),
-    "least new tokens": by_length(lambda prompt: hf.MinNewTokensLengthLogitsProcessor(prompt, 4, ENDS)),
-    "forced last of new ones": by_length(lambda prompt: hf.ForcedEOSTokenLogitsProcessor(prompt + 4, 3)),
+    "biases": by_length(
+        lambda _: hf.SequenceBiasLogitsProcessor({(1,): 2.5, (2, 4): -9.0, (1, 2, 0): 3.0})
+    ),
+    "least new tokens": by_length(
+        lambda prompt: hf.MinNewTokensLengthLogitsProcessor(prompt, 4, ENDS)
+    ),
+    "forced last of new ones": by_length(
+        lambda prompt: hf.ForcedEOSTokenLogitsProcessor(prompt + 4, 3)
+    ),
     "decay": by_length(lambda prompt: hf.ExponentialDecayLengthPenalty((2, 1.3), ENDS, prompt)),
 }
 
 
 def texts(seed: int) -> tuple[list[np.ndarray], list[int]]:
-    """Twelve texts of few different tokens, the shortest of one, and the lengths of their prompts."""
+    """Twelve texts of few different tokens, the shortest of one, and the lengths of their
+    prompts."""
     random = np.random.default_rng(seed)
     lengths = [1, 1, 2, 3, 5, 6, 8, 8, 9, 12, 20, 40]
     rows = [random.integers(0, 8, length) for length in lengths]
@@ -69,7 +82,9 @@ def test_a_batch_of_texts_is_changed_as_each_alone(name: str) -> None:
         assert torch.equal(logits, before)
         for row, prompt, logit, score in zip(rows, prompts, logits, scores, strict=True):
             ids = torch.from_numpy(row)[None]
-            torch.testing.assert_close(score[None], theirs(ids, prompt)(ids, logit[None].clone()), rtol=0, atol=0)
+            torch.testing.assert_close(
+                score[None], theirs(ids, prompt)(ids, logit[None].clone()), rtol=0, atol=0
+            )
         changed += int((scores != logits).sum())
     assert changed > 0 or name == "30-grams"
 
@@ -78,7 +93,9 @@ def test_tokens_beyond_the_logits_are_passed_over() -> None:
     """An embedding may be larger than the output."""
     rows = [np.asarray([VOCAB + 3, VOCAB]), np.asarray([2, VOCAB, 2])]
     logits = torch.ones(2, VOCAB)
-    scores = ours.processed([ours.Repetition(2.0), ours.NoRepeatNGram(1)], ours.Texts(rows, [1, 1]), logits)
+    scores = ours.processed(
+        [ours.Repetition(2.0), ours.NoRepeatNGram(1)], ours.Texts(rows, [1, 1]), logits
+    )
     assert (scores[0] == 1).all()
     assert (scores[1] == 1).nonzero().flatten().tolist() == [t for t in range(VOCAB) if t != 2]
 

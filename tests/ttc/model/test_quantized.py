@@ -1,4 +1,5 @@
-"""Quantized checkpoints run as in plain transformers, or are refused by name before their weights are read."""
+"""Quantized checkpoints run as in plain transformers, or are refused by name before their weights
+are read."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def build() -> LlamaForCausalLM:
 def save(folder: Path, quantization: Any = None, dtype: torch.dtype = torch.float32) -> None:
     """Write a small random model into `folder`, quantized by transformers."""
     build().save_pretrained(folder / "plain")
-    model = AutoModelForCausalLM.from_pretrained(folder / "plain", quantization_config=quantization, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder / "plain", quantization_config=quantization, dtype=dtype
+    )
     model.save_pretrained(folder)
     save_tokenizer(folder)
 
@@ -54,13 +57,17 @@ def assert_like_plain(folder: Path, dtype: torch.dtype, kind: str) -> Engine:
     engine.generate([first, second], 12, sampling=Sampling(0))
     for branch in (first, second):
         end = len(branch.tokens) - 12
-        found = plain.generate(torch.tensor([branch.tokens[:end]]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+        found = plain.generate(
+            torch.tensor([branch.tokens[:end]]), max_new_tokens=12, do_sample=False, pad_token_id=0
+        )
         assert branch.tokens == found[0].tolist() and len(set(branch.tokens[end:])) > 3
     return engine
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_of_torchao_run_as_in_plain_transformers(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_weights_of_torchao_run_as_in_plain_transformers(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     quantization = pytest.importorskip("torchao.quantization")
     from transformers import TorchAoConfig
 
@@ -70,12 +77,18 @@ def test_weights_of_torchao_run_as_in_plain_transformers(tmp_path: Path, dtype: 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_four_bits_of_bitsandbytes_run_as_in_plain_transformers(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_four_bits_of_bitsandbytes_run_as_in_plain_transformers(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     pytest.importorskip("bitsandbytes")
     from transformers import BitsAndBytesConfig
 
     save(
-        tmp_path, BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype), dtype
+        tmp_path,
+        BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        ),
+        dtype,
     )
     assert_like_plain(tmp_path, dtype, "Linear4bit")
 
@@ -85,7 +98,9 @@ def test_eight_bits_of_bitsandbytes_are_refused_while_rows_are_not_apart(tmp_pat
     from transformers import BitsAndBytesConfig
 
     save(tmp_path, BitsAndBytesConfig(load_in_8bit=True))
-    with pytest.raises(UnsupportedModel, match="Linear8bitLt, gives something else for a row beside other rows"):
+    with pytest.raises(
+        UnsupportedModel, match="Linear8bitLt, gives something else for a row beside other rows"
+    ):
         Engine.from_pretrained(tmp_path, device="cpu", dtype="float32")
     save(tmp_path, BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0))
     assert_like_plain(tmp_path, torch.float32, "Linear8bitLt")
@@ -100,7 +115,9 @@ def test_weights_of_compressed_tensors_run_as_in_plain_transformers(tmp_path: Pa
     for name, weight in load_file(tmp_path / "model.safetensors").items():
         if "_proj" in name:
             packed[f"{name}_scale"] = weight.abs().amax(1, keepdim=True) / 127
-            packed[f"{name}_packed"] = pack_to_int32((weight / packed[f"{name}_scale"]).round().to(torch.int8), 8)
+            packed[f"{name}_packed"] = pack_to_int32(
+                (weight / packed[f"{name}_scale"]).round().to(torch.int8), 8
+            )
             packed[f"{name}_shape"] = torch.tensor(weight.shape)
         else:
             packed[name] = weight
@@ -116,12 +133,14 @@ def test_weights_of_compressed_tensors_run_as_in_plain_transformers(tmp_path: Pa
     )
     engine = assert_like_plain(tmp_path, torch.float32, "Linear")
     assert "forward" in vars(engine.model.model.layers[0].mlp.down_proj)
-    engine = Engine.from_pretrained(tmp_path, device="cpu", dtype="bfloat16")  # whose plain layers are packed
+    # whose plain layers are packed
+    engine = Engine.from_pretrained(tmp_path, device="cpu", dtype="bfloat16")
     assert "forward" in vars(engine.model.model.layers[0].mlp.down_proj)
 
 
 def test_fp8_weights_run_as_in_plain_transformers(tmp_path: Path) -> None:
-    """With a factor for each block of a matrix, as DeepSeek and Qwen publish them. A CPU computes on them unpacked."""
+    """With a factor for each block of a matrix, as DeepSeek and Qwen publish them. A CPU computes
+    on them unpacked."""
     save(tmp_path)
     packed: dict[str, Tensor] = {}
     for name, weight in load_file(tmp_path / "model.safetensors").items():
@@ -130,10 +149,18 @@ def test_fp8_weights_run_as_in_plain_transformers(tmp_path: Path) -> None:
             rows, columns = weight.shape
             blocks = weight.view(rows // 64, 64, columns // 64, 64)
             factor = blocks.abs().amax((1, 3)) / 448
-            packed[name] = (blocks / factor[:, None, :, None]).view(rows, columns).to(torch.float8_e4m3fn)
+            packed[name] = (
+                (blocks / factor[:, None, :, None]).view(rows, columns).to(torch.float8_e4m3fn)
+            )
             packed[f"{name}_scale_inv"] = factor
     save_file(packed, tmp_path / "model.safetensors", {"format": "pt"})
-    say(tmp_path, quant_method="fp8", weight_block_size=[64, 64], activation_scheme="dynamic", fmt="e4m3")
+    say(
+        tmp_path,
+        quant_method="fp8",
+        weight_block_size=[64, 64],
+        activation_scheme="dynamic",
+        fmt="e4m3",
+    )
     assert_like_plain(tmp_path, torch.float32, "Linear")
 
 
@@ -141,9 +168,18 @@ def test_fp8_weights_run_as_in_plain_transformers(tmp_path: Path) -> None:
     ("settings", "reason"),
     [
         ({"quant_method": "gptq", "bits": 4}, "'gptq', which does not run here: .*(optimum|GPU)"),
-        ({"quant_method": "awq", "bits": 4}, "'awq', which does not run here: .*pip install gptqmodel"),
-        ({"quant_method": "auto-round", "bits": 4}, "'auto-round', which does not run here: .*auto-round"),
-        ({"quant_method": "smaller", "bits": 4}, "'smaller', which the installed transformers does not know"),
+        (
+            {"quant_method": "awq", "bits": 4},
+            "'awq', which does not run here: .*pip install gptqmodel",
+        ),
+        (
+            {"quant_method": "auto-round", "bits": 4},
+            "'auto-round', which does not run here: .*auto-round",
+        ),
+        (
+            {"quant_method": "smaller", "bits": 4},
+            "'smaller', which the installed transformers does not know",
+        ),
     ],
 )
 def test_what_does_not_run_here_is_named_before_weights_are_read(
@@ -153,7 +189,8 @@ def test_what_does_not_run_here_is_named_before_weights_are_read(
     say(tmp_path, **settings)
     (tmp_path / "model.safetensors").write_text("not weights")
     with pytest.raises(
-        UnsupportedModel, match=f"(?s)cannot load the model .*: its weights are quantized by {reason}.*gguf"
+        UnsupportedModel,
+        match=f"(?s)cannot load the model .*: its weights are quantized by {reason}.*gguf",
     ):
         Engine.from_pretrained(tmp_path, device="cpu")
 
@@ -163,7 +200,9 @@ def test_placements_and_plans_refuse_quantized_weights(tmp_path: Path) -> None:
     say(tmp_path, quant_method="fp8", weight_block_size=[64, 64])
     with pytest.raises(UnsupportedModel, match="quantized by 'fp8'; leave placement out"):
         Engine.from_pretrained(tmp_path, device="cpu", placement=Streamed())
-    with pytest.raises(UnsupportedModel, match="quantized by 'fp8', and memory=auto plans for plain ones"):
+    with pytest.raises(
+        UnsupportedModel, match="quantized by 'fp8', and memory=auto plans for plain ones"
+    ):
         Engine.from_pretrained(tmp_path, device="cpu", memory="auto")
 
 
@@ -195,7 +234,9 @@ def with_rounding(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
 
 
 @pytest.mark.parametrize("by_row", [True, False])
-def test_a_layer_that_looks_at_all_rows_is_refused(monkeypatch: pytest.MonkeyPatch, by_row: bool) -> None:
+def test_a_layer_that_looks_at_all_rows_is_refused(
+    monkeypatch: pytest.MonkeyPatch, by_row: bool
+) -> None:
     monkeypatch.setattr(Rounded, "by_row", by_row)
     model = with_rounding(torch.bfloat16)
     model.is_quantized = False
@@ -204,7 +245,9 @@ def test_a_layer_that_looks_at_all_rows_is_refused(monkeypatch: pytest.MonkeyPat
     if by_row:
         check_rows_apart(model)
     else:
-        with pytest.raises(UnsupportedModel, match=r"model.layers.1.mlp.up_proj, a Rounded, gives something else"):
+        with pytest.raises(
+            UnsupportedModel, match=r"model.layers.1.mlp.up_proj, a Rounded, gives something else"
+        ):
             Engine(model, None)
 
 

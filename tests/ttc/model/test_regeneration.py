@@ -54,7 +54,8 @@ def test_kv_is_what_transformers_keeps_in_its_cache(family: str) -> None:
 
 
 def test_trying_it_out_leaves_the_kv_alone_that_layers_share() -> None:
-    model = small_models.build("gemma3n_text: shared KV")  # its first two layers leave KV for the last two
+    # its first two layers leave KV for the last two
+    model = small_models.build("gemma3n_text: shared KV")
     expected = model(torch.tensor([[3, 1, 4]])).logits
     regeneration = Regeneration(model, HuggingFaceRunner(model).shapes)
     assert [shape.input_dim for shape in regeneration.shapes] == [32, 32, None, None]
@@ -97,15 +98,22 @@ def test_a_layer_that_does_not_give_the_same_again_is_known() -> None:
         (torch.float32, 1.0, True),
     ],
 )
-def test_keys_that_come_out_a_little_otherwise_are_not_taken(dtype: torch.dtype, factor: float, taken: bool) -> None:
+def test_keys_that_come_out_a_little_otherwise_are_not_taken(
+    dtype: torch.dtype, factor: float, taken: bool
+) -> None:
     """The six rows that are tried come out larger than in a pass of nine rows."""
     config = hf.OPTConfig(**(COMMON | FAMILIES["opt"][1]))
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     shapes = HuggingFaceRunner(model).shapes
     k_proj = model.model.decoder.layers[1].self_attn.k_proj
-    k_proj.register_forward_hook(lambda module, args, out: out * (factor if out.shape[1] == 6 else 1.0))
-    assert [shape.input_dim for shape in Regeneration(model, shapes).shapes] == [32, 32 if taken else None]
+    k_proj.register_forward_hook(
+        lambda module, args, out: out * (factor if out.shape[1] == 6 else 1.0)
+    )
+    assert [shape.input_dim for shape in Regeneration(model, shapes).shapes] == [
+        32,
+        32 if taken else None,
+    ]
 
 
 def test_nothing_is_left_in_a_model_whose_engine_is_gone() -> None:

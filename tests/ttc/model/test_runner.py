@@ -1,4 +1,5 @@
-"""Running the model: a model whose attention was set elsewhere is noticed, and lending one out is safe."""
+"""Running the model: a model whose attention was set elsewhere is noticed, and lending one out is
+safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models whose layers lie on two devices, each with its KV beside it, against plain transformers on one.
+"""Models whose layers lie on two devices, each with its KV beside it, against plain transformers on
+one.
 
 The devices are pretended ones (see `tests.helpers.pretended`), which refuse what mixes them.
 """
@@ -22,16 +23,29 @@ from tests.helpers.pretended import pretended_devices
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from tests.ttc.model.test_loading import save_tokenizer
-from ttc import BlockCache, EarlyExit, Engine, ExitReport, InvalidInput, Paged, Resident, Streamed, UnsupportedModel
+from ttc import (
+    BlockCache,
+    EarlyExit,
+    Engine,
+    ExitReport,
+    InvalidInput,
+    Paged,
+    Resident,
+    Streamed,
+    UnsupportedModel,
+)
 from ttc.memory.manager import KVMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch")
 
 
 def places(model: Any) -> dict[str, str]:
-    """The first half of the layers, and what is no layer, on the first device, the other half on the second."""
+    """The first half of the layers, and what is no layer, on the first device, the other half on
+    the second."""
     first, second = pretended_devices()
-    layers = next(name for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList))
+    layers = next(
+        name for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList)
+    )
     count = len(model.get_submodule(layers))
     found = {f"{layers}.{n}": first if n < count // 2 else second for n in range(count)}
     others = [name for name, part in model.named_modules() if name and not any(part.children())]
@@ -52,7 +66,9 @@ def saved(folder: Path) -> Any:
 def kv_devices(memory: KVMemory) -> list[set[str]]:
     """Of each layer, where its keys and values lie."""
     layers = zip(*(kv.device for kv in memory.live), strict=True)
-    return [{str(tensor.device) for copy in copies if copy for tensor in copy.both} for copies in layers]
+    return [
+        {str(tensor.device) for copy in copies if copy for tensor in copy.both} for copies in layers
+    ]
 
 
 @pytest.mark.parametrize("family", ["llama", slow("bloom"), slow("gpt_oss")])
@@ -65,7 +81,9 @@ def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     assert kv_devices(engine.memory) == [{"pretend:0"}, {"pretend:1"}]
     ids = torch.tensor([prompt(1, 9)])
     with engine.lent() as model, torch.inference_mode():
-        assert torch.allclose(model(ids.to(model.device)).logits.cpu(), plain(ids).logits, atol=1e-4)
+        assert torch.allclose(
+            model(ids.to(model.device)).logits.cpu(), plain(ids).logits, atol=1e-4
+        )
     engine.release(branches)
     assert engine.kv_bytes() == 0
 
@@ -89,7 +107,9 @@ def test_recurrent_states_and_shared_kv_lie_with_their_layers_too(family: str) -
 
 def test_the_end_of_the_model_may_lie_elsewhere_than_its_beginning() -> None:
     plain, (_, second) = deep(4, 2, 64), pretended_devices()
-    engine = Engine(spread(copy.deepcopy(plain), **{"model.norm": second, "lm_head": second}), Letters())
+    engine = Engine(
+        spread(copy.deepcopy(plain), **{"model.norm": second, "lm_head": second}), Letters()
+    )
     root = engine.root(prompt(1, 12))
     engine.generate([root], 5, sampling=GREEDY)
     assert_like_plain(plain, root)
@@ -107,13 +127,20 @@ def test_layers_that_all_lie_beside_the_other_device() -> None:
 
 def test_scores_and_early_exits_are_those_of_one_device() -> None:
     plain = deep(4, 2, 64)
-    engines = [Engine(copy.deepcopy(plain), Letters()), Engine(spread(copy.deepcopy(plain)), Letters())]
+    engines = [
+        Engine(copy.deepcopy(plain), Letters()),
+        Engine(spread(copy.deepcopy(plain)), Letters()),
+    ]
     found, exits = [], []
     for engine in engines:
         root = engine.root(prompt(1, 12))
         found.append(engine.score([root], [[prompt(2, 3), [5], [6]]])[0])
         report = ExitReport()
-        exits.append(engine.score([root], [[[5], [6]]], exit=EarlyExit(theta=10.0, eps=10.0), report=report)[0])
+        exits.append(
+            engine.score([root], [[[5], [6]]], exit=EarlyExit(theta=10.0, eps=10.0), report=report)[
+                0
+            ]
+        )
         assert report.depths == [2]
     for values in (found, exits):
         for one, other in zip(*values, strict=True):
@@ -150,7 +177,9 @@ def test_what_moves_kv_is_refused_before_weights_are_read(tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").write_text("not weights")
     with pytest.raises(InvalidInput, match=r"Paged\(\) moves.*memory=resident"):
         Engine.from_pretrained(tmp_path, device_map=device_map, memory=Paged())
-    with pytest.raises(InvalidInput, match=r"memory=auto decides.*device_map names several devices"):
+    with pytest.raises(
+        InvalidInput, match=r"memory=auto decides.*device_map names several devices"
+    ):
         Engine.from_pretrained(tmp_path, device_map=device_map, memory="auto")
     with pytest.raises(InvalidInput, match=r"Streamed\(\) decides"):
         Engine.from_pretrained(tmp_path, device_map=device_map, placement=Streamed())
@@ -159,8 +188,16 @@ def test_what_moves_kv_is_refused_before_weights_are_read(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("case", "error", "reason"),
     [
-        ("nemotron_h", UnsupportedModel, "a NemotronHForCausalLM has a least time step.* a device_map of one device"),
-        ("zamba2", UnsupportedModel, "a Zamba2ForCausalLM has a least time step.* a device_map of one device"),
+        (
+            "nemotron_h",
+            UnsupportedModel,
+            "a NemotronHForCausalLM has a least time step.* a device_map of one device",
+        ),
+        (
+            "zamba2",
+            UnsupportedModel,
+            "a Zamba2ForCausalLM has a least time step.* a device_map of one device",
+        ),
         ("zamba", InvalidInput, "on different devices, and these are one tensor"),
     ],
 )
@@ -180,7 +217,8 @@ def test_a_family_that_cannot_be_spread_is_refused_before_weights_are_read(
 @pytest.mark.slow
 def test_layers_that_share_weights_lie_on_one_device() -> None:
     plain, (first, second) = small_models.build("zamba"), pretended_devices()
-    at = {f"model.layers.{n}": second if n == 2 else first for n in range(4)}  # layers 1 and 3 attend by the same ones
+    # layers 1 and 3 attend by the same ones
+    at = {f"model.layers.{n}": second if n == 2 else first for n in range(4)}
     engine = Engine(spread(copy.deepcopy(plain), **at), Letters())
     branches = engine.fork(engine.root(prompt(1, 12)), 2)
     engine.extend(branches[:1], [prompt(2, 3)])
@@ -190,13 +228,19 @@ def test_layers_that_share_weights_lie_on_one_device() -> None:
 
 
 def test_a_model_that_is_there_already_keeps_its_kv_resident() -> None:
-    with pytest.raises(InvalidInput, match=r"Paged\(\) moves keys and values between one device and the host"):
+    with pytest.raises(
+        InvalidInput, match=r"Paged\(\) moves keys and values between one device and the host"
+    ):
         Engine(spread(build("llama")), Letters(), memory=Paged())
 
 
-def test_the_first_full_device_says_how_much_kv_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_full_device_says_how_much_kv_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     free = {"pretend:0": 9000, "pretend:1": 1200}
-    monkeypatch.setattr(ttc.residency.resident, "free_device_bytes", lambda device: free[str(device)])
+    monkeypatch.setattr(
+        ttc.residency.resident, "free_device_bytes", lambda device: free[str(device)]
+    )
     plain, (_, second) = deep(4, 2, 64), pretended_devices()
     engine = Engine(spread(plain, **{"model.layers.1": second}), Letters())
     bytes_of_a_layer = 2 * 2 * 8 * 4  # keys and values of 2 heads of 8 numbers in float32
@@ -206,9 +250,13 @@ def test_the_first_full_device_says_how_much_kv_there_is_room_for(monkeypatch: p
     assert given.residency.fits(10, 7) == 2**30 / (10 * 2 * bytes_of_a_layer)
 
 
-def test_the_first_full_device_says_how_many_states_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_full_device_says_how_many_states_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     free = {"pretend:0": 10**9, "pretend:1": 10**5}
-    monkeypatch.setattr(ttc.residency.resident, "free_device_bytes", lambda device: free[str(device)])
+    monkeypatch.setattr(
+        ttc.residency.resident, "free_device_bytes", lambda device: free[str(device)]
+    )
     engine = Engine(spread(small_models.build("qwen3_next")), Letters())
     memory = engine.memory
     shape, kv_bytes = memory.states.shape, memory.layer_bytes_per_token
@@ -241,7 +289,9 @@ def test_a_tree_over_two_gpus_equals_plain_transformers(tmp_path: Path, by_name:
     plain = saved(tmp_path)
     device_map: Any = "balanced"
     if by_name:
-        device_map = {name: place.replace("pretend", "cuda") for name, place in places(plain).items()}
+        device_map = {
+            name: place.replace("pretend", "cuda") for name, place in places(plain).items()
+        }
     engine = Engine.from_pretrained(tmp_path, device_map=device_map, dtype="float32")
     for branch in grow(engine):
         assert_like_plain(plain, branch)

@@ -1,4 +1,5 @@
-"""Decode passes that compiled layers run as a whole, attention included, against those that they run part by part."""
+"""Decode passes that compiled layers run as a whole, attention included, against those that they
+run part by part."""
 
 from __future__ import annotations
 
@@ -23,14 +24,19 @@ MODELS: dict[str, tuple[type, dict[str, Any]]] = {
     "llama": (hf.LlamaConfig, {}),
     "mistral, with a window": (hf.MistralConfig, {"sliding_window": 8}),
     "heads wider than the states": (hf.Qwen3Config, {"head_dim": 32, "num_key_value_heads": 1}),
-    "wide rows": (hf.LlamaConfig, {"intermediate_size": 1600, "head_dim": 64, "attention_bias": True}),
+    "wide rows": (
+        hf.LlamaConfig,
+        {"intermediate_size": 1600, "head_dim": 64, "attention_bias": True},
+    ),
 }
 
 
 def model_of(name: str) -> Any:
     config_class, extra = MODELS[name]
     torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(config_class(**(COMMON | extra)), dtype=torch.float32).eval()
+    model = hf.AutoModelForCausalLM.from_config(
+        config_class(**(COMMON | extra)), dtype=torch.float32
+    ).eval()
     model.generation_config.eos_token_id = None
     return model
 

@@ -103,12 +103,18 @@ def test_given_tokens_after_generated_ones_have_no_score() -> None:
     engine.generate([branch], 2, sampling=GREEDY)
     engine.extend([branch], [[6, 7]])
     assert branch.prompt_length == 5 and branch.generated[2:] == [6, 7]
-    assert [math.isnan(p) for p in branch.logprobs] == [math.isnan(p) for p in branch.top1] == [False] * 2 + [True] * 2
+    assert (
+        [math.isnan(p) for p in branch.logprobs]
+        == [math.isnan(p) for p in branch.top1]
+        == [False] * 2 + [True] * 2
+    )
     assert_whole(engine, [branch])
 
 
 @pytest.mark.parametrize("call", range(1, 7))
-def test_a_failure_in_a_batch_leaves_every_branch_able_to_go_on(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_a_batch_leaves_every_branch_able_to_go_on(
+    call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = [2, 6, 4]  # by the failure some branches have left the batch
 
     whole = make_engine()
@@ -136,10 +142,20 @@ def test_statistics_are_the_models_own_entropy_and_the_mean_of_its_likeliest_tok
     silent, told = engine.fork(root, 2)
     engine.generate([silent], 5, sampling=GREEDY)
     engine.generate([told], 5, sampling=GREEDY, statistics=True)
-    assert silent.tokens == told.tokens and all(map(math.isnan, silent.entropies + silent.top_k_logprobs))
+    assert silent.tokens == told.tokens and all(
+        map(math.isnan, silent.entropies + silent.top_k_logprobs)
+    )
     engine.model.set_attn_implementation("eager")
     with torch.no_grad():
-        logprobs = engine.model(torch.tensor([told.tokens]), use_cache=False).logits[0, 3:-1].log_softmax(-1)
-    assert told.entropies == pytest.approx((-(logprobs.exp() * logprobs).sum(-1)).tolist(), abs=1e-4)
-    assert told.top_k_logprobs == pytest.approx(logprobs.topk(20).values.mean(-1).tolist(), abs=1e-4)
+        logprobs = (
+            engine.model(torch.tensor([told.tokens]), use_cache=False)
+            .logits[0, 3:-1]
+            .log_softmax(-1)
+        )
+    assert told.entropies == pytest.approx(
+        (-(logprobs.exp() * logprobs).sum(-1)).tolist(), abs=1e-4
+    )
+    assert told.top_k_logprobs == pytest.approx(
+        logprobs.topk(20).values.mean(-1).tolist(), abs=1e-4
+    )
     engine.release([root, silent, told])

@@ -38,7 +38,10 @@ def written(engine: Engine, branch: Branch) -> list[int]:
 def test_each_step_is_one_pass() -> None:
     engine = stepwise()
     forward, rows = engine.runner.forward, list[int]()
-    engine.runner.forward = lambda tokens, *rest: (rows.append(len(tokens)), forward(tokens, *rest))[1]  # type: ignore[method-assign]
+    engine.runner.forward = lambda tokens, *rest: (
+        rows.append(len(tokens)),
+        forward(tokens, *rest),
+    )[1]  # type: ignore[method-assign]
     assert isinstance(engine, PrefillsByPass)
     prefill = engine.begin_roots([LONG], seeds=[0])
     steps = 0
@@ -92,8 +95,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(st.lists(st.lists(st.sampled_from(BETWEEN), max_size=2), max_size=6), st.sampled_from(sorted(OPTIONS)))
-def test_what_others_do_between_its_passes_changes_nothing(between: list[list[Any]], how: str) -> None:
+@given(
+    st.lists(st.lists(st.sampled_from(BETWEEN), max_size=2), max_size=6),
+    st.sampled_from(sorted(OPTIONS)),
+)
+def test_what_others_do_between_its_passes_changes_nothing(
+    between: list[list[Any]], how: str
+) -> None:
     engine = stepwise(**OPTIONS[how])
     held = [engine.root(prompt(3, 20))]
     prefill = engine.begin_roots([LONG, OTHER, prompt(7, 30)], seeds=[0, 1, 2])
@@ -167,10 +175,16 @@ def test_what_is_broken_off_leaves_nothing(steps: int) -> None:
 
 
 @pytest.mark.parametrize("begin", ["roots", "extend"])
-def test_where_the_model_changes_between_two_passes_all_is_computed_by_the_new_one(begin: str) -> None:
+def test_where_the_model_changes_between_two_passes_all_is_computed_by_the_new_one(
+    begin: str,
+) -> None:
     engine = stepwise()
     root = engine.root(prompt(1, 9))
-    prefill = engine.begin_roots([LONG], seeds=[0]) if begin == "roots" else engine.begin_extend([root], [LONG])
+    prefill = (
+        engine.begin_roots([LONG], seeds=[0])
+        if begin == "roots"
+        else engine.begin_extend([root], [LONG])
+    )
     prefill.step()
     prefill.step()
     changed = small(2, 128)

@@ -11,10 +11,13 @@ from ttc.residency.resident import Resident
 
 
 @pytest.mark.parametrize("call", [1, 2])
-def test_a_failed_extend_leaves_the_branches_as_they_were(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_extend_leaves_the_branches_as_they_were(
+    call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine()
     branches = forked(engine, 2)
-    added = [[*range(10, 30), 7], [*range(10, 30), 8, 9]]  # the second waits a round for what it shares
+    # the second waits a round for what it shares
+    added = [[*range(10, 30), 7], [*range(10, 30), 8, 9]]
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "forward", fail_at(engine, call))
         with pytest.raises(RuntimeError, match="device lost"):
@@ -33,5 +36,6 @@ def test_a_refused_extend_leaves_the_branch_as_it_was() -> None:
     first, second = forked(engine, 2)
     engine.extend([first], [[*range(10, 30), 7]])
     with pytest.raises(OutOfMemory):
-        engine.extend([second], [[*range(10, 30), *[8] * 15]])  # it shares what the first has, the rest is too much
+        # it shares what the first has, the rest is too much
+        engine.extend([second], [[*range(10, 30), *[8] * 15]])
     assert_whole(engine, [first, second])

@@ -52,7 +52,9 @@ def test_the_likeliest_tokens_score_stands_beside_each_token_s() -> None:
     plain = build("llama")
     engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=4)
     branch = engine.root(prompt(1, 12))
-    greedy = plain.generate(torch.tensor([branch.tokens]), do_sample=False, max_new_tokens=3, pad_token_id=0)
+    greedy = plain.generate(
+        torch.tensor([branch.tokens]), do_sample=False, max_new_tokens=3, pad_token_id=0
+    )
     tails = [greedy[0, 12:].tolist(), [5, 6, 7, 8], [5]]
     best: list[list[list[float]]] = []
     (scores,) = engine.score([branch], [tails], likeliest=best)
@@ -60,7 +62,9 @@ def test_the_likeliest_tokens_score_stands_beside_each_token_s() -> None:
     for tail, tops in zip(tails, best[0], strict=True):
         logits = plain(torch.tensor([branch.tokens + tail]), use_cache=False).logits[0]
         rows = logits[len(branch.tokens) - 1 : -1].log_softmax(-1)
-        assert tops == pytest.approx(rows.amax(-1).tolist(), abs=1e-4 + 1e-5 * float(logits.abs().max()))
+        assert tops == pytest.approx(
+            rows.amax(-1).tolist(), abs=1e-4 + 1e-5 * float(logits.abs().max())
+        )
 
 
 @torch.no_grad()
@@ -69,7 +73,11 @@ def test_the_last_token_that_is_scored_needs_no_place_in_the_context() -> None:
     branch, tail = engine.root(prompt(1, 10)), prompt(2, 7)
     (row,) = engine.score([branch], [[tail]])[0]
     plain = small(context=16)
-    rows = plain(torch.tensor([branch.tokens + tail[:-1]]), use_cache=False).logits[0, 9:].log_softmax(-1)
+    rows = (
+        plain(torch.tensor([branch.tokens + tail[:-1]]), use_cache=False)
+        .logits[0, 9:]
+        .log_softmax(-1)
+    )
     assert row == pytest.approx([float(r[t]) for r, t in zip(rows, tail, strict=True)], abs=1e-4)
     with pytest.raises(InvalidInput, match="17 tokens are more than the model's context of 16"):
         engine.score([branch], [[prompt(2, 8)]])

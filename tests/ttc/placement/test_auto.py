@@ -1,4 +1,5 @@
-"""`memory="auto"`: what is chosen from a profile, that it gives the same tokens, and what is refused before loading."""
+"""`memory="auto"`: what is chosen from a profile, that it gives the same tokens, and what is
+refused before loading."""
 
 from __future__ import annotations
 
@@ -62,15 +63,23 @@ def test_what_is_chosen_gives_the_same_tokens(folder: Path) -> None:
         option = engine.chosen.option
         assert type(engine.residency).__name__.lower() == option.memory.replace("_", "")
         assert tokens(engine) == expected
-        assert getattr(engine.runner, "device_bytes", weights) + engine.memory.device.peak_bytes <= budget
+        assert (
+            getattr(engine.runner, "device_bytes", weights) + engine.memory.device.peak_bytes
+            <= budget
+        )
         chosen.add((option.placement, option.memory))
     assert ("resident", "resident") in chosen and len(chosen) > 1
 
 
-def test_auto_reads_a_profile_in_the_folder_of_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_reads_a_profile_in_the_folder_of_the_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder)
     engine = loaded(folder, memory="auto")
-    assert engine.chosen is not None and engine.chosen.settings == ["placement=resident", "memory=resident"]
+    assert engine.chosen is not None and engine.chosen.settings == [
+        "placement=resident",
+        "memory=resident",
+    ]
     assert isinstance(engine.residency, Resident)
 
 
@@ -81,7 +90,9 @@ def test_the_placement_that_is_named_is_kept(folder: Path) -> None:
     }
     assert (plans["split"].placement, plans["split"].number) == ("split", 3)
     assert plans["streamed"].placement == "streamed"
-    with pytest.raises(InvalidInput, match=r"placement.budget_gib=1 and memory=auto do not go together"):
+    with pytest.raises(
+        InvalidInput, match=r"placement.budget_gib=1 and memory=auto do not go together"
+    ):
         auto(folder).plan(folder, device="cpu", dtype="float32", placement=Split(k=3, budget_gib=1))
 
 
@@ -91,18 +102,30 @@ def test_the_settings_say_how_to_run_what_was_chosen(folder: Path) -> None:
     assert engine.chosen is not None
     option, found = engine.chosen.option, engine.chosen.settings
     assert found[0] == f"placement={option.placement}" and f"memory={option.memory}" in found
-    left = next(float(word.partition("=")[2]) for word in found if word.startswith("memory.budget_gib="))
+    left = next(
+        float(word.partition("=")[2]) for word in found if word.startswith("memory.budget_gib=")
+    )
     assert 0 < left < weights * 6 / 10 / 2**30
     assert "placement.link_gbps=0.5" in found and engine.memory.link.gbps == 0.5
 
 
-def test_nothing_is_loaded_of_what_cannot_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_loaded_of_what_cannot_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ttc.model.loading.load", lambda *_, **__: pytest.fail("weights were read"))
-    with pytest.raises(OutOfMemory, match=r"no placement and memory policy fits: .* need least, [\d,]+ bytes"):
+    with pytest.raises(
+        OutOfMemory, match=r"no placement and memory policy fits: .* need least, [\d,]+ bytes"
+    ):
         loaded(folder, memory=auto(folder, budget_gib=1e-6))
     with pytest.raises(OutOfMemory, match=r"the host is too small"):
-        loaded(folder, memory=auto(folder, budget_gib=sizes(folder)[0] * 0.6 / 2**30, host_budget_gib=1e-6))
-    with pytest.raises(InvalidInput, match=r"none.json cannot be read .*; make a profile with python -m experiments"):
+        loaded(
+            folder,
+            memory=auto(folder, budget_gib=sizes(folder)[0] * 0.6 / 2**30, host_budget_gib=1e-6),
+        )
+    with pytest.raises(
+        InvalidInput,
+        match=r"none.json cannot be read .*; make a profile with python -m experiments",
+    ):
         loaded(folder, memory=Auto(profile=str(folder / "none.json")))
     with pytest.raises(InvalidInput, match=r"memory='fast' is unknown; give 'auto', or a policy"):
         loaded(folder, memory="fast")

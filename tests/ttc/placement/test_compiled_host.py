@@ -1,4 +1,5 @@
-"""The host's layers of a split as compiled code: the same tokens, and when their modules run instead."""
+"""The host's layers of a split as compiled code: the same tokens, and when their modules run
+instead."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def test_the_hosts_layers_run_in_one_call_and_give_the_same(
     assert (k - 1, None) in programs
 
 
-def test_kv_that_streams_is_attended_between_the_parts(programs: list[tuple[int, int | None]]) -> None:
+def test_kv_that_streams_is_attended_between_the_parts(
+    programs: list[tuple[int, int | None]],
+) -> None:
     plain = deeper("llama")
     engine = placed(plain, Split(k=3, kv_offload=True), memory=Paged(12 / 2**20, block_tokens=16))
     programs.clear()
@@ -76,7 +79,9 @@ def test_kv_that_streams_is_attended_between_the_parts(programs: list[tuple[int,
 
 
 @torch.no_grad()
-def test_the_modules_run_where_something_acts_on_them(programs: list[tuple[int, int | None]]) -> None:
+def test_the_modules_run_where_something_acts_on_them(
+    programs: list[tuple[int, int | None]],
+) -> None:
     engine = placed(deeper("llama"), Split(k=3))
     branch = engine.root(prompt(1, 9))
     engine.generate([branch], 3, sampling=GREEDY)
@@ -104,7 +109,8 @@ def test_layers_of_another_kind_and_layers_that_the_device_helps_with_run_by_mod
     assert runner_of(placed(deeper("llama"), Split(k=3))).host is None
 
 
-# -------------------------------------------------------------------- which rates a split is chosen by
+# -------------------------------------------------------------------- which rates a split is chosen
+# by
 
 LINK = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=16e9)
 COMPILED = DeviceProfile(name="cpu float32", bandwidth=40e9, flops={1: 1e12}, block_overhead_s=1e-4)
@@ -115,18 +121,28 @@ STEP: dict[str, Any] = {"prompt_tokens": 16, "output_tokens": 8, "branches": 2}
 
 @pytest.mark.parametrize(("family", "k"), [("llama", 4), ("gpt2", 0)])
 def test_auto_goes_by_what_runs_the_hosts_layers(family: str, k: int, tmp_path: Path) -> None:
-    # a layer takes 0.1 ms by compiled layers of the host, 5 ms by its modules, and 1 ms on the device
+    # a layer takes 0.1 ms by compiled layers of the host, 5 ms by its modules, and 1 ms on the
+    # device
     profile = write_profile(tmp_path / "profile.json", [COMPILED, SLOW, GPU], LINK)
-    decided = Split(profile=profile, budget_gib=1, **STEP).decide(deeper(family), torch.device("cuda"))
+    decided = Split(profile=profile, budget_gib=1, **STEP).decide(
+        deeper(family), torch.device("cuda")
+    )
     assert decided == (k, 0.0)
 
 
 @pytest.mark.parametrize(("family", "compiled"), [("llama", True), ("gpt2", False)])
-def test_a_plan_knows_what_runs_a_model(family: str, compiled: bool, tmp_path: Path, letters: None) -> None:
+def test_a_plan_knows_what_runs_a_model(
+    family: str, compiled: bool, tmp_path: Path, letters: None
+) -> None:
     deeper(family).save_pretrained(tmp_path)
     profile = write_profile(tmp_path / "profile.json", [COMPILED, SLOW], LINK)
     machine = Auto(profile=profile).plan(tmp_path, device="cpu", dtype="float32").machine
     expected = COMPILED if compiled else SLOW
-    assert (machine.compiled.block_overhead_s, machine.host.block_overhead_s) == (expected.block_overhead_s,) * 2
-    assert machine.host_modules is not None and machine.host_modules.block_overhead_s == SLOW.block_overhead_s
+    assert (machine.compiled.block_overhead_s, machine.host.block_overhead_s) == (
+        expected.block_overhead_s,
+    ) * 2
+    assert (
+        machine.host_modules is not None
+        and machine.host_modules.block_overhead_s == SLOW.block_overhead_s
+    )
     assert machine.modules.block_overhead_s == SLOW.block_overhead_s

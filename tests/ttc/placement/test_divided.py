@@ -1,5 +1,5 @@
-"""Layers of the host that the device helps with: the same tokens and logits, the rows' weights counted, and which
-share."""
+"""Layers of the host that the device helps with: the same tokens and logits, the rows' weights
+counted, and which share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NO_LARGE_LINEARS = ("gpt2", "mixtral", "gpt_oss")
 """Their large matrices are in modules of other kinds."""
 LARGE = [family for family in FAMILIES if family not in NO_LARGE_LINEARS]
 ROWS_BYTES = 4 * (2 * 16 * 32 + 2 * 24 * 32 + 16 * 48)
-"""What the device computes of a layer of the Llama of `deeper` at a share of 0.6: 16 of 32 rows of q, o and down, and
-24 of 48 of gate and up; k and v are small."""
+"""What the device computes of a layer of the Llama of `deeper` at a share of 0.6: 16 of 32 rows of
+q, o and down, and 24 of 48 of gate and up; k and v are small."""
 
 
 def helped(plain: Any, **options: Any) -> Engine:
@@ -41,14 +41,17 @@ def test_a_tree_over_divided_layers_equals_plain_transformers(family: str) -> No
     for branch in branches:
         assert_like_plain(plain, branch)
     divided = [layer for layer in decoder_layers(plain)[: LAYERS - 1] if large_linears(layer)]
-    assert (engine.memory.link.to_device_bytes["weights"] > 0) == (len(divided) > 2)  # else all are in the buffers
+    # else all are in the buffers
+    assert (engine.memory.link.to_device_bytes["weights"] > 0) == (len(divided) > 2)
     assert any(isinstance(module, DividedLinear) for module in engine.model.modules())
     assert_nothing_left(engine, branches)
 
 
 @pytest.mark.parametrize("family", NO_LARGE_LINEARS)
 def test_a_model_whose_large_matrices_cannot_be_divided_is_refused(family: str) -> None:
-    with pytest.raises(InvalidInput, match=r"placement.streamed=0.6: the layers of \w+ have no large nn.Linear"):
+    with pytest.raises(
+        InvalidInput, match=r"placement.streamed=0.6: the layers of \w+ have no large nn.Linear"
+    ):
         helped(deeper(family))
 
 
@@ -82,7 +85,9 @@ def test_the_buffers_count_on_the_device_and_nothing_more_on_the_host() -> None:
 def test_in_bfloat16_the_hosts_rows_are_packed() -> None:
     engine = helped(deeper("llama").to(torch.bfloat16))
     divided = [module for module in engine.model.modules() if isinstance(module, DividedLinear)]
-    assert len(divided) == 3 * 5 and not any(type(module.near) is torch.nn.Linear for module in divided)
+    assert len(divided) == 3 * 5 and not any(
+        type(module.near) is torch.nn.Linear for module in divided
+    )
 
 
 # -------------------------------------------------------------------- which share
@@ -99,18 +104,26 @@ def profile(tmp_path: Path) -> str:
 
 def test_auto_takes_the_fastest_pair_that_fits(profile: str) -> None:
     model, gpu = deeper("llama", num_hidden_layers=8), torch.device("cuda")
-    search: dict[str, Any] = {"prompt_tokens": 16, "output_tokens": 8, "branches": 2, "profile": profile}
+    search: dict[str, Any] = {
+        "prompt_tokens": 16,
+        "output_tokens": 8,
+        "branches": 2,
+        "profile": profile,
+    }
     layer = sum(4 * weight.numel() for weight in model.model.layers[0].parameters())
     budget = (2 * layer + 4 * 129 * 32 + 3 * 32 * 4 * 32) / 2**30
     k, share = Split(budget_gib=budget, **search).decide(model, gpu)
     assert (k, share > 0.2) == (8, True)  # one layer less than fits, in whose place are the buffers
     assert Split(budget_gib=budget, streamed=0, **search).decide(model, gpu) == (7, 0)
     assert Split(k=8, budget_gib=budget, **search).decide(model, gpu) == (8, share)
-    assert Split(k=8, budget_gib=budget, **search).decide(model, torch.device("cpu")) == (8, 0)  # one processor
+    # one processor
+    assert Split(k=8, budget_gib=budget, **search).decide(model, torch.device("cpu")) == (8, 0)
     assert Split(k=8, streamed=0.25, budget_gib=budget, **search).decide(model, gpu) == (8, 0.25)
 
 
-def test_buffers_without_room_are_refused_before_a_weight_is_read(tmp_path: Path, letters: None) -> None:
+def test_buffers_without_room_are_refused_before_a_weight_is_read(
+    tmp_path: Path, letters: None
+) -> None:
     save_without_weights(tmp_path)
     step: dict[str, Any] = {"prompt_tokens": 16, "output_tokens": 8, "branches": 2}
 
@@ -122,13 +135,19 @@ def test_buffers_without_room_are_refused_before_a_weight_is_read(tmp_path: Path
 
     large = 4 * (2 * 32 * 32 + 3 * 32 * 48)  # q, o, gate, up and down
     layer = large + 4 * (2 * 32 * 16 + 2 * 32)
-    whole = 4 * (128 * 32 + 32) + layer + 32 * 4 * 2 * 16 + large  # the head, a layer, its KV, two buffers of a half
+    # the head, a layer, its KV, two buffers of a half
+    whole = 4 * (128 * 32 + 32) + layer + 32 * 4 * 2 * 16 + large
     message = needed(0.5, whole - 1)
     assert f"needs {whole:,} there" in message and "2 buffers for placement.streamed=0.5" in message
-    assert f"a placement.budget_gib of {whole:,} bytes" in message and "a smaller placement.streamed" in message
+    assert (
+        f"a placement.budget_gib of {whole:,} bytes" in message
+        and "a smaller placement.streamed" in message
+    )
 
 
 @pytest.mark.parametrize("share", [1, 1.5, -0.1, "most", float("nan")])
 def test_bad_shares_are_refused(share: Any) -> None:
-    with pytest.raises(InvalidInput, match=rf"placement.streamed={share!r} must be 'auto', or a share from 0"):
+    with pytest.raises(
+        InvalidInput, match=rf"placement.streamed={share!r} must be 'auto', or a share from 0"
+    ):
         Split(k=2, streamed=share)

@@ -1,4 +1,5 @@
-"""Policies and placements where device and host are two processors that do not take each other's tensors.
+"""Policies and placements where device and host are two processors that do not take each other's
+tensors.
 
 The device is a pretended one (see `tests.helpers.pretended`).
 """
@@ -56,12 +57,22 @@ def test_a_split_model_runs_on_both_with_kv_beside_its_layer(memory: Residency |
         assert devices(kv.host) <= {"cpu"}
 
 
-APART = ["bloom", "falcon: alibi", "gemma3n_text: shared KV", "gpt_neo", "mllama", "mpt", "nemotron_h", "zamba"]
-"""Biases and tables of positions, norms of embeddings, KV of other layers, layers that don't run or keep nothing, and
-weights that both sides need."""
+APART = [
+    "bloom",
+    "falcon: alibi",
+    "gemma3n_text: shared KV",
+    "gpt_neo",
+    "mllama",
+    "mpt",
+    "nemotron_h",
+    "zamba",
+]
+"""Biases and tables of positions, norms of embeddings, KV of other layers, layers that don't run or
+keep nothing, and weights that both sides need."""
 STREAMED = ["gpt_oss", "gemma3n_text: shared KV", "mllama", "nemotron_h", "zamba"]
 PLACED = [*((Split(k=3), case) for case in APART), *((Streamed(), case) for case in STREAMED)]
-"""Weights that attention itself uses, and of the above what layers keep for others, or do not run."""
+"""Weights that attention itself uses, and of the above what layers keep for others, or do not
+run."""
 
 
 @pytest.mark.slow
@@ -84,20 +95,28 @@ def test_what_a_layer_computes_with_lies_where_it_runs(placement: Placement, cas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", [None, slow(BeamGroups(budget_gib=2 * SMALL)), slow(Headwise(budget_gib=SMALL))])
+@pytest.mark.parametrize(
+    "memory", [None, slow(BeamGroups(budget_gib=2 * SMALL)), slow(Headwise(budget_gib=SMALL))]
+)
 def test_weights_that_stream_come_from_the_host_to_the_device(memory: Residency | None) -> None:
     plain, (device, _) = deeper("llama"), pretended_devices()
     model = copy.deepcopy(plain)
-    engine = Engine(model, Letters(), prefill_tokens=5, runner=Streamed().place(model, device), memory=memory)
+    engine = Engine(
+        model, Letters(), prefill_tokens=5, runner=Streamed().place(model, device), memory=memory
+    )
     layers, computed_on = model.model.layers, set[str]()
     for layer in layers:
         inside = layer.mlp.down_proj
-        inside.register_forward_pre_hook(lambda module, _: computed_on.add(str(module.weight.device)))
+        inside.register_forward_pre_hook(
+            lambda module, _: computed_on.add(str(module.weight.device))
+        )
     for branch in grow(engine):
         assert_like_plain(plain, branch)
     assert computed_on == {device}
     assert {str(weight.device) for weight in layers.parameters()} == {"cpu"}
-    assert {str(weight.device) for weight in (model.model.embed_tokens.weight, model.lm_head.weight)} == {device}
+    assert {
+        str(weight.device) for weight in (model.model.embed_tokens.weight, model.lm_head.weight)
+    } == {device}
     assert engine.memory.link.to_device_bytes["weights"] > 0
     for kv in engine.memory.live:
         assert devices(kv.device) <= {device} and devices(kv.host) <= {"cpu"}
@@ -109,7 +128,8 @@ def test_a_streamed_model_is_read_to_where_its_weights_stay(tmp_path: Path) -> N
     save_tokenizer(tmp_path)
     outer = 4 * sum(w.numel() for name, w in plain.named_parameters() if ".layers." not in name)
     layer = 4 * sum(w.numel() for w in plain.model.layers[0].parameters())
-    budget = Streamed(budget_gib=(outer + 3.5 * layer) / 2**30)  # two buffers, and one layer that stays
+    # two buffers, and one layer that stays
+    budget = Streamed(budget_gib=(outer + 3.5 * layer) / 2**30)
     engine = Engine.from_pretrained(tmp_path, device=device, dtype="float32", placement=budget)
     found = [{str(w.device) for w in layer.parameters()} for layer in engine.model.model.layers]
     assert found == [{device}, {"cpu"}, {"cpu"}, {"cpu"}]
@@ -119,8 +139,12 @@ def test_a_streamed_model_is_read_to_where_its_weights_stay(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("placement", "layers"), [(Split(k=2, kv_offload=True), {1}), (Streamed(), {0, 1})])
-def test_keys_and_values_are_generated_on_the_device_for_its_layers(placement: Placement, layers: set[int]) -> None:
+@pytest.mark.parametrize(
+    ("placement", "layers"), [(Split(k=2, kv_offload=True), {1}), (Streamed(), {0, 1})]
+)
+def test_keys_and_values_are_generated_on_the_device_for_its_layers(
+    placement: Placement, layers: set[int]
+) -> None:
     plain, (device, _) = build("opt"), pretended_devices()
     model, memory = copy.deepcopy(plain), Capture(budget_gib=SMALL, act_share=0.5, block_tokens=8)
     engine = Engine(model, Letters(), runner=placement.place(model, device), memory=memory)

@@ -61,7 +61,9 @@ def save(folder: Path, width: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc"
+)
 def test_loading_takes_no_second_copy_of_the_model(tmp_path: Path) -> None:
     save(tmp_path / "small", 16)
     layer_bytes = save(tmp_path / "large", 1024)
@@ -71,5 +73,6 @@ def test_loading_takes_no_second_copy_of_the_model(tmp_path: Path) -> None:
     for line in ran.stdout.splitlines():
         most, in_the_end, planned = map(int, line.split())
         assert LAYERS * layer_bytes <= planned < (LAYERS + 3) * layer_bytes
-        assert in_the_end < planned + layer_bytes  # less where weights stay in the file, which is mapped
+        # less where weights stay in the file, which is mapped
+        assert in_the_end < planned + layer_bytes
         assert most < in_the_end + 2 * layer_bytes  # of six that a copy would be

@@ -1,4 +1,5 @@
-"""Layers on host and device: the same tokens and logits, KV with its layer, and one tensor across in each pass."""
+"""Layers on host and device: the same tokens and logits, KV with its layer, and one tensor across
+in each pass."""
 
 from __future__ import annotations
 
@@ -75,9 +76,14 @@ def test_the_devices_layers_keep_kv_under_any_policy(policy: str) -> None:
     for branch in branches:
         assert_like_plain(plain, branch)
     memory = engine.memory
-    assert memory.device.budget_bytes is not None and memory.device.peak_bytes <= memory.device.budget_bytes
+    assert (
+        memory.device.budget_bytes is not None
+        and memory.device.peak_bytes <= memory.device.budget_bytes
+    )
     moved = memory.link.to_device_bytes
-    assert moved.total() > moved["activations"] + moved["positions"], "KV of the device's layers moves"
+    assert moved.total() > moved["activations"] + moved["positions"], (
+        "KV of the device's layers moves"
+    )
     engine.release(branches)
     assert engine.kv_bytes() == 0 == memory.fixed.used_bytes
     assert not memory.live
@@ -98,12 +104,22 @@ def test_the_devices_layers_keep_activations_and_the_hosts_keep_kv(case: str, k:
     assert memory.link.to_device_bytes["act"] > 0 and memory.link.to_device_bytes["kv"] > 0
     assert {layer for kv in memory.live for layer in kv.acts} == {*range(on_host, LAYERS)}
     tokens = sum(kv.tokens for kv in memory.live)
-    assert memory.fixed.used_bytes == tokens * 4 * sum(shape.elements for shape in memory.shapes[:on_host])
+    assert memory.fixed.used_bytes == tokens * 4 * sum(
+        shape.elements for shape in memory.shapes[:on_host]
+    )
     engine.release(branches)
-    assert engine.kv_bytes() == memory.fixed.used_bytes == memory.device.used_bytes == memory.host.used_bytes == 0
+    assert (
+        engine.kv_bytes()
+        == memory.fixed.used_bytes
+        == memory.device.used_bytes
+        == memory.host.used_bytes
+        == 0
+    )
 
 
-def test_the_times_that_decide_on_activations_are_those_of_the_devices_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_times_that_decide_on_activations_are_those_of_the_devices_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     timed = list[int]()
     measure = MeasuredTimes.measure_generating
 
@@ -120,7 +136,10 @@ def test_the_times_that_decide_on_activations_are_those_of_the_devices_layers(mo
 def test_kv_lies_with_its_layer_and_counts_there() -> None:
     engine = split(deeper("llama"), k=2)  # the embedding and one layer on the host
     engine.root(prompt(1, 11))
-    assert (engine.memory.fixed.used_bytes, engine.memory.device.used_bytes) == (10 * KV_BYTES, 10 * 3 * KV_BYTES)
+    assert (engine.memory.fixed.used_bytes, engine.memory.device.used_bytes) == (
+        10 * KV_BYTES,
+        10 * 3 * KV_BYTES,
+    )
     assert engine.kv_bytes() == 10 * LAYERS * KV_BYTES
 
 
@@ -138,7 +157,11 @@ def test_one_tensor_of_activations_crosses_in_each_pass() -> None:
 def test_scores_and_early_exits_are_those_of_the_whole_model(k: int) -> None:
     plain = deeper("llama")
     asked = [[[3], [4]]] * 2
-    for exit in (None, EarlyExit(rule="entropy", l_min=2, theta=1e9, eps=1e9), EarlyExit(rule="ranking", l_min=1)):
+    for exit in (
+        None,
+        EarlyExit(rule="entropy", l_min=2, theta=1e9, eps=1e9),
+        EarlyExit(rule="ranking", l_min=1),
+    ):
         found = []
         for engine in (Engine(copy.deepcopy(plain), Letters()), split(plain, k=k)):
             branches = engine.roots([prompt(1, 12), prompt(2, 9)])
@@ -146,13 +169,17 @@ def test_scores_and_early_exits_are_those_of_the_whole_model(k: int) -> None:
             engine.generate(branches, 3, sampling=GREEDY)
             for branch in branches:
                 assert_like_plain(plain, branch)
-        torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(found[0]), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(found[1]), torch.tensor(found[0]), atol=1e-4, rtol=1e-5
+        )
 
 
 def test_without_sharing_each_branch_computes_its_own_prefix() -> None:
     plain = deeper("llama")
     model = copy.deepcopy(plain)
-    engine = Engine(model, Letters(), sharing=Sharing("none"), runner=Split(k=2).place(model, "cpu"))
+    engine = Engine(
+        model, Letters(), sharing=Sharing("none"), runner=Split(k=2).place(model, "cpu")
+    )
     branches = engine.fork(engine.root(prompt(1, 12)), 2)
     engine.generate(branches, 4, sampling=GREEDY)
     for branch in branches:
@@ -160,7 +187,9 @@ def test_without_sharing_each_branch_computes_its_own_prefix() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_tied_output_projection_gets_a_copy_on_the_device(tied: bool, tmp_path: Path, letters: None) -> None:
+def test_a_tied_output_projection_gets_a_copy_on_the_device(
+    tied: bool, tmp_path: Path, letters: None
+) -> None:
     plain = deeper("qwen3", tie_word_embeddings=tied)
     plain.save_pretrained(tmp_path)
     engine = Engine.from_pretrained(tmp_path, device="cpu", dtype="float32", placement=Split(k=2))
@@ -178,7 +207,9 @@ def test_a_tied_output_projection_gets_a_copy_on_the_device(tied: bool, tmp_path
 @pytest.fixture
 def profile(tmp_path: Path) -> str:
     """A made-up profile of this machine, on which the one device is both."""
-    device = DeviceProfile(name="cpu float32", bandwidth=40e9, flops={1: 20e9}, pass_overhead_s=1e-3)
+    device = DeviceProfile(
+        name="cpu float32", bandwidth=40e9, flops={1: 20e9}, pass_overhead_s=1e-3
+    )
     link = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=16e9, simulated=True)
     return write_profile(tmp_path / "profile.json", [device], link)
 
@@ -189,7 +220,9 @@ STEP_TOKENS = 16 + 2 * 8
 
 
 @pytest.mark.parametrize(("fitting", "k"), [(3, 2), (2, 3), (1, 4)])
-def test_auto_puts_as_much_on_the_device_as_fits_with_the_steps_kv(profile: str, fitting: int, k: int) -> None:
+def test_auto_puts_as_much_on_the_device_as_fits_with_the_steps_kv(
+    profile: str, fitting: int, k: int
+) -> None:
     budget = HEAD_BYTES + fitting * (LAYER_BYTES + STEP_TOKENS * KV_BYTES)
     plain = deeper("llama")
     engine = split(plain, k="auto", profile=profile, budget_gib=budget / 2**30, **STEP)
@@ -217,7 +250,10 @@ def test_a_split_without_room_for_a_step_is_refused_before_a_weight_is_read(
     def load(placement: Split) -> None:
         Engine.from_pretrained(tmp_path, device="cpu", dtype="float32", placement=placement)
 
-    with pytest.raises(OutOfMemory, match=rf"needs {needed:,} there: .* KV of 2 branches .*budget_gib of {needed:,}"):
+    with pytest.raises(
+        OutOfMemory,
+        match=rf"needs {needed:,} there: .* KV of 2 branches .*budget_gib of {needed:,}",
+    ):
         load(replace(placement, budget_gib=(needed - 1) / 2**30))
     with pytest.raises(OutOfMemory, match=r"host"):
         load(replace(placement, host_budget_gib=1 * KIB, budget_gib=needed / 2**30))
@@ -225,7 +261,9 @@ def test_a_split_without_room_for_a_step_is_refused_before_a_weight_is_read(
 
 def test_what_cannot_be_split_is_refused(profile: str) -> None:
     model = deeper("llama")
-    with pytest.raises(InvalidInput, match=r"placement.k=5 leaves no layer on the device; of 6 units at most 4"):
+    with pytest.raises(
+        InvalidInput, match=r"placement.k=5 leaves no layer on the device; of 6 units at most 4"
+    ):
         Split(k=5).place(model, "cpu")
     with pytest.raises(InvalidInput, match=r"placement.k='most' must be a whole number or 'auto'"):
         Split(k="most")
@@ -241,11 +279,15 @@ def test_what_cannot_be_split_is_refused(profile: str) -> None:
 
 
 def test_layers_that_do_not_run_one_after_the_other_or_are_partly_one_are_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="no list of its 8 decoder layers, one of which runs after the other"):
+    with pytest.raises(
+        UnsupportedModel, match="no list of its 8 decoder layers, one of which runs after the other"
+    ):
         Split(k=2).place(small_models.build("hrm_text"), "cpu")
     model = deeper("llama")
     model.model.layers[2].mlp = model.model.layers[0].mlp
-    with pytest.raises(UnsupportedModel, match="layers 0 and 2 of LlamaForCausalLM are partly the same modules"):
+    with pytest.raises(
+        UnsupportedModel, match="layers 0 and 2 of LlamaForCausalLM are partly the same modules"
+    ):
         Split(k=2).place(model, "cpu")
 
 
@@ -256,4 +298,7 @@ def test_weights_that_layers_of_both_sides_have_in_common_are_copied() -> None:
     one, other = (model.model.layers[n].shared_transf.self_attn.q_proj.weight for n in (1, 3))
     assert torch.equal(one, other) and one.data_ptr() != other.data_ptr()
     units = partition_units(plain.config, torch.float32, type(plain))
-    assert (runner.host_bytes, runner.device_bytes) == (held_bytes(units[:3]), held_bytes(units[3:]))
+    assert (runner.host_bytes, runner.device_bytes) == (
+        held_bytes(units[:3]),
+        held_bytes(units[3:]),
+    )

@@ -1,4 +1,5 @@
-"""Streamed weights: the same tokens and logits, two layers on the device, and every byte counted."""
+"""Streamed weights: the same tokens and logits, two layers on the device, and every byte
+counted."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def test_a_budget_keeps_the_first_layers_on_the_device() -> None:
 
 @pytest.mark.parametrize("kept", [0, 2])
 def test_what_a_layer_of_the_model_lets_cross_is_the_mean_of_all_of_them(kept: int) -> None:
-    """T_load_w of CAPTURE goes by it: layers that stay have none, and over a pass the bytes are those that cross."""
+    """T_load_w of CAPTURE goes by it: layers that stay have none, and over a pass the bytes are
+    those that cross."""
     plain = small(layers=5)
     rest = sum(4 * w.numel() for w in plain.parameters()) + 2 * 4 * 4 - 5 * layer_bytes(plain)
     engine = streamed(plain, budget_gib=(rest + (kept + 2) * layer_bytes(plain)) / 2**30)
@@ -89,17 +91,25 @@ def test_a_model_is_loaded_to_where_it_stays(tied: bool, tmp_path: Path, letters
     assert_like_plain(plain, branch)
 
 
-def test_a_budget_that_is_too_small_is_refused_before_a_weight_is_read(tmp_path: Path, letters: None) -> None:
+def test_a_budget_that_is_too_small_is_refused_before_a_weight_is_read(
+    tmp_path: Path, letters: None
+) -> None:
     plain = deeper("llama")
     save_without_weights(tmp_path)
 
     def load(**options: Any) -> None:
-        Engine.from_pretrained(tmp_path, device="cpu", dtype="float32", placement=Streamed(**options))
+        Engine.from_pretrained(
+            tmp_path, device="cpu", dtype="float32", placement=Streamed(**options)
+        )
 
     needed = 4 * sum(w.numel() for w in plain.parameters()) + 2 * 4 * 4 - 2 * layer_bytes(plain)
-    with pytest.raises(OutOfMemory, match=rf"too small: .* need {needed:,}; a budget of {needed:,} bytes"):
+    with pytest.raises(
+        OutOfMemory, match=rf"too small: .* need {needed:,}; a budget of {needed:,} bytes"
+    ):
         load(budget_gib=1 * KIB)
-    with pytest.raises(OutOfMemory, match=rf"4 layers that are streamed need {4 * layer_bytes(plain):,}"):
+    with pytest.raises(
+        OutOfMemory, match=rf"4 layers that are streamed need {4 * layer_bytes(plain):,}"
+    ):
         load(host_budget_gib=1 * KIB)
     with pytest.raises(UnsupportedModel, match="cannot load"):
         load()  # now the weights are looked at
@@ -113,16 +123,25 @@ def test_what_layers_have_in_common_stays_on_the_device() -> None:
     before = engine.memory.link.to_device_bytes["weights"]
     engine.generate([branch], 3, sampling=GREEDY)
     mlp_bytes = sum(4 * weight.numel() for weight in plain.model.layers[0].mlp.parameters())
-    assert engine.memory.link.to_device_bytes["weights"] - before == 3 * (4 * layer_bytes(plain) - 2 * mlp_bytes)
-    around = sum(4 * w.numel() for w in plain.parameters()) - (4 * layer_bytes(plain) - mlp_bytes) + 2 * 4 * 4
-    assert engine.runner.device_bytes == around + mlp_bytes + 2 * layer_bytes(plain)  # layers 1 and 3 are whole
+    assert engine.memory.link.to_device_bytes["weights"] - before == 3 * (
+        4 * layer_bytes(plain) - 2 * mlp_bytes
+    )
+    around = (
+        sum(4 * w.numel() for w in plain.parameters())
+        - (4 * layer_bytes(plain) - mlp_bytes)
+        + 2 * 4 * 4
+    )
+    # layers 1 and 3 are whole
+    assert engine.runner.device_bytes == around + mlp_bytes + 2 * layer_bytes(plain)
     assert_like_plain(plain, branch)
 
 
 def test_layers_that_run_several_times_in_a_pass_come_each_time() -> None:
     config = small_models.config_of("hrm_text")  # two stacks of layers, which run in turn
     torch.manual_seed(0)
-    plain = hf.AutoModelForCausalLM.from_config(type(config)(**config.to_dict() | {"num_layers_per_stack": 2})).eval()
+    plain = hf.AutoModelForCausalLM.from_config(
+        type(config)(**config.to_dict() | {"num_layers_per_stack": 2})
+    ).eval()
     engine = streamed(plain)
     for branch in grow(engine):
         assert_like_plain(plain, branch)
@@ -130,7 +149,9 @@ def test_layers_that_run_several_times_in_a_pass_come_each_time() -> None:
 
 
 def test_a_model_without_lists_of_layers_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="no list of its 4 decoder layers that could come one by one; leave"):
+    with pytest.raises(
+        UnsupportedModel, match="no list of its 4 decoder layers that could come one by one; leave"
+    ):
         Streamed().place(small_models.build("xlstm"), "cpu")
 
 
@@ -149,7 +170,9 @@ def heavier(model: Any) -> None:
 
 def other_weights(model: Any) -> None:
     for layer in model.model.layers:
-        layer.self_attn.o_proj.weight = torch.nn.Parameter(layer.self_attn.o_proj.weight.detach() * 4)
+        layer.self_attn.o_proj.weight = torch.nn.Parameter(
+            layer.self_attn.o_proj.weight.detach() * 4
+        )
 
 
 @pytest.mark.parametrize("change", [heavier, other_weights])

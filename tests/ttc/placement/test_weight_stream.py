@@ -1,4 +1,5 @@
-"""Two buffers: which layers they hold, what arrives, and that a buffer is taken again only when it is free."""
+"""Two buffers: which layers they hold, what arrives, and that a buffer is taken again only when it
+is free."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ CPU = torch.device("cpu")
 
 
 def stream(layers: int, gbps: float | None = None) -> WeightStream:
-    weights = [[torch.full((3, 5), n), torch.full((7,), 10.0 * n, dtype=torch.float64)] for n in range(layers)]
+    weights = [
+        [torch.full((3, 5), n), torch.full((7,), 10.0 * n, dtype=torch.float64)]
+        for n in range(layers)
+    ]
     return WeightStream([HostWeights(its, CPU) for its in weights], Link(CPU, gbps), CPU)
 
 
@@ -38,11 +42,15 @@ def test_what_fits_the_buffers_crosses_once() -> None:
     found = stream(2)
     for layer in [0, 1] * 3:
         compute(found, layer)
-    assert found.link.to_device_bytes["weights"] == sum(layer.memory.numel() for layer in found.layers)
+    assert found.link.to_device_bytes["weights"] == sum(
+        layer.memory.numel() for layer in found.layers
+    )
 
 
 @given(st.lists(st.integers(0, 4), max_size=12), st.sampled_from([None, 0.001]))
-def test_layers_arrive_whole_in_whatever_order_they_are_asked_for(order: list[int], gbps: float | None) -> None:
+def test_layers_arrive_whole_in_whatever_order_they_are_asked_for(
+    order: list[int], gbps: float | None
+) -> None:
     found = stream(5, gbps)
     for layer in order:
         compute(found, layer)
@@ -50,8 +58,8 @@ def test_layers_arrive_whole_in_whatever_order_they_are_asked_for(order: list[in
 
 @pytest.mark.parametrize("computed", [1, 2, 3, 4])
 def test_a_layer_out_of_turn_takes_the_buffer_that_is_needed_last(computed: int) -> None:
-    """The next two layers are there, numbers n and n + 1 of five. Layer n + 3 comes in place of n + 1: after it follow
-    n + 4, n, and n + 1 last."""
+    """The next two layers are there, numbers n and n + 1 of five. Layer n + 3 comes in place of n +
+    1: after it follow n + 4, n, and n + 1 last."""
     found = stream(5)
     for layer in range(computed):
         compute(found, layer)
@@ -69,6 +77,7 @@ def test_only_what_comes_ahead_gives_way_to_other_fetches(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(found.link, "fetch", watched)
     compute(found, 0)
-    assert seen == [False, True, True]  # the first has to be waited for; the next two come meanwhile
+    # the first has to be waited for; the next two come meanwhile
+    assert seen == [False, True, True]
     compute(found, 1)
     assert seen[3:] == [True]

@@ -1,5 +1,5 @@
-"""Weights that come to the device in every pass, of whole layers or of a share of their rows: a link that is late, a
-pass that breaks off, and a transfer that fails."""
+"""Weights that come to the device in every pass, of whole layers or of a share of their rows: a
+link that is late, a pass that breaks off, and a transfer that fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ PLACED = pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENT
 def test_a_late_link_changes_nothing_but_time_and_kv_crosses_it_too(kind: str, layers: int) -> None:
     """layers: on the device, which keep KV there."""
     plain = deeper("qwen3")
-    engine = placed(plain, PLACEMENTS[kind](link_gbps=0.02), memory=BeamGroups(layers * 8 * KIB, block_tokens=8))
+    engine = placed(
+        plain, PLACEMENTS[kind](link_gbps=0.02), memory=BeamGroups(layers * 8 * KIB, block_tokens=8)
+    )
     for branch in grow(engine):
         assert_like_plain(plain, branch)
     link = engine.memory.link
@@ -40,9 +42,12 @@ def test_a_late_link_changes_nothing_but_time_and_kv_crosses_it_too(kind: str, l
 
 
 @PLACED
-def test_a_pass_that_breaks_off_leaves_the_next_one_right(placement: Callable[..., Placement]) -> None:
+def test_a_pass_that_breaks_off_leaves_the_next_one_right(
+    placement: Callable[..., Placement],
+) -> None:
     plain = deeper("llama")
-    engine = placed(plain, placement(link_gbps=0.002))  # so slow that weights for the next layers are still under way
+    # so slow that weights for the next layers are still under way
+    engine = placed(plain, placement(link_gbps=0.002))
     branches = engine.roots([prompt(1, 6), prompt(2, 6)])
     exit = EarlyExit(rule="entropy", l_min=1, theta=1e9, eps=1e9)
     assert len(engine.score(branches, [[[3], [4]]] * 2, exit=exit)) == 2

@@ -1,5 +1,5 @@
-"""Placed models give what plain transformers does: all families, recurrent and unusual layers, beside policies,
-eviction, scores."""
+"""Placed models give what plain transformers does: all families, recurrent and unusual layers,
+beside policies, eviction, scores."""
 
 from __future__ import annotations
 
@@ -30,14 +30,39 @@ PLACEMENTS = {"split": Split(k=3), "streamed": Streamed()}
 CROSSES = {"split": "activations", "streamed": "weights"}
 PLACED = pytest.mark.parametrize("placement", PLACEMENTS)
 RECURRENT = ["qwen3_5_text", "jamba", "lfm2: convolutions", "mamba2", "falcon_h1"]
-OWN_CODE = ["bloom", "codegen", "falcon", "falcon: alibi", "falcon: shared heads", "gpt_neo", "gpt_neox_japanese"]
+OWN_CODE = [
+    "bloom",
+    "codegen",
+    "falcon",
+    "falcon: alibi",
+    "falcon: shared heads",
+    "gpt_neo",
+    "gpt_neox_japanese",
+]
 OWN_CODE += ["gptj", "mpt", "openai-gpt", "xglm"]
 """Attention by code of their own, some with biases or tables of positions."""
-MORE = ["deepseek_v32", "gemma4_text: shared KV", "longcat_flash", "minimax", "mllama", "nemotron_h", "zamba"]
-"""Indexers, KV of another layer, two layers in one, layers that don't run or keep nothing, and weights in common."""
-UNUSUAL = ["dbrx", "diffllama", "gemma3n_text: shared KV", "gemma4", "granitemoe", "minicpm3", "stablelm"]
-"""Experts and tables of their own, two calls of attention in a layer, KV of another layer, low-rank KV, no keyword
-arguments for attention."""
+MORE = [
+    "deepseek_v32",
+    "gemma4_text: shared KV",
+    "longcat_flash",
+    "minimax",
+    "mllama",
+    "nemotron_h",
+    "zamba",
+]
+"""Indexers, KV of another layer, two layers in one, layers that don't run or keep nothing, and
+weights in common."""
+UNUSUAL = [
+    "dbrx",
+    "diffllama",
+    "gemma3n_text: shared KV",
+    "gemma4",
+    "granitemoe",
+    "minicpm3",
+    "stablelm",
+]
+"""Experts and tables of their own, two calls of attention in a layer, KV of another layer, low-rank
+KV, no keyword arguments for attention."""
 
 
 @cache
@@ -73,7 +98,8 @@ def test_all_that_can_be_served_can_be_placed(case: str, placement: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("case", "on_host"), [("lfm2: convolutions", 1), ("diffllama", 4), ("qwen3_5_text", 0), ("longcat_flash", 4)]
+    ("case", "on_host"),
+    [("lfm2: convolutions", 1), ("diffllama", 4), ("qwen3_5_text", 0), ("longcat_flash", 4)],
 )
 def test_kv_lies_with_the_layers_that_keep_some(case: str, on_host: int) -> None:
     assert placed(case, "split").memory.fixed_layers == on_host  # of the first two layers
@@ -98,9 +124,12 @@ def test_states_of_layers_on_the_host_stay_there() -> None:
 @pytest.mark.slow
 @PLACED
 @pytest.mark.parametrize("policy", [Layerwise, slow(BeamGroups), Paged, slow(Headwise)])
-def test_any_policy_governs_what_a_placement_leaves_it(policy: type[Residency], placement: str) -> None:
+def test_any_policy_governs_what_a_placement_leaves_it(
+    policy: type[Residency], placement: str
+) -> None:
     for case, token_bytes in (("llama", 512), ("qwen3_5_text", 128)):
-        layers = 0.5 if (case, placement) == ("llama", "split") else 1.0  # of those with KV, two of four are fixed
+        # of those with KV, two of four are fixed
+        layers = 0.5 if (case, placement) == ("llama", "split") else 1.0
         states = 2 * placed(case, placement).memory.states.nbytes
         memory = policy((96 * layers * token_bytes + states) / 2**30, block_tokens=8)  # type: ignore[call-arg]
         engine = placed(case, placement, memory=memory)
@@ -135,12 +164,17 @@ def two_levels(engine: Engine) -> list[Branch]:
 
 @PLACED
 @pytest.mark.parametrize(
-    "case", ["llama", "gpt2", *map(slow, ("qwen3_5_text", "jamba", "mamba2", "gemma4_text: shared KV"))]
+    "case",
+    ["llama", "gpt2", *map(slow, ("qwen3_5_text", "jamba", "mamba2", "gemma4_text: shared KV"))],
 )
 def test_scores_and_exits_are_those_of_the_whole_model(case: str, placement: str) -> None:
     asked, given = [[[3], [4]], [[5], [6]]], [prompt(3, 3), prompt(4, 2)]
     whole = Engine(copy.deepcopy(plain(case)), Letters(), prefill_tokens=5)
-    for exit in (None, EarlyExit(rule="entropy", l_min=2, theta=1e9, eps=1e9), EarlyExit(rule="ranking", l_min=1)):
+    for exit in (
+        None,
+        EarlyExit(rule="entropy", l_min=2, theta=1e9, eps=1e9),
+        EarlyExit(rule="ranking", l_min=1),
+    ):
         found = []
         for engine in (whole, placed(case, placement)):
             branches = engine.fork(engine.root(prompt(1, 12)), 2)
@@ -154,5 +188,7 @@ def test_scores_and_exits_are_those_of_the_whole_model(case: str, placement: str
 def test_scores_in_bfloat16_stay_near_those_of_the_whole_model(placement: Placement) -> None:
     model = deeper("llama").to(torch.bfloat16)
     whole, parted = Engine(copy.deepcopy(model), Letters()), placements.placed(model, placement)
-    expected, found = (torch.tensor(e.score([e.root(prompt(1, 12))], [[[3], [4]]])) for e in (whole, parted))
+    expected, found = (
+        torch.tensor(e.score([e.root(prompt(1, 12))], [[[3], [4]]])) for e in (whole, parted)
+    )
     torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)

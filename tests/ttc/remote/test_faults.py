@@ -1,4 +1,5 @@
-"""A server that misbehaves: what may pass is asked again, seed and all, and what does not is named."""
+"""A server that misbehaves: what may pass is asked again, seed and all, and what does not is
+named."""
 
 from __future__ import annotations
 
@@ -52,23 +53,49 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "a proxy without a server": (status(503), "status 503"),
     "no JSON": (lambda handler, body: handler.send(200, b"<html>busy"), "no JSON: '<html>busy'"),
     "half of the JSON": (lambda handler, body: handler.send(200, b'{"choices": [{"te'), "no JSON"),
-    "an answer that breaks off": (lambda handler, body: handler.send(200, b'{"ch', 999), "broke off its answer"),
+    "an answer that breaks off": (
+        lambda handler, body: handler.send(200, b'{"ch', 999),
+        "broke off its answer",
+    ),
     "a connection that ends": (hang_up, "broke off its answer"),
-    "an answer that is no object": (lambda handler, body: handler.answer([]), "no choices where one"),
-    "no choice": (answer(lambda data: data["choices"].clear()), "0 choices where one was asked for"),
-    "two choices": (answer(lambda data: data["choices"].append({})), "2 choices where one was asked for"),
+    "an answer that is no object": (
+        lambda handler, body: handler.answer([]),
+        "no choices where one",
+    ),
+    "no choice": (
+        answer(lambda data: data["choices"].clear()),
+        "0 choices where one was asked for",
+    ),
+    "two choices": (
+        answer(lambda data: data["choices"].append({})),
+        "2 choices where one was asked for",
+    ),
     "no text": (change_choice(text=None), "without a text"),
-    "no finish reason": (change_choice(finish_reason=None), "finish_reason=None where stop or length"),
+    "no finish reason": (
+        change_choice(finish_reason=None),
+        "finish_reason=None where stop or length",
+    ),
     "an answer that was given up": (change_choice(finish_reason="abort"), "finish_reason='abort'"),
     "tokens that are no numbers": (change_choice(token_ids=["a"]), "no numbers"),
-    "too few log-probabilities": (change_choice(token_ids=[65, 65, 65, 65, 65, 65, 65]), "log-probabilities of"),
-    "log-probabilities of another form": (change_choice(logprobs={"token_logprobs": [[]]}), "cannot be read"),
+    "too few log-probabilities": (
+        change_choice(token_ids=[65, 65, 65, 65, 65, 65, 65]),
+        "log-probabilities of",
+    ),
+    "log-probabilities of another form": (
+        change_choice(logprobs={"token_logprobs": [[]]}),
+        "cannot be read",
+    ),
 }
 
 
 def best_of_3(served: ServedModel) -> list[tuple[Any, list[int]]]:
     with connected(served, concurrency=1) as backend:
-        result = solve(BestOfN(n=3, max_tokens=6), problem="1 + 1", engine=backend, verifier=ConfidenceVerifier())
+        result = solve(
+            BestOfN(n=3, max_tokens=6),
+            problem="1 + 1",
+            engine=backend,
+            verifier=ConfidenceVerifier(),
+        )
     assert result.error is None
     return [(branch.path, branch.tokens) for branch in result.branches]
 
@@ -81,7 +108,9 @@ def untroubled() -> list[tuple[Any, list[int]]]:
     return found
 
 
-@pytest.mark.parametrize("fault", some_quick(FAULTS, ["an error inside", "half of the JSON", "no finish reason"]))
+@pytest.mark.parametrize(
+    "fault", some_quick(FAULTS, ["an error inside", "half of the JSON", "no finish reason"])
+)
 def test_what_may_pass_is_asked_again_with_the_same_seed(fault: str) -> None:
     served = ServedModel(faults=[FAULTS[fault][0]] * 2)
     assert best_of_3(served) == untroubled()
@@ -89,7 +118,9 @@ def test_what_may_pass_is_asked_again_with_the_same_seed(fault: str) -> None:
     assert all(request == served.requests[0] for request in served.requests[:3])
 
 
-@pytest.mark.parametrize("fault", some_quick(FAULTS, ["too many requests", "no JSON", "two choices", "no text"]))
+@pytest.mark.parametrize(
+    "fault", some_quick(FAULTS, ["too many requests", "no JSON", "two choices", "no text"])
+)
 def test_what_does_not_pass_is_named(fault: str) -> None:
     made, reason = FAULTS[fault]
     with connected(ServedModel(faults=[made] * 9), retries=2) as backend:
@@ -107,7 +138,10 @@ def test_what_does_not_pass_is_named(fault: str) -> None:
         (status(401), "OPENAI_API_KEY"),
         (status(404), "must end with the version"),
         (change_choice(token_ids=[70] * 6), "give the tokenizer of the model that it serves"),
-        (change_choice(token_ids=[200] * 6, text="\ufffd"), "holds token 200, outside the model's vocabulary"),
+        (
+            change_choice(token_ids=[200] * 6, text="\ufffd"),
+            "holds token 200, outside the model's vocabulary",
+        ),
     ],
 )
 def test_what_cannot_pass_is_not_asked_again(fault: Fault, reason: str) -> None:
@@ -122,7 +156,10 @@ REFUSALS: dict[str, tuple[Fault, str]] = {
     "a bad request": (status(400), "status 400: not like this"),
     "too large": (status(413), "status 413"),
     "what cannot be processed": (status(422), "status 422"),
-    "a filter of contents": (change_choice(finish_reason="content_filter"), "finish_reason='content_filter'"),
+    "a filter of contents": (
+        change_choice(finish_reason="content_filter"),
+        "finish_reason='content_filter'",
+    ),
 }
 
 
@@ -144,7 +181,9 @@ def test_a_refusal_belongs_to_its_own_problem(refusal: str) -> None:
     assert [result.problem.question for result in refused] == ["Z + 1", "Z"]
     assert all(reason in str(result.error) and not result.branches for result in refused)
     for result, alone in zip((results[1], results[3]), without, strict=True):
-        assert [branch.tokens for branch in result.branches] == [branch.tokens for branch in alone.branches]
+        assert [branch.tokens for branch in result.branches] == [
+            branch.tokens for branch in alone.branches
+        ]
     asked = [chr(token) for request in served.requests for token in request["prompt"]]
     assert asked.count("Z") <= 2 * 4  # each of the first step's requests at most once
 
@@ -153,11 +192,14 @@ def test_a_refusal_of_a_rating_belongs_to_its_own_problem() -> None:
     with connected(ServedModel(touchy={"?Z": status(400)})) as backend:
 
         class Asking:
-            """Asks of each branch how likely a letter is after it, and of one what the server refuses."""
+            """Asks of each branch how likely a letter is after it, and of one what the server
+            refuses."""
 
             def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
                 marks = ["?Z" if question == "b" else "?" for question in questions]
-                texts = [[*b.tokens, *map(ord, mark)] for b, mark in zip(branches, marks, strict=True)]
+                texts = [
+                    [*b.tokens, *map(ord, mark)] for b, mark in zip(branches, marks, strict=True)
+                ]
                 made = backend.side_branches(branches, texts)
                 try:
                     return [[row[0][0]] for row in backend.score(made, [[[70]]] * len(made))]
@@ -182,12 +224,17 @@ def test_a_server_that_writes_nothing_is_not_asked_for_ever() -> None:
         data["usage"]["completion_tokens"] = 0
 
     served = ServedModel(faults=[answer(change)] * 50)
-    with connected(served) as backend, pytest.raises(RemoteError, match="no token of 30 that were asked for"):
+    with (
+        connected(served) as backend,
+        pytest.raises(RemoteError, match="no token of 30 that were asked for"),
+    ):
         backend.generate([backend.root([65, 66])], 30, sampling=GREEDY)
     assert len(served.requests) == 1
 
 
-def test_an_answer_that_does_not_come_in_time_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_does_not_come_in_time_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     served = ServedModel()
     with connected(served, retries=2) as backend:
         http, late = backend.server.client.http, iter(range(5))
@@ -202,7 +249,9 @@ def test_an_answer_that_does_not_come_in_time_is_asked_for_again(monkeypatch: py
         branch = backend.root([65, 66])
         backend.generate([branch], 3, sampling=GREEDY)
         assert len(branch.generated) == 3 and len(served.requests) == 1
-        with pytest.raises(RemoteError, match=r"not answered in 600 s; give a larger timeout_s .* \(3 times\)"):
+        with pytest.raises(
+            RemoteError, match=r"not answered in 600 s; give a larger timeout_s .* \(3 times\)"
+        ):
             backend.generate([branch], 3, sampling=GREEDY)
 
 

@@ -9,7 +9,13 @@ import pytest
 from search import MCTS, BestOfN, DeepConf, Greedy, solve, try_verifier
 from tests.helpers.servers import Ascii, ServedModel, connected, serving
 from ttc import Endpoint, InvalidInput, RemoteBackend, RemoteError, Sampling
-from verifiers import ArithmeticVerifier, ConfidenceGatedVerifier, ConfidenceVerifier, EnsembleVerifier, SelfVerifier
+from verifiers import (
+    ArithmeticVerifier,
+    ConfidenceGatedVerifier,
+    ConfidenceVerifier,
+    EnsembleVerifier,
+    SelfVerifier,
+)
 
 NOTHING = {"ids_in": False, "ids_out": False, "extras": False, "logprobs": 0, "stop": "trimmed"}
 
@@ -35,7 +41,9 @@ NOTHING = {"ids_in": False, "ids_out": False, "extras": False, "logprobs": 0, "s
         ({"context": 99}, {"context_length": 99}),
     ],
 )  # fmt: skip
-def test_the_probe_finds_what_a_server_offers(served: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_the_probe_finds_what_a_server_offers(
+    served: dict[str, Any], expected: dict[str, Any]
+) -> None:
     with connected(ServedModel(**served)) as backend:
         found = {name: getattr(backend.capabilities, name) for name in expected}
         assert found == expected and backend.capabilities.describe()
@@ -44,17 +52,31 @@ def test_the_probe_finds_what_a_server_offers(served: dict[str, Any], expected: 
 @pytest.mark.parametrize(
     ("served", "user", "reason"),
     [
-        ({"logprobs": 0}, ConfidenceVerifier(), "ConfidenceVerifier needs log-probabilities of the tokens"),
+        (
+            {"logprobs": 0},
+            ConfidenceVerifier(),
+            "ConfidenceVerifier needs log-probabilities of the tokens",
+        ),
         ({"scaled": True}, ConfidenceVerifier(), "change with the temperature.*raw_logprobs"),
-        ({"logprobs": 0}, ConfidenceGatedVerifier(ArithmeticVerifier()), "ConfidenceGatedVerifier needs log-prob"),
-        ({"echo": False, "chosen": False}, EnsembleVerifier([SelfVerifier()]), "EnsembleVerifier needs .* given"),
+        (
+            {"logprobs": 0},
+            ConfidenceGatedVerifier(ArithmeticVerifier()),
+            "ConfidenceGatedVerifier needs log-prob",
+        ),
+        (
+            {"echo": False, "chosen": False},
+            EnsembleVerifier([SelfVerifier()]),
+            "EnsembleVerifier needs .* given",
+        ),
         ({"ids_in": False}, SelfVerifier(), "SelfVerifier needs log-probabilities of given tokens"),
         ({"logprobs": 5}, DeepConf(n=2), "DeepConf needs .* 20 likeliest .*max-logprobs"),
         ({"logprobs": 0}, MCTS(rule="puct"), "MCTS needs log-probabilities"),
         ({}, BestOfN(n=2, statistics=True), "BestOfN needs entropies"),
     ],
 )
-def test_what_a_server_lacks_is_refused_by_name(served: dict[str, Any], user: Any, reason: str) -> None:
+def test_what_a_server_lacks_is_refused_by_name(
+    served: dict[str, Any], user: Any, reason: str
+) -> None:
     with connected(ServedModel(**served)) as backend:
         verifying = hasattr(user, "rate")
         search = BestOfN(n=2, max_tokens=4) if verifying else user
@@ -68,11 +90,18 @@ def test_what_a_server_lacks_is_refused_by_name(served: dict[str, Any], user: An
 
 def test_a_search_that_needs_less_runs_on_the_plainest_server() -> None:
     with connected(ServedModel(**NOTHING)) as backend:
-        result = solve(BestOfN(n=3, max_tokens=8), problem="1 + 1", engine=backend, verifier=ArithmeticVerifier())
+        result = solve(
+            BestOfN(n=3, max_tokens=8),
+            problem="1 + 1",
+            engine=backend,
+            verifier=ArithmeticVerifier(),
+        )
         assert len(result.branches) == 3 and result.error is None
         assert all(value != value for branch in result.branches for value in branch.logprobs)
         (root,) = backend.roots([[1, 2]])
-        with pytest.raises(InvalidInput, match=r"top_k=5 and min_p=0.0 are not taken by this server"):
+        with pytest.raises(
+            InvalidInput, match=r"top_k=5 and min_p=0.0 are not taken by this server"
+        ):
             backend.generate([root], 4, sampling=Sampling(top_k=5))
         with pytest.raises(InvalidInput, match="score: it gives no log-probabilities"):
             backend.score([root], [[[1]]])
@@ -86,7 +115,9 @@ def test_a_server_whose_samples_are_all_the_same_is_not_sampled_from() -> None:
 
 
 def test_a_server_that_is_not_there_is_named_at_once() -> None:
-    with pytest.raises(RemoteError, match=r"http://127.0.0.1:9/v1 cannot be reached.*start the server"):
+    with pytest.raises(
+        RemoteError, match=r"http://127.0.0.1:9/v1 cannot be reached.*start the server"
+    ):
         RemoteBackend(Endpoint("http://127.0.0.1:9/v1", wait_s=60), Ascii())
 
 
@@ -106,9 +137,15 @@ def test_a_tokenizer_of_another_model_is_refused() -> None:
         def decode(self, tokens: Any, **options: Any) -> str:
             return super().decode([(token + 1) % 128 for token in tokens], **options)
 
-    with serving(ServedModel()) as url, pytest.raises(RemoteError, match="give the tokenizer of the model"):
+    with (
+        serving(ServedModel()) as url,
+        pytest.raises(RemoteError, match="give the tokenizer of the model"),
+    ):
         RemoteBackend(Endpoint(url), Other())
-    two_more, reason = ServedModel(ids_in=False, extra_token=2), r"counts 24 tokens .* and the tokenizer here 22"
+    two_more, reason = (
+        ServedModel(ids_in=False, extra_token=2),
+        r"counts 24 tokens .* and the tokenizer here 22",
+    )
     with serving(two_more) as url, pytest.raises(InvalidInput, match=reason):
         RemoteBackend(Endpoint(url), Ascii())
 
@@ -127,7 +164,9 @@ def test_a_text_server_that_adds_a_first_token_gets_texts_without_it() -> None:
         solve(Greedy(max_tokens=4), problem="1 + 1", engine=backend)
         assert served.requests[0]["prompt"].startswith("Question")
         unmarked = backend.root(backend.encode("no first token"))  # as some chat templates write it
-        with pytest.raises(InvalidInput, match=r"leaves it out; use a server that takes token numbers"):
+        with pytest.raises(
+            InvalidInput, match=r"leaves it out; use a server that takes token numbers"
+        ):
             backend.generate([unmarked], 4)
 
 
@@ -144,13 +183,17 @@ def test_a_text_server_that_adds_a_first_token_gets_texts_without_it() -> None:
         ({"timeout_s": "long"}, "timeout_s='long' is of type str"),
     ],
 )
-def test_wrong_settings_are_refused_and_no_secret_is_repeated(options: dict[str, Any], reason: str) -> None:
+def test_wrong_settings_are_refused_and_no_secret_is_repeated(
+    options: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(InvalidInput, match=reason) as raised:
         Endpoint(**options)
     assert "secret" not in str(raised.value)
 
 
-def test_the_key_comes_from_the_environment_and_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_comes_from_the_environment_and_is_shown_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     served = ServedModel(key="sesame")
     with serving(served) as url:
         with pytest.raises(RemoteError, match=r"status 401.*environment variable MY_KEY"):

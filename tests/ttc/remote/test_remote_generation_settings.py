@@ -25,7 +25,8 @@ def settings_of(**settings: Any) -> GenerationSettings:
 
 
 def test_the_repetition_penalty_is_asked_for() -> None:
-    """Texts and log-probabilities are those of an engine here, over several steps; without it none is asked for."""
+    """Texts and log-probabilities are those of an engine here, over several steps; without it none
+    is asked for."""
     model = small(context=1024, eos=EOS)
     model.generation_config.repetition_penalty = 1.6
     engine = Engine(model, Ascii())
@@ -37,9 +38,13 @@ def test_the_repetition_penalty_is_asked_for() -> None:
             for backend in (here, there):
                 branches = backend.roots(PROMPTS)
                 for count in (4, 7):
-                    backend.generate([b for b in branches if not b.finished], count, sampling=GREEDY)
+                    backend.generate(
+                        [b for b in branches if not b.finished], count, sampling=GREEDY
+                    )
                 written.append(branches)
-            assert {request["repetition_penalty"] for request in served.requests} == {1.6 if settings else 1.0}
+            assert {request["repetition_penalty"] for request in served.requests} == {
+                1.6 if settings else 1.0
+            }
         for ours, theirs in zip(*written, strict=True):
             assert (ours.tokens, ours.finish_reason) == (theirs.tokens, theirs.finish_reason)
             np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
@@ -49,12 +54,18 @@ def test_the_repetition_penalty_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("settings", "served", "named"),
     [
-        ({"repetition_penalty": 1.1, "no_repeat_ngram_size": 3}, ServedModel(), "no_repeat_ngram_size=3"),
+        (
+            {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3},
+            ServedModel(),
+            "no_repeat_ngram_size=3",
+        ),
         ({"suppress_tokens": [5]}, ServedModel(), r"suppress_tokens=\[5\]"),
         ({"repetition_penalty": 1.1}, ServedModel(extras=False), r"repetition_penalty=1\.1"),
     ],
 )
-def test_what_a_server_cannot_be_told_is_refused(settings: dict[str, Any], served: ServedModel, named: str) -> None:
+def test_what_a_server_cannot_be_told_is_refused(
+    settings: dict[str, Any], served: ServedModel, named: str
+) -> None:
     refused = pytest.raises(InvalidInput, match=f"sets {named}, .*generation_settings=false")
     with refused, connected(served, settings=settings_of(**settings)):
         pass

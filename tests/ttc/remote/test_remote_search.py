@@ -1,4 +1,5 @@
-"""Searches over a server: the same texts as on an engine, whatever the server's ways, and exact accounts."""
+"""Searches over a server: the same texts as on an engine, whatever the server's ways, and exact
+accounts."""
 
 from __future__ import annotations
 
@@ -7,7 +8,20 @@ from typing import Any
 
 import pytest
 
-from search import Append, BeamSearch, BestOfN, Case, DeepConf, Expand, Greedy, Search, SearchSteps, Step, solve, stream
+from search import (
+    Append,
+    BeamSearch,
+    BestOfN,
+    Case,
+    DeepConf,
+    Expand,
+    Greedy,
+    Search,
+    SearchSteps,
+    Step,
+    solve,
+    stream,
+)
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import small
 from tests.helpers.servers import EOS, Ascii, ServedModel, connected
@@ -34,22 +48,34 @@ def local() -> Engine:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_greedy_steps_are_those_of_an_engine(dialect: str) -> None:
-    """Steps end where the engine ends them: at a delimiter, an end string, the end of the sequence or the limit."""
+    """Steps end where the engine ends them: at a delimiter, an end string, the end of the sequence
+    or the limit."""
     engine = local()
     texts = [f"Question {i}:\n" for i in range(4)]
     with connected(ServedModel(**DIALECTS[dialect])) as backend:
-        for stop, end in (((), ()), (("7",), ()), (("P", "\x7f"), ("}\x13",)), (("q",), ("\x01", "Z", "d", "+"))):
+        for stop, end in (
+            ((), ()),
+            (("7",), ()),
+            (("P", "\x7f"), ("}\x13",)),
+            (("q",), ("\x01", "Z", "d", "+")),
+        ):
             here, there = ([b.root(b.encode(t), seed=0) for t in texts] for b in (engine, backend))
             for _ in range(2):
                 going = [i for i, branch in enumerate(here) if not branch.finished]
                 for place, branches in ((engine, here), (backend, there)):
-                    place.generate([branches[i] for i in going], 12, stop=stop, end=end, sampling=GREEDY)
+                    place.generate(
+                        [branches[i] for i in going], 12, stop=stop, end=end, sampling=GREEDY
+                    )
             for mine, theirs in zip(here, there, strict=True):
                 assert theirs.tokens == mine.tokens and theirs.step_ends == mine.step_ends
-                assert theirs.step_reasons == mine.step_reasons and theirs.finish_reason == mine.finish_reason
+                assert (
+                    theirs.step_reasons == mine.step_reasons
+                    and theirs.finish_reason == mine.finish_reason
+                )
                 assert theirs.logprobs == pytest.approx(mine.logprobs, abs=1e-4)
                 assert theirs.top1 == pytest.approx(mine.top1, abs=1e-4)
-                assert theirs.usage.generated_tokens >= len(theirs.generated)  # more where steps are cut here
+                # more where steps are cut here
+                assert theirs.usage.generated_tokens >= len(theirs.generated)
 
 
 def test_blank_lines_before_a_step_do_not_end_it() -> None:
@@ -64,8 +90,15 @@ def test_blank_lines_before_a_step_do_not_end_it() -> None:
             if any(s in served.tokenizer.decode(own) for s in body.get("stop", [])):
                 break
         text = served.tokenizer.decode(own)
-        choice = {"text": text, "token_ids": own, "finish_reason": "stop" if "\n\n" in text else "length"}
-        return {"choices": [choice], "usage": {"prompt_tokens": len(tokens), "completion_tokens": len(own)}}
+        choice = {
+            "text": text,
+            "token_ids": own,
+            "finish_reason": "stop" if "\n\n" in text else "length",
+        }
+        return {
+            "choices": [choice],
+            "usage": {"prompt_tokens": len(tokens), "completion_tokens": len(own)},
+        }
 
     with connected(served) as backend:
         served.reply = scripted  # type: ignore[method-assign]
@@ -80,19 +113,40 @@ def test_blank_lines_before_a_step_do_not_end_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "search", [slow(BestOfN(n=4, max_tokens=20)), BeamSearch(beam_size=2, beam_width=2, step_tokens=8, max_steps=3)]
+    "search",
+    [
+        slow(BestOfN(n=4, max_tokens=20)),
+        BeamSearch(beam_size=2, beam_width=2, step_tokens=8, max_steps=3),
+    ],
 )
-def test_a_search_does_not_depend_on_the_servers_ways_nor_on_what_runs_beside_it(search: Any) -> None:
-    """Seeds belong to branches, so samples are the same in any dialect, order and number of requests at once."""
+def test_a_search_does_not_depend_on_the_servers_ways_nor_on_what_runs_beside_it(
+    search: Any,
+) -> None:
+    """Seeds belong to branches, so samples are the same in any dialect, order and number of
+    requests at once."""
     outcomes = []
     for dialect in ({}, {"ids_in": False, "ids_out": False}, {"stop": "ignored"}, {"logprobs": 5}):
         for concurrency in (1, 64):
             with connected(ServedModel(**dialect), concurrency=concurrency) as backend:
-                results = solve(search, problem=PROBLEMS, engine=backend, verifier=ConfidenceVerifier(), end=["|"])
+                results = solve(
+                    search,
+                    problem=PROBLEMS,
+                    engine=backend,
+                    verifier=ConfidenceVerifier(),
+                    end=["|"],
+                )
                 assert not backend.live and all(result.error is None for result in results)
                 outcomes.append([[branch.text for branch in result.branches] for result in results])
-                alone = solve(search, problem=PROBLEMS[1], engine=backend, verifier=ConfidenceVerifier(), end=["|"])
-                outcomes.append([outcomes[0][0], [branch.text for branch in alone.branches], outcomes[0][2]])
+                alone = solve(
+                    search,
+                    problem=PROBLEMS[1],
+                    engine=backend,
+                    verifier=ConfidenceVerifier(),
+                    end=["|"],
+                )
+                outcomes.append(
+                    [outcomes[0][0], [branch.text for branch in alone.branches], outcomes[0][2]]
+                )
     assert all(outcome == outcomes[0] for outcome in outcomes)
     texts = [text for problem in outcomes[0] for text in problem]
     assert len(set(texts)) > len(texts) // 2
@@ -100,13 +154,20 @@ def test_a_search_does_not_depend_on_the_servers_ways_nor_on_what_runs_beside_it
 
 def test_greedy_searches_find_the_engines_answers() -> None:
     with connected(ServedModel()) as backend:
-        for search, verifier in ((Greedy(max_tokens=30), None), (BestOfN(n=1, max_tokens=9), ConfidenceVerifier())):
+        for search, verifier in (
+            (Greedy(max_tokens=30), None),
+            (BestOfN(n=1, max_tokens=9), ConfidenceVerifier()),
+        ):
             if verifier is not None:
                 search = BestOfN(n=1, max_tokens=9, temperature=0)
             here = solve(search, problem=PROBLEMS, engine=local(), verifier=verifier)
             there = solve(search, problem=PROBLEMS, engine=backend, verifier=verifier)
             for mine, theirs in zip(here, there, strict=True):
-                assert theirs.best is not None and mine.best is not None and theirs.best.tokens == mine.best.tokens
+                assert (
+                    theirs.best is not None
+                    and mine.best is not None
+                    and theirs.best.tokens == mine.best.tokens
+                )
                 assert theirs.best.score == pytest.approx(mine.best.score, abs=1e-4)
                 assert theirs.usage.generated_tokens == mine.usage.generated_tokens
 
@@ -139,7 +200,9 @@ def test_the_self_verifier_rates_as_on_an_engine_and_costs_as_much(fresh: bool) 
         found = []
         for place in (local(), backend):
             place.tokenizer.encode = lambda text, add_special_tokens=False: (
-                [ord(text.strip()[0])] if text.strip().lower() in ("yes", "no") else [ord(c) for c in text]
+                [ord(text.strip()[0])]
+                if text.strip().lower() in ("yes", "no")
+                else [ord(c) for c in text]
             )
             root = place.root(place.tokenizer.encode("1 + 1 = "))
             children = place.fork(root, 2)
@@ -185,7 +248,14 @@ def test_every_setting_is_sent_and_every_request_has_a_seed_of_its_own() -> None
         assert first == again  # the seeds too
         assert len({request["seed"] for request in first}) == 8
         assert all(0 <= request["seed"] < 2**31 for request in first)
-        sent = {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.0, "max_tokens": 2}
+        sent = {
+            "temperature": 0.7,
+            "top_k": 3,
+            "top_p": 0.9,
+            "min_p": 0.1,
+            "repetition_penalty": 1.0,
+            "max_tokens": 2,
+        }
         assert sent.items() <= first[0].items()
         backend.generate([backend.root([1])], 1)
         assert served.requests[-1]["top_k"] == -1 and served.requests[-1]["min_p"] == 0
@@ -212,7 +282,9 @@ def test_given_words_are_part_of_the_next_request() -> None:
         (result,) = solve(ThinkAgain(), problem=["1 + 1"], engine=backend)
         assert result.error is None and len(served.requests) == 4
         for request in served.requests[2:]:
-            assert backend.decode(request["prompt"]).endswith("Wait") and EOS not in request["prompt"]
+            assert (
+                backend.decode(request["prompt"]).endswith("Wait") and EOS not in request["prompt"]
+            )
 
 
 def test_a_context_that_is_full_ends_the_branch_and_a_prompt_beyond_it_is_refused() -> None:
@@ -220,7 +292,9 @@ def test_a_context_that_is_full_ends_the_branch_and_a_prompt_beyond_it_is_refuse
         branch = backend.root([65] * 117)
         backend.generate([branch], 20, sampling=GREEDY)
         assert branch.finish_reason in ("context", "eos") and len(branch.tokens) <= 120
-        with pytest.raises(ContextExceeded, match="130 tokens are more than the model's context of 120"):
+        with pytest.raises(
+            ContextExceeded, match="130 tokens are more than the model's context of 120"
+        ):
             backend.root([65] * 130)
         results = solve(Greedy(max_tokens=3), problem=["x" * 60, "1"], engine=backend)
         assert "ContextExceeded" in (results[0].error or "") and results[1].error is None
@@ -230,7 +304,9 @@ def test_a_context_that_is_full_ends_the_branch_and_a_prompt_beyond_it_is_refuse
 def test_leaving_a_stream_breaks_off_its_requests() -> None:
     served = ServedModel(pause_s=0.2)
     with connected(served) as backend:
-        watched = stream(BestOfN(n=4, max_tokens=4), problem="1", engine=backend, verifier=ConfidenceVerifier())
+        watched = stream(
+            BestOfN(n=4, max_tokens=4), problem="1", engine=backend, verifier=ConfidenceVerifier()
+        )
         next(watched)
         watched.close()
         assert not backend.live

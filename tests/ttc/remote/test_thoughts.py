@@ -1,4 +1,5 @@
-"""Servers that keep a model's thoughts apart from its texts, as those with a reasoning parser do."""
+"""Servers that keep a model's thoughts apart from its texts, as those with a reasoning parser
+do."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ def test_a_thought_that_is_kept_apart_is_put_back_and_not_read(field: str) -> No
     result = asked(says(text="The answer is 18.", **{field: "The answer is 12."}))
     assert result.answer == "18" and result.best is not None
     assert result.best.text == "<think>The answer is 12.</think>The answer is 18."
-    assert (result.best.thought, result.best.answer_text) == ("The answer is 12.", "The answer is 18.")
+    assert (result.best.thought, result.best.answer_text) == (
+        "The answer is 12.",
+        "The answer is 18.",
+    )
 
 
 def test_a_thought_that_was_cut_off_has_no_answer() -> None:

@@ -34,12 +34,15 @@ def test_groups_move_each_missing_block_once_and_nothing_when_all_fits() -> None
 
 def test_what_leaves_for_a_group_is_written_back_while_the_one_before_it_decodes() -> None:
     engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8))
-    branches = engine.roots([[10 * salt + i for i in range(17)] for salt in range(1, 9)])  # 2 KiB each, all there
+    # 2 KiB each, all there
+    branches = engine.roots([[10 * salt + i for i in range(17)] for salt in range(1, 9)])
     assert isinstance(engine.residency, BeamGroups) and not engine.memory.host.used_bytes
     residency, enter, written = engine.residency, engine.residency.enter, list[list[bool]]()
 
     def watched(*arguments: Any) -> KV:
-        before = [(kv, None not in kv.host) for kv in engine.memory.live if engine.memory.is_resident(kv)]
+        before = [
+            (kv, None not in kv.host) for kv in engine.memory.live if engine.memory.is_resident(kv)
+        ]
         tails = enter(*arguments)
         written.append([there for kv, there in before if not engine.memory.is_resident(kv)])
         return tails
@@ -59,7 +62,8 @@ def separate(engine: Engine, count: int) -> list[Branch]:
 @pytest.mark.parametrize("prefetch", [True, False])
 def test_the_next_groups_blocks_are_fetched_while_one_decodes(prefetch: bool) -> None:
     engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8, prefetch=prefetch))
-    branches = separate(engine, 5)  # 2 KiB each, and tails of 1 KiB: two at a time when all are on the host
+    # 2 KiB each, and tails of 1 KiB: two at a time when all are on the host
+    branches = separate(engine, 5)
     memory, residency = engine.memory, engine.residency
     memory.device.budget_bytes = 7 * 1024
     for kv in memory.live:
@@ -74,7 +78,8 @@ def test_the_next_groups_blocks_are_fetched_while_one_decodes(prefetch: bool) ->
     engine.generate(branches, 8)
     first, *others = missing
     assert first > 0 and len(others) == 2
-    assert (sum(others) < 6) == prefetch  # room for two blocks is left beside the first group, of one branch
+    # room for two blocks is left beside the first group, of one branch
+    assert (sum(others) < 6) == prefetch
     assert (memory.link.to_device_bytes["prefetch"] > 0) == prefetch
 
 
@@ -84,12 +89,15 @@ def test_private_copies_of_the_next_group_are_fetched_while_one_decodes(prefetch
     plain = make_engine()
     expected = eight(plain)
     plain.generate(expected, 6, sampling=GREEDY)
-    engine = make_engine(memory=BeamGroups(22 * KIB, block_tokens=8, shared=False, prefetch=prefetch))
+    engine = make_engine(
+        memory=BeamGroups(22 * KIB, block_tokens=8, shared=False, prefetch=prefetch)
+    )
     branches = eight(engine)
     engine.generate(branches, 6, sampling=GREEDY)
     moved = engine.memory.link.to_device_bytes
     assert (moved["prefetch"] > 0) == prefetch
-    assert moved["prefetch"] + moved["group"] == 8 * 39 * engine.memory.bytes_per_token  # a copy for each, once
+    # a copy for each, once
+    assert moved["prefetch"] + moved["group"] == 8 * 39 * engine.memory.bytes_per_token
     assert [b.tokens for b in branches] == [b.tokens for b in expected]
     assert engine.memory.device.peak_bytes <= 22 * 1024
     assert_nothing_left(engine, branches)
@@ -124,7 +132,8 @@ def test_what_a_step_reads_last_leaves_first() -> None:
     tails = residency.enter([paths[i] for i in chosen[0]], [paths[i] for i in chosen[1]], 8)
     residency.leave(tails)
     tails = residency.enter([paths[i] for i in chosen[1]], [paths[i] for i in chosen[2]], 8)
-    assert residency.eviction_order() == [*by_group[0], *by_group[2], *by_group[1]]  # the first is read no more
+    # the first is read no more
+    assert residency.eviction_order() == [*by_group[0], *by_group[2], *by_group[1]]
     residency.leave(tails)
 
 
@@ -140,7 +149,8 @@ def test_a_prefetch_that_no_step_waited_for_arrives_before_it_is_read() -> None:
 
 
 def test_groups_fetch_no_layer_that_its_window_hides() -> None:
-    """Once a branch is far longer than the window, only the other layers of its old blocks come to the device."""
+    """Once a branch is far longer than the window, only the other layers of its old blocks come to
+    the device."""
     plain = build("gemma3")
     engine = Engine(copy.deepcopy(plain), Letters(), memory=BeamGroups(block_tokens=8))
     branch = engine.root(prompt(1, 49))
@@ -155,7 +165,9 @@ def test_groups_fetch_no_layer_that_its_window_hides() -> None:
         for layer, window in enumerate(windows):
             hidden = window is not None and segment.end - 1 <= 48 - window
             assert segment.start >= 48 or hidden == (segment.storage.device[layer] is None)
-            expected += 0 if hidden or segment.start >= 48 else memory.piece_bytes(segment.storage, layer)
+            expected += (
+                0 if hidden or segment.start >= 48 else memory.piece_bytes(segment.storage, layer)
+            )
     assert memory.link.to_device_bytes == {"group": expected}
     assert expected < 48 * memory.bytes_per_token
     assert_like_plain(plain, branch)

@@ -42,9 +42,19 @@ def test_beams_that_share_blocks_meet_in_a_group() -> None:
 
 def test_groups_follow_what_is_resident_and_what_they_share() -> None:
     trunk, left, right, *own = blocks(2, 4, 4, *[3] * 6)
-    paths = [[trunk, left, own[0]], [trunk, left, own[1]], [trunk, right, own[2]], [trunk, right, own[3]], [own[4]]]
+    paths = [
+        [trunk, left, own[0]],
+        [trunk, left, own[1]],
+        [trunk, right, own[2]],
+        [trunk, right, own[3]],
+        [own[4]],
+    ]
     assert balanced_grouping(paths, size, 0, 12) == [[0, 1], [2, 3], [4]]
-    assert balanced_grouping(paths, size, 0, 12, resident=lambda kv: kv is right) == [[2, 3], [0, 1], [4]]
+    assert balanced_grouping(paths, size, 0, 12, resident=lambda kv: kv is right) == [
+        [2, 3],
+        [0, 1],
+        [4],
+    ]
 
 
 @st.composite
@@ -59,7 +69,9 @@ def trees(draw: Any) -> tuple[list[list[KV]], int]:
     inner = {id(kv) for path in paths for kv in path[:-1]}
     leaves = [path for path in paths if id(path[-1]) not in inner]
     order = {id(kv): i for i, kv in enumerate(kv for path in paths for kv in path)}
-    return sorted(leaves, key=lambda path: [order[id(kv)] for kv in path])[:9], draw(st.integers(0, 3))
+    return sorted(leaves, key=lambda path: [order[id(kv)] for kv in path])[:9], draw(
+        st.integers(0, 3)
+    )
 
 
 def group_bytes(paths: list[list[KV]], group: list[int], tail: int, shared: bool) -> int:
@@ -80,7 +92,11 @@ def test_balanced_grouping_takes_the_fewest_rounds_and_spreads_them_evenly(
         for count in range(beams)
         for inner in combinations(range(1, beams), count)
     ]
-    fitting = [cut for cut in cuts if all(group_bytes(paths, group, tail, shared) <= budget for group in cut)]
+    fitting = [
+        cut
+        for cut in cuts
+        if all(group_bytes(paths, group, tail, shared) <= budget for group in cut)
+    ]
     if not fitting:
         with pytest.raises(OutOfMemory, match="would do"):
             balanced_grouping(paths, size, tail, budget, shared=shared)
@@ -94,7 +110,9 @@ def test_balanced_grouping_takes_the_fewest_rounds_and_spreads_them_evenly(
 
 @given(trees(), st.integers(1, 60))
 @settings(max_examples=60, deadline=None)
-def test_algorithm_1_holds_every_beam_once_within_the_budget(tree: tuple[list[list[KV]], int], budget: int) -> None:
+def test_algorithm_1_holds_every_beam_once_within_the_budget(
+    tree: tuple[list[list[KV]], int], budget: int
+) -> None:
     paths, tail = tree
     if max(group_bytes(paths, [beam], tail, True) for beam in range(len(paths))) > budget:
         with pytest.raises(OutOfMemory, match="would do"):
@@ -106,7 +124,8 @@ def test_algorithm_1_holds_every_beam_once_within_the_budget(tree: tuple[list[li
 
 
 def as_printed(paths: list[list[KV]], capacity: int) -> list[list[int]]:
-    """The paper's Balanced Grouping: Algorithm 1 with as many beams in a group as the balanced counts allow."""
+    """The paper's Balanced Grouping: Algorithm 1 with as many beams in a group as the balanced
+    counts allow."""
     unused, groups = list(range(len(paths))), []
     for limit in balanced_sizes(len(paths), ceil(len(paths) / capacity)):
         cur: list[int] = []
@@ -118,18 +137,30 @@ def as_printed(paths: list[list[KV]], capacity: int) -> list[list[int]]:
     return groups
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(1, 8), st.integers(1, 9), st.integers(1, 9))
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    st.integers(1, 8),
+    st.integers(1, 9),
+    st.integers(1, 9),
+)
 @settings(max_examples=200, deadline=None)
 def test_balanced_grouping_has_the_papers_sizes_and_loads_no_more(
     leaves: list[int], capacity: int, trunk_size: int, inner_size: int
 ) -> None:
-    """Beams of equal sizes, each with its copy of what it shares, as in the paper: root, inner node, leaf."""
+    """Beams of equal sizes, each with its copy of what it shares, as in the paper: root, inner
+    node, leaf."""
     trunk, paths = blocks(trunk_size)[0], list[list[KV]]()
     for count in leaves:
         inner, *own = blocks(inner_size, *[3] * count)
         paths += [[trunk, inner, kv] for kv in own]
     budget = capacity * (trunk_size + inner_size + 3)
-    ours, papers = balanced_grouping(paths, size, 0, budget, shared=False), as_printed(paths, capacity)
+    ours, papers = (
+        balanced_grouping(paths, size, 0, budget, shared=False),
+        as_printed(paths, capacity),
+    )
     assert sorted(map(len, ours)) == sorted(map(len, papers))
-    loaded = [sum(group_bytes(paths, group, 0, shared=True) for group in groups) for groups in (ours, papers)]
+    loaded = [
+        sum(group_bytes(paths, group, 0, shared=True) for group in groups)
+        for groups in (ours, papers)
+    ]
     assert loaded[0] <= loaded[1]

@@ -19,10 +19,14 @@ def with_free(total: int, engine: Engine, patch: pytest.MonkeyPatch) -> None:
     """As if the engine's device had `total` bytes for KV, used or not."""
     device = engine.memory.device
     for module in ("base", "offloading"):
-        patch.setattr(f"ttc.residency.{module}.free_device_bytes", lambda _: total - device.used_bytes)
+        patch.setattr(
+            f"ttc.residency.{module}.free_device_bytes", lambda _: total - device.used_bytes
+        )
 
 
-def test_a_cuda_device_holds_nine_tenths_of_what_it_has_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_device_holds_nine_tenths_of_what_it_has_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What PyTorch keeps for itself and does not use is free too."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (6000, 10_000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3000)
@@ -32,7 +36,9 @@ def test_a_cuda_device_holds_nine_tenths_of_what_it_has_free(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("policy", [BeamGroups(), Paged(), Headwise(), Layerwise()])
-def test_the_capacity_is_read_at_every_prompt_and_step(policy: Offloading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_capacity_is_read_at_every_prompt_and_step(
+    policy: Offloading, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(memory=policy)
     with_free(64 * KIB, engine, monkeypatch)
     branch = engine.root([1, 2, 3])
@@ -43,7 +49,9 @@ def test_the_capacity_is_read_at_every_prompt_and_step(policy: Offloading, monke
 
 
 @pytest.mark.parametrize("policy", [BeamGroups(), Paged(), Headwise(), Layerwise()])
-def test_what_a_split_leaves_to_kv_is_not_exceeded(policy: Offloading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_split_leaves_to_kv_is_not_exceeded(
+    policy: Offloading, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = placed(deeper("llama"), Split(k=2, budget_gib=2**-9, kv_offload=False), memory=policy)
     left = engine.memory.device.ceiling_bytes
     assert 0 < left < 2**21

@@ -25,7 +25,8 @@ from ttc.tree.branch import Branch
 
 
 def multi_head(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of a family with as many KV heads as heads: its inputs are smaller than its keys and values."""
+    """A model of a family with as many KV heads as heads: its inputs are smaller than its keys and
+    values."""
     kind, extra = FAMILIES[family]
     torch.manual_seed(0)
     config = kind(**(COMMON | extra | {"num_key_value_heads": 4}))
@@ -35,7 +36,9 @@ def multi_head(family: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def engine_of(plain: Any, **options: Any) -> Engine:
-    return Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=Capture(block_tokens=8, **options))
+    return Engine(
+        copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=Capture(block_tokens=8, **options)
+    )
 
 
 def streamed(plain: Any, **options: Any) -> Engine:
@@ -52,7 +55,8 @@ def capture(engine: Engine) -> Capture:
 
 @pytest.mark.parametrize("family", some_quick(FAMILIES, FEW))
 def test_every_family_gives_what_plain_transformers_gives(family: str) -> None:
-    """Forks, a three-level tree, ragged branches, half of the blocks as activations, on the device and on the host."""
+    """Forks, a three-level tree, ragged branches, half of the blocks as activations, on the device
+    and on the host."""
     plain = multi_head(family)
     resident = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5)
     grow(resident)
@@ -64,7 +68,9 @@ def test_every_family_gives_what_plain_transformers_gives(family: str) -> None:
     near, far, kv = capture(engine).counts()
     assert near and kv and abs(near + far - kv) <= 2 * 8 * len(branches)
     moved = engine.memory.link.to_device_bytes
-    assert moved["kv"] > 0 and (moved["act"] > 0 or any(shape.window for shape in engine.memory.shapes))
+    assert moved["kv"] > 0 and (
+        moved["act"] > 0 or any(shape.window for shape in engine.memory.shapes)
+    )
     assert engine.memory.device.peak_bytes <= budget
     assert_nothing_left(engine, branches)
 
@@ -92,7 +98,9 @@ def test_activations_alone_need_no_keys_and_values_anywhere() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["opt", "gemma3", "deepseek_v3"])
-def test_weights_that_are_streamed_are_there_when_keys_and_values_are_generated(family: str) -> None:
+def test_weights_that_are_streamed_are_there_when_keys_and_values_are_generated(
+    family: str,
+) -> None:
     plain = deeper(family, num_key_value_heads=4)
     engine = streamed(plain, act_share=0.5)
     branches = grow(engine)
@@ -101,8 +109,11 @@ def test_weights_that_are_streamed_are_there_when_keys_and_values_are_generated(
     assert_nothing_left(engine, branches)
 
 
-def test_what_the_next_layer_needs_gives_way_to_the_layer_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a layer computes, the next one's weights and its first two mini-batches are asked for."""
+def test_what_the_next_layer_needs_gives_way_to_the_layer_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a layer computes, the next one's weights and its first two mini-batches are asked
+    for."""
     plain = deeper("opt", num_key_value_heads=4)
     engine = streamed(plain, act_share=0.5, mini_batch_tokens=16, budget_gib=24 / 2**20)
     branch, link, seen = engine.root(prompt(1, 129)), engine.memory.link, list[tuple[str, bool]]()
@@ -115,7 +126,9 @@ def test_what_the_next_layer_needs_gives_way_to_the_layer_at_work(monkeypatch: p
     monkeypatch.setattr(link, "fetch", watched)
     engine.generate([branch], 2, sampling=GREEDY)
     assert_like_plain(plain, branch)
-    weights, units = ([later for cause, later in seen if cause == each] for each in ("weights", "kv"))
+    weights, units = (
+        [later for cause, later in seen if cause == each] for each in ("weights", "kv")
+    )
     assert weights and all(weights) and sum(units) == 2 * len(weights)
     assert len(units) > 2 * sum(units)  # those of the layer at work do not wait
 
@@ -127,21 +140,25 @@ def test_weights_that_cross_in_every_pass_count_as_t_load_w() -> None:
     times = capture(engine).times
     assert times is not None and runner.streamed_layer_bytes > 0
     per_token = engine.memory.layer_bytes_per_token[0]
-    assert times.load_w == pytest.approx(times.load_kv.slope * runner.streamed_layer_bytes / per_token)
+    assert times.load_w == pytest.approx(
+        times.load_kv.slope * runner.streamed_layer_bytes / per_token
+    )
 
 
 def test_t_load_w_is_what_a_layers_weights_take_over_the_link() -> None:
     """Bytes of a layer over 2 MB a second; its biases and norms are padded to 64 bytes."""
     model = deeper("opt", num_key_value_heads=4)
     layer_bytes = sum(4 * weight.numel() for weight in model.model.decoder.layers[0].parameters())
-    engine = Engine(model, Letters(), runner=Streamed(link_gbps=0.002).place(model, "cpu"), memory=Capture())
+    engine = Engine(
+        model, Letters(), runner=Streamed(link_gbps=0.002).place(model, "cpu"), memory=Capture()
+    )
     times = capture(engine).times
     assert times is not None and times.load_w == pytest.approx(layer_bytes / 0.002e9, rel=0.3)
 
 
 def test_the_ratio_is_that_of_all_tokens_that_are_expected_from_the_first_block_on() -> None:
-    """Loading 80 KV blocks takes 240 and all else 120: #KV 50 and #ACT 30, as 3 x 50 is 120 + 30. Of 40 tokens alone
-    nothing would be an ACT block, as loading them takes 120 as well."""
+    """Loading 80 KV blocks takes 240 and all else 120: #KV 50 and #ACT 30, as 3 x 50 is 120 + 30.
+    Of 40 tokens alone nothing would be an ACT block, as loading them takes 120 as well."""
     engine = engine_of(multi_head("opt"))
     residency = capture(engine)
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=120)
@@ -157,8 +174,11 @@ def test_the_ratio_is_that_of_all_tokens_that_are_expected_from_the_first_block_
 
 @pytest.mark.filterwarnings("ignore:memory=capture makes no ACT blocks for now")
 @pytest.mark.parametrize(("forward_s", "act"), [(200, 0), (160, 20)])
-def test_there_are_no_act_blocks_where_they_gain_less_than_a_quarter(forward_s: float, act: int) -> None:
-    """80 KV blocks take 240. With 10 ACT blocks a layer takes 210, a gain of 1.14x, and with 20 it takes 180: 1.33x."""
+def test_there_are_no_act_blocks_where_they_gain_less_than_a_quarter(
+    forward_s: float, act: int
+) -> None:
+    """80 KV blocks take 240. With 10 ACT blocks a layer takes 210, a gain of 1.14x, and with 20 it
+    takes 180: 1.33x."""
     residency = capture(engine_of(multi_head("opt")))
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=forward_s)
     assert residency.allocation(80) == (act, 80 - act)
@@ -172,9 +192,12 @@ def test_a_block_that_nobody_expected_counts_by_itself() -> None:
 
 
 @pytest.mark.parametrize(("forward_s", "act"), [(168, 24), (184, 20)])
-def test_a_branch_without_act_blocks_gets_none_where_other_branches_have_them_all(forward_s: float, act: int) -> None:
-    """Two ACT blocks of other branches, eight KV blocks of this one, and a new block: 88 tokens, of which 264 - 3 act
-    is forward_s + act. With 24 there is one block left for this branch, and with 20 not a whole one."""
+def test_a_branch_without_act_blocks_gets_none_where_other_branches_have_them_all(
+    forward_s: float, act: int
+) -> None:
+    """Two ACT blocks of other branches, eight KV blocks of this one, and a new block: 88 tokens, of
+    which 264 - 3 act is forward_s + act. With 24 there is one block left for this branch, and with
+    20 not a whole one."""
     residency = capture(engine_of(multi_head("opt")))
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=50)
     assert all(residency.allocate(8).acts for _ in range(2))
@@ -187,10 +210,12 @@ def test_a_branch_without_act_blocks_gets_none_where_other_branches_have_them_al
 
 
 def test_the_device_keeps_room_for_two_buffers_and_what_is_generated() -> None:
-    """Three times a mini-batch of 16 tokens of a layer, at 256 bytes. A block of 8 tokens has ACT blocks of 128 bytes a
-    token in each of two layers."""
+    """Three times a mini-batch of 16 tokens of a layer, at 256 bytes. A block of 8 tokens has ACT
+    blocks of 128 bytes a token in each of two layers."""
     budget = 40 * 1024
-    engine = engine_of(multi_head("opt"), act_share=1, mini_batch_tokens=16, budget_gib=budget / 2**30)
+    engine = engine_of(
+        multi_head("opt"), act_share=1, mini_batch_tokens=16, budget_gib=budget / 2**30
+    )
     residency = capture(engine)
     for _ in range(20):
         residency.allocate(8)
@@ -217,8 +242,11 @@ def prefixed(engine: Engine, branches: int, length: int = 33) -> list[Branch]:
 
 
 @pytest.mark.parametrize("branches", [1, 6])
-def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches(branches: int) -> None:
-    """32 tokens, in blocks of 8, half of them ACT; a pass moves each block once whatever the number of branches."""
+def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches(
+    branches: int,
+) -> None:
+    """32 tokens, in blocks of 8, half of them ACT; a pass moves each block once whatever the number
+    of branches."""
     engine = engine_of(multi_head("opt"), act_share=0.5, budget_gib=13 * 1024 / 2**30)
     forks = prefixed(engine, branches)
     for kv in engine.memory.live:
@@ -235,12 +263,16 @@ def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches
     residency.regenerate = counted
     residency.enter = lambda paths, upcoming, capacity: engine.memory.allocate(capacity, len(paths))  # type: ignore[method-assign]
     before = dict(engine.memory.link.to_device_bytes)
-    plan = residency.stream(Reads(residency.entries([b.leaf.path() for b in forks]), [32] * branches))
+    plan = residency.stream(
+        Reads(residency.entries([b.leaf.path() for b in forks]), [32] * branches)
+    )
     assert plan is not None
     with torch.inference_mode():
         units = [list(plan.read(layer)) for layer in range(2)]
     plan.close()
-    moved = {cause: n - before.get(cause, 0) for cause, n in engine.memory.link.to_device_bytes.items()}
+    moved = {
+        cause: n - before.get(cause, 0) for cause, n in engine.memory.link.to_device_bytes.items()
+    }
     assert seen == [16, 16] and [len(layer) for layer in units] == [1, 1]
     assert moved == {"act": 2 * 16 * 32 * 4, "kv": 2 * 16 * 64 * 4}
     engine.release(forks)
@@ -270,8 +302,8 @@ def test_all_branches_together_keep_the_ratio_to_a_block() -> None:
 
 
 def test_the_ratio_is_algorithm_1s_for_the_blocks_that_there_are() -> None:
-    """A KV block takes 3 to cross, an ACT block 1 to be generated: three of four are ACT blocks. With weights that
-    take as long as everything, all of them are."""
+    """A KV block takes 3 to cross, an ACT block 1 to be generated: three of four are ACT blocks.
+    With weights that take as long as everything, all of them are."""
     plain = multi_head("opt")
     engine = engine_of(plain)
     residency = capture(engine)
@@ -280,7 +312,9 @@ def test_the_ratio_is_algorithm_1s_for_the_blocks_that_there_are() -> None:
     assert residency.allocation(80) == (60, 20)
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=80)
     assert residency.allocation(80) == (80, 0)
-    residency.times = CaptureTimes(kv_gen=Line(2.0), load_kv=Line(3.0), load_act=Line(1.5), load_w=20)
+    residency.times = CaptureTimes(
+        kv_gen=Line(2.0), load_kv=Line(3.0), load_act=Line(1.5), load_w=20
+    )
     act, kv = residency.allocation(80)
     assert (act, kv) == (40 + 34, 6)  # 20 / (2 - 1.5), then 40 blocks in the ratio 3 : 0.5
 
@@ -291,7 +325,10 @@ def test_times_are_measured_once_they_are_needed() -> None:
     times = capture(engine).times
     assert times is not None
     per_token = 64 * 4
-    assert times.load_kv.slope == pytest.approx(per_token / 0.002e9, rel=0.3) and times.load_kv.r2 > 0.9
+    assert (
+        times.load_kv.slope == pytest.approx(per_token / 0.002e9, rel=0.3)
+        and times.load_kv.r2 > 0.9
+    )
     assert times.load_act.slope == pytest.approx(per_token / 2 / 0.002e9, rel=0.3)
     assert times.kv_gen(64) > 0
     assert_nothing_left(engine, [branch])
@@ -358,4 +395,6 @@ class Captured(Ownership):
 
 
 TestOwnership = Captured.TestCase
-TestOwnership.settings = settings(max_examples=8, stateful_step_count=15, deadline=None, derandomize=True)
+TestOwnership.settings = settings(
+    max_examples=8, stateful_step_count=15, deadline=None, derandomize=True
+)

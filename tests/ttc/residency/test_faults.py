@@ -17,7 +17,13 @@ from ttc.residency.base import Residency
 
 
 @pytest.mark.parametrize(
-    "policy", [Layerwise(1 * KIB), BeamGroups(2 * KIB), Paged(0.5 * KIB, block_tokens=8), Headwise(0.5 * KIB)]
+    "policy",
+    [
+        Layerwise(1 * KIB),
+        BeamGroups(2 * KIB),
+        Paged(0.5 * KIB, block_tokens=8),
+        Headwise(0.5 * KIB),
+    ],
 )
 def test_a_budget_below_one_branch_is_refused_with_one_that_would_do(policy: Residency) -> None:
     def run(gib: float) -> Engine:
@@ -56,7 +62,9 @@ def test_a_host_too_small_is_refused_and_leaves_the_tree_whole(policy: Any) -> N
 @pytest.mark.parametrize("link_gbps", [None, 1.0])
 @pytest.mark.parametrize("policy", OFFLOADING)
 @pytest.mark.parametrize("failing", some_quick(range(1, 21), [1, 2, 5, 11]))
-def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(policy: Any, link_gbps: float | None, failing: int) -> None:
+def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(
+    policy: Any, link_gbps: float | None, failing: int
+) -> None:
     engine = make_engine(memory=changed(policy, link_gbps=link_gbps))
     branches = eight(engine)
     for queue in (engine.memory.link.to_device, engine.memory.link.to_host):

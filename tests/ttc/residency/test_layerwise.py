@@ -13,7 +13,8 @@ from ttc.tree.branch import Branch
 
 
 def test_layerwise_moves_what_the_paper_says() -> None:
-    """LBS Eq. 2 for each token, two layers being buffers: (layers - resident) x one layer's KV of all branches."""
+    """LBS Eq. 2 for each token, two layers being buffers: (layers - resident) x one layer's KV of
+    all branches."""
     model = deep(layers=8, heads=1, context=256)
     engine = Engine(model, Letters(), memory=Layerwise(24 * KIB, shared=False))
     branches = engine.fork(engine.root(prompt(1, 33)), 4)
@@ -40,12 +41,16 @@ def test_layerwise_keeps_its_buffers_while_rows_freeze() -> None:
     engine, branches = run(Layerwise(60 * KIB))
     assert engine.memory.device.peak_bytes <= 60 * 1024
     for one, other in zip(expected, branches, strict=True):
-        assert one.tokens == other.tokens and one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert one.tokens == other.tokens and one.logprobs == pytest.approx(
+            other.logprobs, abs=1e-4
+        )
 
 
 def test_layerwise_makes_room_for_idle_branches_too() -> None:
     """Whole layers are resident, so they hold the KV of branches that the step leaves out."""
-    engine = Engine(deep(layers=8, heads=1, context=256), Letters(), memory=Layerwise(60 * KIB, shared=False))
+    engine = Engine(
+        deep(layers=8, heads=1, context=256), Letters(), memory=Layerwise(60 * KIB, shared=False)
+    )
     branches = engine.roots([[10 * salt + 9 + i % 7 for i in range(41)] for salt in range(8)])
     assert sum(kv.tokens for kv in engine.memory.live) == 8 * 40
     engine.generate(branches[:1], 4)

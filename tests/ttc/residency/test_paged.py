@@ -41,12 +41,16 @@ def test_the_watermark_makes_room_without_waiting() -> None:
     plain = make_engine()
     expected = plain.root(list(range(1, 50)))
     plain.generate([expected], 12, sampling=GREEDY)
-    assert root.tokens == expected.tokens and root.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert root.tokens == expected.tokens and root.logprobs == pytest.approx(
+        expected.logprobs, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("block_tokens", [slow(4), slow(8), 16])
 @pytest.mark.parametrize("prefetch", [True, False])
-def test_pages_that_leave_for_buffers_are_read_from_the_host(block_tokens: int, prefetch: bool) -> None:
+def test_pages_that_leave_for_buffers_are_read_from_the_host(
+    block_tokens: int, prefetch: bool
+) -> None:
     """Also when they leave in vain, because the room does not do for two buffers."""
 
     def run(memory: Residency) -> list[float]:
@@ -54,7 +58,10 @@ def test_pages_that_leave_for_buffers_are_read_from_the_host(block_tokens: int, 
         root = engine.root(prompt(1, 18))
         branches = [root, *engine.fork(root, 1)]
         engine.generate(branches, 3)
-        assert memory.budget_gib is None or engine.memory.device.peak_bytes <= memory.budget_gib * 2**30
+        assert (
+            memory.budget_gib is None
+            or engine.memory.device.peak_bytes <= memory.budget_gib * 2**30
+        )
         return [logprob for branch in branches for logprob in branch.logprobs]
 
     model = deep(layers=3, heads=2, context=64)
@@ -74,7 +81,10 @@ def test_a_split_page_keeps_its_age() -> None:
     engine.roots([[*range(1, 17)], [*range(40, 56)]])
     second = list(engine.memory.live)[1]
     other = engine.root([*range(1, 11), 99, 98])
-    upper, lower = (segment.storage for segment in (other.leaf.path()[0], engine.tree.trunk.children[0].children[0]))
+    upper, lower = (
+        segment.storage
+        for segment in (other.leaf.path()[0], engine.tree.trunk.children[0].children[0])
+    )
     assert list(engine.memory.live)[:3] == [upper, lower, second]
 
 
@@ -90,4 +100,6 @@ def test_64k_tokens_under_a_hundredth_of_their_kv() -> None:
     branch = engine.root(tokens)
     engine.generate([branch], 3, sampling=GREEDY)
     assert engine.memory.device.peak_bytes < total / 100
-    assert branch.tokens == expected.tokens and branch.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert branch.tokens == expected.tokens and branch.logprobs == pytest.approx(
+        expected.logprobs, abs=1e-4
+    )

@@ -1,4 +1,5 @@
-"""Every residency policy gives what plain transformers gives, within its budget, and leaves nothing behind."""
+"""Every residency policy gives what plain transformers gives, within its budget, and leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def test_a_slow_link_changes_nothing_but_time(policy: str) -> None:
 
 
 def asleep_first(copy_all: Any) -> Any:
-    """Copies whose stream sleeps about a millisecond before each: whoever does not wait reads what was there."""
+    """Copies whose stream sleeps about a millisecond before each: whoever does not wait reads what
+    was there."""
 
     def late(copies: Any) -> None:
         torch.cuda._sleep(2_000_000)
@@ -141,7 +143,9 @@ KIB = 1 / 2**20
 
 def machine(policy: Offloading) -> Any:
     case = type("Case", (Offloaded,), {"policy": policy}).TestCase
-    case.settings = settings(max_examples=12, stateful_step_count=20, deadline=None, derandomize=True)
+    case.settings = settings(
+        max_examples=12, stateful_step_count=20, deadline=None, derandomize=True
+    )
     return case
 
 

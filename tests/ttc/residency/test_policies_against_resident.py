@@ -1,4 +1,5 @@
-"""Whatever program runs under whatever policy, budget and cache: it gives what it gives with all KV on the device."""
+"""Whatever program runs under whatever policy, budget and cache: it gives what it gives with all KV
+on the device."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ KINDS: dict[str, tuple[type[Offloading], dict[str, Any]]] = {
 
 
 class Case(NamedTuple):
-    """A program, and what it runs under. budget, host: bytes as shares of what the program takes resident. late: copies
-    are made at the last moment that a link may take."""
+    """A program, and what it runs under. budget, host: bytes as shares of what the program takes
+    resident. late: copies are made at the last moment that a link may take."""
 
     program: tuple[tuple[Any, ...], ...]
     budget: float
@@ -68,7 +69,9 @@ def one_check_of_the_model() -> Iterator[None]:
 
 def prompt(salt: int, length: int) -> tuple[int, ...]:
     """Prompts share a prefix up to a place that their salts decide; those of one salt share all."""
-    return tuple(100 + salt if salt and i and i % (5 * salt) == 0 else 3 + 7 * i % 90 for i in range(length))
+    return tuple(
+        100 + salt if salt and i and i % (5 * salt) == 0 else 3 + 7 * i % 90 for i in range(length)
+    )
 
 
 picks = st.lists(st.integers(0, 7), min_size=1, max_size=4)
@@ -87,7 +90,9 @@ ops = st.one_of(
     st.tuples(st.just("score"), picks, extensions),
     st.tuples(st.just("release"), picks),
 )
-programs = st.builds(lambda *ops: (*ops[:-1], *ops[-1]), roots, fork, generate, st.lists(ops, max_size=8))
+programs = st.builds(
+    lambda *ops: (*ops[:-1], *ops[-1]), roots, fork, generate, st.lists(ops, max_size=8)
+)
 
 
 def step(engine: Engine, live: list[Branch], op: tuple[Any, ...]) -> Any:
@@ -97,7 +102,9 @@ def step(engine: Engine, live: list[Branch], op: tuple[Any, ...]) -> Any:
         live += engine.roots(arguments[0], seeds=range(len(live), len(live) + len(arguments[0])))
         return None
     usable = [branch for branch in live if len(branch.tokens) + 14 < CONTEXT]
-    chosen = list(dict.fromkeys(usable[pick % len(usable)] for pick in arguments[0])) if usable else []
+    chosen = (
+        list(dict.fromkeys(usable[pick % len(usable)] for pick in arguments[0])) if usable else []
+    )
     if name == "fork" and len(live) < 10:
         for branch in chosen[:1]:
             live += engine.fork(branch, arguments[1])
@@ -140,12 +147,15 @@ def make(kind: str, case: Case, budget_bytes: int, host_bytes: int | None) -> En
 
 
 def check(kind: str, case: Case) -> None:
-    """Run a case; where it is refused, see that nothing is lost, and run it again with the budget that would do. A step
-    is refused before its first token or not at all."""
+    """Run a case; where it is refused, see that nothing is lost, and run it again with the budget
+    that would do. A step is refused before its first token or not at all."""
     engine, live = Engine(model(), Letters()), list[Branch]()
     expected = [step(engine, live, op) for op in case.program]
     peak = engine.memory.device.peak_bytes
-    budgets = {"device": int(case.budget * peak) + 1, "host": case.host and int(case.host * peak) + 1}
+    budgets = {
+        "device": int(case.budget * peak) + 1,
+        "host": case.host and int(case.host * peak) + 1,
+    }
     for _ in range(25):
         engine, live = make(kind, case, budgets["device"], budgets["host"]), []
         refused, lengths = None, list[int]()
@@ -176,7 +186,8 @@ cases = st.builds(
     st.sampled_from([2, 3, 5, 8, 16]),
     st.booleans(),
     st.booleans(),
-    st.none() | st.builds(BlockCache, st.integers(1, 12), st.just(4), st.sampled_from(["rsbcm", "lru"])),
+    st.none()
+    | st.builds(BlockCache, st.integers(1, 12), st.just(4), st.sampled_from(["rsbcm", "lru"])),
 )
 
 

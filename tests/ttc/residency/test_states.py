@@ -1,4 +1,5 @@
-"""Recurrent states under every memory policy: where they lie, what moves, and the same tokens as plain transformers."""
+"""Recurrent states under every memory policy: where they lie, what moves, and the same tokens as
+plain transformers."""
 
 from __future__ import annotations
 
@@ -58,7 +59,11 @@ def places(branches: list[Branch]) -> list[tuple[bool, bool]]:
     """Whether each branch's state is on the device, and on the host."""
     states = [branch.leaf.state for branch in branches]
     assert None not in states
-    return [(state.device[0] is not None, state.host[0] is not None) for state in states if state is not None]
+    return [
+        (state.device[0] is not None, state.host[0] is not None)
+        for state in states
+        if state is not None
+    ]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -102,7 +107,9 @@ def test_a_decoding_step_without_room_for_one_branch_is_refused(policy: str) -> 
     branch = engine.root(prompt(1, 9))
     with pytest.raises(OutOfMemory, match="a budget of") as error:
         engine.generate([branch], 40, sampling=GREEDY)
-    needed = int(str(error.value).partition("a budget of ")[2].partition(" bytes")[0].replace(",", ""))
+    needed = int(
+        str(error.value).partition("a budget of ")[2].partition(" bytes")[0].replace(",", "")
+    )
     assert needed > state + 40 * token * (policy not in ("layerwise",))
     assert branch.generated == []
     roomy = limited("qwen3_5_text", policy, needed / state)
@@ -118,7 +125,10 @@ def test_a_state_on_the_host_crosses_once_for_all_branches_that_go_on_from_it() 
     branches = engine.fork(root, 3)
     engine.generate(branches, 4, sampling=GREEDY)
     assert moved(engine) == (1, 4) and places(branches) == [(False, True)] * 3
-    assert (engine.memory.device.used_bytes, engine.memory.host.used_bytes) == (0, 4 * engine.memory.states.nbytes)
+    assert (engine.memory.device.used_bytes, engine.memory.host.used_bytes) == (
+        0,
+        4 * engine.memory.states.nbytes,
+    )
     engine.release(branches[:1])
     assert engine.kv_bytes() == 3 * engine.memory.states.nbytes
     assert_nothing_left(engine, [root, *branches[1:]])
@@ -163,7 +173,9 @@ def test_the_next_groups_states_come_while_a_group_decodes() -> None:
     coming, own = [], engine.runner.forward
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        coming.append([branch.leaf.state.device[0] is not None for branch in branches if branch.leaf.state])
+        coming.append(
+            [branch.leaf.state.device[0] is not None for branch in branches if branch.leaf.state]
+        )
         return own(*args, **kwargs)
 
     engine.runner.forward = watched  # type: ignore[method-assign]
@@ -171,7 +183,8 @@ def test_the_next_groups_states_come_while_a_group_decodes() -> None:
     batch.add(branches, Step(3), GREEDY)
     batch.step()
     waiting = [row.branch for group in batch.admission.groups for row in group]
-    assert len(waiting) == 3 and sum(coming[-1][branches.index(branch)] for branch in waiting) == 2  # two decode
+    # two decode
+    assert len(waiting) == 3 and sum(coming[-1][branches.index(branch)] for branch in waiting) == 2
     while len(batch):
         batch.step()
     for branch in branches:
@@ -184,7 +197,11 @@ def test_states_leave_before_keys_and_values_and_the_oldest_first() -> None:
     assert places(roots) == [(True, False)] * 3
     residency, state = engine.residency, engine.memory.states.nbytes
     free = int(engine.memory.device.free_bytes)
-    assert residency.make_room(free + 1) and places(roots) == [(False, True), (True, False), (True, False)]
+    assert residency.make_room(free + 1) and places(roots) == [
+        (False, True),
+        (True, False),
+        (True, False),
+    ]
     assert residency.make_room(free + 2 * state + 1)
     assert places(roots) == [(False, True)] * 3
     kept = [segment.storage for segment in engine.tree.segments()]
@@ -238,7 +255,9 @@ def test_states_of_a_model_that_rests_leave_for_those_of_another_one() -> None:
 @pytest.mark.parametrize("failing", [1, 2, 4])
 @pytest.mark.parametrize("link_gbps", [None, slow(1.0)])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(policy: str, link_gbps: float | None, failing: int) -> None:
+def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(
+    policy: str, link_gbps: float | None, failing: int
+) -> None:
     engine = limited("mamba2", policy, 2, link_gbps=link_gbps)
     root = engine.root(prompt(1, 9))
     branches = engine.fork(root, 4)
@@ -278,7 +297,8 @@ def test_an_evicted_branch_is_computed_again_from_a_state_on_the_host(policy: st
 
 @cache
 def multi_head() -> Any:
-    """A Jamba whose layers of attention have as many heads of keys as of queries, so that ACT blocks are smaller."""
+    """A Jamba whose layers of attention have as many heads of keys as of queries, so that ACT
+    blocks are smaller."""
     torch.manual_seed(0)
     config = small_models.config_of("jamba", small_models.WINDOW)
     config.num_key_value_heads = config.num_attention_heads
@@ -313,7 +333,9 @@ class StatesInGroups(Ownership):
         super().__init__()
         state, token = sizes("jamba")
         memory = BeamGroups((3 * state + 120 * token) / 2**30, block_tokens=8)
-        self.engine = engine_of("jamba", memory=memory, cache=BlockCache(capacity_blocks=16, block_tokens=4))
+        self.engine = engine_of(
+            "jamba", memory=memory, cache=BlockCache(capacity_blocks=16, block_tokens=4)
+        )
 
 
 for machine in (StatesUnderPaged, StatesInGroups):

@@ -38,13 +38,15 @@ def ragged(engine: Engine) -> list[Branch]:
 def test_copies_may_come_as_late_as_they_are_waited_for(policy: Any) -> None:
     expected = ragged(make_engine())
     for one, other in zip(expected, ragged(late(make_engine(memory=policy))), strict=True):
-        assert one.tokens == other.tokens and one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert one.tokens == other.tokens and one.logprobs == pytest.approx(
+            other.logprobs, abs=1e-4
+        )
 
 
 @pytest.mark.parametrize(("kind", "room"), [slow((Resident, 8)), slow((BeamGroups, 5)), (Paged, 5)])
 def test_a_full_device_still_compacts(kind: Any, room: int) -> None:
-    """A step takes 4 tokens for its tails, and 4 more where they are frozen on the device; that, at 16 layers, is room
-    for one layer of the longest chain, but far from room for all of them."""
+    """A step takes 4 tokens for its tails, and 4 more where they are frozen on the device; that, at
+    16 layers, is room for one layer of the longest chain, but far from room for all of them."""
 
     def run(memory: Residency) -> tuple[Engine, Branch, list[int]]:
         engine = Engine(deep(layers=16, heads=1, context=256), Letters(), memory=memory)
@@ -59,7 +61,9 @@ def test_a_full_device_still_compacts(kind: Any, room: int) -> None:
     engine, branch, found = run(kind(budget / 2**30))
     assert found == segments and max(segments) <= 3
     assert engine.memory.device.peak_bytes <= budget
-    assert branch.tokens == expected.tokens and branch.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert branch.tokens == expected.tokens and branch.logprobs == pytest.approx(
+        expected.logprobs, abs=1e-4
+    )
 
 
 def test_a_long_step_freezes_into_blocks() -> None:

@@ -16,18 +16,29 @@ from tests.helpers.models import build, prompt
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Headwise, InvalidInput, Sampling
 from ttc.calibration.head_attention import near_attention
-from ttc.residency.streaming_heads import load_streaming_heads, save_streaming_heads, streaming_heads
+from ttc.residency.streaming_heads import (
+    load_streaming_heads,
+    save_streaming_heads,
+    streaming_heads,
+)
 
 LAYERS, HEADS = 2, 2
 EVERY = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
 
 
 def engine_with(
-    plain: Any, path: Path, heads: list[tuple[int, int]], sink: int, window: int, budget: int | None = None
+    plain: Any,
+    path: Path,
+    heads: list[tuple[int, int]],
+    sink: int,
+    window: int,
+    budget: int | None = None,
 ) -> Engine:
     save_streaming_heads(path, "llama", heads)
     gib = None if budget is None else budget / 2**30
-    memory = Headwise(gib, block_tokens=4, streaming_heads=str(path), sink_tokens=sink, window_tokens=window)
+    memory = Headwise(
+        gib, block_tokens=4, streaming_heads=str(path), sink_tokens=sink, window_tokens=window
+    )
     return Engine(copy.deepcopy(plain), Letters(), memory=memory)
 
 
@@ -37,8 +48,11 @@ def next_logprob(engine: Engine, tokens: list[int], token: int) -> float:
 
 
 @torch.no_grad()
-def masked_logits(plain: Any, tokens: list[int], heads: list[tuple[int, int]], sink: int, window: int) -> torch.Tensor:
-    """Log-probabilities of plain attention (tokens, vocab), whose mask leaves `heads` sink and window alone."""
+def masked_logits(
+    plain: Any, tokens: list[int], heads: list[tuple[int, int]], sink: int, window: int
+) -> torch.Tensor:
+    """Log-probabilities of plain attention (tokens, vocab), whose mask leaves `heads` sink and
+    window alone."""
     count, eager = len(tokens), copy.deepcopy(plain).eval()
     eager.set_attn_implementation("eager")
     place = torch.arange(count)
@@ -46,10 +60,13 @@ def masked_logits(plain: Any, tokens: list[int], heads: list[tuple[int, int]], s
     seen = causal & ((place < sink) | (place[:, None] - place < window))
     groups = plain.config.num_attention_heads // HEADS
     for index, layer in enumerate(eager.model.layers):
-        mask = torch.stack([seen if (index, head // groups) in heads else causal for head in range(groups * HEADS)])
+        mask = torch.stack(
+            [seen if (index, head // groups) in heads else causal for head in range(groups * HEADS)]
+        )
         mask = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))[None]
         layer.register_forward_pre_hook(
-            lambda _, args, kwargs, mask=mask: (args, {**kwargs, "attention_mask": mask}), with_kwargs=True
+            lambda _, args, kwargs, mask=mask: (args, {**kwargs, "attention_mask": mask}),
+            with_kwargs=True,
         )
     logits: torch.Tensor = eager(torch.tensor([tokens]), use_cache=False).logits[0]
     return logits.log_softmax(-1)
@@ -60,7 +77,8 @@ def masked_logits(plain: Any, tokens: list[int], heads: list[tuple[int, int]], s
 def test_streaming_heads_see_sink_and_window_of_their_branch_alone(
     tmp_path: Path, heads: list[tuple[int, int]], prefill_tokens: int
 ) -> None:
-    """Whatever is computed beside them, however a prompt is cut into chunks and a text into steps."""
+    """Whatever is computed beside them, however a prompt is cut into chunks and a text into
+    steps."""
     plain, sink, window = build("llama"), 3, 7
     engine = engine_with(plain, tmp_path / "heads.json", heads, sink, window)
     engine.runtime = replace(engine.runtime, prefill_tokens=prefill_tokens)
@@ -70,21 +88,30 @@ def test_streaming_heads_see_sink_and_window_of_their_branch_alone(
     engine.generate(branches, [12, 2, 9, 3], sampling=GREEDY)
     for branch in branches:
         expected = masked_logits(plain, branch.tokens, heads, sink, window)
-        for place, (token, logprob) in enumerate(zip(branch.generated, branch.logprobs, strict=True)):
+        for place, (token, logprob) in enumerate(
+            zip(branch.generated, branch.logprobs, strict=True)
+        ):
             row = expected[branch.prompt_length + place - 1]
-            assert token == int(row.argmax()) and logprob == pytest.approx(float(row[token]), abs=1e-4)
+            assert token == int(row.argmax()) and logprob == pytest.approx(
+                float(row[token]), abs=1e-4
+            )
     scored = engine.score(branches[:1], [[[9, 8, 7]]])[0][0]
     rows = masked_logits(plain, [*branches[0].tokens, 9, 8], heads, sink, window)[-3:]
-    assert scored == pytest.approx([float(row[t]) for row, t in zip(rows, [9, 8, 7], strict=True)], abs=1e-4)
+    assert scored == pytest.approx(
+        [float(row[t]) for row, t in zip(rows, [9, 8, 7], strict=True)], abs=1e-4
+    )
     exact = masked_logits(plain, branches[0].tokens, [], sink, window)[-1]
     assert abs(scored[0] - float(exact[9])) > 1e-3  # it is an approximation
 
 
 def test_streaming_heads_see_nothing_beyond_the_models_own_window(tmp_path: Path) -> None:
-    """A view of everything changes nothing, not even where the model's window hides the first tokens."""
+    """A view of everything changes nothing, not even where the model's window hides the first
+    tokens."""
     plain = build("gemma3")
     config = plain.config.get_text_config()
-    heads = [(i, j) for i in range(config.num_hidden_layers) for j in range(config.num_key_value_heads)]
+    heads = [
+        (i, j) for i in range(config.num_hidden_layers) for j in range(config.num_key_value_heads)
+    ]
     engine = engine_with(plain, tmp_path / "heads.json", heads, 8, 100)
     assert any(shape.window and shape.window < 30 for shape in engine.memory.shapes)
     branches = engine.roots([prompt(3, 49), prompt(4, 20)])
@@ -107,8 +134,11 @@ def test_a_window_over_everything_is_exact_and_a_small_one_moves_less(tmp_path: 
 
 
 @pytest.mark.parametrize("heads", [EVERY, EVERY[::2]])
-def test_sink_and_window_stay_on_the_device_for_a_step(tmp_path: Path, heads: list[tuple[int, int]]) -> None:
-    """What streaming heads see is fetched once, whatever the number of tokens; without room for it, at each pass."""
+def test_sink_and_window_stay_on_the_device_for_a_step(
+    tmp_path: Path, heads: list[tuple[int, int]]
+) -> None:
+    """What streaming heads see is fetched once, whatever the number of tokens; without room for it,
+    at each pass."""
     plain, tokens, steps = build("llama"), prompt(6, 60), 8
 
     def decoded(budget_bytes: int | None) -> tuple[list[int], Engine]:
@@ -121,14 +151,23 @@ def test_sink_and_window_stay_on_the_device_for_a_step(tmp_path: Path, heads: li
 
     kept, engine = decoded(None)
     token_head = engine.memory.bytes_per_token // (LAYERS * HEADS)
-    near, others = (4 + 4 + 3) * len(heads) * token_head, 59 * (len(EVERY) - len(heads)) * token_head
+    near, others = (
+        (4 + 4 + 3) * len(heads) * token_head,
+        59 * (len(EVERY) - len(heads)) * token_head,
+    )
     moved = engine.memory.link.to_device_bytes
-    assert moved["kept"] == near and moved["stream"] - steps * others in (0, others // LAYERS)  # reading ahead
+    # reading ahead
+    assert moved["kept"] == near and moved["stream"] - steps * others in (0, others // LAYERS)
     tails = steps * engine.memory.bytes_per_token
-    tight, small = decoded(tails + near + 59 * token_head)  # one buffer, not the two that reading ahead takes
+    # one buffer, not the two that reading ahead takes
+    tight, small = decoded(tails + near + 59 * token_head)
     assert tight == kept
     if len(heads) < len(EVERY):
-        assert small.memory.link.to_device_bytes["kept"] == 0 < small.memory.link.to_device_bytes["stream"]
+        assert (
+            small.memory.link.to_device_bytes["kept"]
+            == 0
+            < small.memory.link.to_device_bytes["stream"]
+        )
 
 
 @torch.no_grad()
@@ -140,7 +179,10 @@ def test_near_attention_is_the_models_own() -> None:
     place = torch.arange(30)
     near = (place[None] < sink) | (place[:, None] - place[None] < window)
     rows = place >= sink + window
-    expected = [(layer[0] * near).sum(-1)[:, rows].mean(-1).unflatten(0, (HEADS, -1)).mean(-1) for layer in weights]
+    expected = [
+        (layer[0] * near).sum(-1)[:, rows].mean(-1).unflatten(0, (HEADS, -1)).mean(-1)
+        for layer in weights
+    ]
     found = near_attention(Engine(plain, Letters()), tokens, sink, window)
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other.tolist(), abs=1e-5)

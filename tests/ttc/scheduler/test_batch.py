@@ -15,7 +15,17 @@ from tests.helpers.engines import GREEDY, fail_at, forked, make_engine
 from tests.helpers.models import prompt
 from tests.helpers.offloading import KIB, eight
 from tests.helpers.ownership import assert_nothing_left, assert_whole
-from ttc import BeamGroups, BlockCache, Branch, DecodeGate, Engine, Headwise, InvalidInput, Layerwise, Paged
+from ttc import (
+    BeamGroups,
+    BlockCache,
+    Branch,
+    DecodeGate,
+    Engine,
+    Headwise,
+    InvalidInput,
+    Layerwise,
+    Paged,
+)
 from ttc.attention.fused import SWITCH
 from ttc.protocols import Step
 from ttc.residency.resident import Resident
@@ -40,7 +50,8 @@ SAMPLINGS = [GREEDY, Sampling(), Sampling(0.7, top_k=9), Sampling(1.2, top_p=0.8
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: a prompt, how many branches, when it comes (in tokens), and the options of its step."""
+    """One request: a prompt, how many branches, when it comes (in tokens), and the options of its
+    step."""
 
     prompt: tuple[int, ...]
     limits: tuple[int, ...]
@@ -56,7 +67,12 @@ class Ask:
         return Step(max(self.limits), self.stop, self.end, self.statistics)
 
     def options(self) -> dict[str, Any]:
-        return {"stop": self.stop, "end": self.end, "sampling": self.sampling, "statistics": self.statistics}
+        return {
+            "stop": self.stop,
+            "end": self.end,
+            "sampling": self.sampling,
+            "statistics": self.statistics,
+        }
 
 
 letters = st.integers(40, 120).map(chr)
@@ -77,7 +93,14 @@ asks = st.builds(
 def seen(branch: Branch) -> Any:
     """All that may not depend on what else decodes; figures to the rounding of float32."""
     figures = [pytest.approx(column, abs=1e-3, nan_ok=True) for column in branch.columns()]
-    return branch.tokens, branch.step_ends, branch.step_reasons, branch.finish_reason, branch.text, figures
+    return (
+        branch.tokens,
+        branch.step_ends,
+        branch.step_reasons,
+        branch.finish_reason,
+        branch.text,
+        figures,
+    )
 
 
 def children(engine: Engine, ask: Ask, seed: int) -> list[Branch]:
@@ -140,7 +163,9 @@ def test_whoever_joins_whenever_decodes_what_it_would_alone(
         for index, branch in enumerate(group):
             *rest, figures = alone(ask, seed, index)[0]
             assert [*seen(branch)[:-1]] == rest and list(branch.columns()) == figures
-        assert group[0].usage.generated_tokens == sum(alone(ask, seed, i)[1] for i in range(len(group)))
+        assert group[0].usage.generated_tokens == sum(
+            alone(ask, seed, i)[1] for i in range(len(group))
+        )
         assert group[0].usage.forward_passes >= max(len(branch.generated) for branch in group)
     assert_nothing_left(engine, branches)
 
@@ -187,7 +212,8 @@ def test_a_plan_is_kept_from_token_to_token_and_made_anew_when_the_tree_is_cut()
     other = engine.root(list(range(50, 60)))
     batch.step()
     assert plan is batch.plan
-    cut = engine.root([*range(1, 20), 99, 98])  # shares the first 19 tokens, so their segment is cut there
+    # shares the first 19 tokens, so their segment is cut there
+    cut = engine.root([*range(1, 20), 99, 98])
     batch.step()
     assert plan is not batch.plan
     while len(batch):
@@ -248,7 +274,10 @@ def test_an_error_leaves_every_branch_with_what_it_has(monkeypatch: pytest.Monke
         assert len(batch) == 0 and batch.step() == []
         reasons = {"length", "interrupted"}
         for branch in (*early, *late):
-            assert set(branch.step_reasons) <= reasons and branch.step_ends in ([], [len(branch.tokens)])
+            assert set(branch.step_reasons) <= reasons and branch.step_ends in (
+                [],
+                [len(branch.tokens)],
+            )
         assert_whole(engine, [*early, *late])
         going = [b for b in (*early, *late) if len(b.tokens) < 12]
         engine.generate(going, [12 - len(b.tokens) for b in going])
@@ -308,14 +337,20 @@ def test_other_calls_find_the_batch_in_place_or_make_room() -> None:
         expected = [forked(whole, 2) for _ in range(3)]
         for branches, limit in zip(expected, (6, 4, 6), strict=True):
             whole.generate(branches, limit)
-        assert [b.tokens for b in (*one, *two, *plain)] == [b.tokens for group in expected for b in group]
+        assert [b.tokens for b in (*one, *two, *plain)] == [
+            b.tokens for group in expected for b in group
+        ]
         assert_nothing_left(engine, [*one, *two, *plain])
 
 
 @pytest.mark.parametrize("policy", [Layerwise, Paged, Headwise, BeamGroups])
 def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
-    engine, plain = make_engine(memory=policy(7 * KIB)), make_engine()  # 56 tokens, and a batch's tails have 36
-    batches, whole = [engine.running_batch() for _ in range(3)], [forked(plain, 4) for _ in range(3)]
+    # 56 tokens, and a batch's tails have 36
+    engine, plain = make_engine(memory=policy(7 * KIB)), make_engine()
+    batches, whole = (
+        [engine.running_batch() for _ in range(3)],
+        [forked(plain, 4) for _ in range(3)],
+    )
     groups = [forked(engine, 4) for _ in batches]
     for batch, branches, expected in zip(batches, groups, whole, strict=True):
         batch.add(branches, Step(9))
@@ -323,7 +358,9 @@ def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
     while any(map(len, batches)):
         for batch in batches:
             batch.step()
-    assert [b.tokens for group in groups for b in group] == [b.tokens for group in whole for b in group]
+    assert [b.tokens for group in groups for b in group] == [
+        b.tokens for group in whole for b in group
+    ]
     assert_nothing_left(engine, [b for group in groups for b in group])
 
 
@@ -338,7 +375,8 @@ def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
 def test_batches_of_one_engine_decode_what_each_would_alone(
     requests: Sequence[Ask], kind: Any, kib: int, turns: Sequence[int]
 ) -> None:
-    """Whichever batch has the next turn, and whatever pass comes between: threads may come in any order."""
+    """Whichever batch has the next turn, and whatever pass comes between: threads may come in any
+    order."""
     engine = make_engine(memory=kind(kib * KIB, block_tokens=8))
     groups = [children(engine, ask, seed) for seed, ask in enumerate(requests)]
     batches = [engine.running_batch() for _ in requests]
@@ -375,8 +413,13 @@ def test_a_gate_compares_those_who_began_together() -> None:
     batch.add(branches, Step(6))
     while len(batch):
         batch.step()
-    assert [(b.tokens, b.finish_reason) for b in branches] == [(b.tokens, b.finish_reason) for b in expected]
-    assert sum(b.gated for b in branches) == branches[0].usage.gated_branches == 2 and not others[0].gated
+    assert [(b.tokens, b.finish_reason) for b in branches] == [
+        (b.tokens, b.finish_reason) for b in expected
+    ]
+    assert (
+        sum(b.gated for b in branches) == branches[0].usage.gated_branches == 2
+        and not others[0].gated
+    )
     assert_nothing_left(engine, [*branches, *others])
 
 

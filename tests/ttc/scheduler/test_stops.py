@@ -1,4 +1,5 @@
-"""Where a step and a branch end: delimiters and end strings are found as if the whole text were read at each token."""
+"""Where a step and a branch end: delimiters and end strings are found as if the whole text were
+read at each token."""
 
 from __future__ import annotations
 
@@ -18,7 +19,25 @@ from ttc.scheduler.stops import Stops
 from ttc.tree.branch import Branch, StepEnd
 from ttc.usage import Usage
 
-PIECES = [" ", "\n", "\n\n", " \n", "a", "b", "ab", "Ste", "p", "Step 1", "\nSte", ".", "12 ", "", "=", "\t", "<|end|>"]
+PIECES = [
+    " ",
+    "\n",
+    "\n\n",
+    " \n",
+    "a",
+    "b",
+    "ab",
+    "Ste",
+    "p",
+    "Step 1",
+    "\nSte",
+    ".",
+    "12 ",
+    "",
+    "=",
+    "\t",
+    "<|end|>",
+]
 SPECIAL = PIECES.index("<|end|>")
 PROMPT = [4, 5, 1]
 FAR = 10_000
@@ -28,7 +47,9 @@ def decode(tokens: Sequence[int], *, special: bool = False) -> str:
     return "".join(PIECES[token] for token in tokens if special or token != SPECIAL)
 
 
-def stops(stop: tuple[str, ...] = (), end: tuple[str, ...] = (), context: int | None = None, eos: int = -1) -> Stops:
+def stops(
+    stop: tuple[str, ...] = (), end: tuple[str, ...] = (), context: int | None = None, eos: int = -1
+) -> Stops:
     return Stops(stop, end, ModelLimits(len(PIECES), context, frozenset([eos])), decode)
 
 
@@ -43,20 +64,44 @@ def write(branch: Branch, *pieces: str) -> None:
         branch.append(PIECES.index(piece), 0.0, 1.0)
 
 
-def by_the_whole_text(branch: Branch, start: int, stop: tuple[str, ...], end: tuple[str, ...]) -> StepEnd | None:
-    """The rule, read off the whole text: an end string counts if it was not there before the step's first token."""
-    text, before = (decode(branch.tokens[branch.given_end : n], special=True) for n in (None, start))
-    if any(text[i : i + len(s)] == s and i + len(s) > len(before) for s in end for i in range(len(text))):
+def by_the_whole_text(
+    branch: Branch, start: int, stop: tuple[str, ...], end: tuple[str, ...]
+) -> StepEnd | None:
+    """The rule, read off the whole text: an end string counts if it was not there before the step's
+    first token."""
+    text, before = (
+        decode(branch.tokens[branch.given_end : n], special=True) for n in (None, start)
+    )
+    if any(
+        text[i : i + len(s)] == s and i + len(s) > len(before)
+        for s in end
+        for i in range(len(text))
+    ):
         return "end"
-    return "delimiter" if any(s in decode(branch.tokens[start:], special=True).lstrip() for s in stop) else None
+    return (
+        "delimiter"
+        if any(s in decode(branch.tokens[start:], special=True).lstrip() for s in stop)
+        else None
+    )
 
 
 strings = st.sampled_from(
-    [(), ("\n",), ("\n\n",), ("Step",), ("\nStep 1", "."), ("12  a", "\n \n"), ("a ",), ("<|end|>",)]
+    [
+        (),
+        ("\n",),
+        ("\n\n",),
+        ("Step",),
+        ("\nStep 1", "."),
+        ("12  a", "\n \n"),
+        ("a ",),
+        ("<|end|>",),
+    ]
 )
 
 
-@given(st.lists(st.integers(0, len(PIECES) - 1), max_size=120), st.integers(0, 60), strings, strings)
+@given(
+    st.lists(st.integers(0, len(PIECES) - 1), max_size=120), st.integers(0, 60), strings, strings
+)
 @settings(max_examples=400, deadline=None, derandomize=True)
 def test_a_window_finds_what_the_whole_text_holds(
     tokens: list[int], before: int, stop: tuple[str, ...], end: tuple[str, ...]
@@ -150,7 +195,9 @@ def test_the_reason_says_what_ended_the_step() -> None:
 def test_a_step_that_cannot_be_made_is_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         step, *others = arguments
-        check_step(ModelLimits(9, None, frozenset()), [branch_of("a")], step, *(others or [SAMPLED]))
+        check_step(
+            ModelLimits(9, None, frozenset()), [branch_of("a")], step, *(others or [SAMPLED])
+        )
 
 
 def test_the_options_of_generate_are_one_step() -> None:
@@ -160,6 +207,8 @@ def test_the_options_of_generate_are_one_step() -> None:
     assert step_of(7, ["x", "y"], [], False)[0].delimiters == ("x", "y")
 
 
-@pytest.mark.parametrize(("delimiter", "strings"), [(None, ()), ("", ()), ("ab", ("ab",)), (("a", "b"), ("a", "b"))])
+@pytest.mark.parametrize(
+    ("delimiter", "strings"), [(None, ()), ("", ()), ("ab", ("ab",)), (("a", "b"), ("a", "b"))]
+)
 def test_a_delimiter_is_none_one_or_several(delimiter: Any, strings: tuple[str, ...]) -> None:
     assert Step(1, delimiter).delimiters == strings

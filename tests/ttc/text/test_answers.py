@@ -124,7 +124,9 @@ def test_strict_reads_the_form_that_was_asked_for_and_flexible_more(
 
 
 def test_an_unknown_kind_is_named_with_the_known_ones() -> None:
-    with pytest.raises(InvalidInput, match="'letter' is unknown; use one of number, strict, choice, math, text"):
+    with pytest.raises(
+        InvalidInput, match="'letter' is unknown; use one of number, strict, choice, math, text"
+    ):
         extract_answer("A", "letter")
 
 
@@ -159,8 +161,12 @@ def test_the_same_answers() -> None:
     assert canonical("$12.0") == canonical("12") == canonical(" 12 ") == "12"
     assert canonical("1,200") == "1200" and canonical("0.5") == canonical("1/2")
     assert canonical("") is None and canonical(None) is None
-    assert same_answer("12", "12.00") and not same_answer("12", "13") and not same_answer("12", None)
-    assert same_answer(r"\frac{1}{2}", "0.5", "math") and not same_answer(r"\frac{1}{2}", "2", "math")
+    assert (
+        same_answer("12", "12.00") and not same_answer("12", "13") and not same_answer("12", None)
+    )
+    assert same_answer(r"\frac{1}{2}", "0.5", "math") and not same_answer(
+        r"\frac{1}{2}", "2", "math"
+    )
     assert same_answer("x+1", "1 + x", "math")
 
 

@@ -97,7 +97,9 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("gold", "predicted", "kind", "source"), SAME)
-def test_the_same_answer_is_right_and_votes_for_the_same(gold: str, predicted: str, kind: str, source: str) -> None:
+def test_the_same_answer_is_right_and_votes_for_the_same(
+    gold: str, predicted: str, kind: str, source: str
+) -> None:
     assert same_answer(gold, predicted, kind), source
     for answers in ([gold, predicted], [predicted, gold]):
         votes = ballots(answers, kind)
@@ -105,14 +107,17 @@ def test_the_same_answer_is_right_and_votes_for_the_same(gold: str, predicted: s
 
 
 @pytest.mark.parametrize(("gold", "predicted", "kind", "source"), DIFFERENT)
-def test_another_answer_is_wrong_and_votes_for_another(gold: str, predicted: str, kind: str, source: str) -> None:
+def test_another_answer_is_wrong_and_votes_for_another(
+    gold: str, predicted: str, kind: str, source: str
+) -> None:
     assert not same_answer(gold, predicted, kind), source
     votes = ballots([gold, predicted], kind)
     assert votes[0] != votes[1], source
 
 
 @pytest.mark.parametrize(
-    ("gold", "predicted"), [case[:2] for case in SAME if case[3] == MATH_VERIFY and case[2] == "math"]
+    ("gold", "predicted"),
+    [case[:2] for case in SAME if case[3] == MATH_VERIFY and case[2] == "math"],
 )
 def test_the_cases_of_math_verify_are_its_own(gold: str, predicted: str) -> None:
     from math_verify import verify
@@ -149,7 +154,14 @@ def test_numbers_far_apart_are_told_apart_as_math_verify_does(a: int, b: int, di
 
 def test_groups_follow_the_order_of_the_index() -> None:
     """0.3333333 is 1/3 and 0.3333328 is 0.3333333, each to six digits, and 0.3333328 is not 1/3."""
-    assert ballots(["x=5", None, "5", " ", "7", "5 cm"], "math") == ["x=5", None, "x=5", None, "7", "x=5"]
+    assert ballots(["x=5", None, "5", " ", "7", "5 cm"], "math") == [
+        "x=5",
+        None,
+        "x=5",
+        None,
+        "7",
+        "x=5",
+    ]
     near = ["1/3", "0.3333333", "0.3333323", "0.3333328"]
     votes = ballots(near, "math")
     assert votes[0] == votes[1]
@@ -186,7 +198,14 @@ def test_units_are_left_out_behind_a_number(answer: str, plain: str) -> None:
 def test_a_number_of_any_length_is_read_without_an_error() -> None:
     """Python refuses to convert integers of 4,301 digits."""
     long = "9" * 4301
-    for answer in (long, f"1 {long}/3", f"0.{long}", f"1/{long}", rf"\frac{{{long}}}{{2}}", f"–{long}"):
+    for answer in (
+        long,
+        f"1 {long}/3",
+        f"0.{long}",
+        f"1/{long}",
+        rf"\frac{{{long}}}{{2}}",
+        f"–{long}",
+    ):
         assert as_number(answer) is None
         for kind in ("number", "math", "text"):
             assert same_answer("5", answer, kind) is False and same_answer(answer, answer, kind)

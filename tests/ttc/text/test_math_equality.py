@@ -49,7 +49,8 @@ def test_a_comparison_without_end_counts_as_not_equal_and_the_next_one_works(
 @pytest.mark.slow
 def test_grading_goes_on_and_counts_it(monkeypatch: pytest.MonkeyPatch, pool: MathPool) -> None:
     monkeypatch.setattr(math_equality, "shared_pool", pool)
-    for gold in ("71", "72", "73"):  # the tower alone takes its time once, and not with each other answer
+    # the tower alone takes its time once, and not with each other answer
+    for gold in ("71", "72", "73"):
         assert not math_equal(gold, TOWER + "+71")
     assert math_equality.undecided() == 1
 
@@ -104,17 +105,23 @@ def refusing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[float]:
     return pauses
 
 
-def test_a_machine_without_room_for_a_process_is_asked_again(monkeypatch: pytest.MonkeyPatch, pool: MathPool) -> None:
+def test_a_machine_without_room_for_a_process_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, pool: MathPool
+) -> None:
     pauses = refusing(monkeypatch, 2)
     assert pool.equal("x+1", "1+x") is True and pauses == [0.1, 1.0]
 
 
-def test_a_machine_that_starts_no_process_is_named(monkeypatch: pytest.MonkeyPatch, pool: MathPool) -> None:
+def test_a_machine_that_starts_no_process_is_named(
+    monkeypatch: pytest.MonkeyPatch, pool: MathPool
+) -> None:
     """Not a raw OSError; and the pool is as before, once there is room."""
     with monkeypatch.context() as patch:
         refusing(patch, 99)
         for _ in range(3):  # more than there are workers
-            with pytest.raises(TTCError, match=r"no process can be started for math-verify.*: .*Resource temp"):
+            with pytest.raises(
+                TTCError, match=r"no process can be started for math-verify.*: .*Resource temp"
+            ):
                 pool.equal("x+1", "1+x")
     assert pool.equal("x+1", "1+x") is True and pool.undecided == 0
 
@@ -125,7 +132,10 @@ async def in_threads(pool: MathPool, pairs: list[tuple[str, str]]) -> list[bool 
 
 @pytest.mark.slow
 def test_asyncio_may_ask_from_threads(pool: MathPool) -> None:
-    assert asyncio.run(in_threads(pool, [(f"{i}x", f"x+{i - 1}x") for i in range(2, 12)])) == [True] * 10
+    assert (
+        asyncio.run(in_threads(pool, [(f"{i}x", f"x+{i - 1}x") for i in range(2, 12)]))
+        == [True] * 10
+    )
 
 
 def test_long_answers_are_compared_by_their_spelling_alone() -> None:

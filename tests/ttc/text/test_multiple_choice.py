@@ -1,4 +1,5 @@
-"""Choices as the official readers of the benchmarks read them: a table with where each case comes from."""
+"""Choices as the official readers of the benchmarks read them: a table with where each case comes
+from."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def mmlu_pro(text: str) -> str | None:
 
 
 def simple_evals(text: str) -> str | None:
-    """simple-evals' pattern for multiple choice, on a response whose markup is stripped as its common.py does."""
+    """simple-evals' pattern for multiple choice, on a response whose markup is stripped as its
+    common.py does."""
     for markup in ("**", "$\\boxed{", "}$", "\\$", "$\\text{", "$", "\\mathrm{", "\\{", "\\text"):
         text = text.replace(markup, "")
     for markup in ("\\(", "\\mathbf{", "{", "\\boxed"):
@@ -154,7 +156,9 @@ def test_strict_is_a_letter_after_answer(text: str, letter: str | None) -> None:
         ("The answer is C.", "ABD", None),  # a choice that was left out
     ],
 )
-def test_letters_beyond_the_choices_are_no_answer(text: str, choices: str | None, letter: str | None) -> None:
+def test_letters_beyond_the_choices_are_no_answer(
+    text: str, choices: str | None, letter: str | None
+) -> None:
     assert extract_answer(text, "choice", choices=choices) == letter
 
 

@@ -1,4 +1,5 @@
-"""The prompts of published chat templates and tokenizers: as transformers makes them, and as they are documented."""
+"""The prompts of published chat templates and tokenizers: as transformers makes them, and as they
+are documented."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ from ttc.text.prompt import PromptTemplate
 
 USER, MODEL = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}
 AGAIN, ORDER = {"role": "user", "content": WORDS}, {"role": "system", "content": SYSTEM}
-SHOT = [{"role": "user", "content": EXAMPLES[0][0]}, {"role": "assistant", "content": EXAMPLES[0][1]}]
+SHOT = [
+    {"role": "user", "content": EXAMPLES[0][0]},
+    {"role": "assistant", "content": EXAMPLES[0][1]},
+]
 
 cases = pytest.mark.parametrize("chat", CHATS.values(), ids=CHATS)
 
@@ -62,7 +66,9 @@ def test_a_system_text_and_examples_go_through_the_chat_template(chat: Chat) -> 
                 template.tokens(QUESTION, chat.tokenizer)
         elif text is not None:
             assert template.text(QUESTION, chat.tokenizer) == text
-            assert template.tokens(QUESTION, chat.tokenizer) == chat.ids(text) == whole(chat, messages)
+            assert (
+                template.tokens(QUESTION, chat.tokenizer) == chat.ids(text) == whole(chat, messages)
+            )
 
 
 @cases
@@ -92,7 +98,9 @@ def test_a_next_turn_stands_on_the_models_own_tokens_on_request_alone(chat: Chat
 @cases
 def test_a_third_turn_follows_the_second(chat: Chat) -> None:
     given = chat.ids(chat.turned + chat.said)
-    made = asked(chat).next_prompt("And?", chat.tokenizer, QUESTION, [chat.said, WORDS, chat.said], given)
+    made = asked(chat).next_prompt(
+        "And?", chat.tokenizer, QUESTION, [chat.said, WORDS, chat.said], given
+    )
     said = {**MODEL, "content": chat.said} if chat.rewrites else MODEL
     assert made == whole(chat, [USER, said, AGAIN, said, {"role": "user", "content": "And?"}])
 
@@ -107,8 +115,17 @@ def test_what_follows_the_question_is_the_templates_own(chat: Chat) -> None:
 
 def test_the_table_is_long_enough_to_say_something() -> None:
     kinds = {chat.kind for chat in CHATS.values()}
-    prompts = [text for chat in CHATS.values() for text in (chat.prompt, chat.system, chat.shot) if text is not None]
-    assert len(CHATS) >= 25 and len(prompts) + len(CHATS) >= 90 and kinds == {"bytes", "pieces", "first"}
+    prompts = [
+        text
+        for chat in CHATS.values()
+        for text in (chat.prompt, chat.system, chat.shot)
+        if text is not None
+    ]
+    assert (
+        len(CHATS) >= 25
+        and len(prompts) + len(CHATS) >= 90
+        and kinds == {"bytes", "pieces", "first"}
+    )
 
 
 # ---------------------------------------------------------------- raw prompts
@@ -169,7 +186,10 @@ def test_a_first_token_that_transformers_leaves_out_is_put_on_request_alone() ->
     zephyr = CHATS["zephyr"]
     bos = zephyr.tokenizer.bos_token_id
     usual = asked(zephyr).tokens(QUESTION, zephyr.tokenizer)
-    assert bos not in usual and asked(zephyr, add_bos=True).tokens(QUESTION, zephyr.tokenizer) == [bos, *usual]
+    assert bos not in usual and asked(zephyr, add_bos=True).tokens(QUESTION, zephyr.tokenizer) == [
+        bos,
+        *usual,
+    ]
     llama = CHATS["llama_2"]
     assert asked(llama, add_bos=True).tokens(QUESTION, llama.tokenizer) == llama.ids(llama.prompt)
 
@@ -190,7 +210,9 @@ class Calls:
     def __init__(self, give: Any):
         self.give = give
 
-    def apply_chat_template(self, messages: Any, *, tokenize: bool, add_generation_prompt: bool) -> Any:
+    def apply_chat_template(
+        self, messages: Any, *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any:
         return self.give if tokenize else "text"
 
 
@@ -200,13 +222,19 @@ def test_tokens_are_read_out_of_whatever_the_call_gives(give: Any) -> None:
 
 
 def test_a_template_that_leaves_answers_out_is_refused_a_second_turn() -> None:
-    made = tokenizer(SPECIAL, "bytes", "<s>", "</s>", (), (), "{{ 'U: ' + messages[-1]['content'] + ' A:' }}")
+    made = tokenizer(
+        SPECIAL, "bytes", "<s>", "</s>", (), (), "{{ 'U: ' + messages[-1]['content'] + ' A:' }}"
+    )
     template = PromptTemplate("{question}")
     for ask in (
         lambda: template.next_turn(WORDS, made),
-        lambda: template.next_prompt(WORDS, made, QUESTION, ["four"], made("U: 2 + 2? A:four")["input_ids"]),
+        lambda: template.next_prompt(
+            WORDS, made, QUESTION, ["four"], made("U: 2 + 2? A:four")["input_ids"]
+        ),
     ):
-        with pytest.raises(InvalidInput, match=r"leaves out what the model has answered.*asks in one turn"):
+        with pytest.raises(
+            InvalidInput, match=r"leaves out what the model has answered.*asks in one turn"
+        ):
             ask()
 
 
@@ -216,14 +244,17 @@ LLAVA = (
     "{% if message['role'] == 'assistant' %}{{ '</s>' }}{% else %}{{ ' ' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
-"""llava-hf/llava-1.5-7b-hf, chat_template.json, its images left out. A text in place of the list is passed over."""
+"""llava-hf/llava-1.5-7b-hf, chat_template.json, its images left out. A text in place of the list is
+passed over."""
 
 
 def test_a_template_that_takes_lists_of_parts_alone_is_given_these() -> None:
     made = tokenizer(SPECIAL, "bytes", "<s>", "</s>", ("<s>",), (), LLAVA)
     parts = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
     template = PromptTemplate("{question}")
-    expected = made.apply_chat_template(parts, tokenize=True, add_generation_prompt=True, return_dict=False)
+    expected = made.apply_chat_template(
+        parts, tokenize=True, add_generation_prompt=True, return_dict=False
+    )
     assert template.tokens(QUESTION, made) == expected
     assert template.text(QUESTION, made) == f"USER: {QUESTION} ASSISTANT:"
     assert template.next_turn(WORDS, made) == f"</s>USER: {WORDS} ASSISTANT:"
@@ -233,7 +264,9 @@ def test_several_templates_without_a_default_ask_for_one() -> None:
     chatml = CHATS["chatml"]
     made = copy.deepcopy(chatml.tokenizer)
     made.chat_template = {"plain": chatml.template, "tool_use": "tools"}
-    with pytest.raises(InvalidInput, match=r"several chat templates.*chat_options\.chat_template=NAME"):
+    with pytest.raises(
+        InvalidInput, match=r"several chat templates.*chat_options\.chat_template=NAME"
+    ):
         PromptTemplate("{question}").tokens(QUESTION, made)
     chosen = PromptTemplate("{question}", options={"chat_template": "plain"})
     assert chosen.tokens(QUESTION, made) == chatml.ids(chatml.prompt)
@@ -248,7 +281,14 @@ def test_a_template_that_refuses_a_second_turn_says_why() -> None:
 
 def test_an_answer_in_other_pieces_than_the_tokenizers_is_sent_in_the_tokenizers() -> None:
     chat = CHATS["chatml"]
-    odd = [*chat.ids(chat.prompt), *chat.ids("<|im_start|>four")]  # decoded without special tokens: "four"
-    assert asked(chat).next_prompt(WORDS, chat.tokenizer, QUESTION, ["four"], odd) == chat.ids(chat.turned)
-    kept = asked(chat, keep_generated=True).next_prompt(WORDS, chat.tokenizer, QUESTION, ["four"], odd)
-    assert kept == odd + chat.ids("<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")
+    # decoded without special tokens: "four"
+    odd = [*chat.ids(chat.prompt), *chat.ids("<|im_start|>four")]
+    assert asked(chat).next_prompt(WORDS, chat.tokenizer, QUESTION, ["four"], odd) == chat.ids(
+        chat.turned
+    )
+    kept = asked(chat, keep_generated=True).next_prompt(
+        WORDS, chat.tokenizer, QUESTION, ["four"], odd
+    )
+    assert kept == odd + chat.ids(
+        "<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    )

@@ -19,7 +19,8 @@ from verifiers.equations import find_equations, stated_operands
 
 CHARS = 100_000
 CPU_S = 5.0
-"""For one text and one reader, which take 3 s at most; with quadratic patterns it would be minutes."""
+"""For one text and one reader, which take 3 s at most; with quadratic patterns it would be
+minutes."""
 
 PIECES = [
     *(
@@ -45,11 +46,75 @@ PIECES = [
         "–",
         ".",
     ),
-    *("\\boxed{", "\\boxed", "\\boxed ", "\\boxed{1}", "{\\boxed{", "\\frac{", "\\frac{1}{", "\\frac1", "\\text{"),
-    *("answer", "answer ", "answer is", "answer is ", "answer:", "Answer: A a ", "#### ", "####=", "choice is "),
-    *("choice:", "option ", "1,", "1,111,", "1/1", "1.", "1. ", "1=", "1+1=2 ", "1 1/2 ", "12 ", "1%", "9^{9^{"),
-    *("<think>", "</think>", "1=1+1=", "'", "“", "[B]", "\\text{B}", " cm", "^\\circ", "\\left", "\\,"),
-    *("<<", "<<1=1", "2^", "x=1", "a b c ", "é", "²", "½", "٣", "−", "Ａ", "\u2028", "\r", "∞", "1e5", "1_0", "_"),
+    *(
+        "\\boxed{",
+        "\\boxed",
+        "\\boxed ",
+        "\\boxed{1}",
+        "{\\boxed{",
+        "\\frac{",
+        "\\frac{1}{",
+        "\\frac1",
+        "\\text{",
+    ),
+    *(
+        "answer",
+        "answer ",
+        "answer is",
+        "answer is ",
+        "answer:",
+        "Answer: A a ",
+        "#### ",
+        "####=",
+        "choice is ",
+    ),
+    *(
+        "choice:",
+        "option ",
+        "1,",
+        "1,111,",
+        "1/1",
+        "1.",
+        "1. ",
+        "1=",
+        "1+1=2 ",
+        "1 1/2 ",
+        "12 ",
+        "1%",
+        "9^{9^{",
+    ),
+    *(
+        "<think>",
+        "</think>",
+        "1=1+1=",
+        "'",
+        "“",
+        "[B]",
+        "\\text{B}",
+        " cm",
+        "^\\circ",
+        "\\left",
+        "\\,",
+    ),
+    *(
+        "<<",
+        "<<1=1",
+        "2^",
+        "x=1",
+        "a b c ",
+        "é",
+        "²",
+        "½",
+        "٣",
+        "−",
+        "Ａ",
+        "\u2028",
+        "\r",
+        "∞",
+        "1e5",
+        "1_0",
+        "_",
+    ),
 ]
 READERS: dict[str, Callable[[str], object]] = {
     "number": lambda text: extract_answer(text, "number"),
@@ -70,7 +135,8 @@ READERS: dict[str, Callable[[str], object]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_takes_time_linear_in_the_text(reader: str) -> None:
-    """30,000 newlines took a quadratic pattern of a choice 7 s, and 19,000 characters of boxes 1 s."""
+    """30,000 newlines took a quadratic pattern of a choice 7 s, and 19,000 characters of boxes 1
+    s."""
     for piece in PIECES:
         text = ("The answer is " + piece * (CHARS // len(piece) + 1))[:CHARS] + "\\boxed{"
         start = time.process_time()
@@ -89,10 +155,13 @@ def test_rating_arithmetic_takes_time_linear_in_the_text() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", ["1 + 1 = 2. Then ", "12 + 3 = 15 apples and then "])
 def test_rating_arithmetic_takes_time_linear_in_the_steps(piece: str) -> None:
-    """Of 40,000 characters in 1,000 steps it read the whole text again at each step, for minutes."""
+    """Of 40,000 characters in 1,000 steps it read the whole text again at each step, for
+    minutes."""
     text = piece * (40_000 // len(piece))
     start = time.process_time()
-    scores = ArithmeticVerifier().rate_text([text[i : i + 40] for i in range(0, len(text), 40)], "1 and 2", True)
+    scores = ArithmeticVerifier().rate_text(
+        [text[i : i + 40] for i in range(0, len(text), 40)], "1 and 2", True
+    )
     assert time.process_time() - start < 2 * CPU_S and len(scores) > 900
 
 

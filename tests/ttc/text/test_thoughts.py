@@ -1,4 +1,5 @@
-"""What is thought and what is answer: a table of texts as models write them, with where each form comes from."""
+"""What is thought and what is answer: a table of texts as models write them, with where each form
+comes from."""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import ANY, FAMILIES, TAGS, Header, ThinkingMarks, Thoughts, marks_of
 
-HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|constrain|>", "<|call|>")
+HARMONY = (
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|return|>",
+    "<|constrain|>",
+    "<|call|>",
+)
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
 GRANITE = "... after 'Here is my thought process:' and write your response after 'Here is my response:' ..."
@@ -46,31 +55,91 @@ TOKENIZERS: dict[str, Any] = {
 CASES: list[tuple[str, str, str, str | None, str]] = [
     # model, what it writes, thought, answer, source
     ("r1", "12? no, 18\n</think>\n\nThe result: 18", "12? no, 18\n", "\n\nThe result: 18", R1),
-    ("r1", "<think>\n12</think>18", "\n12", "18", "vLLM's deepseek_r1 parser: a beginning that is written too"),
-    ("r1", "maybe \\boxed{3}?", "maybe \\boxed{3}?", None, "the same: without </think> all is reasoning"),
+    (
+        "r1",
+        "<think>\n12</think>18",
+        "\n12",
+        "18",
+        "vLLM's deepseek_r1 parser: a beginning that is written too",
+    ),
+    (
+        "r1",
+        "maybe \\boxed{3}?",
+        "maybe \\boxed{3}?",
+        None,
+        "the same: without </think> all is reasoning",
+    ),
     ("r1", "", "", None, "nothing is written yet, and the prompt has begun the thought"),
     ("r1", "a</think>", "a", "", "the thought has ended, and the answer is empty"),
     ("r1", "</think>18", "", "18", "an empty thought"),
     ("r1", "a</think>12</think>18", "a12", "18", R1),
     ("r1", "a</think>12<think>b</think>18", "a12b", "18", R1),
-    ("r1", "a</think>12<think>b", "a12b", None, "the last thought has no end, so that it has no answer"),
-    ("r1", "<think><think>a</think>b</think>18", "ab", "18", "thoughts don't nest: the last end counts"),
-    ("qwen3", "<think>\n12\n</think>\n\n18", "\n12\n", "\n\n18", "Qwen3's model card: enable_thinking=True"),
-    ("qwen3", "<think>\n\n</think>\n\n18", "\n\n", "\n\n18", "Qwen3's model card: /no_think leaves empty tags"),
+    (
+        "r1",
+        "a</think>12<think>b",
+        "a12b",
+        None,
+        "the last thought has no end, so that it has no answer",
+    ),
+    (
+        "r1",
+        "<think><think>a</think>b</think>18",
+        "ab",
+        "18",
+        "thoughts don't nest: the last end counts",
+    ),
+    (
+        "qwen3",
+        "<think>\n12\n</think>\n\n18",
+        "\n12\n",
+        "\n\n18",
+        "Qwen3's model card: enable_thinking=True",
+    ),
+    (
+        "qwen3",
+        "<think>\n\n</think>\n\n18",
+        "\n\n",
+        "\n\n18",
+        "Qwen3's model card: /no_think leaves empty tags",
+    ),
     ("qwen3", "18", "", "18", "an answer without a thought, as Qwen3-Instruct-2507 writes it"),
     ("qwen3", "<think>\n12", "\n12", None, "vLLM's qwen3 parser: the output was truncated"),
     ("qwen3", "12</think>18", "12", "18", "an end that nothing began: all before it was thought"),
     ("qwen3", "18</think>", "18", "", "the same, and nothing follows"),
     ("qwen3", "18 <think>", "18 ", None, "a thought has begun again"),
-    ("qwen3", "</THINK>18 </ think>", "", "</THINK>18 </ think>", "marks are compared letter by letter"),
+    (
+        "qwen3",
+        "</THINK>18 </ think>",
+        "",
+        "</THINK>18 </ think>",
+        "marks are compared letter by letter",
+    ),
     ("smollm3", "<think>\n12\n</think>\n18", "\n12\n", "\n18", "SmolLM3's vocabulary"),
-    ("olmo3", "12</think>18", "12", "18", "OLMo 3 Think: marks of several tokens, begun by the prompt"),
-    ("hunyuan", "<think>\n12\n</think>\n<answer>\n18\n</answer>", "\n12\n", "\n\n18\n", "vLLM's hunyuan_a13b parser"),
+    (
+        "olmo3",
+        "12</think>18",
+        "12",
+        "18",
+        "OLMo 3 Think: marks of several tokens, begun by the prompt",
+    ),
+    (
+        "hunyuan",
+        "<think>\n12\n</think>\n<answer>\n18\n</answer>",
+        "\n12\n",
+        "\n\n18\n",
+        "vLLM's hunyuan_a13b parser",
+    ),
     ("hunyuan", "<think>\n12\n</think>\n<answer>\n18", "\n12\n", "\n\n18", "the same, cut off"),
     ("gpt-oss", f"{ANALYSIS}12{NEXT}{FINAL}18<|return|>", "12", "18", "the harmony format"),
     ("gpt-oss", f"{ANALYSIS}12", "12", None, "the same, cut off"),
     ("gpt-oss", f"{ANALYSIS}12{NEXT}", "12", None, "between two channels"),
-    ("gpt-oss", f"{ANALYSIS}a{NEXT}{ANALYSIS}b{NEXT}{FINAL}18", "ab", "18", "two messages of analysis"),
+    (
+        "gpt-oss",
+        f"{ANALYSIS}a{NEXT}{ANALYSIS}b{NEXT}{FINAL}18",
+        "ab",
+        "18",
+        "two messages of analysis",
+    ),
     (
         "gpt-oss",
         f"{ANALYSIS}a{NEXT}<|channel|>commentary<|message|>b{NEXT}{FINAL}18",
@@ -86,7 +155,13 @@ CASES: list[tuple[str, str, str, str | None, str]] = [
         "{18}",
         "vLLM's gptoss parser: up to 20 tokens between the channel and the message",
     ),
-    ("gpt-oss", "<|channel|>final json<|message|>{18}", "", "{18}", "the harmony guide's structured output"),
+    (
+        "gpt-oss",
+        "<|channel|>final json<|message|>{18}",
+        "",
+        "{18}",
+        "the harmony guide's structured output",
+    ),
     (
         "gpt-oss",
         f"{ANALYSIS}a{NEXT}<|channel|>commentary to=f <|constrain|>json<|message|>{{12}}<|call|>",
@@ -94,7 +169,13 @@ CASES: list[tuple[str, str, str, str | None, str]] = [
         None,
         "the harmony guide: a call of a tool is no answer",
     ),
-    ("gpt-oss", f"{ANALYSIS}a<|channel|>final{ANALYSIS}12", "afinal12", None, "a header without an end is none"),
+    (
+        "gpt-oss",
+        f"{ANALYSIS}a<|channel|>final{ANALYSIS}12",
+        "afinal12",
+        None,
+        "a header without an end is none",
+    ),
     ("gpt-oss", f"{ANALYSIS}a<|channel|>final", "afinal", None, "the same, cut off"),
     (
         "gpt-oss",
@@ -103,20 +184,56 @@ CASES: list[tuple[str, str, str, str | None, str]] = [
         None,
         "vLLM's gptoss parser: more than 20 tokens are no header",
     ),
-    ("gpt-oss", "analysis 12 final 18", "", "analysis 12 final 18", "the channels' names alone are words"),
-    ("magistral", "[THINK]12[/THINK]18", "12", "18", "Magistral 2507: special tokens, which texts leave out"),
+    (
+        "gpt-oss",
+        "analysis 12 final 18",
+        "",
+        "analysis 12 final 18",
+        "the channels' names alone are words",
+    ),
+    (
+        "magistral",
+        "[THINK]12[/THINK]18",
+        "12",
+        "18",
+        "Magistral 2507: special tokens, which texts leave out",
+    ),
     ("magistral", "[THINK]12", "12", None, "the same, cut off"),
     ("magistral", "18", "", "18", "the same model without its system prompt"),
-    ("granite", "Here is my thought process:\n12\n\nHere is my response:\n18", "\n12\n\n", "\n18", "Granite 3.2"),
-    ("granite", "Here's my thought process: 12 Here's my response: 18", " 12 ", " 18", "vLLM's granite parser"),
+    (
+        "granite",
+        "Here is my thought process:\n12\n\nHere is my response:\n18",
+        "\n12\n\n",
+        "\n18",
+        "Granite 3.2",
+    ),
+    (
+        "granite",
+        "Here's my thought process: 12 Here's my response: 18",
+        " 12 ",
+        " 18",
+        "vLLM's granite parser",
+    ),
     ("granite", "Here is my thought process: 12", " 12", None, "the same, cut off"),
     ("granite", "18", "", "18", "Granite 3.2 with thinking=false"),
-    ("exaone", "12\n</thought>\n\n18", "12\n", "\n\n18", "EXAONE Deep: the prompt ends with <thought>"),
+    (
+        "exaone",
+        "12\n</thought>\n\n18",
+        "12\n",
+        "\n\n18",
+        "EXAONE Deep: the prompt ends with <thought>",
+    ),
     ("exaone", "12", "12", None, "the same, cut off"),
     ("seed", "<seed:think>12</seed:think>18", "12", "18", "vLLM's seed_oss parser"),
     ("seed", "<seed:think>12", "12", None, "the same, cut off"),
     ("gemma4", "<|channel>thought\n12<channel|>18", "12", "18", "vLLM's gemma4 parser"),
-    ("gemma4", "<|channel>thought\n<channel|>18", "", "18", "Gemma 4 with thinking off: an empty thought"),
+    (
+        "gemma4",
+        "<|channel>thought\n<channel|>18",
+        "",
+        "18",
+        "Gemma 4 with thinking off: an empty thought",
+    ),
     ("gemma4", "<|channel>12", "12", None, "without the label, cut off"),
     (
         "command-a",
@@ -127,13 +244,26 @@ CASES: list[tuple[str, str, str, str | None, str]] = [
     ),
     ("apertus", "<|inner_prefix|>12<|inner_suffix|>18", "12", "18", "vLLM's apertus parser"),
     ("kimi-vl", "◁think▷12◁/think▷18", "12", "18", "Kimi-VL-A3B-Thinking's model card"),
-    ("longcat", "<longcat_think>12</longcat_think>18", "12", "18", "LongCat-Flash-Thinking's chat template"),
-    ("apriel", "12\n[BEGIN FINAL RESPONSE]\n18\n[END FINAL RESPONSE]", "12\n", "\n18\n", "Apriel 1.5's chat template"),
+    (
+        "longcat",
+        "<longcat_think>12</longcat_think>18",
+        "12",
+        "18",
+        "LongCat-Flash-Thinking's chat template",
+    ),
+    (
+        "apriel",
+        "12\n[BEGIN FINAL RESPONSE]\n18\n[END FINAL RESPONSE]",
+        "12\n",
+        "\n18\n",
+        "Apriel 1.5's chat template",
+    ),
 ]
 
 
 def written(model: str, text: str) -> tuple[Thoughts, list[int], bool]:
-    """How a model's texts are parted, the tokens of one, and whether the model's own prompt begins a thought."""
+    """How a model's texts are parted, the tokens of one, and whether the model's own prompt begins
+    a thought."""
     tokenizer = TOKENIZERS[model]()
     thoughts = Thoughts.of(tokenizer)
     assert thoughts is not None
@@ -141,20 +271,30 @@ def written(model: str, text: str) -> tuple[Thoughts, list[int], bool]:
     return thoughts, tokenizer.encode(text, add_special_tokens=False), thoughts.begun(prompt)
 
 
-@pytest.mark.parametrize(("model", "text", "thought", "answer", "source"), CASES, ids=lambda given: str(given)[:40])
-def test_what_a_model_writes_is_parted(model: str, text: str, thought: str, answer: str | None, source: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "text", "thought", "answer", "source"), CASES, ids=lambda given: str(given)[:40]
+)
+def test_what_a_model_writes_is_parted(
+    model: str, text: str, thought: str, answer: str | None, source: str
+) -> None:
     thoughts, tokens, begun = written(model, text)
     assert thoughts.split(tokens, begun) == (thought, answer), source
 
 
-@pytest.mark.parametrize(("model", "text", "thought", "answer", "source"), CASES, ids=lambda given: str(given)[:40])
+@pytest.mark.parametrize(
+    ("model", "text", "thought", "answer", "source"), CASES, ids=lambda given: str(given)[:40]
+)
 def test_a_stream_says_nothing_that_it_takes_back(
     model: str, text: str, thought: str, answer: str | None, source: str
 ) -> None:
     thoughts, tokens, begun = written(model, text)
     sent = {True: "", False: ""}
     for end in (*range(len(tokens)), None):
-        parts = thoughts.settled(tokens[:end], begun) if end is not None else thoughts.pieces(tokens, begun)
+        parts = (
+            thoughts.settled(tokens[:end], begun)
+            if end is not None
+            else thoughts.pieces(tokens, begun)
+        )
         now = {of: "".join(piece for part, piece in parts if part is of) for of in sent}
         assert all(now[of].startswith(sent[of]) for of in sent)
         sent = now
@@ -181,12 +321,18 @@ def test_the_table_is_long_enough_and_has_every_family() -> None:
     ("prompt", "begun"),
     [
         ("<turn>user\nq<eos><turn>assistant\n<think>\n", True),  # DeepSeek-R1
-        ("<turn>user\nq<eos><turn>assistant\n<think>\n\n</think>\n\n", False),  # Qwen3, enable_thinking=False
+        # Qwen3, enable_thinking=False
+        ("<turn>user\nq<eos><turn>assistant\n<think>\n\n</think>\n\n", False),
         ("<turn>assistant\n</think>", False),  # DeepSeek-V3.1 without thinking
         ("<turn>user\nq<eos><turn>assistant\n", False),
-        ("<turn>user\nwhat does <think> mean?<eos><turn>assistant\n", False),  # the user's words are no thought
-        ("<turn>assistant\n<think>old</think>1<eos><turn>user\nq<eos><turn>assistant\n<think>", True),
-        ("<turn>assistant\n<think>\nLet me be careful.", True),  # words that a program has put there
+        # the user's words are no thought
+        ("<turn>user\nwhat does <think> mean?<eos><turn>assistant\n", False),
+        (
+            "<turn>assistant\n<think>old</think>1<eos><turn>user\nq<eos><turn>assistant\n<think>",
+            True,
+        ),
+        # words that a program has put there
+        ("<turn>assistant\n<think>\nLet me be careful.", True),
         ("Question: q\n<think>", True),  # no chat template
         ("<think>1</think>2\n\nQuestion: q\nAnswer:", False),
         ("", False),
@@ -247,12 +393,15 @@ def test_the_users_words_open_no_thought(form: str, special: bool) -> None:
         ("Question: q\nAnswer: <think>\n", True),  # the caller's own beginning of the answer
         ("<think>a</think> <think>", True),
         ("<think>a</think>", False),
-        ("<turn>user\nwhat does <think> mean?<eos><turn>assistant\n", False),  # a chat that another program wrote
+        # a chat that another program wrote
+        ("<turn>user\nwhat does <think> mean?<eos><turn>assistant\n", False),
         ("<turn>user\nq<eos><turn>assistant\n<think>\n", True),
     ],
 )
 @pytest.mark.parametrize("before", ["", "<turn>"])
-def test_a_prompt_that_is_given_whole_opens_a_thought_at_its_very_end(prompt: str, begun: bool, before: str) -> None:
+def test_a_prompt_that_is_given_whole_opens_a_thought_at_its_very_end(
+    prompt: str, begun: bool, before: str
+) -> None:
     for special, plain in (((), ("<think>", "</think>")), (("<think>", "</think>"), ())):
         tokenizer = copy.deepcopy(thinker(TURNS, special, plain))
         if before:  # as Llama's tokenizers put a token before raw texts
@@ -274,7 +423,9 @@ def test_the_switch_of_a_chat_template_is_seen_in_its_prompt() -> None:
         prompt = PromptTemplate("{question}", options=options).tokens("q", tokenizer)
         assert not thoughts.begun(prompt)
         assert thoughts.split(tokenizer.encode("18")) == ("", "18")
-    assert "<think>\n\n</think>" in PromptTemplate(options={"enable_thinking": False}).text("q", tokenizer)
+    assert "<think>\n\n</think>" in PromptTemplate(options={"enable_thinking": False}).text(
+        "q", tokenizer
+    )
 
 
 def test_the_channels_of_gpt_oss_in_a_prompt() -> None:
@@ -329,7 +480,9 @@ def test_marks_that_cannot_be_are_refused() -> None:
 
 
 def test_only_an_end_of_one_token_can_be_taken_back() -> None:
-    ends = {name: Thoughts.of(TOKENIZERS[name]()) for name in ("r1", "olmo3", "magistral", "gpt-oss")}
+    ends = {
+        name: Thoughts.of(TOKENIZERS[name]()) for name in ("r1", "olmo3", "magistral", "gpt-oss")
+    }
     assert {name: found.end_token if found else None for name, found in ends.items()} == {
         "r1": "</think>",
         "olmo3": "",
@@ -354,7 +507,9 @@ def test_only_an_end_of_one_token_can_be_taken_back() -> None:
         ("The answer is 18.", "number", "18", "18"),
     ],
 )
-def test_no_answer_is_read_from_a_thought(text: str, kind: str, answer: str | None, strict: str | None) -> None:
+def test_no_answer_is_read_from_a_thought(
+    text: str, kind: str, answer: str | None, strict: str | None
+) -> None:
     assert extract_answer(text, kind) == answer
     assert extract_answer(text, kind, strict=True) == strict
 
@@ -402,7 +557,16 @@ def test_a_hundred_thousand_characters_take_linear_time(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["<|channel|>", ANALYSIS, "<", f"{FINAL}1", "<|start|>", "<|channel|>final", "<|channel|>final very long"]
+    "words",
+    [
+        "<|channel|>",
+        ANALYSIS,
+        "<",
+        f"{FINAL}1",
+        "<|start|>",
+        "<|channel|>final",
+        "<|channel|>final very long",
+    ],
 )
 def test_so_do_as_many_tokens(words: str) -> None:
     tokenizer = TOKENIZERS["gpt-oss"]()

@@ -12,7 +12,9 @@ from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
 TestOwnership = Ownership.TestCase
-TestOwnership.settings = settings(max_examples=25, stateful_step_count=20, deadline=None, derandomize=True)
+TestOwnership.settings = settings(
+    max_examples=25, stateful_step_count=20, deadline=None, derandomize=True
+)
 
 
 def test_a_shared_prefix_is_stored_once_however_many_branches() -> None:
@@ -30,7 +32,11 @@ def test_prompts_share_their_longest_common_prefix() -> None:
     engine = make_engine()
     first = engine.root(list(range(1, 31)))
     second = engine.root([*range(1, 21), 99, 98])
-    assert (first.usage.prompt_tokens, second.usage.prompt_tokens, second.usage.shared_tokens) == (29, 1, 20)
+    assert (first.usage.prompt_tokens, second.usage.prompt_tokens, second.usage.shared_tokens) == (
+        29,
+        1,
+        20,
+    )
     assert sorted(len(s.tokens) for s in engine.tree.segments()) == [1, 9, 20]
     batch = make_engine().roots([list(range(1, 31)), [*range(1, 21), 99, 98], list(range(1, 31))])
     assert [b.usage.prompt_tokens for b in batch] == [29, 1, 0]
@@ -60,10 +66,28 @@ def test_a_pruned_tree_becomes_one_run() -> None:
 
 
 def test_steps_together_are_the_text() -> None:
-    """With a decoder that strips a leading space, as those of Llama 2, a step alone would lose its own."""
-    pieces = ["\u2581There", "\u2581are", "\u25813", "\u2581", "1", "2", "\u2581packs", "<0xC3>", "<0xA9>"]
-    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token=pieces[0]))
-    strip = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    """With a decoder that strips a leading space, as those of Llama 2, a step alone would lose its
+    own."""
+    pieces = [
+        "\u2581There",
+        "\u2581are",
+        "\u25813",
+        "\u2581",
+        "1",
+        "2",
+        "\u2581packs",
+        "<0xC3>",
+        "<0xA9>",
+    ]
+    backend = Tokenizer(
+        models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token=pieces[0])
+    )
+    strip = [
+        decoders.Replace("\u2581", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence(strip)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     branch = Branch([0], None, 0, Usage(), tokenizer.decode)

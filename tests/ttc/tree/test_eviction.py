@@ -39,20 +39,29 @@ def four(**settings: Any) -> tuple[Engine, list[Branch]]:
 
 
 def test_the_stress_test_of_the_paper_evicts_what_is_over() -> None:
-    """RKSC appendix H: eight branches of a block each and room for four give four evictions, and memory falls."""
+    """RKSC appendix H: eight branches of a block each and room for four give four evictions, and
+    memory falls."""
     engine = make_engine(cache=BlockCache(capacity_blocks=1 + 4, block_tokens=8))
     root = engine.root(list(range(1, 10)))
     branches = engine.fork(root, 8)
     engine.release([root])
     engine.generate(branches, 8)
     assert engine.cache is not None
-    assert (engine.cache.evictions, engine.cache.evicted_tokens, engine.cache.peak_blocks) == (4, 32, 9)
+    assert (engine.cache.evictions, engine.cache.evicted_tokens, engine.cache.peak_blocks) == (
+        4,
+        32,
+        9,
+    )
     assert engine.kv_bytes() == (8 + 4 * 8) * engine.memory.bytes_per_token
     assert sorted(kept(engine, b) for b in branches) == [8] * 4 + [16] * 4
 
 
 def test_omega_is_score_over_depth() -> None:
-    assert [importance(0.9, 0), importance(0.9, 2), importance(0.0, 5)] == [0.9, pytest.approx(0.3), 0.0]
+    assert [importance(0.9, 0), importance(0.9, 2), importance(0.0, 5)] == [
+        0.9,
+        pytest.approx(0.3),
+        0.0,
+    ]
     engine, branches = four()
     for branch, score in zip(branches, [0.5, 0.2, 0.9, 0.4], strict=True):
         branch.score = score
@@ -72,7 +81,9 @@ def test_a_deeper_block_leaves_before_a_shallow_one_of_like_score() -> None:
     assert blocks(engine) == 7
     engine.cache.capacity_blocks = 5
     engine.cache.trim(engine.tree, engine.live)
-    assert [kept(engine, b) for b in children] == [16] * 2 and [kept(engine, b) for b in branches] == [16] * 4
+    assert [kept(engine, b) for b in children] == [16] * 2 and [
+        kept(engine, b) for b in branches
+    ] == [16] * 4
 
 
 def test_negative_scores_keep_the_order() -> None:
@@ -93,7 +104,10 @@ def test_what_was_just_generated_outlasts_what_was_rated_lower() -> None:
         assert engine.cache is not None
         engine.cache.capacity_blocks = 3
         engine.cache.trim(engine.tree, engine.live)
-        assert kept(engine, branches[3]) == 16 and [kept(engine, b) for b in branches[:3]].count(16) == 1
+        assert (
+            kept(engine, branches[3]) == 16
+            and [kept(engine, b) for b in branches[:3]].count(16) == 1
+        )
 
 
 def test_lru_evicts_what_was_used_longest_ago() -> None:
@@ -136,7 +150,9 @@ class Evicting(Ownership):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = make_engine(cache=BlockCache(3, block_tokens=4), memory=Paged(16 / 2**20, block_tokens=8))
+        self.engine = make_engine(
+            cache=BlockCache(3, block_tokens=4), memory=Paged(16 / 2**20, block_tokens=8)
+        )
 
     @rule(data=st.data(), score=st.floats(-2, 2))
     def rate(self, data: Any, score: float) -> None:
@@ -150,10 +166,14 @@ class Evicting(Ownership):
 
 
 TestEvicting = Evicting.TestCase
-TestEvicting.settings = settings(max_examples=25, stateful_step_count=20, deadline=None, derandomize=True)
+TestEvicting.settings = settings(
+    max_examples=25, stateful_step_count=20, deadline=None, derandomize=True
+)
 
 
-@pytest.mark.parametrize("options", [{"capacity_blocks": 0}, {"block_tokens": 0}, {"order": "fifo"}])
+@pytest.mark.parametrize(
+    "options", [{"capacity_blocks": 0}, {"block_tokens": 0}, {"order": "fifo"}]
+)
 def test_bad_settings_are_named(options: Any) -> None:
     with pytest.raises(InvalidInput, match=str(next(iter(options.values())))):
         BlockCache(**options)

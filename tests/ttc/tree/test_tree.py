@@ -1,4 +1,5 @@
-"""The KV tree alone: cutting, walking and joining segments keeps tokens, KV bytes and references right."""
+"""The KV tree alone: cutting, walking and joining segments keeps tokens, KV bytes and references
+right."""
 
 from __future__ import annotations
 
@@ -48,12 +49,17 @@ def check(tree: Tree) -> None:
     memory, segments = tree.memory, tree.segments()
     assert set(memory.live) == {s.storage for s in segments}
     sizes = [memory.tier_bytes(s.storage) for s in segments]
-    assert (memory.device.used_bytes, memory.host.used_bytes) == (sum(d for d, _ in sizes), sum(h for _, h in sizes))
+    assert (memory.device.used_bytes, memory.host.used_bytes) == (
+        sum(d for d, _ in sizes),
+        sum(h for _, h in sizes),
+    )
     for tier in (memory.device, memory.host):
         assert tier.budget_bytes is None or tier.peak_bytes <= tier.budget_bytes
     for segment in segments:
         assert segment.parent is not None and segment.start == segment.parent.end
-        assert all(segment.storage.device[layer] or segment.storage.host[layer] for layer in range(2))
+        assert all(
+            segment.storage.device[layer] or segment.storage.host[layer] for layer in range(2)
+        )
         for part in tensors(segment):
             assert (part == torch.tensor(segment.tokens)[:, None]).all()
 
@@ -90,7 +96,9 @@ def test_a_split_keeps_the_lower_part_and_all_kv() -> None:
         ([], []),
     ],
 )
-def test_descend_finds_or_cuts_the_longest_worthwhile_prefix(tokens: list[int], path: list[int]) -> None:
+def test_descend_finds_or_cuts_the_longest_worthwhile_prefix(
+    tokens: list[int], path: list[int]
+) -> None:
     tree = make_tree()
     first = grow(tree, tree.trunk, list(range(20)))
     grow(tree, first, [50, 51])
@@ -102,7 +110,9 @@ def test_descend_finds_or_cuts_the_longest_worthwhile_prefix(tokens: list[int], 
 
 def test_a_run_is_worth_sharing_whole_or_from_eight_tokens_on() -> None:
     run = list(range(20))
-    assert worth_sharing(run, run[:MIN_SHARED_TOKENS]) and not worth_sharing(run, run[: MIN_SHARED_TOKENS - 1])
+    assert worth_sharing(run, run[:MIN_SHARED_TOKENS]) and not worth_sharing(
+        run, run[: MIN_SHARED_TOKENS - 1]
+    )
     assert worth_sharing([5], [5, 6]) and not worth_sharing([5], [6]) and not worth_sharing([], [5])
 
 
@@ -198,7 +208,9 @@ def test_memory_that_runs_out_half_way_leaves_the_tree_whole(
     assert lengths(leaf) == ([12, 8, 10] if change == "split" else [30])
     check(tree)
     tree.drop(leaf)
-    assert tree.memory.device.used_bytes == tree.memory.host.used_bytes == 0 and not tree.memory.live
+    assert (
+        tree.memory.device.used_bytes == tree.memory.host.used_bytes == 0 and not tree.memory.live
+    )
 
 
 @given(st.data())
@@ -234,7 +246,10 @@ def test_joining_and_cutting_keep_kv_in_whatever_tier_it_lies(data: Any) -> None
             after, found = before, [parent.storage]
     else:
         tree.compact(leaf)
-        after, found = ([sum(before)] if fits and before[0] <= MERGE_RATIO * before[1] else before), []
+        after, found = (
+            ([sum(before)] if fits and before[0] <= MERGE_RATIO * before[1] else before),
+            [],
+        )
         found = [leaf.storage] if len(after) == 1 else []
     assert lengths(leaf) == after
     check(tree)
@@ -242,6 +257,8 @@ def test_joining_and_cutting_keep_kv_in_whatever_tier_it_lies(data: Any) -> None
         for layer, copies in enumerate(were):
             on_device = all(device for device, _ in copies)
             assert (kv.device[layer] is not None) == on_device
-            assert (kv.host[layer] is not None) == (not on_device or all(host for _, host in copies))
+            assert (kv.host[layer] is not None) == (
+                not on_device or all(host for _, host in copies)
+            )
     tree.drop(leaf)
     assert memory.device.used_bytes == memory.host.used_bytes == 0 and not memory.live

@@ -1,1 +1,2 @@
-"""What `python -m experiments.paper rksc` measures: RKSC's mechanisms, each alone, on a real model."""
+"""What `python -m experiments.paper rksc` measures: RKSC's mechanisms, each alone, on a real
+model."""

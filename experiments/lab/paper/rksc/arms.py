@@ -1,4 +1,5 @@
-"""The arms: one mechanism more in each, on one code path, with the calls of each asserted (RKSC, Tables 1 to 3)."""
+"""The arms: one mechanism more in each, on one code path, with the calls of each asserted (RKSC,
+Tables 1 to 3)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ SOLVABLE = [
 """Sums of two one-digit numbers, each asked in three ways."""
 
 MAX_DISAGREEMENT = 0.004
-"""The largest share of held-out answers that thresholds may change: the error rate that RKSC reports."""
+"""The largest share of held-out answers that thresholds may change: the error rate that RKSC
+reports."""
 
 TURN_TOKENS = 64
 """More than a chat template puts around a question, and far less than a prompt has."""
@@ -69,7 +71,9 @@ class _Watched:
         return [[profile.p[-1]] for profile in rating]
 
 
-def thresholds(regime: str, overrides: Sequence[str], model: Any, tokenizer: Any, problems: int) -> dict[str, Any]:
+def thresholds(
+    regime: str, overrides: Sequence[str], model: Any, tokenizer: Any, problems: int
+) -> dict[str, Any]:
     """Both levels' thresholds from held-out problems of a regime, and what they did there."""
     setting = Setting.of("rksc_verify", [*REGIMES[regime], *overrides, *_held_out(problems)])
     engine, options = setting.engine(model, tokenizer), setting.solve_options()
@@ -77,7 +81,9 @@ def thresholds(regime: str, overrides: Sequence[str], model: Any, tokenizer: Any
     assert isinstance(inner, SelfVerifier)
     observations, watched = [], _Watched(inner, profile=True)
     for problem in with_progress(setting.task.problems, f"thresholds, {regime}"):
-        observations += observe(setting.search, inner, [problem], engine=engine, options=SolveOptions.of(**options))
+        observations += observe(
+            setting.search, inner, [problem], engine=engine, options=SolveOptions.of(**options)
+        )
         solve(setting.search, problem=[problem], engine=engine, verifier=watched, **options)
     names = {"model": setting.config.model.name, "dataset": setting.config.dataset.name}
     cost = look_layers(engine, fmean(p.rows for rating in watched.ratings for p in rating))
@@ -89,15 +95,28 @@ def thresholds(regime: str, overrides: Sequence[str], model: Any, tokenizer: Any
             "problems": one.problems,
             "tau_conf": one.tau_conf,
             "r_gap": one.r_gap,
-            "level1": {"skipped": one.skipped, "changed": one.disagreements, "checked": one.checked},
+            "level1": {
+                "skipped": one.skipped,
+                "changed": one.disagreements,
+                "checked": one.checked,
+            },
             "exit": {k: v for k, v in vars(two.exit).items() if k != "positive"},
-            "level2": {"changed": two.disagreements, "checked": two.checked, "depth": two.depth, "layers": two.layers},
+            "level2": {
+                "changed": two.disagreements,
+                "checked": two.checked,
+                "depth": two.depth,
+                "layers": two.layers,
+            },
         }
     return found
 
 
 def _held_out(problems: int) -> list[str]:
-    return [f"dataset.seed={HELD_OUT_SEED}", f"dataset.size={problems}", f"dataset.limit={problems}"]
+    return [
+        f"dataset.seed={HELD_OUT_SEED}",
+        f"dataset.size={problems}",
+        f"dataset.limit={problems}",
+    ]
 
 
 @dataclass
@@ -111,13 +130,17 @@ class Arm:
     watched: _Watched
 
     @classmethod
-    def make(cls, name: str, overrides: Sequence[str], found: dict[str, Any], model: Any, tokenizer: Any) -> Arm:
+    def make(
+        cls, name: str, overrides: Sequence[str], found: dict[str, Any], model: Any, tokenizer: Any
+    ) -> Arm:
         more, preset = list[str](), name.removesuffix("_paper")
         if preset in APPROXIMATE:
             chosen = found["risk" if preset == name else "paper"]
             more = [f"verifier.tau_conf={chosen['tau_conf']}", f"verifier.r_gap={chosen['r_gap']}"]
             if preset != "level1":
-                more += [f"++verifier.inner.exit.{key}={value}" for key, value in chosen["exit"].items()]
+                more += [
+                    f"++verifier.inner.exit.{key}={value}" for key, value in chosen["exit"].items()
+                ]
         setting = Setting.of(f"rksc_{preset}", [*overrides, *more])
         verifier: Any = setting.verifier
         if isinstance(verifier, ConfidenceGatedVerifier):
@@ -132,12 +155,22 @@ class Arm:
         calls = self.watched.calls
         options = self.setting.solve_options()
         start = time.perf_counter()
-        (result,) = solve(self.setting.search, problem=[problem], engine=self.engine, verifier=self.verifier, **options)
+        (result,) = solve(
+            self.setting.search,
+            problem=[problem],
+            engine=self.engine,
+            verifier=self.verifier,
+            **options,
+        )
         seconds = time.perf_counter() - start
         assert result.error is None, result.error
         assert self.engine.kv_bytes() == 0, f"{self.name} left {self.engine.kv_bytes()} bytes"
         self._assert_calls(result, self.watched.calls - calls)
-        return {"problem": problem.id, "seconds": seconds, "usage": result.usage.to_dict()} | self._outcome(result)
+        return {
+            "problem": problem.id,
+            "seconds": seconds,
+            "usage": result.usage.to_dict(),
+        } | self._outcome(result)
 
     def _outcome(self, result: Result) -> dict[str, Any]:
         assert result.best is not None
@@ -166,23 +199,37 @@ class Arm:
             ]
         phrasings = max(1, len(set(self.setting.config.search.phrasings)))
         return [
-            ("the prefix was computed once", usage.prompt_tokens < 2 * phrasings * prompts / len(branches)),
-            ("prompts are shared or computed", usage.substituted_tokens > 0 or usage.shared_tokens > 0),
+            (
+                "the prefix was computed once",
+                usage.prompt_tokens < 2 * phrasings * prompts / len(branches),
+            ),
+            (
+                "prompts are shared or computed",
+                usage.substituted_tokens > 0 or usage.shared_tokens > 0,
+            ),
         ]
 
     def _verification(self, result: Result, ratings: int) -> list[tuple[str, bool]]:
-        """A fresh prompt holds the problem and the grader's words; on a branch's own KV only the question is asked."""
+        """A fresh prompt holds the problem and the grader's words; on a branch's own KV only the
+        question is asked."""
         tokens, branches = result.usage.verifier_tokens, len(result.branches)
         asked = len(self.engine.encode(self.watched.inner.question))
         problem = len(self.engine.encode(result.problem.question))
         if not ratings:
             return [("a skipped rating costs nothing", tokens == 0)]
         if self.name == "no_kv":
-            return [("every verification computed the problem", tokens > branches * (problem + asked))]
+            return [
+                ("every verification computed the problem", tokens > branches * (problem + asked))
+            ]
         if self.name == "exact":
             fresh = len(self.engine.encode(GRADER)) + problem + asked
             return [("verification computed the problem again", tokens > fresh)]
-        return [("each branch was only asked", branches * asked <= tokens < branches * (asked + TURN_TOKENS))]
+        return [
+            (
+                "each branch was only asked",
+                branches * asked <= tokens < branches * (asked + TURN_TOKENS),
+            )
+        ]
 
     def _approximations(self, result: Result, ratings: int) -> list[tuple[str, bool]]:
         usage, preset = result.usage, self.name.removesuffix("_paper")
@@ -190,24 +237,35 @@ class Arm:
         rows = usage.exit_layer_rows + usage.exit_layer_rows_saved
         all_rows = usage.verifier_tokens * len(self.engine.lens.layers)
         stopped = usage.gated_branches > 0
-        substituted, phrasings = usage.substituted_tokens, len(set(self.setting.config.search.phrasings))
+        substituted, phrasings = (
+            usage.substituted_tokens,
+            len(set(self.setting.config.search.phrasings)),
+        )
         return [
             ("nothing was skipped", gated or usage.verifications_skipped == 0),
             ("no layer was left out", exits or usage.exit_layer_rows_saved == 0),
-            ("every row was computed in, or left before, each layer", not (exits and ratings) or rows == all_rows),
+            (
+                "every row was computed in, or left before, each layer",
+                not (exits and ratings) or rows == all_rows,
+            ),
             ("no branch was stopped", preset in ("decode_gate", "lossy") or not stopped),
             ("no prompt was replaced", preset == "lossy" or substituted == 0),
-            ("phrasings that differ were replaced", preset != "lossy" or (substituted > 0) == (phrasings > 1)),
+            (
+                "phrasings that differ were replaced",
+                preset != "lossy" or (substituted > 0) == (phrasings > 1),
+            ),
         ]
 
 
 def _written(result: Result) -> int:
-    """The generated tokens of all branches, of those that a gate stopped too; each sample is one step."""
+    """The generated tokens of all branches, of those that a gate stopped too; each sample is one
+    step."""
     return sum(node.tokens for node in result.tree)
 
 
 def run(overrides: Sequence[str], problems: int, held_out: int) -> Iterator[dict[str, Any]]:
-    """All regimes: per problem every arm in turn, in an order that goes round, after a warm-up that is not counted.
+    """All regimes: per problem every arm in turn, in an order that goes round, after a warm-up that
+    is not counted.
 
     Yields what there is after each regime."""
     base = Setting.of("rksc_verify", overrides)
@@ -259,20 +317,30 @@ def changes(reference: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
 
 
 def answers(overrides: Sequence[str], problems: int, held_out: int) -> Iterator[dict[str, Any]]:
-    """Answers that the approximate arms change against full verification, on problems of which the default model solves
-    about a third (`SOLVABLE`), so that there is something to lose. Without padding and hints, which cost a small model
-    nearly all of its accuracy; branches ask in different phrasings, so that lossy sharing acts.
+    """Answers that the approximate arms change against full verification, on problems of which the
+    default model solves about a third (`SOLVABLE`), so that there is something to lose. Without
+    padding and hints, which cost a small model nearly all of its accuracy; branches ask in
+    different phrasings, so that lossy sharing acts.
 
     Yields what there is after each regime."""
     overrides = [*SOLVABLE, *overrides]
     model, tokenizer = loaded(Setting.of("rksc_verify", overrides).config)
     regimes: dict[str, Any] = {}
-    for regime in [name for name in REGIMES if name != "full"]:  # nearly all answers end within 32 tokens
+    # nearly all answers end within 32 tokens
+    for regime in [name for name in REGIMES if name != "full"]:
         found = thresholds(regime, overrides, model, tokenizer, held_out)
-        chosen = [*REGIMES[regime], *overrides, f"dataset.size={problems}", f"dataset.limit={problems}"]
+        chosen = [
+            *REGIMES[regime],
+            *overrides,
+            f"dataset.size={problems}",
+            f"dataset.limit={problems}",
+        ]
         arms = [Arm.make(name, chosen, found, model, tokenizer) for name in ARMS[2:]]
         rows = {
-            arm.name: [arm.solve(p) for p in with_progress(arm.setting.task.problems, f"answers, {regime}, {arm.name}")]
+            arm.name: [
+                arm.solve(p)
+                for p in with_progress(arm.setting.task.problems, f"answers, {regime}, {arm.name}")
+            ]
             for arm in arms
         }
         regimes[regime] = {"thresholds": found, "arms": [_counts(name, rows) for name in rows]}

@@ -1,7 +1,8 @@
-"""`python -m experiments.paper rksc PART ... [--problems N] [--held-out N] [--out FOLDER] [Hydra overrides]`.
+"""`python -m experiments.paper rksc PART ... [--problems N] [--held-out N] [--out FOLDER] [Hydra
+overrides]`.
 
-Each part writes `rksc_PART.json`, from which `python -m experiments.report` makes tables and plots; another model than
-the default one's figures go to `rksc_PART-MODEL.json`.
+Each part writes `rksc_PART.json`, from which `python -m experiments.report` makes tables and plots;
+another model than the default one's figures go to `rksc_PART-MODEL.json`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ PARTS: dict[str, tuple[int, Measure]] = {
     "answers": (200, arms.answers),
     "prefix": (0, lambda overrides, problems, held_out: [prefix.run(overrides)]),
     "phrasings": (20, lambda overrides, problems, held_out: [phrasings.run(overrides, problems)]),
-    "verification": (40, lambda overrides, problems, held_out: [verification.run(overrides, problems, held_out)]),
+    "verification": (
+        40,
+        lambda overrides, problems, held_out: [verification.run(overrides, problems, held_out)],
+    ),
     "stress": (20, lambda overrides, problems, held_out: [stress.run(overrides, problems)]),
 }
-"""Each part: how many problems by default, and what measures it. That gives what there is so far, to be saved."""
+"""Each part: how many problems by default, and what measures it. That gives what there is so far,
+to be saved."""
 
 HELD_OUT = ("arms", "answers", "verification")
 """The parts that find thresholds on other problems first."""
@@ -38,7 +43,10 @@ def main(arguments: argparse.Namespace) -> None:
     for part in parts:
         if part not in PARTS:
             raise InvalidInput(f"rksc has no part {part!r}; use one of {', '.join(PARTS)}")
-    for name, value, least in (("problems", arguments.problems, 2), ("held-out", arguments.held_out, 2)):
+    for name, value, least in (
+        ("problems", arguments.problems, 2),
+        ("held-out", arguments.held_out, 2),
+    ):
         if value is not None and value < least:
             raise InvalidInput(f"--{name}={value} must be at least {least}")
     config = Setting.of("rksc_verify", overrides).config
@@ -54,7 +62,9 @@ def main(arguments: argparse.Namespace) -> None:
             about = provenance(
                 "python -m experiments.paper rksc " + " ".join(words),
                 model=f"{config.model.name}, with the weights that this name loads",
-                simulated=f"a link of {gbps} GB/s" if (gbps := config.memory.get("link_gbps")) else "nothing",
+                simulated=f"a link of {gbps} GB/s"
+                if (gbps := config.memory.get("link_gbps"))
+                else "nothing",
             )
             result = about | found
             file.write_text(as_text(result), encoding="utf-8")
@@ -62,7 +72,8 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def file_name(part: str, model: str) -> str:
-    """Where a part's figures go: the documents' are the default model's, another one's have its name in theirs."""
+    """Where a part's figures go: the documents' are the default model's, another one's have its
+    name in theirs."""
     usual = Setting.of("rksc_verify", []).config.model.name
     other = "" if model == usual else "-" + re.sub(r"[^\w.-]+", "_", model)
     return f"rksc_{part}{other}.json"

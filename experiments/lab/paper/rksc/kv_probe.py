@@ -1,4 +1,5 @@
-"""RKSC's KV probe (section 2.2, Table 9): when does sharing a prefix pay? Measured, never assumed."""
+"""RKSC's KV probe (section 2.2, Table 9): when does sharing a prefix pay? Measured, never
+assumed."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ BUCKET_TOKENS = 64
 
 @dataclass(frozen=True)
 class KVTimes:
-    """Seconds, each the least of the probe's repeats, for `branches` prompts of `tokens` + `suffix_tokens` tokens.
+    """Seconds, each the least of the probe's repeats, for `branches` prompts of `tokens` +
+    `suffix_tokens` tokens.
 
-    full_s: every branch computes all of its prompt. prefix_s: the prefix alone, once. suffix_s: the branches' suffixes
-    on the prefix's shared KV, its expansion (forking) included.
+    full_s: every branch computes all of its prompt. prefix_s: the prefix alone, once. suffix_s: the
+    branches' suffixes on the prefix's shared KV, its expansion (forking) included.
     """
 
     tokens: int
@@ -43,7 +45,8 @@ class KVTimes:
 
     @property
     def break_even_branches(self) -> float:
-        """B*: sharing pays for any number of branches above it; infinite where a suffix costs as much as a prompt.
+        """B*: sharing pays for any number of branches above it; infinite where a suffix costs as
+        much as a prompt.
 
         B full_s / branches = prefix_s + B suffix_s / branches, both rates held constant.
         """
@@ -52,31 +55,41 @@ class KVTimes:
 
 
 class KVProbe:
-    """Times both ways over an engine's model, once for each bucket of 64 prefix tokens and number of branches.
+    """Times both ways over an engine's model, once for each bucket of 64 prefix tokens and number
+    of branches.
 
-    It runs when it is asked, outside of whatever else is timed, on engines of its own under the same memory policy.
-    repeats: the least of so many counts. Raises InvalidInput for sizes that are not positive or don't fit the model's
-    context.
+    It runs when it is asked, outside of whatever else is timed, on engines of its own under the
+    same memory policy.
+    repeats: the least of so many counts. Raises InvalidInput for sizes that are not positive or
+    don't fit the model's context.
     """
 
     def __init__(self, engine: Engine, *, suffix_tokens: int = 16, repeats: int = 3):
         for name, value in (("suffix_tokens", suffix_tokens), ("repeats", repeats)):
             if value < 1:
                 raise InvalidInput(f"{name}={value} must be at least 1")
-        self.shared, self.alone = self._like(engine, Sharing("exact")), self._like(engine, Sharing("none"))
+        self.shared, self.alone = (
+            self._like(engine, Sharing("exact")),
+            self._like(engine, Sharing("none")),
+        )
         self.suffix_tokens, self.repeats = suffix_tokens, repeats
         self.found: dict[tuple[int, int], KVTimes] = {}
 
     @staticmethod
     def _like(engine: Engine, sharing: Sharing) -> Engine:
         """An engine with the same model and memory policy (bound to a memory of its own)."""
-        options: dict[str, Any] = {"prefill_tokens": engine.runtime.prefill_tokens, "memory": engine.residency}
+        options: dict[str, Any] = {
+            "prefill_tokens": engine.runtime.prefill_tokens,
+            "memory": engine.residency,
+        }
         return type(engine)(engine.model, engine.tokenizer, sharing=sharing, **options)
 
     def times(self, tokens: int, branches: int) -> KVTimes:
         """What was measured for the first length asked of this bucket."""
         if tokens < 2 or branches < 1:
-            raise InvalidInput(f"a probe needs 2 tokens and a branch at least, not {tokens} and {branches}")
+            raise InvalidInput(
+                f"a probe needs 2 tokens and a branch at least, not {tokens} and {branches}"
+            )
         key = (tokens // BUCKET_TOKENS, branches)
         if key not in self.found:
             self.found[key] = self._measure(tokens, branches)
@@ -86,7 +99,10 @@ class KVProbe:
         prefix = [3 + n % 97 for n in range(tokens)]
         suffixes = [[100 + b, *([7] * self.suffix_tokens)] for b in range(branches)]
         vocabulary = self.shared.limits.vocab_size
-        prefix, suffixes = [t % vocabulary for t in prefix], [[t % vocabulary for t in s] for s in suffixes]
+        prefix, suffixes = (
+            [t % vocabulary for t in prefix],
+            [[t % vocabulary for t in s] for s in suffixes],
+        )
         return KVTimes(
             tokens,
             branches,

@@ -1,4 +1,5 @@
-"""RKSC's latency model (Eqs. 6-10) against the paper's Table 2 and our records, and Tables 4-6, 9 and 10 from these."""
+"""RKSC's latency model (Eqs. 6-10) against the paper's Table 2 and our records, and Tables 4-6, 9
+and 10 from these."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ TABLE_2: dict[str, tuple[tuple[int, int, int, float, int], ...]] = {
     "Llama-3-8B": ((1280, 708, 509, 2.51, 57), (1283, 710, 464, 2.76, 65), (1282, 712, 401, 3.20, 74),
                    (1284, 710, 322, 3.99, 92)),
 }  # fmt: skip
-"""By data set: milliseconds of No-KV, of exact sharing and of RKSC, its speed-up, and verify-skips in percent."""
+"""By data set: milliseconds of No-KV, of exact sharing and of RKSC, its speed-up, and verify-skips
+in percent."""
 TABLE_5 = {128: 0.993, 256: 0.999, 512: 1.127, 1024: 1.452}
 """Speed-up by prefix (section 4.2)."""
 TAUS, PAPER_GAIN_512 = (0.70, 0.82, 0.90, 0.95), 1.16
@@ -37,8 +39,8 @@ TAUS, PAPER_GAIN_512 = (0.70, 0.82, 0.90, 0.95), 1.16
 
 @dataclass(frozen=True)
 class Costs:
-    """alpha, beta, gamma, delta of Eq. 6: seconds of a prefill by its squared length, of a suffix by its length, of a
-    decoded token, and of a whole verification."""
+    """alpha, beta, gamma, delta of Eq. 6: seconds of a prefill by its squared length, of a suffix
+    by its length, of a decoded token, and of a whole verification."""
 
     alpha: float
     beta: float
@@ -64,7 +66,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class Exits:
-    """rho: the part of problems that are not verified. phi: the part of the others that leave early. depth: l* / L."""
+    """rho: the part of problems that are not verified. phi: the part of the others that leave
+    early. depth: l* / L."""
 
     rho: float
     phi: float
@@ -82,15 +85,19 @@ def l_cgee(l_kv: float, delta: float, exits: Exits) -> float:
 
 
 def table_2_rows() -> list[Row]:
-    """Eqs. 9 and 10 with the paper's Table 2: the delta that each row needs, and all rows of a model with its median.
+    """Eqs. 9 and 10 with the paper's Table 2: the delta that each row needs, and all rows of a
+    model with its median.
 
-    L_ref and L_KV are the table's; every verification leaves at Qwen2.5-7B's depth, which section 2.3 gives.
+    L_ref and L_KV are the table's; every verification leaves at Qwen2.5-7B's depth, which section
+    2.3 gives.
     """
     rows = list[Row]()
     for model, cells in TABLE_2.items():
         exits = [Exits(skipped / 100, 1.0, EXIT_LAYER / LAYERS) for *_, skipped in cells]
         needed = [(cell[1] - cell[2]) / each.saved for cell, each in zip(cells, exits, strict=True)]
-        for dataset, (no_kv, kv, _, paper, skipped), each, delta in zip(DATASETS, cells, exits, needed, strict=True):
+        for dataset, (no_kv, kv, _, paper, skipped), each, delta in zip(
+            DATASETS, cells, exits, needed, strict=True
+        ):
             rows.append(
                 {
                     "model": model,
@@ -105,7 +112,8 @@ def table_2_rows() -> list[Row]:
 
 
 def measured_rows() -> list[Row]:
-    """Eqs. 9 and 10 with our record: levels 1 and 2 by RKSC's rules, against what they are without."""
+    """Eqs. 9 and 10 with our record: levels 1 and 2 by RKSC's rules, against what they are
+    without."""
     verification, arms = record("verification"), record("arms")
     delta = verification["cost"][-1]["own_ms"] / 1e3  # on about 1,024 tokens, as in these arms
     rows = list[Row]()
@@ -114,7 +122,9 @@ def measured_rows() -> list[Row]:
         seconds = {name: median(arm["seconds"]) for name, arm in by_arm.items()}
         both = by_arm["level2_paper"]
         usage = both["usage"]
-        depth = usage["exit_layer_rows"] / (usage["exit_layer_rows"] + usage["exit_layer_rows_saved"])
+        depth = usage["exit_layer_rows"] / (
+            usage["exit_layer_rows"] + usage["exit_layer_rows_saved"]
+        )
         exits = Exits(usage["verifications_skipped"] / both["problems"], 1.0, depth)
         predicted = l_cgee(seconds["verify"], delta, exits)
         rows.append(
@@ -133,14 +143,18 @@ def measured_rows() -> list[Row]:
 
 
 def equation_8_rows() -> list[Row]:
-    """Eqs. 6-8 with our record: alpha and beta fitted as the paper does, without decoding and verifying.
+    """Eqs. 6-8 with our record: alpha and beta fitted as the paper does, without decoding and
+    verifying.
 
-    alpha is that of the longest prefix. Its square alone takes a short prefill for cheaper than it is.
+    alpha is that of the longest prefix. Its square alone takes a short prefill for cheaper than it
+    is.
     """
     measured = record("prefix")["rows"]
     longest = measured[-1]
     suffix = longest["branches"] * longest["suffix_tokens"]
-    costs = Costs(longest["prefix_s"] / longest["tokens"] ** 2, longest["suffix_s"] / suffix, 0.0, 0.0)
+    costs = Costs(
+        longest["prefix_s"] / longest["tokens"] ** 2, longest["suffix_s"] / suffix, 0.0, 0.0
+    )
     return [
         {
             "prefix": row["tokens"],
@@ -154,12 +168,16 @@ def equation_8_rows() -> list[Row]:
 
 def tau_rows() -> list[Row]:
     """Table 6: where all branches have the same prefix, every tau shares all of it."""
-    identical = [each["matched"] for each in record("phrasings")["records"] if each["kind"] == "identical"]
+    identical = [
+        each["matched"] for each in record("phrasings")["records"] if each["kind"] == "identical"
+    ]
     gain = next(row["speedup"] for row in record("prefix")["rows"] if row["tokens"] == 512)
     return [
         {
             "tau": tau,
-            "identical prompts shared, %": 100 * sum(sigma >= tau for sigma in identical) / len(identical),
+            "identical prompts shared, %": 100
+            * sum(sigma >= tau for sigma in identical)
+            / len(identical),
             "gain at 512 tokens": gain,
             "paper, gain": PAPER_GAIN_512,
         }
@@ -168,11 +186,17 @@ def tau_rows() -> list[Row]:
 
 
 def probe_rows() -> list[Row]:
-    """Table 9: what sharing saves at 1,024 tokens, and B*. The text has the ranges of its five models."""
+    """Table 9: what sharing saves at 1,024 tokens, and B*. The text has the ranges of its five
+    models."""
     row = next(row for row in record("prefix")["rows"] if row["tokens"] == 1024)
     return [
         {"quantity": "net, ms", "ours": row["net_s"] * 1e3, "paper, from": 445, "paper, to": 627},
-        {"quantity": "B*", "ours": row["break_even_branches"], "paper, from": 1.6, "paper, to": 1.7},
+        {
+            "quantity": "B*",
+            "ours": row["break_even_branches"],
+            "paper, from": 1.6,
+            "paper, to": 1.7,
+        },
     ]
 
 
@@ -245,7 +269,10 @@ EXHIBITS = (
         "Identical prefixes are shared before any gate, so tau plays no part.",
     ),
     Exhibit(
-        "Table 9", "the KV probe at 1,024 tokens", probe_rows, note="The paper's are of an A100 and 7B to 10B models."
+        "Table 9",
+        "the KV probe at 1,024 tokens",
+        probe_rows,
+        note="The paper's are of an A100 and 7B to 10B models.",
     ),
     Exhibit(
         "Table 10",

@@ -1,7 +1,8 @@
-"""ASKS on diverse phrasings: what a gate at each tau lets through, what that saves, and what it does to answers.
+"""ASKS on diverse phrasings: what a gate at each tau lets through, what that saves, and what it
+does to answers.
 
-Eight templates at RKSC's four levels of divergence (section 4.1; its own texts are not published), and controls that
-must be refused.
+Eight templates at RKSC's four levels of divergence (section 4.1; its own texts are not published),
+and controls that must be refused.
 """
 
 from __future__ import annotations
@@ -63,7 +64,11 @@ def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
     model, tokenizer = loaded(setting.config)
     exact = Engine(model, tokenizer)
     probes = {
-        pooling: Engine(model, tokenizer, sharing=Sharing("similar", tau=-1, pooling=pooling, same_numbers=False))
+        pooling: Engine(
+            model,
+            tokenizer,
+            sharing=Sharing("similar", tau=-1, pooling=pooling, same_numbers=False),
+        )
         for pooling in POOLINGS
     }
     records, reference = list[dict[str, Any]](), 0
@@ -80,7 +85,11 @@ def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
 def _variants(setting: Setting, problem: Problem, other: Problem) -> list[tuple[str, str]]:
     """(kind, question in its phrasing) for every template and control."""
     question = problem.question
-    made = [(level, template.replace("{question}", question)) for level, ts in LEVELS.items() for template in ts]
+    made = [
+        (level, template.replace("{question}", question))
+        for level, ts in LEVELS.items()
+        for template in ts
+    ]
     changed = _other_number(question)
     return [
         *made,
@@ -103,7 +112,8 @@ def _measure(
     exact: Engine,
     probes: dict[Pooling, Engine],
 ) -> list[dict[str, Any]]:
-    """Similarities under both poolings, and what standing on the root's prompt does to each variant."""
+    """Similarities under both poolings, and what standing on the root's prompt does to each
+    variant."""
     template = setting.template
     prompts = [template.tokens(text, exact.tokenizer) for _, text in variants]
     root_prompt = template.tokens(ROOT.replace("{question}", problem.question), exact.tokenizer)
@@ -111,14 +121,23 @@ def _measure(
     for pooling, engine in probes.items():
         root = engine.root(root_prompt)
         branches = [engine.variants(root, [prompt])[0] for prompt in prompts]
-        gates[pooling] = [1.0 if b.substituted is None else b.substituted.similarity for b in branches]
+        gates[pooling] = [
+            1.0 if b.substituted is None else b.substituted.similarity for b in branches
+        ]
         engine.release([root, *branches])
     root = exact.root(root_prompt)
     own = exact.variants(root, prompts)
     theirs = exact.variants(root, [root_prompt] * len(prompts))
     divergence = _kl(_next(exact, own), _next(exact, theirs))
-    exact.generate([*own, *theirs], TOKENS, end=tuple(setting.config.dataset.end), sampling=Sampling(temperature=0))
-    answers = [[setting.task.is_correct(problem, _answer(b)) for b in group] for group in (own, theirs)]
+    exact.generate(
+        [*own, *theirs],
+        TOKENS,
+        end=tuple(setting.config.dataset.end),
+        sampling=Sampling(temperature=0),
+    )
+    answers = [
+        [setting.task.is_correct(problem, _answer(b)) for b in group] for group in (own, theirs)
+    ]
     sigmas, several = list[float](), list[float]()
     with exact.lent() as model:
         for prompt, branch in zip(prompts, own, strict=True):
@@ -146,7 +165,8 @@ def _measure(
 
 
 def _reference(setting: Setting, problem: Problem, engine: Engine) -> int:
-    """Rows x layers that the root's own states cost when all phrasings are asked for in one call, as a search does."""
+    """Rows x layers that the root's own states cost when all phrasings are asked for in one call,
+    as a search does."""
     prompts = [t.replace("{question}", problem.question) for ts in LEVELS.values() for t in ts]
     tokens = [
         setting.template.tokens(prompt, engine.tokenizer)
@@ -155,7 +175,8 @@ def _reference(setting: Setting, problem: Problem, engine: Engine) -> int:
     root = engine.root(tokens[0])
     branches = engine.variants(root, tokens[1:])
     engine.release([root, *branches])
-    return root.usage.probe_layer_rows - root.usage.substituted_tokens * engine.sharing.probe_layers  # all pass
+    # all pass
+    return root.usage.probe_layer_rows - root.usage.substituted_tokens * engine.sharing.probe_layers
 
 
 def _answer(branch: Branch) -> str | None:
@@ -174,10 +195,14 @@ def _next(engine: Engine, branches: Sequence[Branch]) -> torch.Tensor:
 
 @torch.inference_mode()
 def _sigma_of_all_layers(model: Any, root: Sequence[int], own: Sequence[int]) -> float:
-    """sigma of RKSC's Eq. 2 over every layer, which a gate could only know after the whole prefill."""
+    """sigma of RKSC's Eq. 2 over every layer, which a gate could only know after the whole
+    prefill."""
     if list(root) == list(own):
         return 1.0
-    states = [model(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states[1:] for tokens in (own, root)]
+    states = [
+        model(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states[1:]
+        for tokens in (own, root)
+    ]
     in_root, in_own = compared(root[:-1], own[:-1], "matched")
     weights = layer_weights(len(states[0]), len(states[0]), Sharing().alpha)
     return sum(
@@ -188,11 +213,15 @@ def _sigma_of_all_layers(model: Any, root: Sequence[int], own: Sequence[int]) ->
 
 @torch.inference_mode()
 def _kl_along(model: Any, root: Sequence[int], own: Sequence[int], text: Sequence[int]) -> float:
-    """The mean KL in nats over the tokens of `text`, which stands after the variant's own prompt or the root's."""
+    """The mean KL in nats over the tokens of `text`, which stands after the variant's own prompt or
+    the root's."""
     if not text:
         return 0.0
     own_logprobs, root_logprobs = (
-        model(torch.tensor([[*prompt, *text]])).logits[0, -len(text) - 1 : -1].double().log_softmax(-1)
+        model(torch.tensor([[*prompt, *text]]))
+        .logits[0, -len(text) - 1 : -1]
+        .double()
+        .log_softmax(-1)
         for prompt in (own, root)
     )
     return fmean(_kl(own_logprobs, root_logprobs))
@@ -215,8 +244,12 @@ def summary(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "kind": kind,
                 "prompts": len(own),
-                "shared_exactly": sum(r["shared_exactly"] for r in own) / sum(r["tokens"] for r in own),
-                **{measure: _range([r[measure] for r in own]) for measure in (*POOLINGS, "all_layers")},
+                "shared_exactly": sum(r["shared_exactly"] for r in own)
+                / sum(r["tokens"] for r in own),
+                **{
+                    measure: _range([r[measure] for r in own])
+                    for measure in (*POOLINGS, "all_layers")
+                },
                 "kl_along": fmean(r["kl_along"] for r in own),
                 "kl": fmean(r["kl"] for r in own),
                 "answers_changed": fmean(r["answer_changed"] for r in own),
@@ -233,8 +266,8 @@ def _range(values: Sequence[float]) -> list[float]:
 def sweep(records: Sequence[dict[str, Any]], layers: int, reference: int) -> list[dict[str, Any]]:
     """For each tau: what passes, the prefill it saves, and what changes.
 
-    The probe's cost is taken off: its layers of what passes, and `reference` rows x layers of the roots. What is
-    refused goes on from its own.
+    The probe's cost is taken off: its layers of what passes, and `reference` rows x layers of the
+    roots. What is refused goes on from its own.
     """
     rows = []
     templates = [r for r in records if r["kind"] in LEVELS]
@@ -242,8 +275,14 @@ def sweep(records: Sequence[dict[str, Any]], layers: int, reference: int) -> lis
     probe = Sharing().probe_layers / layers
     for tau in TAUS:
         taken = [r for r in templates if r["matched"] >= tau and r["tokens"] > r["shared_exactly"]]
-        fooled = {kind: fmean(r["matched"] >= tau for r in records if r["kind"] == kind) for kind in CONTROLS}
-        saved = sum((r["tokens"] - r["shared_exactly"]) * (1 - probe) for r in taken) - reference / layers
+        fooled = {
+            kind: fmean(r["matched"] >= tau for r in records if r["kind"] == kind)
+            for kind in CONTROLS
+        }
+        saved = (
+            sum((r["tokens"] - r["shared_exactly"]) * (1 - probe) for r in taken)
+            - reference / layers
+        )
         rows.append(
             {
                 "tau": tau,

@@ -42,7 +42,15 @@ def arms(result: Result, axes: Any) -> None:
             ratios = speedups(found["arms"], base)
             places = [i + (n - (len(regimes) - 1) / 2) * 0.25 for i in range(len(ratios))]
             spread = [[r[0] - r[1] for r in ratios], [r[2] - r[0] for r in ratios]]
-            axis.errorbar(places, [r[0] for r in ratios], yerr=spread, fmt="o", markersize=4, capsize=2, label=regime)
+            axis.errorbar(
+                places,
+                [r[0] for r in ratios],
+                yerr=spread,
+                fmt="o",
+                markersize=4,
+                capsize=2,
+                label=regime,
+            )
         names = [arm["arm"] for arm in next(iter(regimes.values()))["arms"]]
         axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
         axis.set(title=f"speed-up over {title}", ylim=(0, None))
@@ -53,7 +61,11 @@ def arms(result: Result, axes: Any) -> None:
 def prefix(result: Result, axes: Any) -> None:
     rows = result["rows"]
     lengths = [row["tokens"] for row in rows]
-    for key, label in (("full_s", "every branch"), ("prefix_s", "once"), ("suffix_s", "suffixes on it")):
+    for key, label in (
+        ("full_s", "every branch"),
+        ("prefix_s", "once"),
+        ("suffix_s", "suffixes on it"),
+    ):
         axes[0].loglog(lengths, [row[key] for row in rows], "o-", label=label)
     axes[0].set(xlabel="prefix tokens", ylabel="s", title="prefill of 8 branches")
     axes[0].legend()
@@ -78,10 +90,14 @@ def verification(result: Result, axes: Any) -> None:
     depth = range(1, len(layers["entropy"]) + 1)
     axes[0].plot(depth, layers["entropy"], label="with the final norm")
     axes[0].plot(depth, layers["raw_entropy"], label="without (RKSC)")
-    axes[0].set(xlabel="layer", ylabel="entropy (nats)", title="what the lens says after each layer")
+    axes[0].set(
+        xlabel="layer", ylabel="entropy (nats)", title="what the lens says after each layer"
+    )
     axes[0].legend()
     usual = [row for row in result["rows"] if row["setting"] == layers["setting"]]
-    for n, (way, label) in enumerate((("entropy", "leaves by RKSC's rule"), ("ranking", "leaves by stable ranking"))):
+    for n, (way, label) in enumerate(
+        (("entropy", "leaves by RKSC's rule"), ("ranking", "leaves by stable ranking"))
+    ):
         left = Counter(d for row in usual for d in row["depths"][way])
         shares = [left[d] / left.total() for d in depth]
         axes[1].bar([d + 0.4 * n - 0.2 for d in depth], shares, width=0.4, label=label)

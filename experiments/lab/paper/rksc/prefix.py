@@ -1,4 +1,5 @@
-"""How the gain grows with the prefix: the KV probe over a sweep, its fits, n* and B* (RKSC, Tables 5 and 9)."""
+"""How the gain grows with the prefix: the KV probe over a sweep, its fits, n* and B* (RKSC, Tables
+5 and 9)."""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ def run(overrides: Sequence[str], lengths: Sequence[int] = LENGTHS) -> dict[str,
 
 
 def n_star(fitted: tuple[float, float], rows: Sequence[dict[str, Any]]) -> float:
-    """The prefix length from which sharing pays: (B - 1) (c1 n + c2 n^2) = what the suffixes cost on shared KV beyond
-    what they cost as ends of whole prompts. RKSC's proposition A.1 with its linear term put back; 0 if it pays at once.
+    """The prefix length from which sharing pays: (B - 1) (c1 n + c2 n^2) = what the suffixes cost
+    on shared KV beyond what they cost as ends of whole prompts. RKSC's proposition A.1 with its
+    linear term put back; 0 if it pays at once.
     """
     c1, c2 = fitted
     first = rows[0]
@@ -53,7 +55,8 @@ def n_star(fitted: tuple[float, float], rows: Sequence[dict[str, Any]]) -> float
 
 
 def fit(lengths: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """c1 and c2 of c1 n + c2 n^2, by least squares on relative errors. RKSC's own model has no linear term."""
+    """c1 and c2 of c1 n + c2 n^2, by least squares on relative errors. RKSC's own model has no
+    linear term."""
     n, t = np.array(lengths, dtype=float), np.array(seconds, dtype=float)
     columns = np.stack([n, n * n], axis=1) / t[:, None]
     (c1, c2), *_ = np.linalg.lstsq(columns, np.ones_like(t), rcond=None)

@@ -1,4 +1,5 @@
-"""The setting that all parts share: a configuration, its problems, and engines over one loaded model."""
+"""The setting that all parts share: a configuration, its problems, and engines over one loaded
+model."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from experiments.runs.build import device_of, engine_options, make_template, make_verifier, resolved, source_options
+from experiments.runs.build import (
+    device_of,
+    engine_options,
+    make_template,
+    make_verifier,
+    resolved,
+    source_options,
+)
 from experiments.runs.data import Task, load_task
 from experiments.runs.schema import register
 from ttc.engine import Engine
@@ -21,7 +29,8 @@ from ttc.protocols import Verifier
 from ttc.text.prompt import PromptTemplate
 
 HELD_OUT_SEED = 1_000
-"""The seed of problems that thresholds are found on; those that are measured have the data set's own."""
+"""The seed of problems that thresholds are found on; those that are measured have the data set's
+own."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,9 @@ class Setting:
     def of(cls, experiment: str, overrides: Sequence[str]) -> Setting:
         register()
         with initialize_config_module("conf", version_base="1.3"):
-            return cls(resolved(compose("config", overrides=[f"+experiment={experiment}", *overrides])))
+            return cls(
+                resolved(compose("config", overrides=[f"+experiment={experiment}", *overrides]))
+            )
 
     @cached_property
     def task(self) -> Task:

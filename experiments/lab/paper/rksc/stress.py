@@ -16,8 +16,8 @@ BRANCHES, ROOM, TOKENS = 8, 4, 8
 
 
 def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
-    """Per problem: evictions, KV before and after, the seconds of both steps (the second one brings back what was
-    evicted), and whether any token changes."""
+    """Per problem: evictions, KV before and after, the seconds of both steps (the second one brings
+    back what was evicted), and whether any token changes."""
     sizes = ["dataset.pad_chars=0", f"dataset.size={problems}", f"dataset.limit={problems}"]
     setting = Setting.of("rksc_verify", ["model.dtype=float32", *overrides, *sizes])
     model, tokenizer = loaded(setting.config)
@@ -50,16 +50,19 @@ def run(overrides: Sequence[str], problems: int) -> dict[str, Any]:
         "problems": len(rows),
         "evictions": sum(r["evictions"] for r in rows),
         "expected": sum(r["expected"] for r in rows),
-        "kv_of_unlimited": sum(r["kv_bytes"] for r in rows) / sum(r["kv_bytes_unlimited"] for r in rows),
+        "kv_of_unlimited": sum(r["kv_bytes"] for r in rows)
+        / sum(r["kv_bytes_unlimited"] for r in rows),
         "overhead_ms": [
-            1e3 * median(r["seconds"][step] - r["seconds_unlimited"][step] for r in rows) for step in (0, 1)
+            1e3 * median(r["seconds"][step] - r["seconds_unlimited"][step] for r in rows)
+            for step in (0, 1)
         ],
         "changed": sum(not r["same_tokens"] for r in rows),
     }
 
 
 def _solve(engine: Engine, prompt: list[int]) -> dict[str, Any]:
-    """One step of all branches, what KV is left of it, then a second step of all, which needs what was evicted."""
+    """One step of all branches, what KV is left of it, then a second step of all, which needs what
+    was evicted."""
     root = engine.root(prompt, seed=0)
     branches: list[Branch] = engine.fork(root, BRANCHES)
     engine.release([root])

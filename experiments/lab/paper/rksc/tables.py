@@ -31,7 +31,16 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def arms(result: Result) -> str:
-    head = ["regime", "arm", "s per problem", "over No-KV", "over token-exact", "right", "answers changed", "skipped"]
+    head = [
+        "regime",
+        "arm",
+        "s per problem",
+        "over No-KV",
+        "over token-exact",
+        "right",
+        "answers changed",
+        "skipped",
+    ]
     rows = []
     for regime, found in result["regimes"].items():
         ratios = zip(*(speedups(found["arms"], base) for base in ("no_kv", "exact")), strict=True)
@@ -58,11 +67,20 @@ def _ratio(found: Sequence[float]) -> str:
 
 def _changed(arm: Result) -> str:
     changed = arm["changed"]
-    return f"{changed['answers']} ({changed['right_to_wrong']} lost, {changed['wrong_to_right']} won)"
+    return (
+        f"{changed['answers']} ({changed['right_to_wrong']} lost, {changed['wrong_to_right']} won)"
+    )
 
 
 def answers(result: Result) -> str:
-    head = ["regime", "arm", "right", "against full verification", "answers changed", "not verified"]
+    head = [
+        "regime",
+        "arm",
+        "right",
+        "against full verification",
+        "answers changed",
+        "not verified",
+    ]
     head += ["layers left out", "some branch stopped", "some prompt replaced"]
     rows = []
     for regime, found in result["regimes"].items():
@@ -101,7 +119,9 @@ def thresholds(result: Result) -> str:
                 [
                     regime,
                     ways[way],
-                    "never skips" if never else f"tau {found['tau_conf']:.3f}, gap {found['r_gap']:.3f}",
+                    "never skips"
+                    if never
+                    else f"tau {found['tau_conf']:.3f}, gap {found['r_gap']:.3f}",
                     f"{one['skipped']} of {one['checked']}",
                     *_bounded(one),
                     _rule(found["exit"]) if two["depth"] < two["layers"] else "never leaves",
@@ -125,7 +145,15 @@ def _rule(exit: Result) -> str:
 
 
 def prefix(result: Result) -> str:
-    head = ["prefix", "every branch computes it", "once", "suffixes on it", "gain", "B*", "sharing pays"]
+    head = [
+        "prefix",
+        "every branch computes it",
+        "once",
+        "suffixes on it",
+        "gain",
+        "B*",
+        "sharing pays",
+    ]
     rows = [
         [
             f"{row['tokens']:,}",
@@ -168,7 +196,15 @@ def phrasings(result: Result) -> str:
             for row in result["rows"]
         ],
     )
-    head = ["tau", "substituted", "of the prefill left", "of all prefill", "KL (nats)", "answers changed", "lost / won"]
+    head = [
+        "tau",
+        "substituted",
+        "of the prefill left",
+        "of all prefill",
+        "KL (nats)",
+        "answers changed",
+        "lost / won",
+    ]
     controls = list(result["taus"][0]["controls_passed"])
     taus = markdown(
         [*head, *controls],
@@ -195,7 +231,15 @@ def _spread(values: Sequence[float]) -> str:
 
 def verification(result: Result) -> str:
     cost = markdown(
-        ["prompt", "problems", "tokens, own KV", "tokens, fresh prompt", "own KV", "fresh prompt", "gain"],
+        [
+            "prompt",
+            "problems",
+            "tokens, own KV",
+            "tokens, fresh prompt",
+            "own KV",
+            "fresh prompt",
+            "gain",
+        ],
         [
             [
                 row["prompt"],
@@ -209,9 +253,20 @@ def verification(result: Result) -> str:
             for row in result["cost"]
         ],
     )
-    names = {"own": "asked on the branch's KV", "fresh": "asked on a fresh prompt", "p": "mean top-1 probability"}
+    names = {
+        "own": "asked on the branch's KV",
+        "fresh": "asked on a fresh prompt",
+        "p": "mean top-1 probability",
+    }
     quality = markdown(
-        ["rated by", "right outranks wrong", "pairs", "right if chosen so", "right on average", "any right"],
+        [
+            "rated by",
+            "right outranks wrong",
+            "pairs",
+            "right if chosen so",
+            "right on average",
+            "any right",
+        ],
         [
             [
                 names[row["way"]],
@@ -254,7 +309,14 @@ def verification(result: Result) -> str:
 
 
 def stress(result: Result) -> str:
-    head = ["problems", "evictions", "expected", "KV left, of all", "evicting costs", "coming back costs"]
+    head = [
+        "problems",
+        "evictions",
+        "expected",
+        "KV left, of all",
+        "evicting costs",
+        "coming back costs",
+    ]
     row = [
         f"{result['problems']}",
         f"{result['evictions']}",

@@ -1,4 +1,5 @@
-"""Verification looked at alone: on the branch's KV against a fresh prompt, layer by layer, and by difficulty."""
+"""Verification looked at alone: on the branch's KV against a fresh prompt, layer by layer, and by
+difficulty."""
 
 from __future__ import annotations
 
@@ -48,16 +49,22 @@ WAYS = ("own", "fresh", "p")
 
 @dataclass
 class _Both:
-    """Rates on the branch's own KV, on fresh prompts, and layer by layer, and keeps what each said and cost."""
+    """Rates on the branch's own KV, on fresh prompts, and layer by layer, and keeps what each said
+    and cost."""
 
     own: SelfVerifier = field(default_factory=SelfVerifier)
     fresh: SelfVerifier = field(default_factory=lambda: SelfVerifier(fresh=True))
     seen: list[dict[str, Any]] = field(default_factory=list)
     profiles: list[Rating] = field(default_factory=list)
 
-    def rate(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> list[list[float]]:
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
         assert isinstance(backend, Engine)
-        row: dict[str, Any] = {"p": [confidence(b) for b in branches], "texts": [b.answer_text for b in branches]}
+        row: dict[str, Any] = {
+            "p": [confidence(b) for b in branches],
+            "texts": [b.answer_text for b in branches],
+        }
         for name, verifier in (("own", self.own), ("fresh", self.fresh)):
             usage = branches[0].usage
             tokens, start = usage.verifier_tokens, time.perf_counter()
@@ -71,16 +78,19 @@ class _Both:
 
 
 def run(overrides: Sequence[str], problems: int, held_out: int) -> dict[str, Any]:
-    """Each difficulty's problems, without padding; the usual one's also with the padded prompt, for the cost.
+    """Each difficulty's problems, without padding; the usual one's also with the padded prompt, for
+    the cost.
 
-    Without hints, too: they cost a small model nearly all of its accuracy. RKSC's exit has its theta and eps from
-    `held_out` other problems of the usual difficulty.
+    Without hints, too: they cost a small model nearly all of its accuracy. RKSC's exit has its
+    theta and eps from `held_out` other problems of the usual difficulty.
     """
     overrides = ["search.hints=[]", *overrides]
     model, tokenizer = loaded(Setting.of("rksc_verify", overrides).config)
 
     def of(changes: Sequence[str], n: int, *more: str) -> Setting:
-        return Setting.of("rksc_verify", [*changes, *overrides, f"dataset.size={n}", f"dataset.limit={n}", *more])
+        return Setting.of(
+            "rksc_verify", [*changes, *overrides, f"dataset.size={n}", f"dataset.limit={n}", *more]
+        )
 
     plain = "dataset.pad_chars=0"
     other = of(DIFFICULTIES[USUAL], held_out, plain, f"dataset.seed={HELD_OUT_SEED}")
@@ -92,7 +102,11 @@ def run(overrides: Sequence[str], problems: int, held_out: int) -> dict[str, Any
         usual = profiles if name == USUAL else usual
     rows += _records(of([], max(2, problems // 5)), model, tokenizer, LONG, exits)[0]
     layers = _layers([profile for rating in usual for profile in rating])
-    about = {"problems": problems, "held_out": held_out, "exits": {k: vars(exit) for k, exit in exits.items()}}
+    about = {
+        "problems": problems,
+        "held_out": held_out,
+        "exits": {k: vars(exit) for k, exit in exits.items()},
+    }
     return about | {"layers": layers, "rows": rows} | summary(rows)
 
 
@@ -102,7 +116,11 @@ def _ratings(setting: Setting, model: Any, tokenizer: Any) -> list[Rating]:
     assert isinstance(inner, SelfVerifier)
     problems = with_progress(setting.task.problems, "held out")
     engine = setting.engine(model, tokenizer)
-    return [r for p in problems for r in observe_exits(setting.search, inner, [p], engine=engine, options=options)]
+    return [
+        r
+        for p in problems
+        for r in observe_exits(setting.search, inner, [p], engine=engine, options=options)
+    ]
 
 
 def _records(
@@ -112,7 +130,13 @@ def _records(
     engine, both = setting.engine(model, tokenizer), _Both()
     problems: list[Problem] = setting.task.problems
     for problem in with_progress(problems, name):
-        solve(setting.search, problem=[problem], engine=engine, verifier=both, **setting.solve_options())
+        solve(
+            setting.search,
+            problem=[problem],
+            engine=engine,
+            verifier=both,
+            **setting.solve_options(),
+        )
     rows = []
     for problem, seen, rating in zip(problems, both.seen, both.profiles, strict=True):
         reader = setting.task.reading.voting(problem)
@@ -130,7 +154,10 @@ def _records(
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The tables' figures, from one row for each problem of each setting."""
-    settings = {name: [r for r in rows if r["setting"] == name] for name in dict.fromkeys(r["setting"] for r in rows)}
+    settings = {
+        name: [r for r in rows if r["setting"] == name]
+        for name in dict.fromkeys(r["setting"] for r in rows)
+    }
     return {
         "cost": [_cost("short prompt", settings[USUAL]), _cost(LONG, settings[LONG])],
         "quality": [quality(settings[USUAL], way) for way in WAYS],
@@ -149,8 +176,8 @@ def _cost(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def quality(rows: Sequence[dict[str, Any]], way: str) -> dict[str, Any]:
-    """How well one way ranks: the chance that a right branch outranks a wrong one of its problem, and the chosen one's;
-    both with their intervals over problems."""
+    """How well one way ranks: the chance that a right branch outranks a wrong one of its problem,
+    and the chosen one's; both with their intervals over problems."""
     won = [pair_wins(r[way], r["right"]) for r in rows]
     chosen = [r["right"][max(range(len(r[way])), key=r[way].__getitem__)] for r in rows]
     return {
@@ -164,9 +191,15 @@ def quality(rows: Sequence[dict[str, Any]], way: str) -> dict[str, Any]:
 
 
 def pair_wins(scores: Sequence[float], right: Sequence[bool]) -> list[float]:
-    """For each pair of a right and a wrong branch of a problem: 1 where the right one is rated higher, 1/2 if equal."""
+    """For each pair of a right and a wrong branch of a problem: 1 where the right one is rated
+    higher, 1/2 if equal."""
     rated = list(zip(scores, right, strict=True))
-    return [(a > b) + (a == b) / 2 for a, a_right in rated for b, b_right in rated if a_right and not b_right]
+    return [
+        (a > b) + (a == b) / 2
+        for a, a_right in rated
+        for b, b_right in rated
+        if a_right and not b_right
+    ]
 
 
 def _exit(rows: Sequence[dict[str, Any]], way: str) -> dict[str, Any]:
@@ -180,8 +213,11 @@ def _exit(rows: Sequence[dict[str, Any]], way: str) -> dict[str, Any]:
 
 
 def _difficulty(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """How often the confidence gate would skip, with one pair of thresholds for all: the percentiles over all."""
-    everyone = [Observation(max(r["p"]), gap_ratio(r["p"]), True) for own in found.values() for r in own]
+    """How often the confidence gate would skip, with one pair of thresholds for all: the
+    percentiles over all."""
+    everyone = [
+        Observation(max(r["p"]), gap_ratio(r["p"]), True) for own in found.values() for r in own
+    ]
     tau_conf, r_gap = percentiles(everyone)
     rows = []
     for name, own in found.items():
@@ -204,8 +240,8 @@ def _difficulty(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _layers(profiles: Sequence[Profile]) -> dict[str, Any]:
-    """Of the usual setting: entropy after each layer with and without the final norm, and the share of branches on
-    whose P >= 1/2 that layer and the last one agree."""
+    """Of the usual setting: entropy after each layer with and without the final norm, and the share
+    of branches on whose P >= 1/2 that layer and the last one agree."""
     layers = range(len(profiles[0].entropy))
     return {
         "setting": USUAL,

@@ -41,9 +41,22 @@ def build(processor: str, to: Path, *more: str) -> float:
     Raises CalledProcessError, with the compiler's messages in its stderr.
     """
     headers = Path(torch.__file__).parent / "include"
-    words = [compiler(processor) or "g++", "-std=c++20", "-O3", "-I", str(headers), *FLAGS[processor], str(SOURCE)]
+    words = [
+        compiler(processor) or "g++",
+        "-std=c++20",
+        "-O3",
+        "-I",
+        str(headers),
+        *FLAGS[processor],
+        str(SOURCE),
+    ]
     start = time.perf_counter()
-    subprocess.run([*words, *(more or ("-shared", "-fPIC")), "-o", str(to)], check=True, capture_output=True, text=True)
+    subprocess.run(
+        [*words, *(more or ("-shared", "-fPIC")), "-o", str(to)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return time.perf_counter() - start
 
 
@@ -57,5 +70,7 @@ def candidates(processor: str, folder: Path) -> dict[torch.dtype, list[Candidate
         loaded = ctypes.CDLL(str(library))
         for dtype, listed in made.items():
             function = getattr(loaded, f"product_{str(dtype).removeprefix('torch.')}")
-            listed.append(Candidate(name, ctypes.cast(function, ctypes.c_void_p).value or 0, seconds))
+            listed.append(
+                Candidate(name, ctypes.cast(function, ctypes.c_void_p).value or 0, seconds)
+            )
     return made

@@ -70,7 +70,15 @@ def product(program: Path, x: Tensor, weight: Tensor) -> Tensor:
     width = x.shape[1] * x.element_size()
     sizes = np.array([len(x), len(weight), width], np.int64).tobytes()
     numbers = [tensor.view(torch.uint8).numpy().tobytes() for tensor in (x, weight)]
-    words = [EMULATOR, "-cpu", "max", str(program)] if os.uname().machine != "aarch64" else [str(program)]
-    done = subprocess.run([str(word) for word in words], input=sizes + b"".join(numbers), capture_output=True)
+    words = (
+        [EMULATOR, "-cpu", "max", str(program)]
+        if os.uname().machine != "aarch64"
+        else [str(program)]
+    )
+    done = subprocess.run(
+        [str(word) for word in words], input=sizes + b"".join(numbers), capture_output=True
+    )
     done.check_returncode()
-    return torch.from_numpy(np.frombuffer(done.stdout, np.float32).reshape(len(x), len(weight)).copy())
+    return torch.from_numpy(
+        np.frombuffer(done.stdout, np.float32).reshape(len(x), len(weight)).copy()
+    )

@@ -124,8 +124,16 @@ def _case(forms: dict[str, Any], dtype: torch.dtype, shape: str, rows: int) -> l
         raise RuntimeError(f"products differ from float64 by more than {TOLERANCE}: {worst}")
     copies = max(2, COLD_BYTES // (weight.numel() * weight.element_size()))
     weights = [weight.clone() for _ in range(copies)]
-    case = {"dtype": str(dtype).removeprefix("torch."), "shape": shape, "rows": rows, "errors": errors}
-    return [case | {"threads": threads} | _times(forms, x, weights, threads) for threads in THREADS[shape]]
+    case = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "shape": shape,
+        "rows": rows,
+        "errors": errors,
+    }
+    return [
+        case | {"threads": threads} | _times(forms, x, weights, threads)
+        for threads in THREADS[shape]
+    ]
 
 
 def _times(forms: dict[str, Any], x: Tensor, weights: list[Tensor], threads: int) -> dict[str, Any]:
@@ -151,9 +159,13 @@ def _times(forms: dict[str, Any], x: Tensor, weights: list[Tensor], threads: int
                 way(x, weight)
             spent[name].append((time.process_time() - start) * 1e3 / len(weights))
     ratios = {
-        name: statistics.median(a / b for a, b in zip(times, spent[BASE], strict=True)) for name, times in spent.items()
+        name: statistics.median(a / b for a, b in zip(times, spent[BASE], strict=True))
+        for name, times in spent.items()
     }
-    return {"ms": {name: statistics.median(times) for name, times in spent.items()}, "to_base": ratios}
+    return {
+        "ms": {name: statistics.median(times) for name, times in spent.items()},
+        "to_base": ratios,
+    }
 
 
 def lines() -> dict[str, int]:
@@ -165,7 +177,8 @@ def lines() -> dict[str, int]:
     theirs, _, rest = rest.partition("\n#else\n")
     compilers, _, shared = rest.partition("\n#endif\n\n")
     tiles = Path(cpu_tiles.__file__).read_text()
-    tiles = tiles[: tiles.index("dots_8x2, dots_4x4")]  # what else lies there is not of this product
+    # what else lies there is not of this product
+    tiles = tiles[: tiles.index("dots_8x2, dots_4x4")]
     texts = {
         "numba as it is": tiles + (folder / "present.py").read_text(),
         "numba, portable": (folder / "portable.py").read_text(),
@@ -195,7 +208,9 @@ def table(result: dict[str, Any]) -> str:
     made = [head, "|---" * (6 + len(names)) + "|"]
     for processor, measured in result["processors"].items():
         for row in measured["rows"]:
-            ratios = [f"{row['to_base'][name]:.2f}" if name in row["to_base"] else "-" for name in names]
+            ratios = [
+                f"{row['to_base'][name]:.2f}" if name in row["to_base"] else "-" for name in names
+            ]
             cells = [processor, *(row[key] for key in ("dtype", "shape", "rows", "threads"))]
             cells.append(f"{row['ms'][BASE]:.2f} ms")
             made.append(f"| {' | '.join(map(str, [*cells, *ratios]))} |")

@@ -74,7 +74,9 @@ class Emitter:
         self.bits = ir.VectorType(I32, self.lanes)
         self.widens = short and not processor.pairs
         self.vector_bytes = 4 * self.lanes
-        self.loaded = ir.VectorType(_BFloat(), 2 * self.lanes) if short and processor.pairs else self.floats
+        self.loaded = (
+            ir.VectorType(_BFloat(), 2 * self.lanes) if short and processor.pairs else self.floats
+        )
         self.pairs = None
         if short and processor.pairs:
             kind = ir.FunctionType(self.floats, [self.floats, self.loaded, self.loaded])
@@ -154,12 +156,17 @@ class Emitter:
         builder, kind = self.builder, ir.VectorType(FLOAT, count)
         lanes = ir.Constant(ir.VectorType(I32, count), list(range(lane, lane + count)))
         place = builder.inttoptr(address, kind.as_pointer())
-        before = builder.select(more, builder.load(place, align=4), ir.Constant(kind, [0.0] * count))
+        before = builder.select(
+            more, builder.load(place, align=4), ir.Constant(kind, [0.0] * count)
+        )
         total = builder.fadd(before, builder.shuffle_vector(sums, sums, lanes))
         builder.store(total, place, align=4)
 
     def starts(self, base: Any, stride: Any, count: int) -> list[Any]:
-        return [self.builder.add(base, self.builder.mul(stride, ir.Constant(I64, i))) for i in range(count)]
+        return [
+            self.builder.add(base, self.builder.mul(stride, ir.Constant(I64, i)))
+            for i in range(count)
+        ]
 
     def widen(self, source: Any, target: Any, vectors: Any) -> None:
         """Pairs of numbers as float32: the first of each vector's pairs, then the second."""
@@ -168,7 +175,9 @@ class Emitter:
             place = self.builder.add(target, self.builder.add(here, here))
             for i, half in enumerate(self.weight(self.builder.add(source, here))):
                 address = self.builder.add(place, ir.Constant(I64, i * self.vector_bytes))
-                self.builder.store(half, self.builder.inttoptr(address, self.floats.as_pointer()), align=4)
+                self.builder.store(
+                    half, self.builder.inttoptr(address, self.floats.as_pointer()), align=4
+                )
 
 
 def _tile(processor: Processor, short: bool, rows: int) -> Any:

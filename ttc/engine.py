@@ -58,6 +58,9 @@ from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
 from ttc.usage import Usage
 
+RESTARTS = 3
+"""How often a call begins again because the model has changed between its passes."""
+
 
 class Engine:
     """Runs a Hugging Face decoder over a tree of branches. KV of a shared prefix is stored and read
@@ -548,24 +551,30 @@ class Engine:
         self, branches: Sequence[Branch], passes: Callable[[], Passes[None]], wake: bool
     ) -> Passes[None]:
         """What stands around a call (see `_with_kv_present`), where others may use the engine
-        between its passes. If the model has changed there, all passes are made again."""
+        between its passes. If the model has changed there, all passes are made again: `RESTARTS`
+        times at most, as a model may change with each of its own passes."""
 
         def from_the_start() -> Passes[None]:
             yield from self._woken([branch for branch in branches if wake and not branch.released])
             yield from passes()
 
         self._begin_call(branches)
-        changes = None
+        changes, starts = None, 0
         try:
             while changes != self._changes:
                 changes = self._changes
+                starts += 1
                 with closing(from_the_start()) as made:
                     for _ in made:
+                        if starts > RESTARTS:
+                            continue  # at once, with nobody between
                         yield
                         self._follow_model(samples=False)
                         if changes != self._changes:
                             break
                         self._make_way()
+                if starts > RESTARTS:
+                    break
         finally:
             self._trim()
 

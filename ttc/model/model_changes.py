@@ -18,9 +18,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+T = TypeVar("T")
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 Getter = Callable[[dict[str, Any]], tuple[Any, ...]]
 Scope = dict[str, Any]
+SMALL = 4096
+"""The most numbers of a buffer that are noted, so that it may be written again."""
 SCALAR = (bool, int, float, str, type(None))
 COMMON = frozenset(vars(nn.Module())) | {"_is_hf_initialized", "training"}
 """Attributes that every module has, or that are not part of what it computes."""
@@ -136,11 +139,17 @@ class _Weights:
     PyTorch counts what is written to a tensor (`Tensor._version`), but not through `weight.data`,
     as peft does to merge adapters. So one number of each tensor is compared as well. Where a few
     numbers alone are written through `.data`, nobody notices.
+
+    A model's own pass may write the same numbers again into a buffer, as rotary embeddings of
+    longrope do. Or it puts another tensor with the same numbers into its place, as Accelerate's
+    hooks do with weights that they leave empty. Neither is a change. A place whose tensor was
+    another one is compared by its numbers from then on.
     """
 
     def __init__(self, modules: Iterable[nn.Module]):
         both: Iterable[dict[str, Any]]
-        both = chain.from_iterable((module._parameters, module._buffers) for module in modules)
+        held = list(modules)
+        both = chain.from_iterable((module._parameters, module._buffers) for module in held)
         self._held = [tensors for tensors in both if tensors]
         self._sizes = [*map(len, self._held)]
         self._dicts = [tensors for tensors in self._held for _ in tensors]
@@ -150,27 +159,83 @@ class _Weights:
         self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
         self._places = self._places_now()
         self._versions = self._versions_now()
+        buffers = chain.from_iterable(module._buffers.values() for module in held)
+        small = [b for b in buffers if b is not None and b.numel() <= SMALL and not b.is_meta]
+        self._numbers = {id(buffer): buffer.clone() for buffer in small}
+        self._renewed: list[tuple[dict[str, Any], str, Tensor]] = []
         self._groups = _samples(self._tensors)
         self._samples = [*map(_bytes, self._groups)]
 
     def same_places(self) -> bool:
+        if [*map(len, self._held)] != self._sizes:
+            return False
+        if not self._same_entries():
+            self._part_renewed()
         return (
-            [*map(len, self._held)] == self._sizes
-            and all(map(is_, map(getitem, self._dicts, self._keys), self._entries))
+            self._same_entries()
             and self._places_now() == self._places
+            and all(_equal(tensors[key], before) for tensors, key, before in self._renewed)
         )
 
     def same_versions(self) -> bool:
-        return self._versions_now() == self._versions
+        now = self._versions_now()
+        if now == self._versions:
+            return True
+        for tensor, version, before in zip(self._counted, now, self._versions, strict=True):
+            numbers = self._numbers.get(id(tensor))
+            if version != before and (numbers is None or not torch.equal(tensor, numbers)):
+                return False
+        self._versions = now
+        return True
 
     def same_samples(self) -> bool:
         return all(map(torch.equal, map(_bytes, self._groups), self._samples))
+
+    def _same_entries(self) -> bool:
+        return all(map(is_, map(getitem, self._dicts, self._keys), self._entries))
+
+    def _part_renewed(self) -> None:
+        """Compare the places where an equal tensor lies now by their numbers, and no longer by what
+        lies there."""
+        kept = []
+        for tensors, key, before in zip(self._dicts, self._keys, self._entries, strict=True):
+            now = tensors[key]
+            if now is not before and before is not None and _equal(now, before):
+                self._renewed.append((tensors, key, before))
+            else:
+                kept.append((tensors, key, before))
+        self._dicts = [tensors for tensors, _, _ in kept]
+        self._keys = [key for _, key, _ in kept]
+        self._entries = [before for _, _, before in kept]
+        renewed = {id(before) for _, _, before in self._renewed}
+        self._places = _without(renewed, self._tensors, self._places)
+        self._versions = _without(renewed, self._counted, self._versions)
+        self._tensors = _without(renewed, self._tensors, self._tensors)
+        self._counted = _without(renewed, self._counted, self._counted)
 
     def _places_now(self) -> list[int]:
         return [*map(Tensor.data_ptr, self._tensors)]
 
     def _versions_now(self) -> list[int]:
         return [*map(attrgetter("_version"), self._counted)]
+
+
+def _equal(now: Tensor | None, before: Tensor) -> bool:
+    """Whether a pass of the model may have put one tensor for the other: a buffer with the same
+    numbers, or a weight that is empty both times."""
+    if now is None or now.shape != before.shape or now.dtype != before.dtype:
+        return False
+    if now.device != before.device:
+        return False
+    if now.is_meta:
+        return True
+    return not isinstance(before, nn.Parameter) and torch.equal(now, before)
+
+
+def _without(renewed: set[int], tensors: list[Tensor], values: list[T]) -> list[T]:
+    """Those of the values whose tensors are not among the renewed."""
+    both = zip(tensors, values, strict=True)
+    return [value for tensor, value in both if id(tensor) not in renewed]
 
 
 def changes_nothing(hook: Hook) -> Hook:

@@ -78,3 +78,4 @@ def test_longrope_is_served_up_to_its_original_length() -> None:
     branch = engine.root(list(range(1, 30)))
     engine.generate([branch], 10)
     assert (len(branch.tokens), branch.finish_reason) == (32, "context")
+    assert engine.model_changes() == 0  # its rotary embedding is made again in each pass

@@ -234,3 +234,36 @@ def test_an_engine_that_keeps_activations_comes_and_goes_without_a_change() -> N
     gc.collect()
     assert not any(module._forward_pre_hooks for module in engine.model.modules())
     assert watch.unchanged()
+
+
+def test_a_buffer_that_each_pass_makes_again_with_the_same_numbers_is_no_change() -> None:
+    """As rotary embeddings of longrope do. From then on its numbers count."""
+    model = small()
+    watch, rotary = Watch(model), model.model.rotary_emb
+    rotary.register_buffer("inv_freq", rotary.inv_freq.clone(), persistent=False)
+    assert watch.unchanged() and watch.as_at_load
+    rotary.register_buffer("inv_freq", rotary.inv_freq.clone(), persistent=False)
+    assert watch.unchanged() and watch.as_at_load
+    rotary.register_buffer("inv_freq", 2 * rotary.inv_freq, persistent=False)
+    assert not watch.unchanged() and watch.unchanged()
+    model.model.norm.weight = nn.Parameter(model.model.norm.weight.clone())
+    assert not watch.unchanged()  # weights are read by what was made of them at load
+
+
+@pytest.mark.timeout(120)
+def test_a_model_that_each_of_its_passes_changes_comes_to_an_end() -> None:
+    model = small()
+    model.passes = 0
+
+    def count(module: Any, given: Any) -> None:
+        module.passes += 1
+
+    model.register_forward_pre_hook(count)
+    plain = Engine(small(), Letters(), prefill_tokens=8)
+    engine = Engine(model, Letters(), prefill_tokens=8)
+    texts = []
+    for each in (plain, engine):
+        branch = each.root(list(range(1, 41)))
+        each.generate([branch], 4, sampling=GREEDY)
+        texts.append(branch.tokens)
+    assert texts[0] == texts[1]

@@ -8,7 +8,11 @@ import pytest
 from tests.helpers.tiers import slow, some_quick
 
 ROOT = Path(__file__).parents[1]
-SLOW_FILES = {"tests/search/test_real_model.py", "tests/ttc/placement/test_placed_loading.py"}
+SLOW_FILES = {
+    "tests/search/test_real_model.py",
+    "tests/ttc/model/test_default_model.py",
+    "tests/ttc/placement/test_placed_loading.py",
+}
 """Files whose tests are all slow: what they try needs real weights, or a process of its own."""
 
 

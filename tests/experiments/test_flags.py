@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from omegaconf import OmegaConf
 
 from experiments.runs.flags import RUN_FLAGS, SERVE_FLAGS, as_settings
 from tests.helpers.configurations import configuration
@@ -39,7 +40,7 @@ def test_flags_set_what_settings_do_and_the_rest_stays_as_it_is() -> None:
 def test_a_model_of_any_name_comes_to_the_configuration_as_it_was_typed(name: str) -> None:
     config = configuration("serve", *as_settings(["--model", name, "--port", "9000"], SERVE_FLAGS))
     assert config.serve.port == 9000
-    assert config._get_node("model")._get_node("name")._value() == name
+    assert OmegaConf.to_container(config.model, resolve=False)["name"] == name  # type: ignore[index, call-overload]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("search", "rule", "column"),
     [

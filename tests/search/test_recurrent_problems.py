@@ -36,16 +36,14 @@ def budget(case: str, states: int, tokens: int) -> float:
 
 def counted(engine: Engine) -> list[int]:
     """How many problems were under way, each time that some began."""
-    counts, roots = list[int](), engine.roots
+    counts, begin_roots = list[int](), engine.begin_roots
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        found = roots(*args, **kwargs)
-        counts.append(
-            len({branch.root_id for branch in engine.live} | {branch.root_id for branch in found})
-        )
-        return found
+        begun = begin_roots(*args, **kwargs)
+        counts.append(len({branch.root_id for branch in {*engine.live, *begun.branches}}))
+        return begun
 
-    engine.roots = watched  # type: ignore[method-assign]
+    engine.begin_roots = watched  # type: ignore[method-assign]
     return counts
 
 

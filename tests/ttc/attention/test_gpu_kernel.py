@@ -38,7 +38,6 @@ print(made.metadata.shared, ptx.count("mma"), ptx.count("cp.async.cg.shared.glob
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "kv", "dim", "block"), [slow((80, "bf16", 128, 64)), (90, "fp16", 64, 64)]
 )

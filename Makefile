@@ -11,7 +11,7 @@ demo: $(READY)  ## solve problems with the default model, search and verifier
 	@echo "All tries of a sum share one copy of what they have in common, in a cache shaped like a tree."
 	@$(BIN)/python -m experiments.run run.show_example=true
 
-test: $(READY)  ## every part once, in about three minutes on two cores
+test: $(READY)  ## every part once, in about four minutes on two cores
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: $(READY)  ## every test, in about a quarter of an hour on two cores

@@ -53,7 +53,8 @@ def main() -> None:
         tries = len(result.tree) - 1  # without the root
         score = None if result.best is None else result.best.score
         print(
-            f"{result.problem.question}  answer {result.answer}, score {score:.2f}, after {tries} tries"
+            f"{result.problem.question}  answer {result.answer}, score {score:.2f}, after {tries} "
+            "tries"
         )
     print(f"{engine.kv_bytes()} bytes of keys and values are left")
 

@@ -141,7 +141,8 @@ class ActiveSearch:
         for branch in request.branches:
             if branch.finished:
                 raise InvalidInput(
-                    f"the search expanded {branch!r}, which is finished; leave finished branches out, or Append to them"
+                    f"the search expanded {branch!r}, which is finished; leave finished branches "
+                    "out, or Append to them"
                 )
         self.waiting, self.made = request.parents(), []
         if self.waiting:
@@ -460,7 +461,7 @@ def steps_of(search: Search, root: Branch, case: Case) -> SearchSteps:
     steps = search.run(root, case)
     if not hasattr(steps, "send"):
         raise InvalidInput(
-            f"{type(search).__name__}.run gave a {type(steps).__name__}, and must be a generator; yield requests, "
-            "as Expand([root], 4, Step(64)), and return the candidates"
+            f"{type(search).__name__}.run gave a {type(steps).__name__}, and must be a generator; "
+            "yield requests, as Expand([root], 4, Step(64)), and return the candidates"
         )
     return steps

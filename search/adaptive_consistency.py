@@ -45,7 +45,8 @@ class AdaptiveConsistency(Search):
         super().__post_init__()
         if self.rule == "window" and self.block < 2:
             raise InvalidInput(
-                f"block={self.block} makes a window of one sample, which always agrees; give 2 or more"
+                f"block={self.block} makes a window of one sample, which always agrees; give 2 or "
+                "more"
             )
 
     @property

@@ -29,7 +29,8 @@ def check_parts(search: Any, engine: Any, verifier: Any) -> None:
             raise InvalidInput(f"{name} selects by score; give it verifier=...")
     elif verifier is not None:
         warnings.warn(
-            f"{name} does not rate branches, so {type(verifier).__name__} is not used; leave the verifier out",
+            f"{name} does not rate branches, so {type(verifier).__name__} is not used; leave the "
+            "verifier out",
             stacklevel=4,
         )
 
@@ -60,7 +61,8 @@ def as_problem(given: Any) -> Problem:
     if isinstance(given, Problem):
         return given
     raise InvalidInput(
-        f"problem is of type {type(given).__name__}; give the question as a string, or a Problem(question=...)"
+        f"problem is of type {type(given).__name__}; give the question as a string, or a "
+        "Problem(question=...)"
     )
 
 
@@ -69,6 +71,7 @@ def as_problems(given: Any) -> list[Problem]:
     left for its own result to say."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(
-            f"problem is of type {type(given).__name__}; give a question, a Problem(question=...), or a list of them"
+            f"problem is of type {type(given).__name__}; give a question, a Problem(question=...), "
+            "or a list of them"
         )
     return [problem if isinstance(problem, Problem) else Problem(problem) for problem in given]

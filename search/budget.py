@@ -45,7 +45,8 @@ class Budget:
         for name in ("max_tokens", "max_generated_tokens"):
             if (value := getattr(self, name)) is not None and self.reserve >= value:
                 raise InvalidInput(
-                    f"reserve={self.reserve} leaves nothing of {name}={value} to search with; give less"
+                    f"reserve={self.reserve} leaves nothing of {name}={value} to search with; give "
+                    "less"
                 )
         if self.final_text and not self.reserve:
             raise InvalidInput(

@@ -47,7 +47,8 @@ class BudgetForcing(Search):
         check_words(wait=self.wait, final=self.final)
         if not isinstance(self.end_of_thinking, str | None):
             raise InvalidInput(
-                f'end_of_thinking={self.end_of_thinking!r} must be a text, "" for none, or None for the model\'s own'
+                f'end_of_thinking={self.end_of_thinking!r} must be a text, "" for none, or None '
+                "for the model's own"
             )
 
     @property

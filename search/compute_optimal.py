@@ -43,7 +43,8 @@ class ComputeOptimal(Search):
             )
         if len(self.edges) != bins - 1 or list(self.edges) != sorted(self.edges):
             raise InvalidInput(
-                f"edges={list(self.edges)} must be {bins - 1} ascending scores, between the bins of {bins} strategies"
+                f"edges={list(self.edges)} must be {bins - 1} ascending scores, between the bins "
+                f"of {bins} strategies"
             )
 
     @property

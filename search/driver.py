@@ -471,8 +471,8 @@ class Driver:
             return False
         if eos or self.engine.decode(generated[:-1]).rstrip() != words.removesuffix(drop).rstrip():
             raise InvalidInput(
-                f"drop={drop!r} is more than the last token of {branch!r}, and no other can be taken back; "
-                "leave it out, or let steps end with it"
+                f"drop={drop!r} is more than the last token of {branch!r}, and no other can be "
+                "taken back; leave it out, or let steps end with it"
             )
         return True
 

@@ -86,7 +86,8 @@ class SolveOptions:
         check_kind("template", template, fits, "a PromptTemplate(instruction=...)")
         if extract is not None and not callable(extract):
             raise InvalidInput(
-                f"extract={extract!r} cannot be called; give a function of the text, or answer_kind=..."
+                f"extract={extract!r} cannot be called; give a function of the text, or "
+                "answer_kind=..."
             )
         fits = isinstance(self.budget, Budget)
         check_kind("budget", self.budget, fits, "a search.budget.Budget(max_tokens=...)")
@@ -126,5 +127,6 @@ def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
     for name in given:
         if name not in OPTION_NAMES:
             raise InvalidInput(
-                f"{call.__name__} has no option {name}; use one of {', '.join((*OPTION_NAMES, *of_the_call))}"
+                f"{call.__name__} has no option {name}; use one of "
+                f"{', '.join((*OPTION_NAMES, *of_the_call))}"
             )

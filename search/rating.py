@@ -50,8 +50,8 @@ class Rater:
             scores = [[float(score) for score in steps] for steps in given]
         except Exception as error:
             raise VerifierError(
-                f"{self.name} returned {given!r:.80}, which does not read as scores ({error}); give "
-                "a list for each branch, as [[0.5], [0.9]]"
+                f"{self.name} returned {given!r:.80}, which does not read as scores ({error}); "
+                "give a list for each branch, as [[0.5], [0.9]]"
             ) from error
         if len(scores) != len(branches) or not all(scores):
             count = sum(map(bool, scores))
@@ -69,8 +69,8 @@ class Rater:
         """Refuse scores below zero, whose product says how many there are before how good."""
         if min(map(min, scores), default=0.0) < 0:
             raise VerifierError(
-                f"{self.name} gives scores below zero, and their product would rank by how many there are; use "
-                "aggregation=mean, min or last"
+                f"{self.name} gives scores below zero, and their product would rank by how many "
+                "there are; use aggregation=mean, min or last"
             )
 
     def price(self, branches: Sequence[Branch], question: str, backend: Backend) -> int:

@@ -11,8 +11,8 @@ from ttc.protocols import Append
 from ttc.tree.branch import Branch
 
 REVISE = (
-    "There may be a mistake in this solution. Check it, and write the whole solution again, without "
-    "the mistake and with the final answer at its end."
+    "There may be a mistake in this solution. Check it, and write the whole solution again, "
+    "without the mistake and with the final answer at its end."
 )
 
 

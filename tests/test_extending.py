@@ -359,7 +359,10 @@ def test_a_part_that_cannot_be_used_is_refused_by_name(
 def test_a_class_within_a_part_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(InstantiationException) as error:
         instantiate(OmegaConf.create({"verifier": {"inner": {"_target_": "no.Such"}}}))
-    said = "verifier.inner._target_=no.Such cannot be imported: No module named 'no'; give the dotted path of a class"
+    said = (
+        "verifier.inner._target_=no.Such cannot be imported: No module named 'no'; give the dotted "
+        "path of a class"
+    )
     assert reason(error.value) == said
 
 

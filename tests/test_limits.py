@@ -30,7 +30,10 @@ def endless_waits(source: str) -> Iterator[int]:
 
 
 def test_a_wait_without_a_limit_is_seen() -> None:
-    source = "subprocess.run(x)\nthread.join()\nsubprocess.run(x, timeout=3)\nthread.join(3)\n' '.join(words)\n"
+    source = (
+        "subprocess.run(x)\nthread.join()\nsubprocess.run(x, timeout=3)\nthread.join(3)\n' "
+        "'.join(words)\n"
+    )
     assert list(endless_waits(source)) == [1, 2]
 
 

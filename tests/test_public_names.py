@@ -20,7 +20,10 @@ PACKAGES = ("ttc", "search", "verifiers")
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_importing_a_package_loads_no_torch(name: str) -> None:
-    code = f"import sys, {name}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    code = (
+        f"import sys, {name}; print([m for m in ('torch', 'transformers', 'numpy') if m in "
+        "sys.modules])"
+    )
     assert finished([sys.executable, "-c", code], check=True).stdout == "[]\n"
 
 

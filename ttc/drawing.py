@@ -61,7 +61,8 @@ def tree_svg(nodes: Sequence[Drawn], chosen: Sequence[int] | None = None) -> str
     width = max((x for x, _ in places.values()), default=0) + COLUMN
     height = max((y for _, y in places.values()), default=0) + ROW
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:g}" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:g}" '
+        'font-size="11">'
     ]
     parts += [
         _link(node, places, node.id in on_the_way) for node in nodes if node.parent is not None

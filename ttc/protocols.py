@@ -180,7 +180,8 @@ class Append:
             raise InvalidInput("Append has an empty text; leave its branch out")
         if self.turn and self.drop:
             raise InvalidInput(
-                f"drop={self.drop!r} goes with the model's own words, not with a turn; leave turn out"
+                f"drop={self.drop!r} goes with the model's own words, not with a turn; leave turn "
+                "out"
             )
         return texts
 

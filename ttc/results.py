@@ -227,7 +227,8 @@ class Result:
             )
         except (KeyError, TypeError, ValueError, StopIteration) as error:
             raise InvalidInput(
-                f"these values are no result ({type(error).__name__}: {error}); give what Result.to_dict returned"
+                f"these values are no result ({type(error).__name__}: {error}); give what "
+                "Result.to_dict returned"
             ) from error
 
     def __repr__(self) -> str:
@@ -259,7 +260,10 @@ class Result:
         return f"answer={self.answer!r}, score={score}, {end}"
 
     def _size(self) -> str:
-        return f"{len(self.branches)} branches, {len(self.tree)} nodes, {self.usage.generated_tokens} tokens"
+        return (
+            f"{len(self.branches)} branches, {len(self.tree)} nodes, {self.usage.generated_tokens} "
+            "tokens"
+        )
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,8 @@ def draw(
     if (columns[0] < 0).any():
         if scores is not None and (_columns(logits, GREEDY, states, 0)[0] >= 0).all():
             raise InvalidInput(
-                "the generation settings of the model leave no token to choose; leave some of them out"
+                "the generation settings of the model leave no token to choose; leave some of them "
+                "out"
             )
         raise UnsupportedModel(
             "the model's logits are not finite; load it in another dtype, as dtype=float32"

@@ -28,9 +28,10 @@ def check() -> None:
         ):
             place = spec.origin or ", ".join(map(str, places)) if spec else "nowhere"
             raise SystemExit(
-                f"error: `{name}` is found in {place}, which is not this project's. If it is a file of yours, run the "
-                "command from another folder; if it is another project's package, give this one an environment of its "
-                "own (python -m venv) and install it there again"
+                f"error: `{name}` is found in {place}, which is not this project's. If it is a "
+                "file of yours, run the command from another folder; if it is another project's "
+                "package, give this one an environment of its own (python -m venv) and install it "
+                "there again"
             )
 
 

@@ -39,8 +39,9 @@ def reason(error: BaseException | None) -> str | None:
         return _unknown_choice(error)
     if isinstance(error, OverrideParseException):
         return (
-            f"{error.override} cannot be read ({error.message.splitlines()[0]}); text with spaces, braces, commas or "
-            f"quotes needs quotes of its own inside those of the shell: 'KEY=\"TEXT\"'"
+            f"{error.override} cannot be read ({error.message.splitlines()[0]}); text with spaces, "
+            "braces, commas or quotes needs quotes of its own inside those of the shell: "
+            "'KEY=\"TEXT\"'"
         )
     if isinstance(error, HydraException):
         cause = error.__cause__
@@ -88,5 +89,11 @@ def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
     if not names and "." in owner:  # of settings that are anyone's, as a task's
         return f"{error.full_key} is new there; add it with a plus, as +{error.full_key}=VALUE"
     if not names:  # of a choice without settings
-        return f"{error.full_key} is no setting of the chosen {owner}, which has none; choose another {owner} beside it"
-    return f"{error.full_key} is no setting{owner and f' of {owner}'}; use one of {', '.join(map(str, names))}"
+        return (
+            f"{error.full_key} is no setting of the chosen {owner}, which has none; choose another "
+            f"{owner} beside it"
+        )
+    return (
+        f"{error.full_key} is no setting{owner and f' of {owner}'}; use one of "
+        f"{', '.join(map(str, names))}"
+    )

@@ -140,7 +140,10 @@ def page(
     """One page that needs no network. svg: a picture below the first table."""
     parts = [f"<p>{html.escape(line)}</p>" for line in above]
     parts += [tables[0].html(), *([svg] if svg else []), *(table.html() for table in tables[1:])]
-    head = f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
+    head = (
+        '<!DOCTYPE html>\n<html lang="en"><meta '
+        f'charset="utf-8"><title>{html.escape(title)}</title>'
+    )
     return "\n".join(
         [f"{head}<style>{STYLE}</style>", f"<h1>{html.escape(title)}</h1>", *parts, "</html>\n"]
     )

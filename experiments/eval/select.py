@@ -64,7 +64,8 @@ def load(folder: Path) -> list[Solved]:
     problems = [Solved.of_record(record) for record in read_records(file)[0].values()]
     if not any(problem.samples for problem in problems):
         raise InvalidInput(
-            f"none of the {len(problems)} records in {file} has a candidate; `error` in each says why"
+            f"none of the {len(problems)} records in {file} has a candidate; `error` in each says "
+            "why"
         )
     return problems
 
@@ -177,13 +178,15 @@ def about(folder: Path, problems: Sequence[Solved], draws: int, seed: int) -> li
         else "the first n by index"
     )
     lines = [
-        f"{folder}: {len(problems)} problems, up to {max(counts)} candidates each; accuracy in percent, {how}"
+        f"{folder}: {len(problems)} problems, up to {max(counts)} candidates each; accuracy in "
+        f"percent, {how}"
     ]
     if none := counts.count(0):
         lines.append(f"{none} problems have no candidate and count as wrong")
     if fewer := sum(0 < count < max(counts) for count in counts):
         lines.append(
-            f"{fewer} problems have fewer than {max(counts)} candidates; where n is more, all of them count"
+            f"{fewer} problems have fewer than {max(counts)} candidates; where n is more, all of "
+            "them count"
         )
     return lines
 

@@ -73,14 +73,15 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
             one, other = (side.config[f"{part}.name"] for side in (runs[0], run))
             if one != other:
                 raise InvalidInput(
-                    f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs of one"
+                    f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs "
+                    "of one"
                 )
     for run in runs:
         for name in LIMITS:  # of a whole run, which a strategy within a search does not have
             if (limit := run.config.get(f"run.{name}")) is not None:
                 raise InvalidInput(
-                    f"{run.folder} was limited by run.{name}={limit}, which a strategy does not carry along; give runs "
-                    "that their own settings end, such as search.n"
+                    f"{run.folder} was limited by run.{name}={limit}, which a strategy does not "
+                    "carry along; give runs that their own settings end, such as search.n"
                 )
     common = [name for name in runs[0].records if all(name in run.records for run in runs)]
     for source in runs:
@@ -90,8 +91,8 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
                 break
     else:
         raise InvalidInput(
-            f"no run has {samples} scored samples of a problem that all runs have; give one of search=best_of_n with "
-            f"search.n={samples} or more"
+            f"no run has {samples} scored samples of a problem that all runs have; give one of "
+            f"search=best_of_n with search.n={samples} or more"
         )
     ease, estimates = [], []
     for name in problems:
@@ -146,7 +147,8 @@ def fit(table: Table, bins: int, budget: float) -> Choice:
 def _best(accuracy: np.ndarray, tokens: np.ndarray, allowed: np.ndarray, budget: float) -> int:
     if not allowed.any():
         raise InvalidInput(
-            f"--budget={budget:g} is less than the {tokens.min():.0f} tokens of the cheapest strategy"
+            f"--budget={budget:g} is less than the {tokens.min():.0f} tokens of the cheapest "
+            "strategy"
         )
     return min(np.flatnonzero(allowed).tolist(), key=lambda i: (-accuracy[i], tokens[i]))
 
@@ -194,8 +196,8 @@ def report(arguments: argparse.Namespace) -> str:
     problems = len(table.ease)
     if problems < 4 * arguments.bins:
         raise InvalidInput(
-            f"{problems} problems are too few for --bins={arguments.bins} in two halves; give at least "
-            f"{4 * arguments.bins}, or fewer bins"
+            f"{problems} problems are too few for --bins={arguments.bins} in two halves; give at "
+            f"least {4 * arguments.bins}, or fewer bins"
         )
     budget = arguments.budget
     if budget is None:
@@ -215,10 +217,14 @@ def report(arguments: argparse.Namespace) -> str:
         }
     )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    about = f"# fitted on {problems} problems of {source.config['dataset.name']} with {source.config['model.name']}"
+    about = (
+        f"# fitted on {problems} problems of {source.config['dataset.name']} with "
+        f"{source.config['model.name']}"
+    )
     arguments.out.write_text(f"{about}\n{text}", encoding="utf-8")
     lines = [
-        f"{problems} problems of {common} with {arguments.samples} scored samples, {arguments.bins} bins, 2 folds",
+        f"{problems} problems of {common} with {arguments.samples} scored samples, "
+        f"{arguments.bins} bins, 2 folds",
         "accuracy in percent [95% interval], tokens per problem",
     ]
     for name, part in (("by bins", "fitted"), ("best fixed", "fixed")):

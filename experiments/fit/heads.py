@@ -50,5 +50,6 @@ def find(arguments: argparse.Namespace) -> None:
     )
     least = min((shares[layer][head] for layer, head in heads), default=1.0)
     show(
-        f"{len(heads)} streaming heads, each with at least {least:.1%} of its attention on sink and window"
+        f"{len(heads)} streaming heads, each with at least {least:.1%} of its attention on sink "
+        "and window"
     )

@@ -132,7 +132,13 @@ def report(profile: Profile) -> str:
             ]
         )
     link = profile.link
-    to_device = f"{link.to_device_bandwidth / 1e9:.1f} GB/s and {link.to_device_latency_s * 1e6:.0f} µs to the device"
-    to_host = f"{link.to_host_bandwidth / 1e9:.1f} GB/s and {link.to_host_latency_s * 1e6:.0f} µs to the host"
+    to_device = (
+        f"{link.to_device_bandwidth / 1e9:.1f} GB/s and {link.to_device_latency_s * 1e6:.0f} µs to "
+        "the device"
+    )
+    to_host = (
+        f"{link.to_host_bandwidth / 1e9:.1f} GB/s and {link.to_host_latency_s * 1e6:.0f} µs to the "
+        "host"
+    )
     note = f"link{' (simulated)' if link.simulated else ''}: {to_device}, {to_host}"
     return Table("", ["", *(device.name for device in devices)], lines, [note]).markdown()

@@ -96,11 +96,13 @@ class SearchModel(ModelAPI):
     ) -> ModelOutput:
         if tools:
             raise InvalidInput(
-                f"a search calls no tools, and the task offers {tools[0].name}; use a model without ttc/"
+                f"a search calls no tools, and the task offers {tools[0].name}; use a model "
+                "without ttc/"
             )
         if refused := [name for name in UNUSED if getattr(config, name) not in (None, False)]:
             raise InvalidInput(
-                f"{refused[0]}={getattr(config, refused[0])} means nothing to a search; leave it out"
+                f"{refused[0]}={getattr(config, refused[0])} means nothing to a search; leave it "
+                "out"
             )
         request = self._problem(input, config), _asked(config)
         if self.limiter is None:

@@ -84,7 +84,8 @@ class SearchLM(TemplateLM):
         self.max_length = max_length or solver.context_length or DEFAULT_MAX_LENGTH
         if solver.context_length is not None and self.max_length > solver.context_length:
             raise InvalidInput(
-                f"max_length={max_length} is more than the model's context of {solver.context_length}"
+                f"max_length={max_length} is more than the model's context of "
+                f"{solver.context_length}"
             )
         self.max_gen_toks, self.think_end_token = int(max_gen_toks), think_end_token
         lengths = {"max_length": self.max_length, "max_gen_toks": self.max_gen_toks}
@@ -129,8 +130,9 @@ class SearchLM(TemplateLM):
         """Refuse the harness's own cache, which knows neither searches nor repetitions apart."""
         if cache_hook.dbdict is not None:
             raise InvalidInput(
-                "the harness's use_cache would give one search the answers of another, and one answer for all "
-                "repetitions; give cache_file=FILE among model_args, or --use_cache to python -m experiments.lm_eval"
+                "the harness's use_cache would give one search the answers of another, and one "
+                "answer for all repetitions; give cache_file=FILE among model_args, or --use_cache "
+                "to python -m experiments.lm_eval"
             )
         super().set_cache_hook(cache_hook)
 
@@ -255,14 +257,14 @@ class SearchLM(TemplateLM):
         samples = given.pop("do_sample")
         if not 0 < max_tokens < self.max_length:
             raise InvalidInput(
-                f"max_gen_toks={max_tokens} leaves no room for a prompt in the model's context of {self.max_length} "
-                "tokens"
+                f"max_gen_toks={max_tokens} leaves no room for a prompt in the model's context of "
+                f"{self.max_length} tokens"
             )
         sampling = {name: given.pop(name) for name in SAMPLING if name in given}
         if given:
             raise InvalidInput(
-                f"the generation setting {', '.join(given)} means nothing to a search; use until, max_gen_toks, "
-                f"do_sample, {', '.join(SAMPLING)}"
+                f"the generation setting {', '.join(given)} means nothing to a search; use until, "
+                f"max_gen_toks, do_sample, {', '.join(SAMPLING)}"
             )
         end = tuple(filter(None, until))
         asked = Asked(max_tokens, end, tuple(sampling.items()) if samples else ())
@@ -310,8 +312,8 @@ class SearchLM(TemplateLM):
         """
         if not isinstance(self.solver.backend, Engine):
             raise InvalidInput(
-                "log-likelihoods need the model on this machine: use backend=local, or the harness's own "
-                "--model local-completions for a server"
+                "log-likelihoods need the model on this machine: use backend=local, or the "
+                "harness's own --model local-completions for a server"
             )
         cut = [
             (*self._cut(context, scored), place)
@@ -351,7 +353,8 @@ class SearchLM(TemplateLM):
         tokens = (context + scored)[-(self.max_length + 1) :]
         if len(scored) >= len(tokens):
             raise InvalidInput(
-                f"{len(scored)} tokens to score are more than the model's context of {self.max_length}; shorten them"
+                f"{len(scored)} tokens to score are more than the model's context of "
+                f"{self.max_length}; shorten them"
             )
         start = min(len(tokens) - len(scored), max(1, self.max_length - 1))
         return tokens[:start], tokens[start:], len(tokens) - start - len(scored)

@@ -199,9 +199,9 @@ def configuration(settings: Mapping[str, Any]) -> DictConfig:
             group in GROUPS or (group == "run" and rest in RUN) or name == SHORT["answer_kind"]
         ):
             raise InvalidInput(
-                f"{name} is no setting of a search or its model, and tasks bring their own data and prompts; use "
-                f"{', '.join(SHORT)}, run.{{{','.join(RUN)}}} or those of {', '.join(GROUPS)}, as search=best_of_n "
-                "search.n=8"
+                f"{name} is no setting of a search or its model, and tasks bring their own data "
+                f"and prompts; use {', '.join(SHORT)}, run.{{{','.join(RUN)}}} or those of "
+                f"{', '.join(GROUPS)}, as search=best_of_n search.n=8"
             )
     given = {**DEFAULTS, **settings, "run.name": "unused"}
     overrides = [

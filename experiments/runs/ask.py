@@ -169,7 +169,8 @@ def outcome(result: Result, backend: Backend) -> str:
         )
         lines.append("\n\n".join(part.strip() for part in parts if part))
     lines.append(
-        f"\nanswer: {result.answer or 'none was read; dataset.answer_kind=text takes the whole text'}"
+        "\nanswer: "
+        f"{result.answer or 'none was read; dataset.answer_kind=text takes the whole text'}"
     )
     cost = [
         f"{usage.generated_tokens:,} generated tokens",
@@ -178,7 +179,8 @@ def outcome(result: Result, backend: Backend) -> str:
     cost += [f"{len(result.tree):,} nodes", f"{usage.wall_s:.1f} s"]
     if (memory := getattr(backend, "memory", None)) is not None:
         cost.append(
-            f"at most {as_bytes(memory.device.peak_bytes + memory.host.peak_bytes)} of keys and values"
+            f"at most {as_bytes(memory.device.peak_bytes + memory.host.peak_bytes)} of keys and "
+            "values"
         )
     lines.append(f"cost:   {', '.join(cost)}")
     if result.stopped is not None:

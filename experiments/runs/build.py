@@ -118,8 +118,9 @@ def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
         and (exit.rule == "ranking" or exit.common_depth)
     ):
         raise InvalidInput(
-            f"{type(search).__name__} compares scores of different ratings, which do not compare where each rating "
-            "leaves at a depth of its own; use a search that rates once, or verifier.exit.rule=entropy"
+            f"{type(search).__name__} compares scores of different ratings, which do not compare "
+            "where each rating leaves at a depth of its own; use a search that rates once, or "
+            "verifier.exit.rule=entropy"
         )
     return search, verifier
 
@@ -132,8 +133,8 @@ def thinking_marks(config: DictConfig) -> Setting:
     marks = OmegaConf.to_container(given) if OmegaConf.is_list(given) else given
     if not isinstance(marks, list) or len(marks) != 2:
         raise InvalidInput(
-            f"model.thinking_marks={marks} must be null for the model's own, false for none, or two strings that begin "
-            "and end a thought, as [<think>,</think>]"
+            f"model.thinking_marks={marks} must be null for the model's own, false for none, or "
+            "two strings that begin and end a thought, as [<think>,</think>]"
         )
     return ThinkingMarks(*marks)
 
@@ -191,7 +192,8 @@ def make_backend(config: DictConfig) -> Engine | RemoteBackend:
     backend = RemoteBackend(instantiate(config.backend), tokenizer, settings)
     say_settings(settings)
     say(
-        f"{backend.capabilities.model} at {config.backend.base_url}: {backend.capabilities.describe()}"
+        f"{backend.capabilities.model} at {config.backend.base_url}: "
+        f"{backend.capabilities.describe()}"
     )
     return backend
 
@@ -226,8 +228,8 @@ def check_backend(config: DictConfig) -> None:
             unused.append(group)
     if unused:
         raise InvalidInput(
-            f"backend={config.backend._target_}: the server decides about {', '.join(unused)}; leave that out here and "
-            "set it where the server is started"
+            f"backend={config.backend._target_}: the server decides about {', '.join(unused)}; "
+            "leave that out here and set it where the server is started"
         )
     instantiate(config.backend)  # refuses wrong settings before anything is loaded
 
@@ -253,7 +255,8 @@ def make_engine(config: DictConfig) -> Engine:
     say_settings(engine.generation_settings)
     if not engine.limits.eos_ids and (end := getattr(tokenizer, "eos_token", None)) is not None:
         say(
-            f"the model's generation_config names no end token (its tokenizer has {end!r}): texts end at their limits"
+            f"the model's generation_config names no end token (its tokenizer has {end!r}): texts "
+            "end at their limits"
         )
     return engine
 
@@ -261,7 +264,8 @@ def make_engine(config: DictConfig) -> Engine:
 def say_settings(settings: GenerationSettings | None) -> None:
     if settings is not None and settings.asked:
         say(
-            f"as the model's generation_config asks: {settings.describe()} (model.generation_settings=false: without)"
+            f"as the model's generation_config asks: {settings.describe()} "
+            "(model.generation_settings=false: without)"
         )
 
 

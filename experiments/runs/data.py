@@ -23,9 +23,10 @@ from ttc.text.prompt import check_text
 
 Reader = Callable[[Row, str, DatasetConfig], Problem]
 FILLER = (
-    "This paragraph is background and has no bearing on the question that follows it. The library opens in the morning "
-    "and closes in the evening. Visitors leave their coats at the entrance and speak quietly in the reading room. On "
-    "some days the windows are open, and the sound of the street comes in. "
+    "This paragraph is background and has no bearing on the question that follows it. The library "
+    "opens in the morning and closes in the evening. Visitors leave their coats at the entrance "
+    "and speak quietly in the reading room. On some days the windows are open, and the sound of "
+    "the street comes in. "
 )
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -66,8 +67,8 @@ def part_of(task: Task, shard: Shard | None) -> Task:
     mine = replace(task, problems=shard.part(task.problems), failures=shard.part(task.failures))
     if not mine.problems:
         raise InvalidInput(
-            f"run.shard={shard.index}/{shard.count} is left without a problem, as there are {len(task.problems)}; use "
-            "fewer shards"
+            f"run.shard={shard.index}/{shard.count} is left without a problem, as there are "
+            f"{len(task.problems)}; use fewer shards"
         )
     return mine
 
@@ -82,20 +83,22 @@ def _padded(question: str, chars: int) -> str:
 def _load(config: DatasetConfig) -> Task:
     if config.offset < 0 or (config.limit is not None and config.limit < 1):
         raise InvalidInput(
-            f"dataset.offset={config.offset} must be 0 or more, dataset.limit={config.limit} at least 1"
+            f"dataset.offset={config.offset} must be 0 or more, dataset.limit={config.limit} at "
+            "least 1"
         )
     reading = Reading.of(config)
     stop = None if config.limit is None else config.offset + config.limit
     if config.task is not None:
         if config.shots:
             raise InvalidInput(
-                f"dataset.shots={config.shots} solved examples cannot be made for dataset.task={config.task}; write "
-                "them into dataset.examples"
+                f"dataset.shots={config.shots} solved examples cannot be made for "
+                f"dataset.task={config.task}; write them into dataset.examples"
             )
         if config.path is not None or config.hub is not None:
             raise InvalidInput(
-                f"dataset.task={config.task} makes its problems itself, so {config.path or config.hub} would not be "
-                "read; for a file: dataset=file dataset.path=FILE"
+                f"dataset.task={config.task} makes its problems itself, so "
+                f"{config.path or config.hub} would not be read; for a file: dataset=file "
+                "dataset.path=FILE"
             )
         made = _reasoning_gym(config, reading, config.offset, stop)
         return checked_grader(
@@ -104,20 +107,22 @@ def _load(config: DatasetConfig) -> Task:
     rows = _rows(config)
     if not rows[config.offset :]:
         raise InvalidInput(
-            f"the data set {config.name} has {len(rows)} rows, none after dataset.offset={config.offset}"
+            f"the data set {config.name} has {len(rows)} rows, none after "
+            f"dataset.offset={config.offset}"
         )
     numbered = list(enumerate(rows))[config.offset : stop]
     problems, failures = _read(numbered, config)
     if not problems:
         raise InvalidInput(
-            f"none of the {len(failures)} rows of {config.name} can be used as dataset.reader={config.reader}; "
-            f"{failures[0][0]}: {failures[0][1]}"
+            f"none of the {len(failures)} rows of {config.name} can be used as "
+            f"dataset.reader={config.reader}; {failures[0][0]}: {failures[0][1]}"
         )
     shown = {question for question, _ in load_examples(config)}
     if both := [p.id for p in problems if p.question in shown]:
         raise InvalidInput(
-            f"{both[0]} is among the dataset.shots={config.shots} solved examples, which would give its answer away; "
-            "take the examples from other rows: dataset.shots_path, dataset.shots_split or dataset.offset"
+            f"{both[0]} is among the dataset.shots={config.shots} solved examples, which would "
+            "give its answer away; take the examples from other rows: dataset.shots_path, "
+            "dataset.shots_split or dataset.offset"
         )
     return checked_grader(Task(problems, failures, reading, reading.is_correct))
 
@@ -146,14 +151,15 @@ def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
         rows = rows_of_hub(config.hub, config.subset, config.shots_split)
     else:
         raise InvalidInput(
-            f"dataset.shots={config.shots} solved examples come from a file, dataset.shots_path=FILE, or for a data "
-            "set of the hub from dataset.shots_split=SPLIT"
+            f"dataset.shots={config.shots} solved examples come from a file, "
+            "dataset.shots_path=FILE, or for a data set of the hub from dataset.shots_split=SPLIT"
         )
     usable, failures = _read(list(enumerate(rows)), config)
     if len(usable) < config.shots:
         why = f"; {failures[0][0]}: {failures[0][1]}" if failures else ""
         raise InvalidInput(
-            f"dataset.shots={config.shots} examples are wanted, and {len(usable)} rows can be used{why}"
+            f"dataset.shots={config.shots} examples are wanted, and {len(usable)} rows can be "
+            f"used{why}"
         )
     if config.shots_seed is not None:
         random.Random(config.shots_seed).shuffle(usable)
@@ -169,7 +175,8 @@ def _rows(config: DatasetConfig) -> list[Row]:
     if config.hub is not None:
         return rows_of_hub(config.hub, config.subset, config.split)
     raise InvalidInput(
-        f"the data set {config.name} names no source; give dataset.path, dataset.hub or dataset.task"
+        f"the data set {config.name} names no source; give dataset.path, dataset.hub or "
+        "dataset.task"
     )
 
 
@@ -197,7 +204,10 @@ def _read(
             reason = str(error)
             if isinstance(error, KeyError):
                 fields = f", only {', '.join(map(str, row))}" if isinstance(row, dict) else ""
-                reason = f"the row has no field {error}{fields}; name the field as in dataset.fields.question=NAME"
+                reason = (
+                    f"the row has no field {error}{fields}; name the field as in "
+                    "dataset.fields.question=NAME"
+                )
             failures.append((name, f"{type(error).__name__}: {reason}"))
     return list(problems.values()), failures
 
@@ -234,8 +244,8 @@ def find_reader(name: str) -> Reader:
         return READERS[name]
     if "." not in name:
         raise InvalidInput(
-            f"dataset.reader={name} is unknown; use one of {', '.join(READERS)}, or the dotted path of your own "
-            "function (row, id, dataset) -> Problem"
+            f"dataset.reader={name} is unknown; use one of {', '.join(READERS)}, or the dotted "
+            "path of your own function (row, id, dataset) -> Problem"
         )
     reader: Reader = find(name, "dataset.reader")
     if not callable(reader):
@@ -377,8 +387,9 @@ def _import_reasoning_gym() -> Any:
         import reasoning_gym
     except ImportError as error:
         raise InvalidInput(
-            f"generated problems need reasoning-gym ({error}): pip install reasoning-gym, or without a C compiler "
-            "pip install --no-deps reasoning-gym and, as they are missed, the packages that it names"
+            f"generated problems need reasoning-gym ({error}): pip install reasoning-gym, or "
+            "without a C compiler pip install --no-deps reasoning-gym and, as they are missed, the "
+            "packages that it names"
         ) from error
     return reasoning_gym
 

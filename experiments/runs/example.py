@@ -67,6 +67,9 @@ def _score(score: float | None) -> str:
 
 
 def _one_line(branch: dict[str, Any]) -> str:
-    text = f"answers {branch['answer']}: {' / '.join(filter(None, map(str.strip, branch['text'].splitlines())))}"
+    text = (
+        f"answers {branch['answer']}: "
+        f"{' / '.join(filter(None, map(str.strip, branch['text'].splitlines())))}"
+    )
     room = WIDTH - 20
     return text if len(text) <= room else text[: room - 3] + "..."

@@ -66,8 +66,9 @@ class Run:
         for number, record in enumerate(records.values(), 1):
             if missing := [name for name in NEEDED if name not in record]:
                 raise InvalidInput(
-                    f"{file}, record {number} has no {' and no '.join(missing)}: another version or program wrote it, "
-                    "so it cannot be compared; run again under another run.name"
+                    f"{file}, record {number} has no {' and no '.join(missing)}: another version "
+                    "or program wrote it, so it cannot be compared; run again under another "
+                    "run.name"
                 )
             if wrong := [
                 name for name, types in TYPES.items() if not isinstance(record[name], types)

@@ -78,7 +78,10 @@ def _unknown(flag: str, flags: Mapping[str, str]) -> str:
     """What to say of a flag that there is not: the setting that it would be, if any."""
     offered = f"the flags are {', '.join(flags)}; all else is SETTING=VALUE, as --help lists"
     if flag == "--api-key":
-        return f"{flag} is no flag; put the key into the environment variable that serve.key_env names (TTC_API_KEY)"
+        return (
+            f"{flag} is no flag; put the key into the environment variable that serve.key_env "
+            "names (TTC_API_KEY)"
+        )
     setting = ELSEWHERE.get(flag) or _setting_like(flag)
     return f"{flag} is no flag; {f'give {setting}=VALUE' if setting else offered}"
 

@@ -107,8 +107,8 @@ def user_extract(path: str | None) -> Extract | None:
             raise _raised("dataset.extract", path, error, f"the text {text!r:.60}") from error
         if answer is not None and not isinstance(answer, str):
             raise InvalidInput(
-                f"dataset.extract={path} gave {answer!r:.60}, of type {type(answer).__name__}, for the "
-                f"text {text!r:.60}; return a text, or None where there is no answer"
+                f"dataset.extract={path} gave {answer!r:.60}, of type {type(answer).__name__}, for "
+                f"the text {text!r:.60}; return a text, or None where there is no answer"
             )
         return answer
 
@@ -131,8 +131,8 @@ def user_grader(path: str | None) -> Same | None:
             raise _raised("dataset.grader", path, error, given) from error
         if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's is a bool as well
             raise InvalidInput(
-                f"dataset.grader={path} gave {verdict!r:.60}, of type {type(verdict).__name__}, for "
-                f"{given}; return True or False"
+                f"dataset.grader={path} gave {verdict!r:.60}, of type {type(verdict).__name__}, "
+                f"for {given}; return True or False"
             )
         return bool(verdict)
 

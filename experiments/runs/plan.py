@@ -37,7 +37,8 @@ def show(config: Any, overrides: Sequence[str]) -> None:
 
     if not is_auto(config):
         raise InvalidInput(
-            "a plan chooses the memory policy; leave memory=... out, and give memory.budget_gib=X alone"
+            "a plan chooses the memory policy; leave memory=... out, and give memory.budget_gib=X "
+            "alone"
         )
     auto, model = auto_of(config), config.model
     planned = auto.plan(
@@ -90,8 +91,8 @@ def table(options: Sequence[Any], planned: Any, model: str) -> Any:
             ]
         )
     return Table(
-        f"{model}: {search.branches} branches on {search.prompt_tokens} tokens, {search.output_tokens} tokens each, "
-        f"{search.step_tokens} a step; {at_once}",
+        f"{model}: {search.branches} branches on {search.prompt_tokens} tokens, "
+        f"{search.output_tokens} tokens each, {search.step_tokens} a step; {at_once}",
         [*heads, "bytes on the device", "on the host", "over the link", "not possible"],
         lines,
         ["Of what is not possible, the bytes are those that it needs."]

@@ -87,8 +87,8 @@ class Job:
         check_run(config)
         if config.run.record_tokens and config.dataset.private:
             raise InvalidInput(
-                "run.record_tokens=true would keep the questions of a data set that is not to be published "
-                "(dataset.private=true); leave it out"
+                "run.record_tokens=true would keep the questions of a data set that is not to be "
+                "published (dataset.private=true); leave it out"
             )
         shard = Shard.of_run(config)
         if (count := threads(config)) is not None:

@@ -53,8 +53,8 @@ def check_name(name: str) -> str:
         or len(os.fsencode(name)) > 255
     ):
         raise InvalidInput(
-            f"run.name={name!r} is not the name of one folder (no slash, not . or .., at most 255 bytes); "
-            "run.output_dir says where the folder lies"
+            f"run.name={name!r} is not the name of one folder (no slash, not . or .., at most 255 "
+            "bytes); run.output_dir says where the folder lies"
         )
     return name
 
@@ -104,7 +104,10 @@ class RunFolder:
             try:
                 lock.acquire(blocking=False)
             except Timeout as error:
-                message = f"{self.path} is in use by another process; wait for it or choose another run.name"
+                message = (
+                    f"{self.path} is in use by another process; wait for it or choose another "
+                    "run.name"
+                )
                 raise InvalidInput(message) from error
         return lock
 
@@ -165,8 +168,9 @@ class RunFolder:
             yield
         except OSError as error:
             raise TTCError(
-                f"cannot write to {self.path} ({error.strerror}); the {len(self.records)} records written so far are "
-                "safe: make room, or give run.output_dir, and run the same command to go on"
+                f"cannot write to {self.path} ({error.strerror}); the {len(self.records)} records "
+                "written so far are safe: make room, or give run.output_dir, and run the same "
+                "command to go on"
             ) from error
 
     def _write_config(self) -> None:
@@ -200,8 +204,8 @@ class RunFolder:
         before = flat(OmegaConf.load(file)) if file.exists() else flat(resolved)
         if changed := listed(changed_values(before, flat(resolved), MAY_CHANGE)):
             raise InvalidInput(
-                f"{self.path} holds a run with another configuration:\n{changed}\nchoose another run.name, or delete "
-                "the folder to start over"
+                f"{self.path} holds a run with another configuration:\n{changed}\nchoose another "
+                "run.name, or delete the folder to start over"
             )
         return OmegaConf.to_yaml(resolved)
 
@@ -280,8 +284,8 @@ def check_tree(folder: Path, record: dict[str, Any]) -> None:
         missing = ["own_tokens in its tree"]
     if missing:
         raise InvalidInput(
-            f"{folder}, problem {record['id']} has no {' and no '.join(missing)}: another version wrote it; run again "
-            "under another run.name"
+            f"{folder}, problem {record['id']} has no {' and no '.join(missing)}: another version "
+            "wrote it; run again under another run.name"
         )
 
 

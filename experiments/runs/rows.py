@@ -58,7 +58,8 @@ def _folder_rows(path: Path, given: str, split: str) -> list[Row]:
             files.setdefault(_split_name(file.relative_to(path)), []).append(file)
         if not files:
             raise InvalidInput(
-                f"{given} holds no data set; give a folder that save_to_disk wrote, one with .parquet files, or a file"
+                f"{given} holds no data set; give a folder that save_to_disk wrote, one with "
+                ".parquet files, or a file"
             )
         return [row for file in _split_of(files, given, split) for row in _parquet_rows(file)]
     except InvalidInput:
@@ -98,8 +99,8 @@ def rows_of_hub(name: str, subset: str | None, split: str) -> list[Row]:
             if not online:
                 reason = "the hub cannot be reached, and no copy lies in this machine's cache"
             raise InvalidInput(
-                f"cannot load the data set {name} ({reason}); check the name, your network and, for gated data, "
-                "`hf auth login`, or give a local copy: dataset.path=FILE"
+                f"cannot load the data set {name} ({reason}); check the name, your network and, "
+                "for gated data, `hf auth login`, or give a local copy: dataset.path=FILE"
             ) from error
 
 

@@ -280,7 +280,8 @@ def failures(summary: dict[str, Any]) -> str:
     reasons = summary["failure_reasons"]
     count = summary["failures"]
     lines = [
-        f"\n{count} of {summary['problems']} problems failed and {'counts' if count == 1 else 'count'} as wrong:"
+        f"\n{count} of {summary['problems']} problems failed and "
+        f"{'counts' if count == 1 else 'count'} as wrong:"
     ]
     lines += [f"  {entry['count']} x {entry['reason']}" for entry in reasons[:SHOWN_REASONS]]
     if more := reasons[SHOWN_REASONS:]:

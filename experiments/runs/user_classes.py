@@ -87,7 +87,8 @@ def _chosen(o: Override) -> list[str]:
             ]
     if given and len(names) > 1:
         raise InvalidInput(
-            f"{o.input_line}: classes in a sweep cannot have settings of their own; sweep over paths"
+            f"{o.input_line}: classes in a sweep cannot have settings of their own; sweep over "
+            "paths"
         )
     return [f"{group}={','.join(names)}", *given]
 

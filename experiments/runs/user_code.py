@@ -34,8 +34,8 @@ def find(path: str, key: str) -> Any:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidInput(
-            f"{key}={path} cannot be imported: {error}; give the name of a file in this folder without its .py, a dot, "
-            f"and a name that the file defines{others}"
+            f"{key}={path} cannot be imported: {error}; give the name of a file in this folder "
+            f"without its .py, a dot, and a name that the file defines{others}"
         ) from error
 
 

@@ -43,8 +43,8 @@ class Guard:
             return None
         return Refusal(
             401,
-            f"the API key is {'wrong' if key else 'missing'}; send Authorization: Bearer KEY with the key of this "
-            "server",
+            f"the API key is {'wrong' if key else 'missing'}; send Authorization: Bearer KEY with "
+            "the key of this server",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
@@ -56,7 +56,8 @@ class Guard:
             return None
         return Refusal(
             403,
-            f"the host {host!r} is not this server's; call {self.hosts[0]}, or have the server ask for a key",
+            f"the host {host!r} is not this server's; call {self.hosts[0]}, or have the server ask "
+            "for a key",
         )
 
 

@@ -63,7 +63,8 @@ def run(config: DictConfig, choice: str) -> None:
         )
         host, port = listening.getsockname()[:2]
         say(
-            f"{offer.model} at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C stops it"
+            f"{offer.model} at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C "
+            "stops it"
         )
         say(f"searches: {offer.model}+NAME, with NAME one of {', '.join(searches)}")
         hosts = LOCAL if key is None and is_local(config.serve.host) else None
@@ -89,8 +90,8 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise InvalidInput(
-            f"serve.host={host} serve.port={port} cannot be had ({error.strerror or error}); give another port, or 0 "
-            "for a free one"
+            f"serve.host={host} serve.port={port} cannot be had ({error.strerror or error}); give "
+            "another port, or 0 for a free one"
         ) from error
     return listening
 
@@ -101,13 +102,15 @@ def api_key(config: DictConfig) -> str | None:
     name = config.serve.key_env
     if name and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise InvalidInput(
-            "serve.key_env is not the name of an environment variable, as TTC_API_KEY; a key itself is not given here"
+            "serve.key_env is not the name of an environment variable, as TTC_API_KEY; a key "
+            "itself is not given here"
         )
     key = os.environ.get(name) or None if name else None
     if key is None and not config.serve.open and not is_local(config.serve.host):
         raise InvalidInput(
-            f"serve.host={config.serve.host} serves other machines, and no key is set; put one into the environment "
-            f"variable {name or 'that serve.key_env names'}, or give serve.open=true to serve without"
+            f"serve.host={config.serve.host} serves other machines, and no key is set; put one "
+            f"into the environment variable {name or 'that serve.key_env names'}, or give "
+            "serve.open=true to serve without"
         )
     return key
 

@@ -62,7 +62,8 @@ class Offer:
             if settings:
                 raise Refusal(
                     400,
-                    "search has settings and no name; give search.name, or use MODEL+NAME as the model",
+                    "search has settings and no name; give search.name, or use MODEL+NAME as the "
+                    "model",
                 )
             self._check_limits({"n": body.n}, "")
             search: Search = SelfConsistency(
@@ -72,7 +73,8 @@ class Offer:
             if body.n > 1:
                 raise Refusal(
                     400,
-                    f"n={body.n}: a search gives one answer; leave n out, or give search.n its samples",
+                    f"n={body.n}: a search gives one answer; leave n out, or give search.n its "
+                    "samples",
                     param="n",
                 )
             search = self.searches[name]

@@ -167,7 +167,10 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
             async for part in request.stream():
                 body += part
                 if len(body) > max_bytes:
-                    message = f"the body is longer than {max_bytes} bytes; send less, or have the server started with "
+                    message = (
+                        f"the body is longer than {max_bytes} bytes; send less, or have the server "
+                        "started with "
+                    )
                     raise Refusal(413, f"{message}serve.max_body_bytes=N", headers=close)
     except TimeoutError:
         raise Refusal(408, f"the body did not come within {BODY_S} s", headers=close) from None
@@ -226,7 +229,10 @@ def check_text(value: Any, name: str = "") -> None:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            message = f"{name or 'a name'} holds {value[error.start]!a} at character {error.start}, half of a character"
+            message = (
+                f"{name or 'a name'} holds {value[error.start]!a} at character {error.start}, half "
+                "of a character"
+            )
             raise Refusal(
                 400, f"{message} (a lone surrogate); send valid Unicode", param=name or None
             ) from error

@@ -136,7 +136,10 @@ class Service:
             if self.closing:
                 raise Refusal(503, STOPPING)
             if len(tickets) > self.max_problems:
-                message = f"the request holds {len(tickets)} prompts, and this server takes {self.max_problems}"
+                message = (
+                    f"the request holds {len(tickets)} prompts, and this server takes "
+                    f"{self.max_problems}"
+                )
                 raise Refusal(400, f"{message} at once; send fewer", param="prompt")
             missing = len(self.open) + len(tickets) - self.max_problems
             if missing > 0:

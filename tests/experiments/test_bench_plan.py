@@ -135,6 +135,6 @@ def test_the_table_says_how_far_the_choice_is_from_the_best() -> None:
     lines = plan.table({"rows": rows}).splitlines()
     assert lines[2] == "| s | resident | paged | 300 | **330** | -9% |"
     assert lines[-1] == (
-        "- s: the choice takes 1.10 times the best measured time. Predictions are off by 5% in the median and by "
-        "9% at most. Not possible: resident with resident (KV does not fit)."
+        "- s: the choice takes 1.10 times the best measured time. Predictions are off by 5% in the "
+        "median and by 9% at most. Not possible: resident with resident (KV does not fit)."
     )

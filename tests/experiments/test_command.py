@@ -81,7 +81,8 @@ def test_the_first_output_comes_at_once(words: list[str]) -> None:
         ),
         (
             ["dataset=reasoning_gym", "dataset.params={min_numbers: 3}"],
-            "dataset.params.min_numbers is new there; add it with a plus, as +dataset.params.min_numbers=VALUE",
+            "dataset.params.min_numbers is new there; add it with a plus, as "
+            "+dataset.params.min_numbers=VALUE",
         ),
         (["run.max_tokens=0"], "max_tokens=0 must be at least 1"),
         (

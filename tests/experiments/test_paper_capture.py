@@ -102,8 +102,8 @@ def test_the_table_has_every_arm_with_its_error_and_gains() -> None:
     ]
     text = table({"rows": rows, "points": [{"name": "p"}], "sweep": sweep(TIMES, SMALL)})
     assert (
-        f"| p | {CHOSEN} | 200 | 220 | +10.0% | 2.00x | 1.80x | 1.50x | 1.25x | 1, 2, 3 | 0.0, 0.0, 2.0 |"
-        in text
+        f"| p | {CHOSEN} | 200 | 220 | +10.0% | 2.00x | 1.80x | 1.50x | 1.25x | 1, 2, 3 | 0.0, "
+        "0.0, 2.0 |" in text
     )
     assert "10.0% in the median" in text
 

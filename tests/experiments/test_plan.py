@@ -77,8 +77,8 @@ def test_the_plan_names_every_way_and_the_command_that_runs_the_fastest(
     show(config, words)
     lines = capsys.readouterr().out.splitlines()
     assert (
-        "4 branches on 512 tokens, 256 tokens each, 256 a step; as many problems at once as a run begins"
-        in lines[0]
+        "4 branches on 512 tokens, 256 tokens each, 256 a step; as many problems at once as a run "
+        "begins" in lines[0]
     )
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")

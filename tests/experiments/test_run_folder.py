@@ -400,8 +400,8 @@ def test_a_dry_run_shows_prompts_and_settings_and_leaves_nothing(
     shown = capsys.readouterr().out
     for i in range(3):
         assert (
-            f"prompt of file-{i}, 6 tokens, gold answer {2 * i} ---\nQuestion: {i} and {i} ?\nAnswer:"
-            in shown
+            f"prompt of file-{i}, 6 tokens, gold answer {2 * i} ---\nQuestion: {i} and {i} "
+            "?\nAnswer:" in shown
         )
     assert "file-3" not in shown and "max_tokens: 3" in shown and "4 problems" in shown
     run(composed(place, "run.dry=true", "dataset.private=true"))

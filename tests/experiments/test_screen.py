@@ -49,7 +49,8 @@ def test_a_plain_line_holds_every_number(clock: Any) -> None:
     progress.show()
     # 16 problems of 100 tokens are left, 100 of them made, at 50 tokens a second
     assert progress.plain_line() == (
-        "4 of 20 problems, 500 tokens, 50 tokens/s, 75% right [95%: 30% to 95%], KV 3 MiB, 0:30 left"
+        "4 of 20 problems, 500 tokens, 50 tokens/s, 75% right [95%: 30% to 95%], KV 3 MiB, 0:30 "
+        "left"
     )
 
 

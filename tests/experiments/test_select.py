@@ -136,8 +136,8 @@ def test_what_is_shown_names_the_problems_that_have_fewer(tmp_path: Path) -> Non
     (majority,) = [line.split() for line in text.splitlines() if line.startswith("majority")]
     assert majority == ["majority", *["66.7"] * 5, "20.8", "to", "93.9"]
     assert (
-        "weighted, best, soft_best, borda_score: no candidate has a score; run a search that asks a verifier"
-        in text
+        "weighted, best, soft_best, borda_score: no candidate has a score; run a search that asks "
+        "a verifier" in text
     )
     assert "run with search.statistics=true" in text
 
@@ -288,6 +288,6 @@ def test_without_statistics_the_other_rules_are_scored(place: Path) -> None:
     text = report(parsed([str(place / "outputs" / "r")]))
     assert "\nmajority " in text and "\nlikeliest " in text
     assert (
-        "self_certainty, borda, confidence, confidence_top90, confidence_top10: the records hold no statistics"
-        in text
+        "self_certainty, borda, confidence, confidence_top90, confidence_top10: the records hold "
+        "no statistics" in text
     )

@@ -29,7 +29,10 @@ R1, QWEN3 = thinker(OPENING, plain=TAGS), thinker(SWITCHED, plain=TAGS)
 OLMO3 = thinker(OPENING)  # marks of several tokens
 CHANNELS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>")
 GPT_OSS = thinker(TURNS, CHANNELS)
-HARMONY = "<|channel|>analysis<|message|>12?<|end|><|start|>assistant<|channel|>final<|message|>The answer is 18."
+HARMONY = (
+    "<|channel|>analysis<|message|>12?<|end|><|start|>assistant<|channel|>final<|message|>The "
+    "answer is 18."
+)
 GO: list[Any] = [{"role": "user", "content": "go"}]
 
 

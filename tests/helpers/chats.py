@@ -258,7 +258,8 @@ CHATS = {
     "mistral_v1": Chat(
         "mistralai/Mistral-7B-Instruct-v0.2",
         "{{ bos_token }}{% for m in messages %}" + ALTERNATE + "{% if m['role'] == 'user' %}"
-        "{{ '[INST] ' + m['content'] + ' [/INST]' }}{% else %}{{ m['content'] + eos_token }}{% endif %}{% endfor %}",
+        "{{ '[INST] ' + m['content'] + ' [/INST]' }}{% else %}{{ m['content'] + eos_token }}{% "
+        "endif %}{% endfor %}",
         "<s>[INST] 2 + 2? [/INST]",
         "<s>[INST] 2 + 2? [/INST]four</s>[INST] Sure? [/INST]",
         "",
@@ -266,7 +267,8 @@ CHATS = {
         bos="<s>", kind="first", before=("<s>",),
     ),
     "mistral_v3": Chat(
-        "mistralai/Mistral-7B-Instruct-v0.3: the system text stands in the last of the user's messages",
+        "mistralai/Mistral-7B-Instruct-v0.3: the system text stands in the last of the user's "
+        "messages",
         "{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] + '\n\n' %}"
         "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
         "{{ bos_token }}{% for m in rest %}{% if m['role'] == 'user' %}"
@@ -279,7 +281,8 @@ CHATS = {
         ("[INST]", "[/INST]"), "<s>", kind="first", before=("<s>",), said=" four",
     ),
     "zephyr": Chat(
-        "HuggingFaceH4/zephyr-7b-beta: no beginning-of-sequence token, though the tokenizer puts one before raw texts",
+        "HuggingFaceH4/zephyr-7b-beta: no beginning-of-sequence token, though the tokenizer puts "
+        "one before raw texts",
         ZEPHYR,
         "<|user|>\n2 + 2?</s>\n<|assistant|>\n",
         "<|user|>\n2 + 2?</s>\n<|assistant|>\nfour</s>\n<|user|>\nSure?</s>\n<|assistant|>\n",
@@ -331,7 +334,8 @@ CHATS = {
         follows="<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n",
     ),
     "qwen_3_without_thoughts": Chat(
-        "Qwen/Qwen3-8B, enable_thinking=False: the empty thoughts before an answer are not kept either",
+        "Qwen/Qwen3-8B, enable_thinking=False: the empty thoughts before an answer are not kept "
+        "either",
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
         "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
@@ -346,10 +350,12 @@ CHATS = {
     ),
     "gemma_2": Chat(
         "google/gemma-2-2b-it: no system text",
-        "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role "
+        "not supported') }}"
         "{% endif %}{% for m in messages %}" + ALTERNATE +
-        "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' + m['content'] | trim + "
-        "'<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
+        "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' + "
+        "m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
+        "'<start_of_turn>model\n' }}{% endif %}",
         "<bos><start_of_turn>user\n2 + 2?<end_of_turn>\n<start_of_turn>model\n",
         "<bos><start_of_turn>user\n2 + 2?<end_of_turn>\n<start_of_turn>model\nfour<end_of_turn>\n"
         "<start_of_turn>user\nSure?<end_of_turn>\n<start_of_turn>model\n",
@@ -377,9 +383,11 @@ CHATS = {
         "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
         "<|user|>\n2 + 2?<|end|>\n<|assistant|>\n",
-        "<|user|>\n2 + 2?<|end|>\n<|assistant|>\nfour<|end|>\n<|user|>\nSure?<|end|>\n<|assistant|>\n",
+        "<|user|>\n2 + "
+        "2?<|end|>\n<|assistant|>\nfour<|end|>\n<|user|>\nSure?<|end|>\n<|assistant|>\n",
         "<|system|>\nBe brief.<|end|>\n<|user|>\n2 + 2?<|end|>\n<|assistant|>\n",
-        "<|user|>\n1 + 1?<|end|>\n<|assistant|>\ntwo<|end|>\n<|user|>\n2 + 2?<|end|>\n<|assistant|>\n",
+        "<|user|>\n1 + 1?<|end|>\n<|assistant|>\ntwo<|end|>\n<|user|>\n2 + "
+        "2?<|end|>\n<|assistant|>\n",
         (*ROLES, "<|end|>"), "<s>", "<|endoftext|>", "first",
     ),
     "phi_4": Chat(
@@ -416,9 +424,11 @@ CHATS = {
         "{% else %}{{ m['content'] + '\n\n' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
         "<｜begin▁of▁sentence｜>User: 2 + 2?\n\nAssistant:",
-        "<｜begin▁of▁sentence｜>User: 2 + 2?\n\nAssistant: four<｜end▁of▁sentence｜>User: Sure?\n\nAssistant:",
+        "<｜begin▁of▁sentence｜>User: 2 + 2?\n\nAssistant: four<｜end▁of▁sentence｜>User: "
+        "Sure?\n\nAssistant:",
         "<｜begin▁of▁sentence｜>Be brief.\n\nUser: 2 + 2?\n\nAssistant:",
-        "<｜begin▁of▁sentence｜>User: 1 + 1?\n\nAssistant: two<｜end▁of▁sentence｜>User: 2 + 2?\n\nAssistant:",
+        "<｜begin▁of▁sentence｜>User: 1 + 1?\n\nAssistant: two<｜end▁of▁sentence｜>User: 2 + "
+        "2?\n\nAssistant:",
         bos="<｜begin▁of▁sentence｜>", eos="<｜end▁of▁sentence｜>", before=("<｜begin▁of▁sentence｜>",), said=" four",
     ),
     "glm_4": Chat(
@@ -437,7 +447,8 @@ CHATS = {
         "{{ '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] + '<|end_of_text|>\n' }}"
         "{% if loop.last and add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}"
         "{% endfor %}",
-        "<|start_of_role|>user<|end_of_role|>2 + 2?<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
+        "<|start_of_role|>user<|end_of_role|>2 + "
+        "2?<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
         "<|start_of_role|>user<|end_of_role|>2 + 2?<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>four"
         "<|end_of_text|>\n<|start_of_role|>user<|end_of_role|>Sure?<|end_of_text|>\n"
         "<|start_of_role|>assistant<|end_of_role|>",
@@ -489,7 +500,8 @@ CHATS = {
         "{% else %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '\n' }}{% endif %}"
         "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}{% endfor %}",
         "<|endoftext|><|user|>\n2 + 2?\n<|assistant|>\n",
-        "<|endoftext|><|user|>\n2 + 2?\n<|assistant|>\nfour<|endoftext|>\n<|user|>\nSure?\n<|assistant|>\n",
+        "<|endoftext|><|user|>\n2 + "
+        "2?\n<|assistant|>\nfour<|endoftext|>\n<|user|>\nSure?\n<|assistant|>\n",
         "<|endoftext|><|system|>\nBe brief.\n<|user|>\n2 + 2?\n<|assistant|>\n",
         bos="<|endoftext|>", eos="<|endoftext|>",
     ),
@@ -549,7 +561,8 @@ CHATS = {
         bos="<s>", eos="<|end_of_turn|>", kind="pieces", before=("<s>",), said=" four",
     ),
     "vicuna": Chat(
-        "lmsys/vicuna-7b-v1.5 (github.com/lm-sys/FastChat/blob/main/docs/vicuna_weights_version.md)",
+        "lmsys/vicuna-7b-v1.5 "
+        "(github.com/lm-sys/FastChat/blob/main/docs/vicuna_weights_version.md)",
         f"{{{{ {VICUNA!r} }}}}" + "{% for m in messages %}{% if m['role'] == 'user' %}{{ ' USER: ' + m['content'] }}"
         "{% else %}{{ ' ASSISTANT: ' + m['content'] + eos_token }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ ' ASSISTANT:' }}{% endif %}",
@@ -560,15 +573,18 @@ CHATS = {
         bos="<s>", kind="first", before=("<s>",), said=" four",
     ),
     "alpaca": Chat(
-        "github.com/vllm-project/vllm/blob/main/examples/template_alpaca.jinja: plain text, no special tokens at all",
+        "github.com/vllm-project/vllm/blob/main/examples/template_alpaca.jinja: plain text, no "
+        "special tokens at all",
         "{% for m in messages %}{% if m['role'] == 'user' %}{{ '### Instruction:\n' + m['content'] + '\n\n' }}"
         "{% elif m['role'] == 'assistant' %}{{ '### Response:\n' + m['content'] + '\n\n' }}"
         "{% else %}{{ m['content'] + '\n\n' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}",
         "### Instruction:\n2 + 2?\n\n### Response:\n",
-        "### Instruction:\n2 + 2?\n\n### Response:\nfour\n\n### Instruction:\nSure?\n\n### Response:\n",
+        "### Instruction:\n2 + 2?\n\n### Response:\nfour\n\n### Instruction:\nSure?\n\n### "
+        "Response:\n",
         "Be brief.\n\n### Instruction:\n2 + 2?\n\n### Response:\n",
-        "### Instruction:\n1 + 1?\n\n### Response:\ntwo\n\n### Instruction:\n2 + 2?\n\n### Response:\n",
+        "### Instruction:\n1 + 1?\n\n### Response:\ntwo\n\n### Instruction:\n2 + 2?\n\n### "
+        "Response:\n",
         eos="</s>",
     ),
 }  # fmt: skip

@@ -76,7 +76,10 @@ def test_a_template_that_leaves_answers_out_fails_the_problem_and_says_what_to_d
     chat = CHATS["chatml"]
     words = chat.tokenizer
     engine = Engine(chain("four", words, after="\n"), words)
-    last = "{{ '<|im_start|>user\n' + messages[-1]['content'] + '<|im_end|>\n<|im_start|>assistant\n' }}"
+    last = (
+        "{{ '<|im_start|>user\n' + messages[-1]['content'] + '<|im_end|>\n<|im_start|>assistant\n' "
+        "}}"
+    )
     was, words.chat_template = words.chat_template, last
     try:
         result = solve(
@@ -204,7 +207,10 @@ def test_a_critique_stands_on_the_whole_chat_too() -> None:
     assert seen == [whole(words, QUESTION, *later[: 2 * turn]) for turn in range(4)]
 
 
-MARKED = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<eos>{% endfor %}<turn>assistant\n{# [/THINK] #}"
+MARKED = (
+    "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<eos>{% endfor "
+    "%}<turn>assistant\n{# [/THINK] #}"
+)
 """A template whose model thinks between special tokens, which texts leave out."""
 
 

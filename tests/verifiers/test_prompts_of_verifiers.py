@@ -144,7 +144,10 @@ def test_think_prm(name: str) -> None:
 def test_the_judge_asks_as_transformers_would(name: str) -> None:
     chat = CHATS[name]
     judge = own(LLMJudge, chat.tokenizer, rubric="Be strict.", grades=3)
-    asked = "Be strict.\n\nProblem:\n2 + 2?\n\nSolution:\nfour\n\nReply with one number from 1 (worst) to 3 (best)."
+    asked = (
+        "Be strict.\n\nProblem:\n2 + 2?\n\nSolution:\nfour\n\nReply with one number from 1 (worst) "
+        "to 3 (best)."
+    )
     expected = chat.tokenizer.apply_chat_template(
         [{"role": "user", "content": asked}],
         tokenize=True,

@@ -34,7 +34,8 @@ class DecodeGate:
         for name in ("theta", "r_gap"):
             if not getattr(self, name) >= 0:
                 raise InvalidInput(
-                    f"gate.{name}={getattr(self, name)} must be 0 or more; above 1 it never stops any"
+                    f"gate.{name}={getattr(self, name)} must be 0 or more; above 1 it never stops "
+                    "any"
                 )
         if self.min_tokens < 1:
             raise InvalidInput(f"gate.min_tokens={self.min_tokens} must be at least 1")

@@ -40,8 +40,8 @@ def share_similar(runtime: Runtime, root: Branch, children: Sequence[Branch]) ->
     """
     if runtime.runner.recurrent is not None:
         raise UnsupportedModel(
-            f"{type(runtime.runner.model).__name__} has recurrent layers, whose states are not kept "
-            "of a pass that similar prompts leave early; use sharing=exact"
+            f"{type(runtime.runner.model).__name__} has recurrent layers, whose states are not "
+            "kept of a pass that similar prompts leave early; use sharing=exact"
         )
     first: dict[tuple[int, ...], Branch] = {}
     for child in children:
@@ -134,7 +134,8 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
     layers = len(runtime.lens.layers)
     if sharing.probe_layers >= layers:
         raise InvalidInput(
-            f"sharing.probe_layers={sharing.probe_layers} leaves nothing to save of {layers} layers; use less"
+            f"sharing.probe_layers={sharing.probe_layers} leaves nothing to save of {layers} "
+            "layers; use less"
         )
     if not others or len(root.tokens) < 2:
         return []

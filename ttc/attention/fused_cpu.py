@@ -49,7 +49,8 @@ def compiled(module: str, dtype: torch.dtype) -> int | None:
         import numba
     except ImportError as error:
         warnings.warn(
-            f"numba cannot be imported ({error}), so attention is several times slower; pip install numba",
+            f"numba cannot be imported ({error}), so attention is several times slower; pip "
+            "install numba",
             stacklevel=2,
         )
         return None

@@ -53,8 +53,9 @@ def kernels(device: torch.device) -> Any | None:
     except Exception as error:
         reason = " ".join(str(error).split())
         warnings.warn(
-            f"Triton cannot be used on {device} ({reason}), so attention takes many small operations for each layer; "
-            "where the GPU is new enough, pip install triton, and have a C compiler",
+            f"Triton cannot be used on {device} ({reason}), so attention takes many small "
+            "operations for each layer; where the GPU is new enough, pip install triton, and have "
+            "a C compiler",
             stacklevel=2,
         )
         return None

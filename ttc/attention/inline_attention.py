@@ -208,7 +208,8 @@ class _ByMethod(CallsAttention):
             ].tolist()
             if not 0 < weights[0] < weights[1]:
                 raise UnsupportedModel(
-                    f"{self.original.__name__}._attn gives the weights {weights}, no softmax of scores"
+                    f"{self.original.__name__}._attn gives the weights {weights}, no softmax of "
+                    "scores"
                 )
             return log(weights[1] / weights[0]) / size
 

@@ -111,7 +111,8 @@ class Plan(ABC):
             rows = self.entries[index].rows
             if rows.start < rows.stop and self._span(index, layer, device) is not None:
                 raise RuntimeError(
-                    f"entry {index} of layer {layer.index} is neither on the device nor in the stream"
+                    f"entry {index} of layer {layer.index} is neither on the device nor in the "
+                    "stream"
                 )
 
     def _attend(

@@ -112,7 +112,8 @@ def hybrid_cache_allocation(
     m_host -= s_weight
     if m_host < 0:
         raise InvalidInput(
-            f"the host has {m_host + s_weight:,.0f} for weights of {s_weight:,.0f}; give it more memory"
+            f"the host has {m_host + s_weight:,.0f} for weights of {s_weight:,.0f}; give it more "
+            "memory"
         )
     load, crossing = times.load_kv.slope, times.load_act.slope
     # an ACT block takes the device so much longer than the link
@@ -234,8 +235,8 @@ def mini_batches(
     for index, (act, kv) in enumerate(requests):
         if act + kv > most:
             raise InvalidInput(
-                f"a request of {act} ACT and {kv} KV blocks fits no mini-batch of {most}; raise the limit or cut the "
-                "request"
+                f"a request of {act} ACT and {kv} KV blocks fits no mini-batch of {most}; raise "
+                "the limit or cut the request"
             )
         left.setdefault((act, kv), deque()).append(index)
     while left:

@@ -69,7 +69,8 @@ class DeviceProfile:
     def __post_init__(self) -> None:
         if not self.flops:
             raise InvalidInput(
-                f"the profile of {self.name} has no flops; give the rate at one number of rows or more"
+                f"the profile of {self.name} has no flops; give the rate at one number of rows or "
+                "more"
             )
         for name in ("bandwidth", "eta_c", "eta_m"):
             _require_above_zero(f"{name} of {self.name}", getattr(self, name))

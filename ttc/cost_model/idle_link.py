@@ -167,6 +167,6 @@ def helped_selector(  # noqa: PLR0913 - the variables of HELM's Algorithm 1
         return fastest(with_buffers)
     least_bytes = min(plan.device_bytes for plan in plans)
     raise OutOfMemory(
-        f"no split fits {vram_bytes:,} bytes on the device with buffers for a share of {share}; {least_bytes:,} bytes "
-        "would do, or a smaller share"
+        f"no split fits {vram_bytes:,} bytes on the device with buffers for a share of {share}; "
+        f"{least_bytes:,} bytes would do, or a smaller share"
     )

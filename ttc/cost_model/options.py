@@ -159,9 +159,11 @@ def best(ways: Sequence[Option]) -> Option:
     if option.feasible:
         return option
     raise OutOfMemory(
-        f"no placement and memory policy fits: {option.placement} weights with memory={option.memory} need least, "
-        f"{option.device_bytes:,} bytes on the device and {option.host_bytes:,} on the host ({option.reason}); give "
-        "larger budgets (memory.budget_gib, memory.host_budget_gib), fewer or shorter branches, or a smaller model"
+        f"no placement and memory policy fits: {option.placement} weights with "
+        f"memory={option.memory} need least, {option.device_bytes:,} bytes on the device and "
+        f"{option.host_bytes:,} on the host ({option.reason}); give larger budgets "
+        "(memory.budget_gib, memory.host_budget_gib), fewer or shorter branches, or a smaller "
+        "model"
     )
 
 

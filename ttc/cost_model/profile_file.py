@@ -31,8 +31,8 @@ class Profile:
         """A device by its name. Raises InvalidInput for one that was not measured."""
         if name not in self.devices:
             raise InvalidInput(
-                f"the profile has no {name!r} but {', '.join(self.devices)}; measure it: python -m experiments.profile "
-                "--dtypes bfloat16,float32,float16"
+                f"the profile has no {name!r} but {', '.join(self.devices)}; measure it: python -m "
+                "experiments.profile --dtypes bfloat16,float32,float16"
             )
         return self.devices[name]
 
@@ -66,11 +66,13 @@ def read(path: str | os.PathLike[str]) -> Profile:
         link, made_on = LinkProfile(**record["link"]), dict(record["machine"])
     except OSError as error:
         raise InvalidInput(
-            f"{path} cannot be read ({error.strerror}); make a profile with python -m experiments.profile --out {path}"
+            f"{path} cannot be read ({error.strerror}); make a profile with python -m "
+            f"experiments.profile --out {path}"
         ) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(
-            f"{path} is no profile of this version ({error}); make one with python -m experiments.profile"
+            f"{path} is no profile of this version ({error}); make one with python -m "
+            "experiments.profile"
         ) from error
     here = hardware()
     if different := [name for name in SAME if made_on.get(name) != here.get(name)]:
@@ -78,7 +80,8 @@ def read(path: str | os.PathLike[str]) -> Profile:
             f"{name} {made_on.get(name)!r} there and {here.get(name)!r} here" for name in different
         )
         raise InvalidInput(
-            f"{path} is a profile of another machine ({both}); measure this one: python -m experiments.profile"
+            f"{path} is a profile of another machine ({both}); measure this one: python -m "
+            "experiments.profile"
         )
     return Profile({device.name: device for device in devices}, link)
 

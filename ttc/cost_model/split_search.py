@@ -143,7 +143,8 @@ def split_plan(
     """
     if not 0 <= k <= len(units):
         raise InvalidInput(
-            f"k={k} must be from 0 (all on the device) to {len(units)} (all {len(units)} units on the host)"
+            f"k={k} must be from 0 (all on the device) to {len(units)} (all {len(units)} units on "
+            "the host)"
         )
     cpu, gpu, work = units[:k], units[k:], generation.work(objective)
     kv = [sum(unit.kv_token_bytes for unit in stage) * generation.kv_tokens for stage in (cpu, gpu)]
@@ -170,13 +171,13 @@ def _nothing_fits(plans: Sequence[SplitPlan], vram_bytes: int, host_bytes: int |
     fits = next((plan for plan in plans if plan.device_bytes <= max(vram_bytes, 0)), None)
     if fits is None:  # not where all units may lie on the host, which needs none
         return (
-            f"no split fits {vram_bytes:,} bytes on the device: with {plans[-1].k} of {plans[-1].units} units on the "
-            f"host, the most that are tried, the device needs {plans[-1].device_bytes:,} bytes; give it these, or "
-            "choose a smaller model"
+            f"no split fits {vram_bytes:,} bytes on the device: with {plans[-1].k} of "
+            f"{plans[-1].units} units on the host, the most that are tried, the device needs "
+            f"{plans[-1].device_bytes:,} bytes; give it these, or choose a smaller model"
         )
     return (
-        f"no split fits {vram_bytes:,} bytes on the device and {host_bytes:,} on the host: with {fits.k} of "
-        f"{fits.units} units on the host, the fewest that the device leaves, the host needs {fits.host_bytes:,} bytes; "
-        f"give it these, or the device {plans[0].device_bytes:,} bytes for "
-        f"{plans[0].units - plans[0].k} units, or choose a smaller model"
+        f"no split fits {vram_bytes:,} bytes on the device and {host_bytes:,} on the host: with "
+        f"{fits.k} of {fits.units} units on the host, the fewest that the device leaves, the host "
+        f"needs {fits.host_bytes:,} bytes; give it these, or the device {plans[0].device_bytes:,} "
+        f"bytes for {plans[0].units - plans[0].k} units, or choose a smaller model"
     )

@@ -55,9 +55,10 @@ def layers_in_device(shape: KVShape, load: Workload, tokens: int, reserved_layer
         return shape.layers
     if reserved_layers > fitting:
         raise InvalidInput(
-            f"reserved_layers={reserved_layers} is too many: budget_bytes={load.budget_bytes:,} holds {fitting} layers "
-            f"of {layer_bytes:,} bytes ({load.beams} beams of {tokens:,} tokens); reserve at most {fitting} or set "
-            f"budget_bytes to {reserved_layers * layer_bytes:,} or more"
+            f"reserved_layers={reserved_layers} is too many: budget_bytes={load.budget_bytes:,} "
+            f"holds {fitting} layers of {layer_bytes:,} bytes ({load.beams} beams of {tokens:,} "
+            f"tokens); reserve at most {fitting} or set budget_bytes to "
+            f"{reserved_layers * layer_bytes:,} or more"
         )
     return fitting - reserved_layers
 
@@ -109,7 +110,8 @@ def beam_scheduling_bytes(shape: KVShape, load: Workload, charge: Charge = "star
     """
     if charge not in get_args(Charge):
         raise InvalidInput(
-            f"charge={charge!r} is unknown; choose 'start' (Eq. 5 as printed), 'end' (Figure 7) or 'offloaded'"
+            f"charge={charge!r} is unknown; choose 'start' (Eq. 5 as printed), 'end' (Figure 7) or "
+            "'offloaded'"
         )
     starts = [
         load.prompt_tokens + i * load.step_tokens

@@ -60,8 +60,8 @@ class KVMemory(Tiers):
         given = self.link.gbps
         if given is not None and gbps is not None and given != gbps:
             raise InvalidInput(
-                f"memory.link_gbps={given} and placement.link_gbps={gbps} are the speed of one link; give the same "
-                "number, or one of them"
+                f"memory.link_gbps={given} and placement.link_gbps={gbps} are the speed of one "
+                "link; give the same number, or one of them"
             )
         self.link = link
         link.gbps = given if gbps is None else gbps

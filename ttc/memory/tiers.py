@@ -73,9 +73,10 @@ class Tier:
         if self.budget_bytes is not None and used + nbytes > self.budget_bytes:
             shared = f", which {self.models} models share," if self.models > 1 else ""
             raise OutOfMemory(
-                f"the {self.name} KV budget of {self.budget_bytes:,} bytes{shared} is too small: {used:,} are in use "
-                f"and {nbytes:,} more are needed; a budget of {as_budget(used + nbytes)} would do, or use fewer beams, "
-                "shorter steps or a smaller batch"
+                f"the {self.name} KV budget of {self.budget_bytes:,} bytes{shared} is too small: "
+                f"{used:,} are in use and {nbytes:,} more are needed; a budget of "
+                f"{as_budget(used + nbytes)} would do, or use fewer beams, shorter steps or a "
+                "smaller batch"
             )
 
 
@@ -279,7 +280,8 @@ def as_out_of_memory(tier: Tier, nbytes: int) -> Iterator[None]:
         ):
             raise
         raise OutOfMemory(
-            f"the machine has no room for {nbytes:,} bytes of KV in the {tier.name} tier, beside {tier.used_bytes:,} "
-            "bytes of KV there; set or lower the tier's budget (memory.budget_gib, memory.host_budget_gib), or use "
-            "fewer beams, shorter steps or a smaller batch"
+            f"the machine has no room for {nbytes:,} bytes of KV in the {tier.name} tier, beside "
+            f"{tier.used_bytes:,} bytes of KV there; set or lower the tier's budget "
+            "(memory.budget_gib, memory.host_budget_gib), or use fewer beams, shorter steps or a "
+            "smaller batch"
         ) from error

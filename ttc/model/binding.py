@@ -31,7 +31,7 @@ def check_resident(policy: Residency | None) -> None:
     """Raise InvalidInput for a policy that moves KV, where layers lie on several devices."""
     if policy is not None and not isinstance(policy, Resident):
         raise InvalidInput(
-            f"{type(policy).__name__}() moves keys and values between one device and the host. Over "
-            "several devices each layer's stay beside it: memory=resident (ttc.Resident()), or a "
-            "device_map of one device"
+            f"{type(policy).__name__}() moves keys and values between one device and the host. "
+            "Over several devices each layer's stay beside it: memory=resident (ttc.Resident()), "
+            "or a device_map of one device"
         )

@@ -57,7 +57,7 @@ def _reason(model: Any, number: int, window: int, sight: Sight, context: int) ->
             f"window that is meant, or {remedy}"
         )
     return (
-        f"transformers contradicts itself: in a run without a cache layer {number} has {sight}, and "
-        f"the cache of generate keeps a window of {window} tokens by {field} in its configuration. If "
-        f"no window is meant, {remedy}"
+        f"transformers contradicts itself: in a run without a cache layer {number} has {sight}, "
+        f"and the cache of generate keeps a window of {window} tokens by {field} in its "
+        f"configuration. If no window is meant, {remedy}"
     )

@@ -248,10 +248,12 @@ class ModelCheck:
         if not calls and recurrent is None:
             if getattr(self.model, "_is_stateful", False):
                 raise UnsupportedModel(
-                    "it keeps a state of its own between tokens, and the engine knows those in transformers' cache"
+                    "it keeps a state of its own between tokens, and the engine knows those in "
+                    "transformers' cache"
                 )
             raise UnsupportedModel(
-                "it does not dispatch attention through transformers' AttentionInterface, so the engine cannot reach it"
+                "it does not dispatch attention through transformers' AttentionInterface, so the "
+                "engine cannot reach it"
             )
         known = {call.layer for call in calls} | layers_without_tokens(self.model.config)
         if recurrent is not None:

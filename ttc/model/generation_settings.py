@@ -44,8 +44,8 @@ class GenerationSettings:
             value = getattr(config, name, None)
             if value is not None and asks(value):
                 raise UnsupportedModel(
-                    f"the model's generation_config sets {name}={_short(value)}, which would change "
-                    f"what is written: {why}. {WAY_OUT}"
+                    f"the model's generation_config sets {name}={_short(value)}, which would "
+                    f"change what is written: {why}. {WAY_OUT}"
                 )
         asked: dict[str, Any] = {}
         processors: list[Processor] = []
@@ -59,7 +59,8 @@ class GenerationSettings:
                     processor.make(1, torch.device("cpu"))  # checks the value
             except (TypeError, ValueError, IndexError) as error:
                 raise UnsupportedModel(
-                    f"the model's generation_config sets {name}={value!r}, which cannot be used ({error}). {WAY_OUT}"
+                    f"the model's generation_config sets {name}={value!r}, which cannot be used "
+                    f"({error}). {WAY_OUT}"
                 ) from error
             if processor is not None:
                 asked[name] = value

@@ -182,7 +182,8 @@ class Graphs:
         gap = _gap(expected, recorded.logits)
         if gap > 1:
             self._give_up(
-                f"the first replay's logits are {gap:.3g} times as far from those of its modules as allowed"
+                f"the first replay's logits are {gap:.3g} times as far from those of its modules "
+                "as allowed"
             )
         return expected
 
@@ -205,8 +206,8 @@ class Graphs:
         self.reason = " ".join(reason.split())
         self._plans.clear()
         warnings.warn(
-            f"{type(self.model).__name__} decodes without CUDA graphs: {self.reason}; {SWITCH}=0 keeps "
-            "them from being tried",
+            f"{type(self.model).__name__} decodes without CUDA graphs: {self.reason}; {SWITCH}=0 "
+            "keeps them from being tried",
             stacklevel=2,
         )
 

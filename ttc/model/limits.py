@@ -35,8 +35,8 @@ class ModelLimits:
         if chosen is not None and (longest is None or longest > chosen):
             longest = chosen
             because = (
-                f" (of more than {chosen} tokens its layers attend to a choice, which the engine does "
-                "not compute)"
+                f" (of more than {chosen} tokens its layers attend to a choice, which the engine "
+                "does not compute)"
             )
         return cls(config.vocab_size, longest, eos_ids, because)
 
@@ -45,7 +45,8 @@ class ModelLimits:
         for what is no token of the vocabulary."""
         if isinstance(tokens, str | bytes):
             raise InvalidInput(
-                f"the {what} is text, {tokens[:40]!r}; give token numbers (engine.encode makes them)"
+                f"the {what} is text, {tokens[:40]!r}; give token numbers (engine.encode makes "
+                "them)"
             )
         try:
             tokens = [index(token) for token in tokens]

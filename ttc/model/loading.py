@@ -179,7 +179,8 @@ def _read_weights(kind: Any, source: str, options: dict[str, Any]) -> Any:
     model, info = kind.from_pretrained(source, **options, **COMPARED)
     if missing := info["missing_keys"]:
         raise UnsupportedModel(
-            f"its files lack {len(missing)} weights of a {type(model).__name__}, among them {min(missing)}"
+            f"its files lack {len(missing)} weights of a {type(model).__name__}, among them "
+            f"{min(missing)}"
         )
     if mismatched := info["mismatched_keys"]:
         name, stored, stated = min(mismatched)

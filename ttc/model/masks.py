@@ -135,8 +135,8 @@ def _check_rows(call: Call, sight: Sight, mask: Tensor, positions: Sequence[int]
         row, key = wrong[0].tolist()
         sees = "does not see" if bool(expected[row, key]) else "sees"
         raise UnsupportedModel(
-            f"in layer {call.layer} the token at position {positions[row]} {sees} the one at {key}, "
-            f"but its attention is told of {sight}; the engine serves layers that see every "
+            f"in layer {call.layer} the token at position {positions[row]} {sees} the one at "
+            f"{key}, but its attention is told of {sight}; the engine serves layers that see every "
             "earlier token, or a sliding window or chunks of a length that the configuration "
             "states, not other masks"
         )

@@ -117,5 +117,6 @@ def _check_folder(path: Path) -> None:
         )
     if not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):
         raise UnsupportedModel(
-            f"the folder {path} holds no weights (*.safetensors); save the model with save_pretrained"
+            f"the folder {path} holds no weights (*.safetensors); save the model with "
+            "save_pretrained"
         )

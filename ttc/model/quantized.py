@@ -12,8 +12,8 @@ from torch import Tensor
 from ttc.errors import UnsupportedModel
 
 WAY_OUT = (
-    "load its unquantized weights, a .gguf file of it, or weights of another method (docs/models.md "
-    "says which run where); or let a server run it (backend=openai)"
+    "load its unquantized weights, a .gguf file of it, or weights of another method "
+    "(docs/models.md says which run where); or let a server run it (backend=openai)"
 )
 ROWS = 4
 OTHERS = 100.0
@@ -43,7 +43,8 @@ def check_quantization(config: Any, device: torch.device) -> str | None:
     method = str(settings.get("quant_method", default))
     if not by_bitsandbytes and method not in AUTO_QUANTIZER_MAPPING:
         raise UnsupportedModel(
-            f"its weights are quantized by {method!r}, which the installed transformers does not know; {WAY_OUT}"
+            f"its weights are quantized by {method!r}, which the installed transformers does not "
+            f"know; {WAY_OUT}"
         )
     try:
         quantizer = AutoHfQuantizer.from_config(settings, pre_quantized=True)

@@ -185,7 +185,8 @@ class RecurrentModule:
         self.cache_name = next((name for name in CACHE_NAMES if name in names), "")
         if not self.cache_name:
             raise UnsupportedModel(
-                f"{type(module).__name__} takes no cache as {' or '.join(CACHE_NAMES)}, and the engine gives it one"
+                f"{type(module).__name__} takes no cache as {' or '.join(CACHE_NAMES)}, and the "
+                "engine gives it one"
             )
         self.cache_place = names.index(self.cache_name)
         self.least: LeastTimeStep | None = None

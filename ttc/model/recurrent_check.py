@@ -147,5 +147,6 @@ class _Passes:
         except UnsupportedModel as error:
             what = str(error).partition(" when branches")[0]
             raise UnsupportedModel(
-                f"its recurrent layers give something else when they go {how} than in one run over a sequence ({what})"
+                f"its recurrent layers give something else when they go {how} than in one run over "
+                f"a sequence ({what})"
             ) from error

@@ -81,8 +81,8 @@ class HuggingFaceRunner:
         if self.shapes and implementation != IMPLEMENTATION:
             raise UnsupportedModel(
                 f"the model's attention is {implementation!r} now, not the engine's: it was set "
-                "elsewhere, or this is inside `engine.lent()`. Use the model elsewhere inside `with "
-                "engine.lent() as model:`; to go on here, call "
+                "elsewhere, or this is inside `engine.lent()`. Use the model elsewhere inside "
+                "`with engine.lent() as model:`; to go on here, call "
                 f"model.set_attn_implementation({IMPLEMENTATION!r})"
             )
 

@@ -167,5 +167,6 @@ def _same(what: str, expected: Tensor, found: Tensor, rounded: float) -> None:
     error, limit = (gap.max(), 1e-3 * size.max()) if exact else (gap.mean(), rounded * size.mean())
     if not float(error) <= float(limit) + 1e-6:
         raise Differs(
-            f"{what} differ by {float(error):.3g} (limit {float(limit):.3g}) from those of its modules"
+            f"{what} differ by {float(error):.3g} (limit {float(limit):.3g}) from those of its "
+            "modules"
         )

@@ -112,8 +112,8 @@ def checked_continuations(
         limits.check_context(len(branch.tokens) + len(tokens) + longest - 1)
         if singles and longest > 1:
             raise InvalidInput(
-                f"a continuation has {longest} tokens; with an early exit only single tokens can be scored, so put "
-                "what comes before them into `given`"
+                f"a continuation has {longest} tokens; with an early exit only single tokens can "
+                "be scored, so put what comes before them into `given`"
             )
     return between, checked
 

@@ -266,7 +266,8 @@ def checked_lens(runner: ModelRunner) -> Lens:
     limit = 1e-4 + (1e-4 if exact else 5e-2) * float(expected.abs().max())
     if not off <= limit:
         raise UnsupportedModel(
-            f"{name} gives other logits from its last layer's states than in one run (off by {off:.3g}, limit "
-            f"{limit:.3g}), so it cannot leave a scoring pass early; score it without an exit"
+            f"{name} gives other logits from its last layer's states than in one run (off by "
+            f"{off:.3g}, limit {limit:.3g}), so it cannot leave a scoring pass early; score it "
+            "without an exit"
         )
     return lens

@@ -260,7 +260,8 @@ def settled(
     if isinstance(memory, str):
         if memory != "auto":
             raise InvalidInput(
-                f"memory={memory!r} is unknown; give 'auto', or a policy, as ttc.Paged(budget_gib=4)"
+                f"memory={memory!r} is unknown; give 'auto', or a policy, as "
+                "ttc.Paged(budget_gib=4)"
             )
         memory = Auto()
     if not isinstance(memory, Auto):

@@ -29,7 +29,8 @@ def split_layers(model: Any) -> list[nn.Module]:
         layers = decoder_layers(model)
     except UnsupportedModel as error:
         raise UnsupportedModel(
-            f"{error}, one of which runs after the other, so it cannot be split; placement=streamed may take it"
+            f"{error}, one of which runs after the other, so it cannot be split; "
+            "placement=streamed may take it"
         ) from error
     owners: dict[nn.Module, int] = {}
     for n, layer in enumerate(layers):

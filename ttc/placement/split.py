@@ -87,15 +87,17 @@ class Split(Placement):
                 raise InvalidInput(f"placement.k={self.k!r} must be a whole number or 'auto'")
             if self.profile is None:
                 raise InvalidInput(
-                    "placement.k=auto needs a profile of this machine: python -m experiments.profile "
-                    "--out FILE, then placement.profile=FILE; or give placement.k as a number"
+                    "placement.k=auto needs a profile of this machine: python -m "
+                    "experiments.profile --out FILE, then placement.profile=FILE; or give "
+                    "placement.k as a number"
                 )
         else:
             check_whole("placement.k", self.k, 0)
         is_share = isinstance(self.streamed, int | float) and 0 <= self.streamed < 1
         if self.streamed != "auto" and not is_share:
             raise InvalidInput(
-                f"placement.streamed={self.streamed!r} must be 'auto', or a share from 0 (nothing) to less than 1"
+                f"placement.streamed={self.streamed!r} must be 'auto', or a share from 0 (nothing) "
+                "to less than 1"
             )
         self._generation()
 
@@ -107,8 +109,8 @@ class Split(Placement):
         budget = self.device_budget(model, device)
         if isinstance(self.k, int) and self.k > largest_k:
             raise InvalidInput(
-                f"placement.k={self.k} leaves no layer on the device; of {len(units)} units at most "
-                f"{largest_k} can be on the host. To run all of them there: model.device=cpu "
+                f"placement.k={self.k} leaves no layer on the device; of {len(units)} units at "
+                f"most {largest_k} can be on the host. To run all of them there: model.device=cpu "
                 "placement=resident"
             )
         if self._share and not any(unit.large_bytes for unit in units):
@@ -189,8 +191,8 @@ class Split(Placement):
             remedies.append("or a smaller placement.streamed")
         what += "" if self.kv_offload else self._with_kv()
         raise OutOfMemory(
-            f"the device has {budget:,} bytes for a placement, and placement.k={k} needs {needed:,} "
-            f"there: {what}; {', '.join(remedies)}, or fewer or shorter branches"
+            f"the device has {budget:,} bytes for a placement, and placement.k={k} needs "
+            f"{needed:,} there: {what}; {', '.join(remedies)}, or fewer or shorter branches"
         )
 
     def _with_kv(self) -> str:

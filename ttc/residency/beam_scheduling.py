@@ -143,6 +143,7 @@ def _overlap(blocks: Sequence[KV] | set[KV], near: set[KV], block_bytes: BlockBy
 
 def _too_small(budget: float, needed: int) -> OutOfMemory:
     return OutOfMemory(
-        f"the device KV budget of {budget:,.0f} bytes is too small for one branch's step with its blocks and tail; "
-        f"a budget of {as_budget(needed)} would do, or use shorter steps or memory=paged"
+        f"the device KV budget of {budget:,.0f} bytes is too small for one branch's step with its "
+        f"blocks and tail; a budget of {as_budget(needed)} would do, or use shorter steps or "
+        "memory=paged"
     )

@@ -68,7 +68,8 @@ class Capture(Offloading):
         self._check_positive("mini_batch_tokens")
         if self.act_share is not None and not 0 <= self.act_share <= 1:
             raise InvalidInput(
-                f"memory.act_share={self.act_share} must be from 0 to 1, or null to have it measured"
+                f"memory.act_share={self.act_share} must be from 0 to 1, or null to have it "
+                "measured"
             )
         if self.mini_batch_tokens < 2 * self.block_tokens:
             raise InvalidInput(
@@ -330,19 +331,23 @@ def _why_none(
         return "the model has no layers of attention, and so no keys and values"
     known = [layer for layer, shape in enumerate(shapes) if shape.input_dim is not None]
     if not known:
-        return "the model's keys and values cannot be generated from the inputs of its attention layers"
+        return (
+            "the model's keys and values cannot be generated from the inputs of its attention "
+            "layers"
+        )
     layer = known[0]
     return (
-        f"in layer {layer} an ACT block takes {act_bytes[layer]:,} bytes a token and a KV block {kv_bytes[layer]:,}, "
-        "and no layer's ACT blocks are smaller (they are with multi-head attention, seldom with grouped queries)"
+        f"in layer {layer} an ACT block takes {act_bytes[layer]:,} bytes a token and a KV block "
+        f"{kv_bytes[layer]:,}, and no layer's ACT blocks are smaller (they are with multi-head "
+        "attention, seldom with grouped queries)"
     )
 
 
 def _why_it_loses(times: CaptureTimes, tokens: int) -> str:
     link_ms, computing_ms = times.t_pcie(tokens) * 1e3, times.t_computation(0) * 1e3
     return (
-        f"by times measured here a layer gains less than {MIN_GAIN:g}x with them over KV blocks alone, "
-        f"of which {tokens:,} tokens take {link_ms:.3g} ms over the link while {computing_ms:.3g} ms "
-        "are computed. They pay where the link is slow beside the device; else choose memory=paged, or "
-        "set memory.act_share"
+        f"by times measured here a layer gains less than {MIN_GAIN:g}x with them over KV blocks "
+        f"alone, of which {tokens:,} tokens take {link_ms:.3g} ms over the link while "
+        f"{computing_ms:.3g} ms are computed. They pay where the link is slow beside the device; "
+        "else choose memory=paged, or set memory.act_share"
     )

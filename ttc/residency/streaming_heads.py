@@ -46,7 +46,7 @@ def load_streaming_heads(path: str | Path, kv_heads: Sequence[int]) -> frozenset
     for layer, head in sorted(heads):
         if not (0 <= layer < len(kv_heads) and 0 <= head < kv_heads[layer]):
             raise InvalidInput(
-                f"{name} names head {head} of layer {layer}, which this model of {len(kv_heads)} layers does not have; "
-                "make a file for it with `python -m experiments.heads`"
+                f"{name} names head {head} of layer {layer}, which this model of {len(kv_heads)} "
+                "layers does not have; make a file for it with `python -m experiments.heads`"
             )
     return heads

@@ -24,9 +24,9 @@ def check_gate(gate: Gate | None, branches: int, groups: Sequence[Sequence[int]]
     them."""
     if gate is not None and len(groups) > 1:
         raise OutOfMemory(
-            f"a decode gate compares a problem's branches token by token, and the budget has room for "
-            f"{len(groups[0])} of {branches} branches at a time; give a larger memory.budget_gib, fewer or "
-            "shorter branches, or no gate"
+            "a decode gate compares a problem's branches token by token, and the budget has room "
+            f"for {len(groups[0])} of {branches} branches at a time; give a larger "
+            "memory.budget_gib, fewer or shorter branches, or no gate"
         )
 
 

@@ -49,7 +49,8 @@ class Sharing:
         for name, kinds in (("rule", SharingRule), ("pooling", Pooling)):
             if getattr(self, name) not in get_args(kinds):
                 raise InvalidInput(
-                    f"sharing.{name}={getattr(self, name)!r} is unknown; use {', '.join(get_args(kinds))}"
+                    f"sharing.{name}={getattr(self, name)!r} is unknown; use "
+                    f"{', '.join(get_args(kinds))}"
                 )
         if not -1 <= self.tau <= 2:
             raise InvalidInput(

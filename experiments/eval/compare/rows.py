@@ -133,14 +133,14 @@ def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> lis
         for seed, same in groupby(ordered, key=lambda run: run.config.get("run.seed", 0)):
             if len(twice := list(same)) > 1:
                 raise InvalidInput(
-                    f"{twice[0].folder} and {twice[1].folder} hold the same configuration with the same "
-                    f"run.seed={seed}; leave one out"
+                    f"{twice[0].folder} and {twice[1].folder} hold the same configuration with the "
+                    f"same run.seed={seed}; leave one out"
                 )
     made = _names(list(groups.values()))
     if names is not None and (len(names) != len(made) or len(set(names)) != len(names)):
         raise InvalidInput(
-            f"--labels={','.join(names)} has {len(names)} labels for {len(made)} rows; give each row one of its "
-            f"own, in this order:\n{listed(made)}"
+            f"--labels={','.join(names)} has {len(names)} labels for {len(made)} rows; give each "
+            f"row one of its own, in this order:\n{listed(made)}"
         )
     return [Row(name, group) for name, group in zip(names or made, groups.values(), strict=True)]
 
@@ -159,8 +159,8 @@ def check_comparable(
         both = f"{first.folder} and {run.folder}"
         if not different_problems and (lines := listed(_other_problems(first, run))):
             raise InvalidInput(
-                f"{both} are not on the same problems:\n{lines}\n--different-problems compares them all the same, "
-                "where they can be paired on the problems of both"
+                f"{both} are not on the same problems:\n{lines}\n--different-problems compares "
+                "them all the same, where they can be paired on the problems of both"
             )
         if not different_prompts and (lines := listed(_other_prompts(first, run))):
             raise InvalidInput(

@@ -26,15 +26,15 @@ from ttc.errors import InvalidInput
 Figures = dict[str, Any]
 
 ABOUT = (
-    "Accuracy with its 95% interval: Wilson's for single runs, from the standard error of the questions' means for "
-    "several seeds, clustered where questions share a source. Tokens, FLOPs and seconds are per problem; FLOPs are "
-    "2 x parameters x tokens."
+    "Accuracy with its 95% interval: Wilson's for single runs, from the standard error of the "
+    "questions' means for several seeds, clustered where questions share a source. Tokens, FLOPs "
+    "and seconds are per problem; FLOPs are 2 x parameters x tokens."
 )
 ABOUT_PAIRS = (
-    "Differences in percentage points over the same problems. p: McNemar's test for single runs, else "
-    "the same test of the problems' mean differences. The interval goes with p: it leaves out 0 "
-    "exactly where p is below 0.05. Holm adjusts p for the number of comparisons. Detectable: the true "
-    "difference that such a comparison finds with 80% probability."
+    "Differences in percentage points over the same problems. p: McNemar's test for single runs, "
+    "else the same test of the problems' mean differences. The interval goes with p: it leaves out "
+    "0 exactly where p is below 0.05. Holm adjusts p for the number of comparisons. Detectable: "
+    "the true difference that such a comparison finds with 80% probability."
 )
 LEGEND = 120
 """Characters of a line of a plot's legend."""

@@ -117,6 +117,7 @@ def _some(run: Run, rows: list[Row], what: str) -> list[Row]:
             " (dataset.private=true keeps no prompts)" if run.config.get("dataset.private") else ""
         )
         raise InvalidInput(
-            f"no problem in {run.folder} has a prompt and {what}{private}, so there is nothing to write"
+            f"no problem in {run.folder} has a prompt and {what}{private}, so there is nothing to "
+            "write"
         )
     return rows

@@ -28,8 +28,9 @@ frequent answer."""
 NEED_SCORES = ("naive", "weighted")
 LABELS = ("model", "dataset", "search", "budget")
 ABOUT = (
-    "pred_naive@n, pred_weighted@n and pred_maj@n are search-and-learn's: the best score, the highest total score and "
-    "most votes among the first n candidates. Tokens and FLOPs are per problem."
+    "pred_naive@n, pred_weighted@n and pred_maj@n are search-and-learn's: the best score, the "
+    "highest total score and most votes among the first n candidates. Tokens and FLOPs are per "
+    "problem."
 )
 
 Figures = dict[str, Any]

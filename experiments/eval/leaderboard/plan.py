@@ -76,7 +76,8 @@ def read_plan(file: Path) -> Plan:
     names = [cell.name for cell in cells]
     if twice := [cell for cell in names if names.count(cell) > 1]:
         raise InvalidInput(
-            f"two cells are called {twice[0]}; give their entries a name each, as {{name: ..., ...}}"
+            f"two cells are called {twice[0]}; give their entries a name each, as {{name: ..., "
+            "...}"
         )
     return Plan(name, folder, cells)
 
@@ -116,7 +117,8 @@ def _entry(value: Any, group: str, key: str) -> Entry:
         if group == "model":
             return Entry(_label(value), ["model=hf", f"model.name={as_override(value)}"])
         raise InvalidInput(
-            f"{key}: {value!r} is unknown; use one of {', '.join(choices(group))}, or a mapping of settings"
+            f"{key}: {value!r} is unknown; use one of {', '.join(choices(group))}, or a mapping of "
+            "settings"
         )
     if not isinstance(value, dict):
         raise InvalidInput(f"{key}: {value!r} is neither a name nor a mapping of settings")

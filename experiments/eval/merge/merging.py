@@ -44,7 +44,8 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
     with RunFolder(config) as folder:
         if folder.records:
             raise InvalidInput(
-                f"{out} holds {len(folder.records)} records already; give another folder, or delete it"
+                f"{out} holds {len(folder.records)} records already; give another folder, or "
+                "delete it"
             )
         folder.check_inputs(inputs)
         folder.made_by(
@@ -73,7 +74,8 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
             )
         if shard.index in by_index:
             raise InvalidInput(
-                f"{by_index[shard.index].folder} and {run.folder} are both shard {text}; leave one out"
+                f"{by_index[shard.index].folder} and {run.folder} are both shard {text}; leave one "
+                "out"
             )
         count = shard.count
         by_index[shard.index] = run
@@ -102,16 +104,19 @@ def problem_ids(runs: Sequence[Run]) -> list[str]:
         names = run.made_from.get("data", {})
         if not names:
             raise InvalidInput(
-                f"{run.folder} holds no fingerprint.json with its problems; restore it, or run it again"
+                f"{run.folder} holds no fingerprint.json with its problems; restore it, or run it "
+                "again"
             )
         if left := run.left:
             raise InvalidInput(
-                f"{run.folder} has {len(left)} of {len(names)} problems left ({left[0]}); run that shard again to go on"
+                f"{run.folder} has {len(left)} of {len(names)} problems left ({left[0]}); run that "
+                "shard again to go on"
             )
         for name in names:
             if name in owners:
                 raise InvalidInput(
-                    f"{owners[name]} and {run.folder} both hold problem {name}; give the parts of one run"
+                    f"{owners[name]} and {run.folder} both hold problem {name}; give the parts of "
+                    "one run"
                 )
             owners[name] = run.folder
     return [*_in_turn(runs, usable=True), *_in_turn(runs, usable=False)]

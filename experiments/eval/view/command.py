@@ -18,7 +18,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.view",
         description="Write a run as one page that needs no network and no other file: its figures, its problems, and "
-        "the search tree of each, with the text of every step. Or draw results that a program has saved.",
+        "the search tree of each, with the text of every step. Or draw results that a program has "
+        "saved.",
     )
     parser.add_argument(
         "folder",

@@ -36,7 +36,8 @@ def page_data(run: Run, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
         raise InvalidInput(f"--limit={limit} must be at least 1")
     if unknown := [name for name in only if name not in run.records]:
         raise InvalidInput(
-            f"--problem={unknown[0]} is not in {run.folder}; its ids begin with {next(iter(run.records))}"
+            f"--problem={unknown[0]} is not in {run.folder}; its ids begin with "
+            f"{next(iter(run.records))}"
         )
     records = sorted(run.records.values(), key=_natural)
     for record in records:

@@ -31,7 +31,8 @@ def results_of(file: Path) -> list[Result]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidInput(
-            f"{file} is no JSON ({error}); save a result by json.dump(result.to_dict(), file), or give a run's folder"
+            f"{file} is no JSON ({error}); save a result by json.dump(result.to_dict(), file), or "
+            "give a run's folder"
         ) from error
     return [Result.from_dict(each) for each in (values if isinstance(values, list) else [values])]
 
@@ -49,4 +50,7 @@ def _candidate(branch: BranchRecord) -> str:
     score = "no score" if branch.score is None else f"score {branch.score:.3g}"
     end = branch.finish_reason or "unfinished"
     place = ".".join(map(str, branch.path))
-    return f"<details><summary>branch {place}: {score}, {end}</summary><pre>{written(branch.text)}</pre></details>"
+    return (
+        f"<details><summary>branch {place}: {score}, "
+        f"{end}</summary><pre>{written(branch.text)}</pre></details>"
+    )

@@ -82,7 +82,8 @@ def _check(config: DictConfig) -> None:
         raise InvalidInput("calibrate.file is not given; name the file to write")
     if settings.level not in (1, 2):
         raise InvalidInput(
-            f"calibrate.level={settings.level} is neither 1, the confidence gate, nor 2, the early exit"
+            f"calibrate.level={settings.level} is neither 1, the confidence gate, nor 2, the early "
+            "exit"
         )
     if settings.level == 1 and settings.eps is not None:
         raise InvalidInput(
@@ -215,8 +216,8 @@ def check_exit_can_be_observed(search: Any, inner: Verifier) -> None:
         )
     if type(search).choose is not Search.choose:
         raise InvalidInput(
-            f"{type(search).__name__} does not choose the branch that is rated highest, by which exits are judged; "
-            "use search=best_of_n"
+            f"{type(search).__name__} does not choose the branch that is rated highest, by which "
+            "exits are judged; use search=best_of_n"
         )
 
 
@@ -232,8 +233,8 @@ def observe_exits(
     Raises InvalidInput for a search that rates a problem more than once."""
     if search.compares_ratings:
         raise InvalidInput(
-            f"{type(search).__name__} rates a problem more than once, and an exit is judged by what one rating "
-            "chooses; use search=best_of_n"
+            f"{type(search).__name__} rates a problem more than once, and an exit is judged by "
+            "what one rating chooses; use search=best_of_n"
         )
     profiled = _Profiled(inner)
     best = _best(

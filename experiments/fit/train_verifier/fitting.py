@@ -65,8 +65,9 @@ def train(rows: Rows, validation: Rows) -> Fit:
             )
     if bool((rows.targets == rows.targets[0]).all()):
         raise InvalidInput(
-            f"all {len(rows.targets)} training steps are labelled {float(rows.targets[0]):g}, so there is nothing to "
-            "tell apart; give more problems or rollouts, or problems of another difficulty"
+            f"all {len(rows.targets)} training steps are labelled {float(rows.targets[0]):g}, so "
+            "there is nothing to tell apart; give more problems or rollouts, or problems of "
+            "another difficulty"
         )
     losses = {
         strength: loss(fit(rows, strength).log_odds(validation.states), validation.targets)

@@ -69,7 +69,8 @@ def load_problems(config: DictConfig) -> Problems:
     settings, data = config.train, config.dataset
     if not 0 < settings.validation < 1:
         raise InvalidInput(
-            f"train.validation={settings.validation} must be a share of the problems between 0 and 1"
+            f"train.validation={settings.validation} must be a share of the problems between 0 and "
+            "1"
         )
     if settings.problems < LEAST:
         raise InvalidInput(f"train.problems={settings.problems} must be at least {LEAST}")
@@ -83,8 +84,8 @@ def load_problems(config: DictConfig) -> Problems:
     usable = usable[: settings.problems]
     if len(usable) < LEAST:
         raise InvalidInput(
-            f"of {len(trained.problems)} problems to train on {len(usable)} are not in the test set, and {LEAST} are "
-            "needed; name others in train.data"
+            f"of {len(trained.problems)} problems to train on {len(usable)} are not in the test "
+            f"set, and {LEAST} are needed; name others in train.data"
         )
     train, validation = split(usable, settings.validation, config.run.seed)
     return Problems(
@@ -104,8 +105,9 @@ def source(dataset: DictConfig) -> dict[str, Any]:
     if dataset.path is None and dataset.shots_split not in (None, dataset.split):
         return {"split": dataset.shots_split, "offset": 0}
     raise InvalidInput(
-        f"the data set {dataset.name} names no other problems to train on; give the settings that differ, as in "
-        "+train.data.path=train.jsonl, +train.data.split=train or +train.data.offset=200"
+        f"the data set {dataset.name} names no other problems to train on; give the settings that "
+        "differ, as in +train.data.path=train.jsonl, +train.data.split=train or "
+        "+train.data.offset=200"
     )
 
 

@@ -65,7 +65,8 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     folder = Path(config.train.folder)
     counts = ", ".join(f"{len(part.problems)} to {what}" for what, part in problems.parts.items())
     say(
-        f"problems: {counts}; {problems.dropped} were left out, as they are in the test set or come twice"
+        f"problems: {counts}; {problems.dropped} were left out, as they are in the test set or "
+        "come twice"
     )
     start = time.perf_counter()
     work = Work(config, make_engine(config), make_template(config), problems.test.reading)
@@ -86,7 +87,8 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
             (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
     seconds = {"training": time.perf_counter() - start}
     say(
-        f"trained in {seconds['training']:.0f} s; now the {len(problems.test.problems)} problems to test"
+        f"trained in {seconds['training']:.0f} s; now the {len(problems.test.problems)} problems "
+        "to test"
     )
     verifiers: dict[str, Verifier] = {HEAD: head, CONFIDENCE: ConfidenceVerifier()}
     if rival is not None:
@@ -121,13 +123,14 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts]:
         )
     if not settings.continuations and settings.labels != "outcome":
         raise InvalidInput(
-            f"train.labels={settings.labels} needs continuations of each step, and train.continuations=0; give some, "
-            "or train.labels=outcome"
+            f"train.labels={settings.labels} needs continuations of each step, and "
+            "train.continuations=0; give some, or train.labels=outcome"
         )
     check_run(config)
     if (Path(settings.folder) / SETTINGS).exists():
         raise InvalidInput(
-            f"{settings.folder} holds a value head already; choose another train.folder, or delete it"
+            f"{settings.folder} holds a value head already; choose another train.folder, or delete "
+            "it"
         )
     if settings.record is not None and not Path(settings.record).parent.is_dir():
         raise InvalidInput(
@@ -136,7 +139,8 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts]:
     search: Search = instantiate(config.search, _convert_="all")
     if not search.needs_verifier:
         raise InvalidInput(
-            f"{type(search).__name__} asks no verifier, so that none can be tried in it; use another"
+            f"{type(search).__name__} asks no verifier, so that none can be tried in it; use "
+            "another"
         )
     rollouts = Rollouts(
         n=settings.rollouts,

@@ -123,6 +123,7 @@ def table(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         parts = " | ".join(f"{row['parts_ms'][name]:.1f} ms" for name in names)
         lines.append(
-            f"| {row['tokens']} | {row['branches']} | {row['step_ms']:.1f} ms | {row['floor_ms']:.1f} ms | {parts} |"
+            f"| {row['tokens']} | {row['branches']} | {row['step_ms']:.1f} ms | "
+            f"{row['floor_ms']:.1f} ms | {parts} |"
         )
     return "\n".join(lines)

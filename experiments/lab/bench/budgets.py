@@ -86,10 +86,12 @@ SEARCHES: dict[str, Callable[[Allowance], str]] = {
     "deep_conf": lambda a: f"{a.samples} search.window=8",
     "ab_mcts": lambda a: f"search.iterations={2 * a.answers} search.max_tokens={a.longest}",
     "best_first": lambda a: (
-        f"search.beam_size=1 search.beam_width={a.width} search.max_steps={a.tokens} search.finish={a.tokens}"
+        f"search.beam_size=1 search.beam_width={a.width} search.max_steps={a.tokens} "
+        f"search.finish={a.tokens}"
     ),
     "tree_of_thoughts": lambda a: (
-        f"search.beam_width={a.width} search.max_depth={a.steps} search.max_states={a.tokens} search.threshold=0.3"
+        f"search.beam_width={a.width} search.max_depth={a.steps} search.max_states={a.tokens} "
+        "search.threshold=0.3"
     ),
     "revision": lambda a: (
         f"search.n={a.answers // a.width} search.attempts={a.width} search.max_tokens={a.longest}"
@@ -118,7 +120,10 @@ ones that answer most questions come first. What follows a "+" names a variant o
 
 def _beams(kept: str, a: Allowance) -> str:
     """As many continuations in each step as the budget pays for answers."""
-    return f"search.{kept}={a.answers // a.width} search.beam_width={a.width} search.max_steps={a.steps}"
+    return (
+        f"search.{kept}={a.answers // a.width} search.beam_width={a.width} "
+        f"search.max_steps={a.steps}"
+    )
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,8 @@ class Setting:
         }
         if missing := [name for name in STRATEGIES if name not in known]:
             raise InvalidInput(
-                f"compute_optimal is fitted on {','.join(missing)} at {tokens} tokens; measure them too"
+                f"compute_optimal is fitted on {','.join(missing)} at {tokens} tokens; measure "
+                "them too"
             )
         found = [known[name] for name in STRATEGIES]
         ease = np.array(known["best_of_n"]["first_scores"])

@@ -87,8 +87,8 @@ def table(result: dict[str, Any]) -> str:
     """The figures as a Markdown table. "Against LRU": tokens computed again per problem, with a 95%
     interval by bootstrap over problems."""
     lines = [
-        "| order | capacity | evictions | tokens computed again | of those generated | against LRU, per problem "
-        "| KV at most | answers changed |",
+        "| order | capacity | evictions | tokens computed again | of those generated | against "
+        "LRU, per problem | KV at most | answers changed |",
         "|---|---|---|---|---|---|---|---|",
     ]
     by_lru = {row["capacity_blocks"]: row for row in result["rows"] if row.get("order") == "lru"}

@@ -140,7 +140,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _line(row: dict[str, Any]) -> str:
     return (
-        f"| {row['model']} | {row['layers']} | {row['context']:,} | {row['rows']} | {row.get('prompts', 1)} "
-        f"| {row['predicted_ms']:.2f} "
-        f"| {row['measured_ms']:.2f} | {error(row):+.1%} |"
+        f"| {row['model']} | {row['layers']} | {row['context']:,} | {row['rows']} | "
+        f"{row.get('prompts', 1)} | {row['predicted_ms']:.2f} | {row['measured_ms']:.2f} | "
+        f"{error(row):+.1%} |"
     )

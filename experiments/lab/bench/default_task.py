@@ -71,7 +71,7 @@ def table(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         low, high = row["accuracy_95"]
         lines.append(
-            f"| {row['search']} | {row['verifier']} | {row['accuracy']:.1%} | {low:.1%} to {high:.1%} | "
-            f"{row['generated_tokens_per_problem']:.0f} |"
+            f"| {row['search']} | {row['verifier']} | {row['accuracy']:.1%} | {low:.1%} to "
+            f"{high:.1%} | {row['generated_tokens_per_problem']:.0f} |"
         )
     return "\n".join(lines)

@@ -81,7 +81,10 @@ COUNTED = (
 SHARE = "7/64 of the KV of all beams at full length, nothing shared"
 SWEEP_BEAMS = (4, 16, 32, 64)
 SWEEP_STEPS = (32, 64, 128)
-SWEEP_BUDGET = "the larger of 7/64 of the KV of all beams and 1.25 times that of one, at full length, nothing shared"
+SWEEP_BUDGET = (
+    "the larger of 7/64 of the KV of all beams and 1.25 times that of one, at full length, nothing "
+    "shared"
+)
 
 
 @dataclass(frozen=True)
@@ -252,8 +255,8 @@ def run_device(shape: str, beams: int, step_tokens: int, quick: bool, out: Path)
     case = Case(beams, 128, 192 if quick else 1920, step_tokens)
     budget = None if quick else 7 * 2**30
     result = provenance(
-        f"python -m experiments.bench memory device --shape {shape} --beams {beams} --step {step_tokens}"
-        + (" --quick" if quick else ""),
+        f"python -m experiments.bench memory device --shape {shape} --beams {beams} --step "
+        f"{step_tokens}" + (" --quick" if quick else ""),
         model=f"{shape}'s dimensions, {model.config.num_hidden_layers} layers, {model.dtype}, random weights",
     ) | {"rows": list[dict[str, Any]]()}
     for arm in ARMS:
@@ -350,8 +353,8 @@ def write_trace(model: Any, tokenizer: Any, case: Case, gbps: float, path: Path)
 def bytes_table(result: dict[str, Any]) -> str:
     """Bytes from host to device as a Markdown table."""
     lines = [
-        "| way | step | to the device | of layer-wise | of layer-wise, shared | of Eqs. 1-3 | counted / model "
-        "| counted / lower bound |",
+        "| way | step | to the device | of layer-wise | of layer-wise, shared | of Eqs. 1-3 | "
+        "counted / model | counted / lower bound |",
         "|---|---|---|---|---|---|---|---|",
     ]
     rows = result["bytes"]["rows"]
@@ -362,8 +365,9 @@ def bytes_table(result: dict[str, Any]) -> str:
         model = f"{moved / row['model_bytes']:.3f}" if "model_bytes" in row else ""
         bound = _over_bound(moved, row)
         lines.append(
-            f"| {row['arm']} | {row['step_tokens']} | {moved / 2**20:,.1f} MiB | {moved / base:.2%} | {fair} | "
-            f"{moved / row['baseline_bytes']:.2%} | {model} | {bound} |"
+            f"| {row['arm']} | {row['step_tokens']} | {moved / 2**20:,.1f} MiB | "
+            f"{moved / base:.2%} | {fair} | {moved / row['baseline_bytes']:.2%} | {model} | "
+            f"{bound} |"
         )
     return "\n".join(lines)
 
@@ -376,7 +380,8 @@ def sweep_table(result: dict[str, Any]) -> str:
         cases.setdefault((row["beams"], row["step_tokens"]), {})[row["arm"]] = row
     arms = [arm for arm in SWEEP if all(arm in rows for rows in cases.values())]
     lines = [
-        f"| beams | step | {' | '.join(arms)} | inter-token: counted / model | the last two: counted / lower bound |",
+        f"| beams | step | {' | '.join(arms)} | inter-token: counted / model | the last two: "
+        "counted / lower bound |",
         "|---|---" + "|---" * (len(arms) + 2) + "|",
     ]
     for (beams, step), rows in cases.items():
@@ -385,7 +390,8 @@ def sweep_table(result: dict[str, Any]) -> str:
         model = moved["inter-token"] / rows["inter-token"]["model_bytes"]
         bounds = ", ".join(_over_bound(moved[arm], rows[arm]) for arm in arms[-2:])
         lines.append(
-            f"| {beams} | {step} | {moved['layerwise'] / 2**20:,.1f} MiB | {shares} | {model:.3f} | {bounds} |"
+            f"| {beams} | {step} | {moved['layerwise'] / 2**20:,.1f} MiB | {shares} | {model:.3f} "
+            f"| {bounds} |"
         )
     return "\n".join(lines)
 
@@ -398,8 +404,8 @@ def time_table(result: dict[str, Any]) -> str:
     """Seconds by kind (LBS Figures 9 and 11) as a Markdown table."""
     rows = result["time"]["rows"]
     lines = [
-        "| way | total | against layer-wise | and layer-wise, shared | computing | waiting for copies | selecting "
-        "| device KV |",
+        "| way | total | against layer-wise | and layer-wise, shared | computing | waiting for "
+        "copies | selecting | device KV |",
         "|---|---|---|---|---|---|---|---|",
     ]
     total = {row["arm"]: row["total_s"] for row in rows}
@@ -409,8 +415,8 @@ def time_table(result: dict[str, Any]) -> str:
 
     for row in rows:
         lines.append(
-            f"| {row['arm']} | {row['total_s']:.1f} s | {over('layerwise', row)} | {over('layerwise, shared', row)} | "
-            f"{row['compute_s']:.1f} s | {row['exposed_s']:.1f} s | {row['expansion_s']:.2f} s | "
-            f"{row['device_peak_bytes'] / 2**20:,.0f} MiB |"
+            f"| {row['arm']} | {row['total_s']:.1f} s | {over('layerwise', row)} | "
+            f"{over('layerwise, shared', row)} | {row['compute_s']:.1f} s | {row['exposed_s']:.1f} "
+            f"s | {row['expansion_s']:.2f} s | {row['device_peak_bytes'] / 2**20:,.0f} MiB |"
         )
     return "\n".join(lines)

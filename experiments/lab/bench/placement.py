@@ -286,7 +286,7 @@ def table(record: dict[str, Any]) -> str:
             splits = [times.get((arm, row["branches"])) for arm in ("split", "helped")]
             faster = [f"{row['pass_s'] / split:.1f}" if split else "-" for split in splits]
         lines.append(
-            f"| {row['branches']} | {ARMS[row['arm']]} | {row['device_bytes'] / 1e6:.0f} | {row['pass_s'] * 1e3:.0f} "
-            f"| {row['moved_bytes'] / 1e6:.2f} | {' | '.join(faster)} |"
+            f"| {row['branches']} | {ARMS[row['arm']]} | {row['device_bytes'] / 1e6:.0f} | "
+            f"{row['pass_s'] * 1e3:.0f} | {row['moved_bytes'] / 1e6:.2f} | {' | '.join(faster)} |"
         )
     return "\n".join(lines)

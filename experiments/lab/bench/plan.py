@@ -370,8 +370,9 @@ def table(record: dict[str, Any]) -> str:
             lines.append(f"| {' | '.join(cells)} |")
         errors = sorted(abs(error(row)) for row in rows if not row["reason"])
         notes.append(
-            f"- {name}: the choice takes {ratio(rows):.2f} times the best measured time. Predictions are off by "
-            f"{median(errors):.0%} in the median and by {errors[-1]:.0%} at most. Not possible: {_not_possible(rows)}."
+            f"- {name}: the choice takes {ratio(rows):.2f} times the best measured time. "
+            f"Predictions are off by {median(errors):.0%} in the median and by {errors[-1]:.0%} at "
+            f"most. Not possible: {_not_possible(rows)}."
         )
     return "\n".join([*lines, "", *notes])
 

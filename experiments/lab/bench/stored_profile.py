@@ -115,7 +115,8 @@ def table(record: Mapping[str, Any]) -> str:
             f"| turn | memory, GB/s | {' | '.join(heads)} |",
             "|---" * 6 + "|",
             *map(_line, turns.values()),
-            f"| all {len(turns)} | stored: {record['settings']['profile_bandwidth'] / 1e9:.0f} | {' | '.join(whole)} |",
+            f"| all {len(turns)} | stored: {record['settings']['profile_bandwidth'] / 1e9:.0f} | "
+            f"{' | '.join(whole)} |",
         ]
     )
 

@@ -385,9 +385,9 @@ def error(row: dict[str, Any]) -> float:
 def table(record: dict[str, Any]) -> str:
     """Markdown: every point and arm, then what the model says of other links."""
     lines = [
-        "| point | cache | step, ms | model, ms | error | over KV only | over KV on the device as far as it fits "
-        "| over ACT only | over 1:1 "
-        "| tokens: ACT on the device, ACT on the host, KV on the host | MB a step: weights, ACT, KV |",
+        "| point | cache | step, ms | model, ms | error | over KV only | over KV on the device as "
+        "far as it fits | over ACT only | over 1:1 | tokens: ACT on the device, ACT on the host, "
+        "KV on the host | MB a step: weights, ACT, KV |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
     by_point = {
@@ -417,8 +417,8 @@ def table(record: dict[str, Any]) -> str:
     within = sum(e <= 0.10 for e in errors)
     lines += [
         "",
-        f"The model's error is {median(errors):.1%} in the median and {errors[-1]:.1%} at most; {within} of "
-        f"{len(errors)} are within 10%.",
+        f"The model's error is {median(errors):.1%} in the median and {errors[-1]:.1%} at most; "
+        f"{within} of {len(errors)} are within 10%.",
         "",
         "What the model says of other links, with the small device:",
         "",
@@ -426,8 +426,9 @@ def table(record: dict[str, Any]) -> str:
         "| over KV only, on the device as far as it fits | over ACT only | over 1:1 |",
         "|---:|---:|---:|---:|---:|---:|",
         *(
-            f"| {row['gen_to_load']:g} | {row['act_share']:.0%} | {row['over_kv']:.2f}x "
-            f"| {row['over_kv_on_device']:.2f}x | {row['over_act']:.2f}x | {row['over_static']:.2f}x |"
+            f"| {row['gen_to_load']:g} | {row['act_share']:.0%} | {row['over_kv']:.2f}x | "
+            f"{row['over_kv_on_device']:.2f}x | {row['over_act']:.2f}x | {row['over_static']:.2f}x "
+            "|"
             for row in record["sweep"]
         ),
     ]
@@ -439,7 +440,8 @@ def printed() -> str:
     lines = ["| OPT | ACT only | + hybrid | + allocation and scheduling |", "|---|---:|---:|---:|"]
     for model, (act, hybrid, scheduled) in PRINTED.items():
         lines.append(
-            f"| {model} | {act:.2f} | {hybrid:.2f} ({hybrid / act:.2f}x) | {scheduled:.2f} ({scheduled / act:.2f}x) |"
+            f"| {model} | {act:.2f} | {hybrid:.2f} ({hybrid / act:.2f}x) | {scheduled:.2f} "
+            f"({scheduled / act:.2f}x) |"
         )
     return "\n".join(lines)
 
@@ -460,7 +462,8 @@ def report(record: dict[str, Any]) -> str:
             "",
             *aims(record),
             "",
-            "What a layer computes, measured before each point (the model goes by the mean), and as the engine has",
+            "What a layer computes, measured before each point (the model goes by the mean), and "
+            "as the engine has",
             "measured it for Algorithm 1:",
             "",
             *(measured_line(times) for times in record["calibrations"]),
@@ -476,7 +479,10 @@ def report(record: dict[str, Any]) -> str:
 def measured_line(times: dict[str, Any]) -> str:
     """What was measured before a point."""
     gen, forward_ms = times["kv_gen"], times["forward_s"] * 1e3
-    return f"T_kv_gen {gen['slope'] * 1e6:.2f} µs a token, R² {gen['r2']:.4f}; the rest of a layer {forward_ms:.1f} ms"
+    return (
+        f"T_kv_gen {gen['slope'] * 1e6:.2f} µs a token, R² {gen['r2']:.4f}; the rest of a layer "
+        f"{forward_ms:.1f} ms"
+    )
 
 
 def aims(record: dict[str, Any]) -> list[str]:

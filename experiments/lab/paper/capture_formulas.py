@@ -352,7 +352,8 @@ EXHIBITS = (
         "memory of KV over memory of ACT on the host",
         ratio_rows,
         Lines("model", ("KV : ACT",), label="KV : ACT"),
-        "`-`: no ACT block on the host, or no value in the paper. The paper gives 6.7B its 1:1 as near the best.",
+        "`-`: no ACT block on the host, or no value in the paper. The paper gives 6.7B its 1:1 as "
+        "near the best.",
     ),
     Exhibit(
         "Figure 2b",

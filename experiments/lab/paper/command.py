@@ -91,12 +91,18 @@ def parser() -> argparse.ArgumentParser:
             metavar="FILE",
             help="draw the figures beside the paper's points into FILE (.png)",
         )
-        about = "print what formulas and stored records give, and measure nothing; so do --plot and --json"
+        about = (
+            "print what formulas and stored records give, and measure nothing; so do --plot and "
+            "--json"
+        )
         command.add_argument("--tables", action="store_true", help=about)
         if paper.measures is not None:
             command.add_argument("--out", type=Path, default=RESULTS, help="where the figures go")
     capture = commands.choices["capture"]
-    about = "which points of Table III are measured; give --out as well, as a part would replace the stored record"
+    about = (
+        "which points of Table III are measured; give --out as well, as a part would replace the "
+        "stored record"
+    )
     capture.add_argument(
         "--points", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help=about
     )

@@ -238,8 +238,8 @@ EXHIBITS = (
         "longest context on a GPU of 24 GB",
         context_rows,
         Lines("model", ("longest context, K",), by="method", log="y", label="K tokens"),
-        "By A.4 with 20 GiB, which is what Table 13 uses, and 512 GiB of KV on the host. The paper's other activations "
-        "and its libraries are not counted.",
+        "By A.4 with 20 GiB, which is what Table 13 uses, and 512 GiB of KV on the host. The "
+        "paper's other activations and its libraries are not counted.",
     ),
     Exhibit("Table 3", "tokens of a video", video_rows),
     Exhibit(
@@ -262,8 +262,8 @@ EXHIBITS = (
             log="xy",
             label="tokens/s",
         ),
-        "25 GB/s over the KV that crosses, and 1,008 GB/s over what is read on the device: upper bounds. Measured on "
-        "this machine: `python -m experiments.bench memory`.",
+        "25 GB/s over the KV that crosses, and 1,008 GB/s over what is read on the device: upper "
+        "bounds. Measured on this machine: `python -m experiments.bench memory`.",
     ),
     Exhibit("Table 7", "lengths of Ruler that each method serves", ruler_rows),
     Exhibit(
@@ -271,8 +271,9 @@ EXHIBITS = (
         "roofline of attention, RTX 4090",
         partial(roofline_rows, RTX_4090),
         ROOFLINE,
-        "The paper's 312 TFLOP/s of head-wise prefill with offloading are the A100's, and its decoding over the link "
-        "has half of the 25 GB/s that its prefill has. It counts KV of 32 heads when decoding; Llama-3-8B has 8.",
+        "The paper's 312 TFLOP/s of head-wise prefill with offloading are the A100's, and its "
+        "decoding over the link has half of the 25 GB/s that its prefill has. It counts KV of 32 "
+        "heads when decoding; Llama-3-8B has 8.",
     ),
     Exhibit(
         "Table 15 and Figure 8",

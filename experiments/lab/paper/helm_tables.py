@@ -318,16 +318,18 @@ EXHIBITS = (
             log="y",
             label="tokens/s",
         ),
-        "The roofline with the paper's delta. No value where it needs the bandwidth of a CPU or of a link that the "
-        "paper does not give. With the paper's delta of 1.64 ms the L40S decodes more slowly than the paper measured.",
+        "The roofline with the paper's delta. No value where it needs the bandwidth of a CPU or of "
+        "a link that the paper does not give. With the paper's delta of 1.64 ms the L40S decodes "
+        "more slowly than the paper measured.",
     ),
     Exhibit(
         "Table 6.2",
         "tokens a second by batch, models that lie on the GPU",
         batch_rows,
         Lines("batch", ("tokens/s",), by="GPU, model", log="xy", label="tokens/s"),
-        "By the roofline a batch of 8 costs hardly more than one request, since weights are read once. The paper "
-        "measures 2.3 to 3.1 times the throughput, and says that this is what the roofline predicts.",
+        "By the roofline a batch of 8 costs hardly more than one request, since weights are read "
+        "once. The paper measures 2.3 to 3.1 times the throughput, and says that this is what the "
+        "roofline predicts.",
     ),
     Exhibit(
         "Table 6.3",
@@ -347,7 +349,8 @@ EXHIBITS = (
             log="y",
             label="K tokens",
         ),
-        "Memory divided by the KV of a token, at most the window of 32K. The paper's systems end earlier.",
+        "Memory divided by the KV of a token, at most the window of 32K. The paper's systems end "
+        "earlier.",
     ),
     Exhibit(
         "Figure 6.2",
@@ -367,6 +370,7 @@ EXHIBITS = (
         "the shares of P and M that passes reach",
         eta_rows,
         note="The paper fits them and does not print them. `-`: its overhead alone is more than the measured time. On "
-        "this machine they are what the cost model predicts with 1 for both, over what was measured.",
+        "this machine they are what the cost model predicts with 1 for both, over what was "
+        "measured.",
     ),
 )

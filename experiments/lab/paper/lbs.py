@@ -71,9 +71,11 @@ def report(rows: list[dict[str, Any]]) -> str:
         models = [model for model in MODELS if MODELS[model] == shape]
         lines += [
             "",
-            f"## {', '.join(models)}: {shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}",
+            f"## {', '.join(models)}: {shape.layers} layers, {shape.kv_heads} KV heads of "
+            f"{shape.head_dim}",
             "",
-            f"| beams | schedule | charged at the start (Eq. 5) | of | charged at the end | of | paper ({models[0]}) |",
+            "| beams | schedule | charged at the start (Eq. 5) | of | charged at the end | of | "
+            f"paper ({models[0]}) |",
             "|---|---|---|---|---|---|---|",
         ]
         lines += [_line(row) for row in rows if row["model"] == models[0]]

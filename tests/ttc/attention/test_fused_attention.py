@@ -147,7 +147,10 @@ def test_without_numba_a_plan_runs_operation_by_operation(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_importing_a_plan_imports_no_numba() -> None:
-    code = "import sys, ttc.attention.plan; assert 'numba' not in sys.modules and 'llvmlite' not in sys.modules"
+    code = (
+        "import sys, ttc.attention.plan; assert 'numba' not in sys.modules and 'llvmlite' not in "
+        "sys.modules"
+    )
     finished([sys.executable, "-c", code], check=True)
 
 

@@ -129,7 +129,8 @@ def test_prompts() -> None:
     assert plain.text("{x}", tokenizer) == expected
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
     assert plain.text("3+3", tokenizer) == (
-        "[system]Be brief.[user]Solve: 1+1[assistant]2[user]Solve: 2+2[assistant]\n4[user]Solve: 3+3>"
+        "[system]Be brief.[user]Solve: 1+1[assistant]2[user]Solve: 2+2[assistant]\n4[user]Solve: "
+        "3+3>"
     )
     assert (
         PromptTemplate("{question}", chat=False).text("a b", tokenizer) == "Question: a b\nAnswer:"

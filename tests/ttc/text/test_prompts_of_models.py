@@ -273,7 +273,10 @@ def test_several_templates_without_a_default_ask_for_one() -> None:
 
 
 def test_a_template_that_refuses_a_second_turn_says_why() -> None:
-    one = "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}{{ messages[0]['content'] }}"
+    one = (
+        "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}{{ "
+        "messages[0]['content'] }}"
+    )
     made = tokenizer(SPECIAL, "bytes", "<s>", "</s>", (), (), one)
     with pytest.raises(InvalidInput, match="refuses these messages: one message; use a search"):
         PromptTemplate("{question}").next_prompt(WORDS, made, QUESTION, ["four"], [1])

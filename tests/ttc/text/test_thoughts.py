@@ -28,7 +28,10 @@ HARMONY = (
 )
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 NEXT = "<|end|><|start|>assistant"
-GRANITE = "... after 'Here is my thought process:' and write your response after 'Here is my response:' ..."
+GRANITE = (
+    "... after 'Here is my thought process:' and write your response after 'Here is my response:' "
+    "..."
+)
 R1 = "DeepSeek-R1's chat template: what follows the last </think> is content"
 
 TOKENIZERS: dict[str, Any] = {

@@ -40,7 +40,8 @@ SOLVABLE = [
     "dataset.pad_chars=0",
     "dataset.params={min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}",
     "search.hints=[]",
-    "search.phrasings=['{question}', 'Please answer this. {question}', 'Here is a task. {question}']",
+    "search.phrasings=['{question}', 'Please answer this. {question}', 'Here is a task. "
+    "{question}']",
 ]
 """Sums of two one-digit numbers, each asked in three ways."""
 

@@ -238,7 +238,8 @@ EXHIBITS = (
         "gain over No-KV",
         table_2_rows,
         Lines("data set", ("S_RKSC",), by="model", label="times"),
-        "delta is one cost of a model, so all rows of a model should need the same. They differ by up to 2.3 times.",
+        "delta is one cost of a model, so all rows of a model should need the same. They differ by "
+        "up to 2.3 times.",
     ),
     Exhibit(
         "Equations 9 and 10",
@@ -279,7 +280,7 @@ EXHIBITS = (
         "entropy after each layer while verifying",
         entropy_rows,
         Lines("layer", ("with the final norm", "without it (RKSC)"), (), label="nats"),
-        "The paper's cells are of Qwen2.5-7B: it says that entropy falls, and changes by less than 0.04 from layer 19 "
-        "of 28 on. On this model it does neither.",
+        "The paper's cells are of Qwen2.5-7B: it says that entropy falls, and changes by less than "
+        "0.04 from layer 19 of 28 on. On this model it does neither.",
     ),
 )

@@ -38,8 +38,10 @@ LEVELS: dict[str, tuple[str, ...]] = {
         "I have a task for you, and I need nothing but a number back. {question}",
     ),
     "academic register": (
-        "Consider the following quantitative proposition and determine its numerical solution: {question}",
-        "The investigator is to ascertain the scalar quantity entailed by this statement, and to report it: {question}",
+        "Consider the following quantitative proposition and determine its numerical solution: "
+        "{question}",
+        "The investigator is to ascertain the scalar quantity entailed by this statement, and to "
+        "report it: {question}",
     ),
 }
 CONTROLS = ("another problem", "one number changed", "last token alone")

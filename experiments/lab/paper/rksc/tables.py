@@ -171,8 +171,8 @@ def prefix(result: Result) -> str:
     return (
         markdown(head, rows)
         + f"\n\nA prefill takes c1 n + c2 n², c1 = {fit['c1'] * 1e6:.1f} µs, c2 = {fit['c2'] * 1e9:.1f} ns (least "
-        f"squares on relative errors), so that the linear term is {linear:.0%} of 1,024 tokens' prefill; n* = "
-        f"{result['n_star']:.0f} tokens for 8 branches."
+        f"squares on relative errors), so that the linear term is {linear:.0%} of 1,024 tokens' "
+        f"prefill; n* = {result['n_star']:.0f} tokens for 8 branches."
     )
 
 

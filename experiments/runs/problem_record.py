@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 from experiments.runs.data import Task, graded
 from experiments.runs.records import own_figures, tree_node
 from experiments.runs.summary import failed
-from search.budget import LIMITS
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Result
 from ttc.text.prompt import PromptTemplate
@@ -124,5 +123,4 @@ def _truncated_by(result: Result, limits: DictConfig) -> str | None:
     for name, tokens in spent.items():
         if limits[name] is not None and tokens >= limits[name]:
             return f"run.{name}"
-    given = [f"run.{name}" for name in LIMITS if limits[name] is not None]
-    return " or ".join(given) if result.stopped == "budget" else "search"
+    return "search" if result.stopped is None else f"run.{result.stopped}"

@@ -292,6 +292,11 @@ def test_answers_that_were_cut_off_are_counted_and_shown(
         ),
         slow((["run.max_tokens=2"], "run.max_tokens", "run.max_tokens")),
         slow((["run.max_tokens=50"], "search", "search.max_tokens or max_steps")),
+        (
+            ["run.max_calls=1", "search=revision", "search.n=1", "verifier=confidence"],
+            "run.max_calls",
+            "run.max_calls",
+        ),
         slow((["search.max_tokens=5000"], "context", "a model with a longer context")),
     ],
 )

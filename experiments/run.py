@@ -36,7 +36,7 @@ def launch() -> int:
     from experiments.runs.records import run_folder
     from experiments.runs.schema import register
     from experiments.runs.screen import sweep_table
-    from experiments.runs.sweep import Outcome, Outcomes, for_each_job, sweeps
+    from experiments.runs.sweep import Outcome, Outcomes, for_each_job, job_title, sweeps
     from experiments.runs.user_classes import as_choices, checked_parts
 
     register()
@@ -45,7 +45,9 @@ def launch() -> int:
     if sweeps(sys.argv[1:]):
         sys.argv[1:] = for_each_job(sys.argv[1:])
 
-    with Outcomes.kept(sys.argv[1:]) as outcomes:
+    words = sys.argv[1:]
+
+    with Outcomes.kept(words) as outcomes:
 
         @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
         def job(config: DictConfig) -> None:
@@ -56,6 +58,8 @@ def launch() -> int:
                 hydra_config.mode == RunMode.MULTIRUN,
             )
             number = hydra_config.job.num if sweep else 0
+            if sweep:
+                say(f"\n{job_title(words, number, overrides)}")
             try:
                 if summary := run(checked_parts(config)):  # a dry run has none
                     folder = None if config.run.shard else str(run_folder(config))

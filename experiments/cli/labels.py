@@ -43,8 +43,20 @@ def short_value(key: str, value: Any) -> str:
 
 def labels(rows: Sequence[Settings]) -> list[str]:
     """A label for each row, as `BestOfN n=4`. Rows that are all alike have none."""
-    keys = short_keys(telling_settings(rows))
-    return [" ".join(_parts(row, keys)) for row in rows]
+    keys = telling_settings(rows)
+    return [label(row, keys) for row in rows]
+
+
+def label(row: Settings, keys: Sequence[str]) -> str:
+    """A row's values of these keys, as `BestOfN n=4`."""
+    return " ".join(_parts(row, short_keys(keys)))
+
+
+def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
+    """What was typed for a job, by its key: `search=greedy` and `+search.n=4` are groups and
+    settings alike."""
+    parts = (override.lstrip("+~").partition("=") for override in overrides)
+    return {key.replace("/", "."): value for key, _, value in parts}
 
 
 def _parts(row: Settings, keys: Mapping[str, str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.cli.output import show
 from experiments.cli.printable import printable
 from experiments.cli.tables import Table
-from experiments.runs.records import read_json, read_records
+from experiments.runs.reading import read_fingerprint, read_records
 from experiments.runs.stats import wilson
 from experiments.runs.summary import counted
 from search.selection import Measure, Rule, Sample, all_rules
@@ -72,8 +72,7 @@ def load(folder: Path) -> list[Solved]:
 
 def problems_left(folder: Path, solved: Collection[str]) -> int:
     """How many problems a run has not come to, as it was stopped or goes on."""
-    known = read_json(folder / "fingerprint.json", {})
-    return len(known.get("data", {}).keys() - set(solved))
+    return len(read_fingerprint(folder).get("data", {}).keys() - set(solved))
 
 
 def usable(rules: Sequence[Rule], problems: Sequence[Solved]) -> tuple[list[Rule], dict[str, str]]:

@@ -7,19 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from experiments.runs.config_values import as_dict, flat
+from experiments.runs.config_values import flat
 from experiments.runs.fingerprint import UNUSABLE, data_fingerprint
-from experiments.runs.records import read_json, read_records
+from experiments.runs.reading import read_fingerprint, read_records, read_settings, read_summary
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
-
-NEEDED = ("id", "correct", "error", "branches", "usage")
-"""What every version has written into a record."""
-TYPES = {"correct": bool, "error": str | None, "branches": list, "usage": dict}
 
 
 @dataclass(frozen=True)
@@ -42,47 +34,14 @@ class Run:
                 raise InvalidInput(
                     f"{folder} {what}; give folders of runs, as outputs/NAME, with a problem done"
                 )
-        config = folder / "config.yaml"
-        try:
-            settings = as_dict(OmegaConf.load(config))
-        except (
-            OmegaConfBaseException,
-            YAMLError,
-            OSError,
-            RecursionError,
-            ValueError,
-            TypeError,
-            AttributeError,
-        ) as error:
-            raise InvalidInput(
-                f"{config} cannot be read ({str(error).splitlines()[0]}); restore it"
-            ) from error
+        settings = read_settings(folder / "config.yaml")
         file = folder / "records.jsonl"
         records = read_records(file)[0]
         if not records:
             raise InvalidInput(
                 f"{file} holds no problem yet; wait for the run, or leave the folder out"
             )
-        for number, record in enumerate(records.values(), 1):
-            if missing := [name for name in NEEDED if name not in record]:
-                raise InvalidInput(
-                    f"{file}, record {number} has no {' and no '.join(missing)}: another version "
-                    "or program wrote it, so it cannot be compared; run again under another "
-                    "run.name"
-                )
-            if wrong := [
-                name for name, types in TYPES.items() if not isinstance(record[name], types)
-            ]:
-                raise InvalidInput(
-                    f"{file}, record {number} is damaged: {wrong[0]} is {record[wrong[0]]!r:.60}"
-                )
-        return cls(
-            folder,
-            settings,
-            records,
-            read_json(folder / "summary.json", {}),
-            read_json(folder / "fingerprint.json", {}),
-        )
+        return cls(folder, settings, records, read_summary(folder), read_fingerprint(folder))
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -17,6 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.config_values import changed_values, flat, listed
 from experiments.runs.fingerprint import differences
+from experiments.runs.reading import (
+    read_fingerprint,
+    read_provenance,
+    read_records,
+    read_settings,
+)
 from experiments.runs.shards import Shard
 from ttc.errors import InvalidInput, TTCError
 from ttc.results import BranchRecord, Node
@@ -114,8 +120,7 @@ class RunFolder:
     def check_inputs(self, now: dict[str, dict[str, str]]) -> None:
         """Keep the fingerprint of what the run is made from, to be written with the next record.
         Raises InvalidInput if the finished records were made from something else."""
-        file = self.path / "fingerprint.json"
-        before: dict[str, dict[str, str]] = read_json(file, {}) if self.records else {}
+        before = read_fingerprint(self.path) if self.records else {}
         if before:
             before["data"] = {
                 name: row for name, row in before.get("data", {}).items() if name in self.records
@@ -124,7 +129,7 @@ class RunFolder:
             raise InvalidInput(
                 f"{self.path} holds results from other data, weights or code, which lay under the same names:\n"
                 f"{changed}\nchoose another run.name, or delete the folder to start over; if the change does not "
-                f"matter, delete {file}"
+                f"matter, delete {self.path / 'fingerprint.json'}"
             )
         self._inputs = {part: before.get(part, {}) | now.get(part, {}) for part in before | now}
 
@@ -132,7 +137,7 @@ class RunFolder:
         """Keep what this go is made by, to be written with its first record; several, for records
         of several runs."""
         if self.records:
-            self.goes = read_json(self.path / "provenance.json", [])
+            self.goes = read_provenance(self.path)
         self._made = [go for i, go in enumerate(made) if go not in (*self.goes, *made[:i])]
 
     def __enter__(self) -> RunFolder:
@@ -201,7 +206,7 @@ class RunFolder:
         """The configuration as text, once it agrees with the one that the folder was made with."""
         file = self.path / "config.yaml"
         resolved = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
-        before = flat(OmegaConf.load(file)) if file.exists() else flat(resolved)
+        before = flat(read_settings(file)) if file.exists() else flat(resolved)
         if changed := listed(changed_values(before, flat(resolved), MAY_CHANGE)):
             raise InvalidInput(
                 f"{self.path} holds a run with another configuration:\n{changed}\nchoose another "
@@ -219,31 +224,6 @@ class RunFolder:
             with file.open("r+b") as torn:
                 torn.truncate(good)
         return records
-
-
-def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """A run's records by their ids, and the bytes that hold them: a last line that a kill has torn
-    is none of them."""
-    records: dict[str, dict[str, Any]] = {}
-    data = file.read_bytes()
-    good = 0
-    for number, line in enumerate(data.splitlines(keepends=True), 1):
-        last = good + len(line) == len(data)
-        try:
-            record = json.loads(line)
-            if not line.endswith(b"\n"):
-                raise ValueError("torn")
-            if not isinstance(record, dict) or not isinstance(record.get("id"), str):
-                raise ValueError("not a record")
-        except (ValueError, RecursionError) as error:
-            if last:
-                break
-            raise InvalidInput(
-                f"{file}, line {number} is damaged; restore it or delete that line"
-            ) from error
-        records[record["id"]] = record
-        good += len(line)
-    return records, good
 
 
 def own_figures(branch: BranchRecord) -> dict[str, Any]:
@@ -273,20 +253,6 @@ def tree_node(node: Node, with_tokens: bool) -> dict[str, Any]:
         row["token_ids"] = token_ids
         row["logprobs"] = [None if value is None else round(value, 6) for value in logprobs]
     return row
-
-
-def check_tree(folder: Path, record: dict[str, Any]) -> None:
-    """Raise InvalidInput for a record whose tree is not as this version writes it."""
-    missing = [
-        name for name in ("tree", "timing", "correct_strict", "answer") if name not in record
-    ]
-    if not missing and any("own_tokens" not in node for node in record["tree"]):
-        missing = ["own_tokens in its tree"]
-    if missing:
-        raise InvalidInput(
-            f"{folder}, problem {record['id']} has no {' and no '.join(missing)}: another version "
-            "wrote it; run again under another run.name"
-        )
 
 
 def chosen_branch(record: dict[str, Any]) -> dict[str, Any] | None:
@@ -325,17 +291,3 @@ def as_lines(records: Iterable[dict[str, Any]]) -> str:
 def _encodable(text: str) -> str:
     """JSON in which lone surrogates, which no file can hold, are JSON's own escapes."""
     return text.encode(errors="backslashreplace").decode()
-
-
-def read_json(file: Path, default: Any) -> Any:
-    """What a file of a run's folder holds. Raises InvalidInput for one that is damaged or of
-    another type than the default."""
-    if not file.is_file():
-        return default
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(value, type(default)):
-            raise ValueError(f"it holds a {type(value).__name__}, not a {type(default).__name__}")
-        return value
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{file} is damaged ({error}); restore or delete it") from error

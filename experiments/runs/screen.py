@@ -12,7 +12,7 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-from experiments.cli.labels import labels
+from experiments.cli.labels import labels, typed_settings
 from experiments.cli.output import say
 from experiments.cli.printable import printable
 from experiments.cli.tables import Table, labelled
@@ -21,6 +21,8 @@ from experiments.runs.stats import wilson
 WIDTH = 80
 """Columns of a line of progress."""
 SHOWN_REASONS = 5
+LATER = 0.1
+"""Plain lines come more rarely the longer it takes: after this share of the time so far."""
 
 
 class OnScreen(logging.Handler):
@@ -60,8 +62,8 @@ def with_progress(
     every_s: float = 30.0,
     total: int | None = None,
 ) -> Iterator[T]:
-    """The items one by one, and how far it is: a bar on a terminal, elsewhere a plain line every
-    `every_s` seconds.
+    """The items one by one, and how far it is: a bar on a terminal, elsewhere a plain line now and
+    then (see `Rhythm`).
 
     total: how many there are, of what has no length.
     """
@@ -72,12 +74,27 @@ def with_progress(
             items, printable(label), total, file=sys.stderr, unit=f" {what}", **bar_options()
         )
         return
-    last = time.monotonic()
+    rhythm = Rhythm(every_s)
     for done, item in enumerate(items):
-        if (now := time.monotonic()) - last >= every_s:
-            last = now
+        if rhythm.is_time():
             say(f"{label}: {done} of {total} {what}")
         yield item
+
+
+class Rhythm:
+    """When a plain line is due, where there is no terminal: `every_s` seconds after the last one,
+    and later a tenth of the time so far, so that ten hours take about 60 lines."""
+
+    def __init__(self, every_s: float):
+        self.every_s = every_s
+        self.started = self.last = time.monotonic()
+
+    def is_time(self) -> bool:
+        now = time.monotonic()
+        if now - self.last < max(self.every_s, LATER * (self.last - self.started)):
+            return False
+        self.last = now
+        return True
 
 
 class Progress:
@@ -85,7 +102,7 @@ class Progress:
 
     total: the problems of the run. records: those that are done, which grows as the run goes on.
     engine: a thread asks it twice a second for the tokens under way and the KV in use. every_s:
-    seconds between two plain lines.
+    seconds between two plain lines, at first (see `Rhythm`).
     """
 
     def __init__(
@@ -103,10 +120,10 @@ class Progress:
         self.records = records
         self.engine = engine
         self.out = out or sys.stderr
-        self.every_s = every_s
+        self.rhythm = Rhythm(every_s)
         self.solved_tokens = 0  # of the problems that this process has solved
         self.tokens = 0  # of those under way too
-        self.started = self.last_line = time.monotonic()
+        self.started = time.monotonic()
         self.bar: tqdm[Any] | None = None
         if self.out.isatty():
             self.bar = tqdm(
@@ -116,7 +133,8 @@ class Progress:
         self._thread = Thread(target=self._watch, name="progress", daemon=True)
 
     def __enter__(self) -> Progress:
-        self.started = self.last_line = time.monotonic()
+        self.started = time.monotonic()
+        self.rhythm = Rhythm(self.rhythm.every_s)
         self.show()
         self._thread.start()
         return self
@@ -143,8 +161,7 @@ class Progress:
             self.bar.n = len(self.records)
             self.bar.bar_format = self.bar_format()
             self.bar.refresh()
-        elif (now := time.monotonic()) - self.last_line >= self.every_s:
-            self.last_line = now
+        elif self.rhythm.is_time():
             print(self.plain_line(), file=self.out, flush=True)
 
     def tokens_under_way(self) -> int:
@@ -294,7 +311,7 @@ def failures(summary: dict[str, Any]) -> str:
 
 def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> str:
     """One line for each job of a sweep: (its overrides, its summary or why it failed)."""
-    names = labels([_settings(overrides) for overrides, _ in jobs])
+    names = labels([typed_settings(overrides) for overrides, _ in jobs])
     columns = ("job", "accuracy", "95% interval", "tokens", "failed", "time")
     lines, errors = [], []
     for name, (_, outcome) in zip(names, jobs, strict=True):
@@ -309,10 +326,3 @@ def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> s
     made = Table("", columns, lines).text()
     parts = [f"{len(jobs)} jobs; tokens are generated tokens per problem\n{made}", *errors]
     return "\n" + "\n\n".join(parts)
-
-
-def _settings(overrides: Sequence[str]) -> dict[str, str]:
-    """What was typed for a job, by its key: `search=greedy` and `+search.n=4` are groups and
-    settings alike."""
-    parts = (override.lstrip("+~").partition("=") for override in overrides)
-    return {key.replace("/", "."): value for key, _, value in parts}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from experiments.cli.labels import label, typed_settings
 from experiments.runs.overrides import read
 
 PRESETS = "experiment"
@@ -42,6 +45,29 @@ def for_each_job(arguments: Sequence[str]) -> list[str]:
         else word
         for word, o in zip(arguments, overrides, strict=True)
     ]
+
+
+def job_title(arguments: Sequence[str], number: int, overrides: Sequence[str]) -> str:
+    """What a job of a sweep is called while it runs, as `job 3 of 24: n=4 temperature=0.6`.
+
+    arguments: the words of the sweep's command line. number: the job's, from 0. overrides: the
+    job's own.
+    """
+    swept = [o for word in arguments if (o := read(word)) is not None and o.is_sweep_override()]
+    counts = {o.key_or_group.replace("/", "."): _values(o) for o in swept}
+    by_hydra = not any(re.match(r"\+*hydra[./]sweeper", word) for word in arguments)
+    known = by_hydra and None not in counts.values()
+    total = f" of {prod(filter(None, counts.values()))}" if known else ""
+    keys = [key for key, count in counts.items() if count != 1]
+    return f"job {number + 1}{total}: {label(typed_settings(overrides), keys)}"
+
+
+def _values(override: Override) -> int | None:
+    """How many values a setting is swept over; None where only Hydra's sweeper knows."""
+    try:
+        return sum(1 for _ in override.sweep_string_iterator())
+    except HydraException:
+        return None
 
 
 def _group(override: Override) -> str:

@@ -21,7 +21,7 @@ def launch() -> None:
     try:
         from experiments.serve.launch import run
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "pydantic", "prometheus_client"):
+        if error.name not in ("starlette", "uvicorn", "prometheus_client"):
             raise
         raise SystemExit(
             f"error: the server needs {error.name}: pip install -e '.[serve]'"

@@ -407,9 +407,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         compared(tmp_path, str(tmp_path / "bare"))
     with pytest.raises(InvalidInput, match="holds no problem yet"):
         compared(tmp_path, save(tmp_path, "empty", []))
-    with pytest.raises(
-        InvalidInput, match=r"record 2 has no branches and no usage: another version"
-    ):
+    with pytest.raises(InvalidInput, match=r"line 2 has no branches and no usage: another version"):
         compared(
             tmp_path,
             save(
@@ -471,7 +469,7 @@ def test_a_damaged_file_is_named_in_a_line(tmp_path: Path, file: str, text: str)
     folder = Path(save(tmp_path, "a", problems(A)))
     (folder / file).write_text(text)
     with pytest.raises(
-        InvalidInput, match=rf"^{re.escape(str(folder / file))}\b.*(damaged|cannot be read)"
+        InvalidInput, match=rf"^{re.escape(str(folder / file))}\b.*damaged"
     ) as error:
         Run.load(folder)
     assert "\n" not in str(error.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from experiments.runs import screen
 from experiments.runs.screen import Progress, as_bytes, as_time, failures, short, sweep_table
+from experiments.runs.sweep import job_title
 
 
 class Terminal(io.StringIO):
@@ -79,6 +81,32 @@ def test_where_there_is_no_terminal_lines_come_now_and_then(clock: Any) -> None:
         line.startswith("0 of 20 problems, 100 tokens") for line in lines
     )
     assert "\r" not in out.getvalue() and progress.bar is None
+
+
+def test_lines_of_a_long_run_come_more_and_more_rarely(clock: Any) -> None:
+    rhythm = screen.Rhythm(30.0)
+    due = [clock.s for clock.s in range(36_000) if rhythm.is_time()]
+    assert due[:3] == [30, 60, 90] and len(due) < 70
+    assert max(after - before for before, after in pairwise(due)) < 4_000
+
+
+@pytest.mark.parametrize(
+    ("words", "overrides", "title"),
+    [
+        ("search.n=1,2,4 run.seed=range(0,3)", "search.n=4 run.seed=1", "job 3 of 9: n=4 seed=1"),
+        (
+            "search=greedy,best_of_n search.max_tokens=choice(40)",
+            "search=best_of_n search.max_tokens=40",
+            "job 3 of 2: best_of_n",
+        ),
+        ("search=glob(*)", "search=greedy", "job 3: greedy"),
+        ("hydra/sweeper=optuna search.n=1,2", "search.n=2", "job 3: n=2"),
+    ],
+)
+def test_a_job_of_a_sweep_is_called_by_what_is_swept(
+    words: str, overrides: str, title: str
+) -> None:
+    assert job_title(["-m", *words.split()], 2, overrides.split()) == title
 
 
 def test_the_bar_fits_80_columns_however_large_its_numbers(clock: Any) -> None:

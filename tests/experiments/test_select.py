@@ -44,7 +44,10 @@ def candidate(
 
 
 def record(id: str, *branches: dict[str, Any], error: str | None = None) -> dict[str, Any]:
-    return {"id": id, "error": error, "branches": list(branches)}
+    usage = {"generated_tokens": 10, "verifier_tokens": 0, "prompt_tokens": 4}
+    return {
+        "id": id, "correct": False, "error": error, "branches": list(branches), "usage": usage
+    }  # fmt: skip
 
 
 def written(folder: Path, *found: dict[str, Any]) -> Path:

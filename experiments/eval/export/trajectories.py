@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.finished import Run
-from experiments.runs.records import check_tree, chosen_branch
+from experiments.runs.reading import check_whole
+from experiments.runs.records import chosen_branch
 from ttc.errors import InvalidInput
 from ttc.sampling import random_key
 
@@ -29,7 +30,7 @@ def trajectories(run: Run) -> list[Row]:
     Raises InvalidInput for a run that has not recorded its tokens.
     """
     for record in run.records.values():
-        check_tree(run.folder, record)
+        check_whole(run.folder, record)
     roots = [record["tree"][0] for record in run.records.values() if record["tree"]]
     bare = sum("token_ids" not in root for root in roots)
     if bare or not roots:

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.fit.train_verifier.rollouts import Solution
 from experiments.runs.finished import Run
-from experiments.runs.records import check_tree
+from experiments.runs.reading import check_whole
 from experiments.runs.summary import failed
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
@@ -23,7 +23,6 @@ def stepwise_supervision(run: Run) -> list[Row]:
     it is right; `values` has the share of them. For TRL's PRMTrainer."""
     rows = []
     for record, branches in _solved(run):
-        check_tree(run.folder, record)
         ends = [(branch["path"], bool(branch["correct"])) for branch in record["branches"]]
         for branch in branches:
             steps: list[str] = []
@@ -103,6 +102,7 @@ def _solved(run: Run) -> Iterator[tuple[Row, list[Row]]]:
     """Each solved problem with its candidates, best scores first; of those with the same text
     one."""
     for record in run.records.values():
+        check_whole(run.folder, record)
         if failed(record) or record.get("prompt") is None:
             continue
         ordered = sorted(

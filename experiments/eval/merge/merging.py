@@ -14,7 +14,8 @@ from experiments.cli.output import show
 from experiments.runs.config_values import changed_values, listed
 from experiments.runs.fingerprint import UNUSABLE, differences
 from experiments.runs.finished import Run
-from experiments.runs.records import MAY_CHANGE, RunFolder, read_json
+from experiments.runs.reading import check_whole, read_provenance
+from experiments.runs.records import MAY_CHANGE, RunFolder
 from experiments.runs.screen import table
 from experiments.runs.shards import Shard
 from experiments.runs.summary import summary_of
@@ -33,6 +34,9 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
     runs = in_order([Run.load(folder) for folder in folders or _shards_of(out)])
     ids = problem_ids(runs)
     records = {name: record for run in runs for name, record in run.records.items()}
+    for run in runs:
+        for record in run.records.values():
+            check_whole(run.folder, record)
     config = OmegaConf.create(runs[0].settings)
     config.run.shard = None
     config.run.name = out.name
@@ -48,9 +52,7 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
                 "delete it"
             )
         folder.check_inputs(inputs)
-        folder.made_by(
-            *(go for run in runs for go in read_json(run.folder / "provenance.json", []))
-        )
+        folder.made_by(*(go for run in runs for go in read_provenance(run.folder)))
         folder.append(*(records[name] for name in ids))
         summary = summary_of(config, [records[name] for name in ids], folder.goes)
         folder.write_summary(summary)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.finished import Run
-from experiments.runs.records import check_tree, chosen_branch
+from experiments.runs.reading import check_whole
+from experiments.runs.records import chosen_branch
 from experiments.runs.summary import failed, seconds_at_work, summarise
 from ttc.errors import InvalidInput
 
@@ -41,7 +42,7 @@ def page_data(run: Run, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
         )
     records = sorted(run.records.values(), key=_natural)
     for record in records:
-        check_tree(run.folder, record)
+        check_whole(run.folder, record)
     chosen = [run.records[name] for name in only] if only else records[:limit]
     config = run.config
     return {

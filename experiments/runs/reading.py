@@ -1,0 +1,128 @@
+"""The files of a run's folder, read with a check of every value that this project reads of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from pydantic import TypeAdapter
+
+from experiments.runs.config_values import as_dict
+from experiments.runs.shapes import (
+    FINGERPRINT,
+    PROVENANCE,
+    RECORD,
+    SETTINGS,
+    SUMMARY,
+    fault,
+    lacking,
+)
+from ttc.errors import InvalidInput
+
+NEEDED = ("id", "correct", "error", "branches", "usage")
+"""What every version has written into a record."""
+
+
+def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """A run's records by their ids, and the bytes that hold them: a last line that a kill has torn
+    is none of them. Raises InvalidInput, which names the first value that is not of its shape."""
+    records: dict[str, dict[str, Any]] = {}
+    with _reading(file):
+        data = file.read_bytes()
+    good = 0
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        last = good + len(line) == len(data)
+        try:
+            record = json.loads(line)
+            if not line.endswith(b"\n"):
+                raise ValueError("torn")
+            if not isinstance(record, dict) or not isinstance(record.get("id"), str):
+                raise ValueError("not a record")
+        except (ValueError, RecursionError) as error:
+            if last:
+                break
+            raise InvalidInput(
+                f"{file}, line {number} is damaged; restore it or delete that line"
+            ) from error
+        if (what := fault(RECORD, record)) is not None:
+            raise InvalidInput(
+                f"{file}, line {number} is damaged: {what}; restore it or delete that line"
+            )
+        if missing := [name for name in NEEDED if name not in record]:
+            raise InvalidInput(
+                f"{file}, line {number} has no {' and no '.join(missing)}: another version or "
+                "program wrote it, so it cannot be compared; run again under another run.name"
+            )
+        records[record["id"]] = record
+        good += len(line)
+    return records, good
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """A run's config.yaml. Raises InvalidInput for one that is damaged."""
+    try:
+        with _reading(file):
+            settings = as_dict(OmegaConf.load(file))
+        what = fault(SETTINGS, settings)
+    except InvalidInput:
+        raise
+    except Exception as error:  # what YAML's and OmegaConf's readers raise has no common class
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+    if what is not None:
+        raise InvalidInput(f"{file} is damaged: {what}; restore it")
+    return settings
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """A run's summary.json, {} without one."""
+    summary: dict[str, Any] = _read_json(folder / "summary.json", {}, SUMMARY)
+    return summary
+
+
+def read_fingerprint(folder: Path) -> dict[str, dict[str, str]]:
+    """What a run was made from (see `experiments.runs.fingerprint`), {} without a
+    fingerprint.json."""
+    known: dict[str, dict[str, str]] = _read_json(folder / "fingerprint.json", {}, FINGERPRINT)
+    return known
+
+
+def read_provenance(folder: Path) -> list[dict[str, Any]]:
+    """What each go of a run was made by, [] without a provenance.json."""
+    goes: list[dict[str, Any]] = _read_json(folder / "provenance.json", [], PROVENANCE)
+    return goes
+
+
+def check_whole(folder: Path, record: dict[str, Any]) -> None:
+    """Raise InvalidInput for a record that lacks something that this version writes."""
+    if (missing := lacking(record)) is not None:
+        raise InvalidInput(
+            f"{folder}, problem {record['id']} has no {missing}: another version wrote it; run "
+            "again under another run.name"
+        )
+
+
+def _read_json(file: Path, default: Any, shape: TypeAdapter[Any]) -> Any:
+    """What a file of a run's folder holds. Raises InvalidInput for one that is not of its shape."""
+    if not file.is_file():
+        return default
+    try:
+        with _reading(file):
+            value = json.loads(file.read_text(encoding="utf-8"))
+        what = fault(shape, value)
+    except (ValueError, RecursionError) as error:
+        what = str(error)
+    if what is not None:
+        raise InvalidInput(f"{file} is damaged: {what}; restore or delete it")
+    return value
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(f"{file} is damaged: {error.strerror or error}; restore it") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -28,6 +28,7 @@ class OutcomeReward(RewardModel):
     model: Any = "Skywork/Skywork-Reward-V2-Qwen3-0.6B"
     system: str | None = None
     thoughts: bool = False
+    rates_steps: ClassVar[bool] = False
 
     def check_tokenizer(self) -> None:
         self.chat([{"role": "user", "content": "?"}])

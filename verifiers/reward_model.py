@@ -25,7 +25,7 @@ from ttc.text.chat import encoded, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
-from verifiers.reward_model_pass import Layout, TreeMirror
+from verifiers.reward_model_pass import Layout, TreeMirror, read_apart
 
 MARK = "\x00"
 """Stands where a text goes on; `whole` and `templated` encode what a format puts before it."""
@@ -57,6 +57,8 @@ class RewardModel(ABC):
 
     headed: ClassVar[bool] = True
     """Whether a head in the place of the vocabulary's gives the score."""
+    rates_steps: ClassVar[bool] = True
+    """Whether each step has a score, and not the text as a whole."""
     writes: ClassVar[bool] = False
     """Whether the model writes before it rates, as its generation_config asks."""
     offset: ClassVar[int] = -1
@@ -115,6 +117,24 @@ class RewardModel(ABC):
         """Let go of what is kept for branches that are gone."""
         if self._mirror is not None:
             self._mirror[1].released(branches)
+
+    def rate_solutions(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
+        """A score for each step of solutions whose steps are given, as (question, steps); no search
+        and no separator has a part in it.
+
+        Raises InvalidInput for a model that rates texts as a whole, and for a text beyond the
+        model's context.
+        """
+        if not self.rates_steps:
+            raise InvalidInput(
+                f"{type(self).__name__} gives one score for a text; rate the beginnings of the "
+                "solution, each as a branch"
+            )
+        if not solutions:
+            return []
+        model, tokenizer = self.parts
+        layouts = [self.laid_out(question, list(steps), None) for question, steps in solutions]
+        return read_apart(Engine(model, tokenizer), self.score, layouts)
 
     # ---------------------------------------------------------------- layout
 

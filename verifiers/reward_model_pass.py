@@ -228,3 +228,16 @@ def _present(mirrored: Sequence[int], tokens: Sequence[int]) -> int:
     """How many of the tokens are surely found in a tree that holds the mirrored ones."""
     shared = common_prefix(mirrored, tokens)
     return shared if shared == len(mirrored) else max(0, shared - MIN_SHARED_TOKENS + 1)
+
+
+def read_apart(
+    engine: Engine, kept: Callable[[Tensor], Any], layouts: Sequence[Layout]
+) -> list[list[Any]]:
+    """What is read of texts that belong to no search, by a mirror of their own. What they share from
+    the beginning is computed once. kept: see `TreeMirror.score`."""
+    mirror = TreeMirror(engine, kept)
+    branches = engine.fork(engine.root([0]), len(layouts))
+    try:
+        return mirror.rate(branches, layouts)
+    finally:
+        mirror.clear()

@@ -47,6 +47,7 @@ class ThinkPRM(RewardModel):
     samples: int = 1
     temperature: float = 0.0
     headed: ClassVar[bool] = False
+    rates_steps: ClassVar[bool] = False
     writes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from ttc.model.loading import load, load_headed
 from ttc.model.packed_linear import PackedLinear, pack_linears
 from ttc.model.reward_heads import HeadedModel
 from verifiers.reward_model import RewardModel
-from verifiers.reward_model_pass import TreeMirror
+from verifiers.reward_model_pass import read_apart
 
 SETTINGS, WEIGHTS = "value_head.json", "value_head.safetensors"
 
@@ -89,13 +89,9 @@ class ValueHead(RewardModel):
             return []
         model, tokenizer = self.parts
         engine = Engine(HeadedModel(model.body, nn.Identity()), tokenizer)
-        mirror = TreeMirror(engine, lambda state: state.float())
-        branches = engine.fork(engine.root([0]), len(examples))
         layouts = [self.laid_out(question, list(steps), None) for question, steps in examples]
-        try:
-            return [torch.stack(states).clone() for states in mirror.rate(branches, layouts)]
-        finally:
-            mirror.clear()
+        read = read_apart(engine, lambda state: state.float(), layouts)
+        return [torch.stack(states).clone() for states in read]
 
     # ---------------------------------------------------------------- files
 

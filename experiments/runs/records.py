@@ -47,6 +47,10 @@ MAY_CHANGE = (
     "backend.timeout_s",
     "backend.retries",
     "backend.wait_s",
+    "processbench.data",
+    "processbench.limit",
+    "processbench.threshold",
+    "processbench.batch",
 )
 """Keys that may differ when a run goes on: they change which problems are left, or what is kept of
 them, never an answer."""

@@ -199,6 +199,16 @@ class CalibrateConfig:
 
 
 @dataclass
+class ProcessBenchConfig:
+    """Described by `python -m experiments.processbench --help`."""
+
+    data: str | None = None
+    limit: int | None = None
+    threshold: Any = 0.5
+    batch: int = 8
+
+
+@dataclass
 class ServeConfig:
     """Described by `ttc-serve --help`."""
 
@@ -352,6 +362,7 @@ def register() -> None:
     store.store(group="verifier/exit", name="calibrated", node=CalibratedExitConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
     store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
+    store.store(name="processbench_schema", node=extended("processbench", ProcessBenchConfig))
     store.store(name="serve_schema", node=extended("serve", ServeConfig))
     for group, name in WITHOUT.items():
         store.store(group=group, name=f"{name}_schema", node={"_target_": None})

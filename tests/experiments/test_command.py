@@ -39,6 +39,10 @@ COMMANDS = [
     ["paper", "--help"],
     ["paper", "lbs"],
     ["paper", "rksc", "nope"],
+    ["published", "--help"],
+    ["published", "nope"],
+    ["processbench", "--help"],
+    ["processbench", "search=nope"],
     ["heads", "--help"],
     ["heads", "no-such-model", "no-such-text", "out"],
 ]

@@ -1,0 +1,418 @@
+"""The recipes, each with the published values and where they were read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from experiments.eval.published.recipe import Arm, Recipe, preset
+
+MATH500, AIME, GSM8K, DIAMOND, GPQA_MAIN = 500, 30, 1319, 198, 448
+"""Problems of the data sets."""
+
+SHORT = "taken as 500 tokens a solution; an assumption, as the sources give no count"
+LONG = "of which DeepConf's Table 10 counts 2.32e8 tokens for 512 x 30 texts of Qwen3-8B"
+
+# ---------------------------------------------------------------- particle filtering
+
+POLICIES = {
+    "Llama-3.2-1B-Instruct": "meta-llama/Llama-3.2-1B-Instruct",
+    "Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen2.5-Math-1.5B-Instruct": "Qwen/Qwen2.5-Math-1.5B-Instruct",
+    "Qwen2.5-Math-7B-Instruct": "Qwen/Qwen2.5-Math-7B-Instruct",
+}
+TABLE_1 = {
+    "Llama-3.2-1B-Instruct": ((26.8, 46.6, 47.8, 52.8, 59.6), (0.0, 3.3, 3.3, 6.6, 10.0)),
+    "Llama-3.1-8B-Instruct": ((49.9, 58.6, 59.0, 65.7, 74.4), (6.6, 10.0, 10.0, 13.3, 16.6)),
+    "Qwen2.5-Math-1.5B-Instruct": ((70.0, 82.6, 82.8, 83.4, 85.4), (10.0, 13.3, 13.3, 16.6, 23.3)),
+    "Qwen2.5-Math-7B-Instruct": ((79.6, 83.0, 84.6, 85.4, 87.0), (16.6, 20.0, 20.0, 20.0, 23.3)),
+}
+"""For MATH-500 and for AIME 2024: pass@1, best of N, weighted best of N, DVTS, particle filter."""
+
+
+def _particles(policy: str, dataset: str, values: Sequence[float], problems: int) -> list[Arm]:
+    greedy, best, weighted, dvts, particles = values
+    where = (f"model.name={POLICIES[policy]}", f"dataset={dataset}")
+    reward = (*where, "verifier=qwen_prm")
+    name = f"{policy}-{dataset}"
+    return [
+        Arm(f"{name}-greedy", preset("greedy", *where), {"accuracy": greedy}, problems),
+        Arm(
+            f"{name}-best_of_n",
+            preset("best_of_n", *reward, "search.n=64"),
+            {"naive@64": best, "weighted@64": weighted},
+            problems,
+            64,
+        ),
+        Arm(
+            f"{name}-dvts",
+            preset("dvts", *reward, "search.subtrees=16", "search.lookahead=1"),
+            {"accuracy": dvts},
+            problems,
+            64,
+        ),
+        Arm(
+            f"{name}-particle_filter",
+            preset("particle_filter", *where),
+            {"accuracy": particles},
+            problems,
+            64,
+        ),
+    ]
+
+
+PARTICLE_FILTERING = Recipe(
+    name="particle_filtering",
+    title="particle filtering against best of N and DVTS, 64 generations, Qwen2.5-Math-PRM-7B",
+    source="arXiv 2502.01618, Table 1",
+    setting="arXiv 2502.01618, section 5; "
+    "github.com/probabilistic-inference-scaling/probabilistic-inference-scaling at f75d461",
+    differs=(
+        "Llama: their chat template is search-and-learn's, which trims no blanks; here it is the "
+        "model's own",
+        "best of N: their weights are the reward model's score of the whole text; here it is the "
+        "score of the last step",
+        "particle filter: their particles also end at a text with \\boxed; here at the end of the "
+        "model's turn, or after 40 steps",
+        "the values are of one seed (96) there, and of seed 0 here",
+        "answers are graded by math-verify here, by a parser of Qwen2.5-Math's there",
+    ),
+    solution_tokens=500,
+    cost=SHORT,
+    arms=tuple(
+        arm
+        for policy, tables in TABLE_1.items()
+        for dataset, values, problems in (
+            ("math500", tables[0], MATH500),
+            ("aime", tables[1], AIME),
+        )
+        for arm in _particles(policy, dataset, values, problems)
+    ),
+)
+
+# ---------------------------------------------------------------- search-and-learn
+
+
+def _curve(*rules: str) -> dict[str, float | None]:
+    return {f"{rule}@{n}": None for rule in rules for n in (4, 16, 64, 256)}
+
+
+SEARCH_AND_LEARN = Recipe(
+    name="search_and_learn",
+    title="best of N, beam search and DVTS with Llama-3.2-1B-Instruct on MATH-500, five seeds",
+    source="huggingface.co/spaces/HuggingFaceH4/blogpost-scaling-test-time-compute (plots alone)",
+    setting="github.com/huggingface/search-and-learn at 6f81cac: src/sal/config.py, "
+    "recipes/README.md",
+    differs=(
+        "their chat template trims no blanks; here it is the model's own",
+        "beam search: their finished beams no longer take places, and what comes out are N "
+        "finished texts; here they keep theirs, and the beams that are left come out",
+        "answers are graded by math-verify here, by a fork of Qwen2.5-Math's evaluation there",
+    ),
+    solution_tokens=500,
+    cost=SHORT,
+    arms=(
+        Arm("best_of_n", preset("best_of_n"), _curve("naive", "weighted", "maj"), MATH500, 256, 5),
+        *(
+            Arm(
+                f"beam_search-{n}",
+                preset("beam_search", f"search.beam_size={n // 4}"),
+                {"accuracy": None},
+                MATH500,
+                n,
+                5,
+            )
+            for n in (4, 16, 64, 256)
+        ),
+        *(
+            Arm(
+                f"dvts-{n}",
+                preset("dvts", f"search.subtrees={n // 4}"),
+                {"accuracy": None},
+                MATH500,
+                n,
+                5,
+            )
+            for n in (4, 16, 64, 256)
+        ),
+    ),
+)
+
+# ---------------------------------------------------------------- REBASE
+
+REBASE = Recipe(
+    name="rebase",
+    title="REBASE with Llemma-7B and 32 samples on MATH-500",
+    source="arXiv 2408.00724 (read in a summary, not in the paper: 46.8, where a 34B model with 64 "
+    "samples and a majority has 46.7)",
+    setting="github.com/thu-wyz/inference_scaling at 0fe7da9: hype-parameters/rebase.yaml, rebase.py",
+    differs=(
+        "their reward model (tkitsers/Llemma-reward-model) has no verifier here; Math-Shepherd "
+        "takes its place",
+        "their steps end before the next `Step N`; here at a line break",
+        "their prompt is the problem alone, in the form that the model was trained on; here it is "
+        "this project's for MATH-500",
+    ),
+    solution_tokens=500,
+    cost=SHORT,
+    arms=(Arm("rebase-32", preset("rebase"), {"accuracy": 46.8}, MATH500, 32),),
+)
+
+# ---------------------------------------------------------------- s1
+
+WAITS = {0: 50.0, 1: 53.3, 2: 53.3, 4: 56.7, 6: 56.7}
+S1_MATH500 = {0: 92.6, 1: 92.8, 2: 93.0}
+S1_DIAMOND = {0: 56.6, 1: 59.6, 2: 59.6}
+ON_MATH500 = (
+    "dataset.name=math500",
+    "dataset.hub=HuggingFaceH4/MATH-500",
+    "dataset.split=test",
+    "dataset.reader=math500",
+)
+ON_DIAMOND = (
+    "dataset.name=gpqa",
+    "dataset.hub=Idavidrein/gpqa",
+    "dataset.subset=gpqa_diamond",
+    "dataset.reader=gpqa",
+    "dataset.answer_kind=choice",
+    "dataset.private=true",
+)
+
+
+def _waits(
+    dataset: str, values: dict[int, float], problems: int, *settings: str
+) -> tuple[Arm, ...]:
+    return tuple(
+        Arm(
+            f"{dataset}-{waits}-waits",
+            preset("budget_forcing", f"search.waits={waits}", *settings),
+            {"accuracy": value},
+            problems,
+        )
+        for waits, value in values.items()
+    )
+
+
+S1 = Recipe(
+    name="s1",
+    title="budget forcing with s1-32B: the end of thinking put off by `Wait`",
+    source="AIME 2024: github.com/simplescaling/s1/issues/19; MATH-500 and GPQA-diamond: the "
+    "paper's table as github.com/simplescaling/s1/issues/134 gives it",
+    setting="github.com/simplescaling/s1: README.md, eval/commands.sh",
+    differs=(
+        "their answers are read by gpt-4o-mini before they are graded; here by rules",
+        "their runs are in float32 on 8 GPUs; here the model's own type, unless model.dtype says "
+        "otherwise",
+        "where the tokens for thinking run out, their harness goes on with words of its own; here "
+        "`Final Answer:` follows",
+        "GPQA: their prompt is another one; here choices are shuffled by dataset.shuffle_seed",
+    ),
+    solution_tokens=8000,
+    cost="taken as 8,000 tokens a chain; an assumption",
+    arms=(
+        *_waits("aime24", WAITS, AIME),
+        *_waits("math500", S1_MATH500, MATH500, *ON_MATH500),
+        *_waits("gpqa", S1_DIAMOND, DIAMOND, *ON_DIAMOND),
+    ),
+)
+
+# ---------------------------------------------------------------- DeepConf
+
+GPT_OSS = (
+    "model.name=openai/gpt-oss-120b",
+    "search.temperature=1.0",
+    "search.top_p=1.0",
+    "search.top_k=40",
+    "search.max_tokens=130000",
+    "+dataset.chat_options.reasoning_effort=high",
+)
+DEEP_CONF = Recipe(
+    name="deep_conf",
+    title="DeepConf against a majority of 512 samples on AIME 2025",
+    source="arXiv 2508.15260, Tables 1, 8 and 10, as two digests of the paper quote them",
+    setting="arXiv 2508.15260, Table 11 and Appendix F, as a digest of the paper quotes them",
+    differs=(
+        "their values are means over 64 draws of 512 from 4,096 samples; here one draw",
+        "every arm samples for itself here; `experiments.select` compares the rules on the samples "
+        "of one run",
+        "their program leaves the sampled token out of a token's confidence; here the 20 likeliest "
+        "count, whichever was sampled",
+    ),
+    solution_tokens=15_100,
+    cost=LONG,
+    arms=(
+        Arm("Qwen3-8B-majority", preset("majority"), {"maj@512": 82.6}, AIME, 512),
+        Arm("Qwen3-8B-lowest_group", preset("deep_conf"), {"accuracy": 74.2}, AIME, 512),
+        Arm(
+            "Qwen3-8B-mean",
+            preset("deep_conf", "search.measure=mean"),
+            {"accuracy": 74.0},
+            AIME,
+            512,
+        ),
+        Arm(
+            "gpt-oss-120b-majority",
+            preset("majority", *GPT_OSS),
+            {"pass@1": 91.8, "maj@512": 97.0},
+            AIME,
+            512,
+        ),
+        Arm(
+            "gpt-oss-120b-tail",
+            preset("deep_conf", *GPT_OSS, "search.measure=tail"),
+            {"accuracy": 99.9},
+            AIME,
+            512,
+        ),
+        Arm(
+            "gpt-oss-120b-online",
+            preset("deep_conf", *GPT_OSS, "search.mode=online"),
+            {"accuracy": 97.9},
+            AIME,
+            512,
+        ),
+    ),
+)
+
+# ---------------------------------------------------------------- Snell et al.
+
+COMPUTE_OPTIMAL = Recipe(
+    name="compute_optimal",
+    title="which search a problem of each difficulty gets (Snell et al.)",
+    source="arXiv 2408.03314, abstract: more than 4 times the efficiency of best of N; the curves "
+    "are plots",
+    setting="arXiv 2408.03314",
+    differs=(
+        "their model is PaLM 2-S*, which is not open, and their verifier was trained for it; here "
+        "they are Llama-3.2-1B-Instruct and RLHFlow's",
+        "the runs are made here; `python -m experiments.compute_optimal` fits the strategies from "
+        "their folders",
+    ),
+    solution_tokens=500,
+    cost=SHORT,
+    arms=(
+        Arm(
+            "best_of_n-64",
+            preset("best_of_n", "search.n=64"),
+            {"naive@4": None, "naive@16": None, "naive@64": None},
+            MATH500,
+            64,
+        ),
+        *(
+            Arm(
+                f"beam_search-{n}",
+                preset("compute_optimal", f"search.beam_size={n // 4}"),
+                {"accuracy": None},
+                MATH500,
+                n,
+            )
+            for n in (4, 16, 64)
+        ),
+    ),
+)
+
+# ---------------------------------------------------------------- small models
+
+DISTILLED = {
+    "DeepSeek-R1-Distill-Qwen-1.5B": (28.9, 52.7, 83.9, 33.8),
+    "DeepSeek-R1-Distill-Qwen-7B": (55.5, 83.3, 92.8, 49.1),
+    "DeepSeek-R1-Distill-Llama-8B": (50.4, 80.0, 89.1, 49.0),
+}
+"""AIME 2024 pass@1 and majority of 64, MATH-500 pass@1, GPQA-diamond pass@1."""
+
+
+def _distilled(model: str, values: Sequence[float]) -> list[Arm]:
+    pass_at_1, majority, math500, diamond = values
+    name = f"model.name=deepseek-ai/{model}"
+    few = ("search.n=4", name)
+    return [
+        Arm(
+            f"{model}-aime",
+            preset("distilled", name),
+            {"pass@1": pass_at_1, "maj@64": majority},
+            AIME,
+            64,
+        ),
+        Arm(
+            f"{model}-math500",
+            preset("distilled", *few, "dataset=math500"),
+            {"pass@1": math500},
+            MATH500,
+            4,
+        ),
+        Arm(
+            f"{model}-gpqa",
+            preset("distilled", *few, "dataset=gpqa"),
+            {"pass@1": diamond},
+            DIAMOND,
+            4,
+        ),
+    ]
+
+
+R1_DISTILLED = Recipe(
+    name="r1_distilled",
+    title="GPQA-diamond, MATH-500 and AIME 2024 of DeepSeek-R1's small distilled models",
+    source="arXiv 2501.12948, Table 5; the README of github.com/deepseek-ai/DeepSeek-R1",
+    setting="arXiv 2501.12948: temperature 0.6, top-p 0.95, 32,768 tokens",
+    differs=(
+        "MATH-500 and GPQA-diamond: 4 samples a problem here, for the cost; more with search.n",
+        "the prompts are this project's",
+    ),
+    solution_tokens=8000,
+    cost="taken as 8,000 tokens a sample; an assumption",
+    arms=tuple(arm for model, values in DISTILLED.items() for arm in _distilled(model, values)),
+)
+
+LLAMA = {"Llama-3.2-1B-Instruct": (44.4, 27.2), "Llama-3.2-3B-Instruct": (77.7, 32.8)}
+QWEN = {"Qwen2.5-0.5B-Instruct": 49.6, "Qwen2.5-1.5B-Instruct": 73.2, "Qwen2.5-3B-Instruct": 86.7}
+
+
+def _llama(model: str, gsm8k: float, gpqa: float) -> list[Arm]:
+    name = f"model.name=meta-llama/{model}"
+    main = ("dataset=gpqa", "dataset.subset=gpqa_main", "dataset.shots=0")
+    return [
+        Arm(f"{model}-gsm8k", preset("gsm8k", name), {"accuracy": gsm8k}, GSM8K),
+        Arm(f"{model}-gpqa", preset("gsm8k", name, *main), {"accuracy": gpqa}, GPQA_MAIN),
+    ]
+
+
+SMALL_MODELS = Recipe(
+    name="small_models",
+    title="greedy answers of small instruct models on GSM8K and GPQA",
+    source="Llama 3.2: its model card; Qwen2.5: qwenlm.github.io/blog/qwen2.5-llm",
+    setting="Llama 3.2: 8 shots with reasoning for GSM8K, none for GPQA; Qwen2.5's harness and "
+    "prompts are not published",
+    differs=(
+        "GSM8K: the worked examples are the first 8 rows of the train split",
+        "GPQA: the card does not say which subset; here it is gpqa_main, with reasoning",
+        "the prompts are this project's",
+    ),
+    solution_tokens=300,
+    cost="taken as 300 tokens a solution; an assumption",
+    arms=(
+        *(arm for model, values in LLAMA.items() for arm in _llama(model, *values)),
+        *(
+            Arm(
+                f"{model}-gsm8k",
+                preset("gsm8k", f"model.name=Qwen/{model}", "dataset.shots=4"),
+                {"accuracy": value},
+                GSM8K,
+            )
+            for model, value in QWEN.items()
+        ),
+    ),
+)
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        PARTICLE_FILTERING,
+        SEARCH_AND_LEARN,
+        REBASE,
+        S1,
+        DEEP_CONF,
+        COMPUTE_OPTIMAL,
+        R1_DISTILLED,
+        SMALL_MODELS,
+    )
+}

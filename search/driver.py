@@ -21,6 +21,7 @@ from search.prefills import begin_extend, begin_roots, begin_variants
 from search.rating import aggregate
 from ttc.errors import BranchRefused, InvalidInput, RemoteError, VerifierError
 from ttc.lookout import BrokenOff, lookout
+from ttc.passes.pass_by_pass import Passes
 from ttc.protocols import (
     Aggregation,
     Append,
@@ -50,8 +51,8 @@ left for a while."""
 
 @dataclass(eq=False)
 class Work:
-    """A task and the problems that it is for, by their numbers. tokens: of the prompts that it
-    computes."""
+    """A task and the problems that it is for, by their numbers. tokens: of the prompts or ratings
+    that it computes."""
 
     task: Task
     indices: set[int]
@@ -180,9 +181,10 @@ class Driver:
         busy = set(self.decoding.values())
         return [active for active in self.active.values() if active not in busy]
 
-    def serve(self, searches: list[ActiveSearch]) -> None:
-        """Have the requests of these searches answered."""
-        self.works.append(Work(self._serve(searches), {active.index for active in searches}))
+    def serve(self, searches: list[ActiveSearch], tokens: int = 0) -> None:
+        """Have the requests of these searches answered. tokens: that their verifier reads."""
+        indices = {active.index for active in searches}
+        self.works.append(Work(self._serve(searches), indices, tokens))
 
     def start(self, indices: Sequence[int], tokens: int = 0) -> None:
         """Have these problems begin. tokens: of their prompts."""
@@ -350,9 +352,7 @@ class Driver:
                     (active, request)
                 )
         for (_, aggregation), rated in rates.items():
-            yield from self._rate(
-                [(active, request) for active, request in rated if not active.over], aggregation
-            )
+            yield from self._rate(_under_way(rated), aggregation)
 
     def _vary(self, active: ActiveSearch, request: Vary) -> Task:
         template = active.config.template
@@ -509,7 +509,12 @@ class Driver:
         self.admission.note_expansion(
             len(active.waiting), len(active.root.tokens), step.max_tokens, kept
         )
-        count, max_tokens = active.next_part(self._price(active, request))
+        try:
+            price = self._child_price(active, request)
+        except VerifierError as error:
+            active.fail(_named(error))
+            return
+        count, max_tokens = active.next_part(price)
         if count:
             children = []
             for parent in active.waiting[:count]:
@@ -560,7 +565,7 @@ class Driver:
             self.decoding.pop(child, None)
         active.fail(f"{RemoteError.__name__}: {refusal}")
 
-    def _price(self, active: ActiveSearch, request: Expand) -> int:
+    def _child_price(self, active: ActiveSearch, request: Expand) -> int:
         """What rating the next child costs, as far as its parent shows."""
         if active.tokens_left is None or active.closing is not None:
             return 0
@@ -570,26 +575,16 @@ class Driver:
     def _rate(
         self, requests: Sequence[tuple[ActiveSearch, Rate]], aggregation: Aggregation
     ) -> Task:
-        paid: list[tuple[ActiveSearch, Rate]] = []
-        for active, request in requests:
-            question, free, rater = (
-                active.problem.question,
-                active.tokens_left is None,
-                active.config.rater,
-            )
-            if active.pays(0 if free else rater.price(request.branches, question, self.engine)):
-                paid.append((active, request))
-            else:
-                active.run_out("max_tokens")
+        paid = [(active, request) for active, request in requests if self._pays(active, request)]
         try:
-            given = self._scores(paid)
+            given = yield from self._scores(paid)
         except BrokenOff:
             yield None  # the next step ends those who are overdue
-            yield from self._rate(
-                [(active, request) for active, request in paid if not active.over], aggregation
-            )
+            yield from self._rate(_under_way(paid), aggregation)
             return
         for (active, request), scores in zip(paid, given, strict=True):
+            if active.over:
+                continue
             try:
                 if isinstance(scores, VerifierError):
                     raise scores
@@ -608,11 +603,30 @@ class Driver:
         if paid:
             yield None
 
+    def _pays(self, active: ActiveSearch, request: Rate) -> bool:
+        """Whether the budget has room for a rating; else the search is told, or has failed."""
+        try:
+            free = active.tokens_left is None
+            if active.pays(0 if free else self.price(active, request)):
+                return True
+        except VerifierError as error:
+            active.fail(_named(error))
+        else:
+            active.run_out("max_tokens")
+        return False
+
+    def price(self, active: ActiveSearch, request: Rate) -> int:
+        """The most tokens that a rating takes; 0 where the verifier does not say."""
+        rater, question = active.config.rater, active.problem.question
+        return rater.price(request.branches, question, self.engine)
+
     def _scores(
         self, requests: Sequence[tuple[ActiveSearch, Rate]]
-    ) -> list[list[list[float]] | VerifierError]:
+    ) -> Passes[list[list[list[float]] | VerifierError]]:
         """The step scores of each problem's branches, or why there are none; all have one verifier.
         One problem does not stop the others."""
+        if not requests:
+            return []
         pairs = [
             (branch, active.problem.question)
             for active, request in requests
@@ -630,24 +644,34 @@ class Driver:
                 forget_the_attempt()
                 raise BrokenOff
 
+        branches, questions = [branch for branch, _ in pairs], [question for _, question in pairs]
+        rating = requests[0][0].config.rater.rating(branches, questions, self.engine)
         try:
-            branches, questions = (
-                [branch for branch, _ in pairs],
-                [question for _, question in pairs],
-            )
-            with lookout(look):
-                scores = (
-                    requests[0][0].config.rater.scores(branches, questions, self.engine)
-                    if pairs
-                    else []
-                )
+            while True:
+                with lookout(look):
+                    next(rating)
+                yield None
+        except StopIteration as end:
+            remaining = iter(end.value)
+            return [[next(remaining) for _ in request.branches] for _, request in requests]
         except VerifierError as failure:
             if len(requests) == 1:
                 return [failure]
-            forget_the_attempt()  # the others do not pay for it
-            return [self._scores([request])[0] for request in requests]
-        remaining = iter(scores)
-        return [[next(remaining) for _ in request.branches] for _, request in requests]
+        finally:
+            rating.close()
+        forget_the_attempt()  # the others do not pay for it
+        alone = list[list[list[float]] | VerifierError]()
+        for active, request in requests:
+            ended = VerifierError("the problem has ended meanwhile")
+            alone += [ended] if active.over else (yield from self._scores([(active, request)]))
+        return alone
+
+
+def _under_way(
+    requests: Sequence[tuple[ActiveSearch, Rate]],
+) -> list[tuple[ActiveSearch, Rate]]:
+    """Those of problems that have not ended."""
+    return [(active, request) for active, request in requests if not active.over]
 
 
 def _passes(prefill: Prefill) -> Task:

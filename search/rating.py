@@ -4,10 +4,13 @@ one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from ttc.errors import VerifierError
+from ttc.passes.pass_by_pass import Passes, all_of
+from ttc.passes.ratings import passes_of_rating
 from ttc.protocols import (
     Aggregation,
     Backend,
@@ -38,12 +41,18 @@ class Rater:
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[float]]:
         """The step scores of each branch: at least one, all finite."""
+        return all_of(self.rating(branches, questions, backend))
+
+    def rating(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> Passes[list[list[float]]]:
+        """`scores`, pass by pass where the verifier can stop between two."""
         if self.verifier is None:
             raise VerifierError(
                 "the search asked for scores, and there is no verifier; give verifier=..."
             )
         try:
-            given = self.verifier.rate(branches, questions, backend)
+            given = yield from passes_of_rating(self.verifier, branches, questions, backend)
         except Exception as error:
             raise VerifierError(f"{self.name} raised {type(error).__name__}: {error}") from error
         try:
@@ -75,13 +84,27 @@ class Rater:
 
     def price(self, branches: Sequence[Branch], question: str, backend: Backend) -> int:
         """The most tokens that rating these branches takes; 0 where the verifier does not say."""
-        if not isinstance(self.verifier, Priced):
+        verifier, questions = self.verifier, [question] * len(branches)
+        if not isinstance(verifier, Priced):
             return 0
-        return self.verifier.price(branches, [question] * len(branches), backend)
+        return self._checked_price("price", lambda: verifier.price(branches, questions, backend))
 
     def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
         """The most tokens that rating a child takes which has `tokens` more than its parent."""
-        return child_price(self.verifier, parent, question, backend, tokens)
+        return self._checked_price(
+            "child_price", lambda: child_price(self.verifier, parent, question, backend, tokens)
+        )
+
+    def _checked_price(self, method: str, price: Callable[[], int]) -> int:
+        try:
+            tokens = price()
+        except Exception as error:
+            what = f"{self.name}.{method} raised {type(error).__name__}: {error}"
+            raise VerifierError(what) from error
+        if not isinstance(tokens, Integral) or tokens < 0:
+            what = f"{self.name}.{method} returned {tokens!r:.80}"
+            raise VerifierError(f"{what}; give the most tokens, a whole number from 0 on")
+        return int(tokens)
 
     def released(self, branches: Sequence[Branch]) -> None:
         """Tell a verifier that keeps something for these branches."""

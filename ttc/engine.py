@@ -9,7 +9,7 @@ from itertools import chain
 from math import inf
 from os import PathLike
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -57,6 +57,8 @@ from ttc.tree.eviction import BlockCache
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
 from ttc.usage import Usage
+
+T = TypeVar("T")
 
 RESTARTS = 3
 """How often a call begins again because the model has changed between its passes."""
@@ -134,7 +136,7 @@ class Engine:
         self.gate = gate
         self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
         self.batches: WeakSet[RunningBatch] = WeakSet()
-        self.under_way: set[PassByPass] = set()
+        self.under_way: set[PassByPass[Any]] = set()
         self.calls = 0
         self.lock = RLock()
         self.chosen: Chosen | None = None  # what memory="auto" came to
@@ -227,7 +229,7 @@ class Engine:
     @one_at_a_time
     def begin_roots(
         self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None
-    ) -> PassByPass:
+    ) -> PassByPass[list[Branch]]:
         """`roots`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         branches = [
             Branch(prompt, self.tree.hold(self.tree.trunk), random_key(seed), Usage(), self.decode)
@@ -254,7 +256,7 @@ class Engine:
         root: Branch,
         prompts: Sequence[Sequence[int]],
         suffixes: Sequence[Sequence[int]] | None = None,
-    ) -> PassByPass:
+    ) -> PassByPass[list[Branch]]:
         """`variants`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         checked, after = checked_variants(self.limits, root, prompts, suffixes)
         children = [root.child() for _ in checked]
@@ -287,6 +289,13 @@ class Engine:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that
         asks elsewhere than on their KV; the caller releases them. Counted as verifier tokens.
         outputs: see `Outputs`."""
+        return self.begin_side_branches(branches, prompts, outputs).finish()
+
+    @one_at_a_time
+    def begin_side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[Tokens], outputs: Outputs | None = None
+    ) -> PassByPass[list[Branch]]:
+        """`side_branches`, pass by pass. The caller releases its `branches` in any case."""
         checked = checked_side_prompts(self.limits, branches, prompts, grow=outputs is None)
         new = [
             Branch(
@@ -299,11 +308,11 @@ class Engine:
             )
             for branch, prompt in zip(branches, checked, strict=True)
         ]
-        return self._begin_prefill(new, "verifier", outputs).finish()
+        return self._begin_prefill(new, "verifier", outputs)
 
     def _begin_prefill(
         self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None
-    ) -> PassByPass:
+    ) -> PassByPass[list[Branch]]:
         """New branches, which get the KV of all of their tokens but the last."""
         self.live.update(branches)
         shared = self.sharing.rule != "none" or purpose == "verifier"
@@ -313,12 +322,13 @@ class Engine:
                 targets = [branch.tokens for branch in branches]
                 yield from prefill(self.runtime, branches, targets, purpose, outputs)
 
-        def new() -> Passes[None]:
+        def new() -> Passes[list[Branch]]:
             try:
                 yield from self._with_others_between(branches, passes, wake=False)
             except BaseException:
                 self.release(branches)
                 raise
+            return branches
 
         return PassByPass(branches, new(), self.lock, self.under_way)
 
@@ -358,7 +368,7 @@ class Engine:
         tokens_per_branch: Sequence[Sequence[int]],
         *,
         purpose: Purpose = "prompt",
-    ) -> PassByPass:
+    ) -> PassByPass[None]:
         """`extend`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         extended = list(branches)
@@ -450,7 +460,6 @@ class Engine:
     # ---------------------------------------------------------------- scoring
 
     @one_at_a_time
-    @torch.inference_mode()
     def score(
         self,
         branches: Sequence[Branch],
@@ -473,17 +482,37 @@ class Engine:
         likeliest: filled, without an `exit`, with the log-probability of the likeliest token in
             each token's place.
         """
+        return self.begin_score(
+            branches, continuations, given=given, exit=exit, report=report, likeliest=likeliest
+        ).finish()
+
+    @one_at_a_time
+    def begin_score(
+        self,
+        branches: Sequence[Branch],
+        continuations: Sequence[Sequence[Tokens]],
+        *,
+        given: Sequence[Tokens] | None = None,
+        exit: EarlyExit | None = None,
+        report: ExitReport | None = None,
+        likeliest: list[list[list[float]]] | None = None,
+    ) -> PassByPass[list[list[list[float]]]]:
+        """`score`, pass by pass (see `ttc.protocols.ScoresByPass`)."""
         check_live(branches)
         between, checked = checked_continuations(
             self.limits, branches, continuations, given, exit is not None
         )
-        with self._with_kv_present(branches), self.runtime.metered(branches):
+
+        def passes() -> Passes[list[list[list[float]]]]:
             if exit is None:
                 return score(self.runtime, branches, between, checked, likeliest)
             single = [[token for (token,) in group] for group in checked]
             return score_with_exit(
                 self.runtime, branches, between, single, exit, report or ExitReport()
             )
+
+        made = self._with_others_between(branches, passes, wake=True)
+        return PassByPass(branches, made, self.lock, self.under_way)
 
     def score_within(
         self,
@@ -548,33 +577,35 @@ class Engine:
         yield from prefill(self.runtime, missing, [b.tokens for b in missing], purpose)
 
     def _with_others_between(
-        self, branches: Sequence[Branch], passes: Callable[[], Passes[None]], wake: bool
-    ) -> Passes[None]:
+        self, branches: Sequence[Branch], passes: Callable[[], Passes[T]], wake: bool
+    ) -> Passes[T]:
         """What stands around a call (see `_with_kv_present`), where others may use the engine
         between its passes. If the model has changed there, all passes are made again: `RESTARTS`
         times at most, as a model may change with each of its own passes."""
 
-        def from_the_start() -> Passes[None]:
+        def from_the_start() -> Passes[T]:
             yield from self._woken([branch for branch in branches if wake and not branch.released])
-            yield from passes()
+            return (yield from passes())
 
         self._begin_call(branches)
-        changes, starts = None, 0
+        starts = 0
         try:
-            while changes != self._changes:
+            while True:
                 changes = self._changes
                 starts += 1
                 with closing(from_the_start()) as made:
-                    for _ in made:
-                        if starts > RESTARTS:
-                            continue  # at once, with nobody between
+                    if starts > RESTARTS:
+                        return all_of(made)  # with nobody between
+                    while changes == self._changes:
+                        try:
+                            next(made)
+                        except StopIteration as end:
+                            result: T = end.value
+                            return result
                         yield
                         self._follow_model(samples=False)
-                        if changes != self._changes:
-                            break
-                        self._make_way()
-                if starts > RESTARTS:
-                    break
+                        if changes == self._changes:
+                            self._make_way()
         finally:
             self._trim()
 

@@ -374,6 +374,24 @@ class ScoresWithin(Protocol):
 
 
 @runtime_checkable
+class ScoresByPass(Protocol):
+    """A backend that can stop between two passes of `score_within` and `side_branches`, as an
+    Engine can. What the calls give, and how they end, is that of `ttc.passes.pass_by_pass`."""
+
+    def begin_score(
+        self,
+        branches: Sequence[Branch],
+        continuations: Sequence[Sequence[Tokens]],
+        *,
+        given: Sequence[Tokens] | None = None,
+        exit: Any = None,
+        report: Any = None,
+    ) -> Any: ...
+
+    def begin_side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> Any: ...
+
+
+@runtime_checkable
 class Limited(Protocol):
     """A backend that does not offer everything.
 

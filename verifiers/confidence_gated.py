@@ -10,6 +10,8 @@ from ttc.approximate.branch_confidence import clear_leader, confidence, gap_rati
 from ttc.calibration.gate_calibration import GateCalibration, check_threshold
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price
 from ttc.tree.branch import Branch, by_problem
 
@@ -59,9 +61,10 @@ class ConfidenceGatedVerifier:
     def needs(self) -> tuple[Need, ...]:
         return ("logprobs", *getattr(self.inner, "needs", ()))
 
+    @pass_by_pass
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[Sequence[float]]:
+    ) -> Passes[list[Sequence[float]]]:
         p = [confidence(branch) for branch in branches]
         scores: list[Sequence[float]] = [[value] for value in p]
         problems = by_problem(branches)
@@ -70,9 +73,9 @@ class ConfidenceGatedVerifier:
         ]
         verified = sorted(set(range(len(branches))) - {row for rows in skipped for row in rows})
         if verified:
-            rated = self.inner.rate(
-                [branches[row] for row in verified], [questions[row] for row in verified], backend
-            )
+            chosen = [branches[row] for row in verified]
+            asked = [questions[row] for row in verified]
+            rated = yield from passes_of_rating(self.inner, chosen, asked, backend)
             if len(rated) != len(verified):
                 name = type(self.inner).__name__
                 raise VerifierError(

@@ -8,6 +8,8 @@ from typing import Literal
 
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price
 from ttc.tree.branch import Branch
 
@@ -47,12 +49,13 @@ class EnsembleVerifier:
     def needs(self) -> tuple[Need, ...]:
         return tuple(need for part in self.parts for need in getattr(part, "needs", ()))
 
+    @pass_by_pass
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
+    ) -> Passes[list[list[float]]]:
         columns = []
         for part in self.parts:
-            rated = part.rate(branches, questions, backend)
+            rated = yield from passes_of_rating(part, branches, questions, backend)
             if len(rated) != len(branches) or not all(len(scores) for scores in rated):
                 raise VerifierError(
                     f"{type(part).__name__} did not rate each of {len(branches)} branches"

@@ -20,6 +20,8 @@ from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.loading import load, load_headed
 from ttc.model.packed_linear import pack_linears
 from ttc.model.reward_heads import HeadedModel
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
 from ttc.text.chat import encoded, has_template
 from ttc.text.prompt import raw_tokens
@@ -95,11 +97,12 @@ class RewardModel(ABC):
 
     # ---------------------------------------------------------------- a verifier
 
+    @pass_by_pass
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
+    ) -> Passes[list[list[float]]]:
         mirror = self.mirror(backend)
-        return mirror.rate(branches, self.layouts(branches, questions))
+        return (yield from mirror.rate(branches, self.layouts(branches, questions)))
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         """The most verifier tokens that rating these branches takes."""
@@ -214,6 +217,8 @@ class RewardModel(ABC):
         if self._mirror is not None:
             followed, mirror = self._mirror
             if followed() is backend:
+                if isinstance(backend, Engine):  # a server keeps its passes short
+                    mirror.engine.runtime.prefill_tokens = backend.runtime.prefill_tokens
                 return mirror
             mirror.clear()
         mirror = TreeMirror(self._engine(backend), self.score)

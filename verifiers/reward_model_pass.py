@@ -13,6 +13,7 @@ from torch import Tensor
 from ttc.engine import Engine
 from ttc.errors import VerifierError
 from ttc.passes.outputs import Outputs
+from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.tree.branch import Branch
 from ttc.tree.segment import MIN_SHARED_TOKENS, common_prefix
 
@@ -98,16 +99,19 @@ class TreeMirror:
     _gone: WeakSet[Branch] = field(default_factory=WeakSet)
     _changes: int = 0
 
-    def rate(self, branches: Sequence[Branch], layouts: Sequence[Layout]) -> list[list[Any]]:
+    def rate(
+        self, branches: Sequence[Branch], layouts: Sequence[Layout]
+    ) -> Passes[list[list[Any]]]:
         """The scores of each branch's text, in order of `Layout.places`.
 
         Raises InvalidInput for a text beyond the model's context and OutOfMemory where the budget
         has no room, both before the model runs.
         """
-        with self.engine.lock:
-            reads = self.follow(branches, layouts)
-            self._read_suffixes(branches, layouts, reads)
-            self._sweep()
+        try:
+            reads = yield from self.follow(branches, layouts)
+            yield from self._read_suffixes(branches, layouts, reads)
+        finally:
+            self.released([])  # of the branches that have gone meanwhile nothing is kept
         if any(read.score is None for row in reads for read in row):
             raise VerifierError(
                 "a text holds the reward model's own separator in the middle of a step; leave it "
@@ -123,26 +127,30 @@ class TreeMirror:
                 self._start = Read(None)
                 self._changes = changes
 
-    def follow(self, branches: Sequence[Branch], layouts: Sequence[Layout]) -> list[list[Read]]:
+    def follow(
+        self, branches: Sequence[Branch], layouts: Sequence[Layout]
+    ) -> Passes[list[list[Read]]]:
         """Compute the KV of each branch's text but its suffix, and the scores of that part."""
         self.follow_model()
         for layout in layouts:
             self.engine.limits.check_context(len(layout.whole) + 1)
         rows = list(zip(branches, layouts, map(self._reads, layouts), strict=True))
         new = [row for row in rows if not self._has(row[0], row[1])]
-        computed = self._compute(
+        computed = yield from self._compute(
             [
                 Text(branch, layout.tokens, dict(zip(layout.reads, reads, strict=False)))
                 for branch, layout, reads in new
             ]
         )
-        for (branch, layout, reads), mirrored in zip(new, computed, strict=True):
-            if (before := self.mirrors.get(branch)) is not None:
-                self.engine.release([before.branch])
-            self.mirrors[branch] = Mirror(mirrored, layout, reads)
-        for branch, layout, reads in rows:
-            self.mirrors[branch].layout = layout
-            self.mirrors[branch].reads = reads
+        with self.engine.lock:
+            for (branch, layout, reads), mirrored in zip(new, computed, strict=True):
+                if (before := self.mirrors.get(branch)) is not None:
+                    self.engine.release([before.branch])
+                self.mirrors[branch] = Mirror(mirrored, layout, reads)
+            for branch, layout, reads in rows:
+                if (mirror := self.mirrors.get(branch)) is not None:
+                    mirror.layout = layout
+                    mirror.reads = reads
         return [reads for *_, reads in rows]
 
     def _has(self, branch: Branch, layout: Layout) -> bool:
@@ -151,28 +159,29 @@ class TreeMirror:
 
     def _read_suffixes(
         self, branches: Sequence[Branch], layouts: Sequence[Layout], rows: Sequence[list[Read]]
-    ) -> None:
+    ) -> Passes[None]:
         """Compute the scores after the suffixes, whose KV is dropped at once."""
         texts = [
             Text(branch, layout.whole, {layout.places[-1]: reads[-1]})
             for branch, layout, reads in zip(branches, layouts, rows, strict=True)
             if layout.suffix and reads[-1].score is None
         ]
-        self.engine.release(self._compute(texts))
+        self.engine.release((yield from self._compute(texts)))
 
-    def _compute(self, texts: Sequence[Text]) -> list[Branch]:
+    def _compute(self, texts: Sequence[Text]) -> Passes[list[Branch]]:
         """Branches with the KV of these texts; scores that are not known yet are kept."""
         outputs = Outputs.at(
             [place for place, read in text.reads.items() if read.score is None] for text in texts
         )
         prompts = [[*text.tokens, PENDING] for text in texts]
-        computed = self.engine.side_branches([text.branch for text in texts], prompts, outputs)
+        call = self.engine.begin_side_branches([text.branch for text in texts], prompts, outputs)
         try:
+            computed = yield from call.made()
             for text, by_place in zip(texts, outputs.computed, strict=True):
                 for place, output in by_place.items():
                     text.reads[place].score = self.score(output)
         except BaseException:
-            self.engine.release(computed)
+            self.engine.release(call.branches)
             raise
         return computed
 
@@ -201,8 +210,9 @@ class TreeMirror:
 
     def released(self, branches: Sequence[Branch]) -> None:
         """The search has let these branches go."""
-        self._gone.update(branches)
-        self._sweep()
+        with self.engine.lock:
+            self._gone.update(branches)
+            self._sweep()
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -238,6 +248,6 @@ def read_apart(
     mirror = TreeMirror(engine, kept)
     branches = engine.fork(engine.root([0]), len(layouts))
     try:
-        return mirror.rate(branches, layouts)
+        return all_of(mirror.rate(branches, layouts))
     finally:
         mirror.clear()

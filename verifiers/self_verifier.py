@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ttc.approximate.early_exit import EarlyExit
@@ -13,7 +13,9 @@ from ttc.calibration.layer_profile import Profile, layer_profile
 from ttc.checks import check_kind
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.protocols import Backend, Need, ScoresWithin, SideBranches
+from ttc.passes.pass_by_pass import Passes, all_of
+from ttc.passes.ratings import pass_by_pass
+from ttc.protocols import Backend, Need, ScoresByPass, ScoresWithin, SideBranches
 from ttc.text.chat import QUESTION, chat_tokens, following, has_template, next_turn_text
 from ttc.text.prompt import NEXT_QUESTION, raw_tokens
 from ttc.tree.branch import Branch, by_problem
@@ -24,8 +26,33 @@ GRADER = (
     "correct."
 )
 
-Asked = tuple[Sequence[Branch], list[list[int]]]
-"""Branches, and what is asked after each of them."""
+
+@dataclass
+class Asking:
+    """What is asked of branches. asked: after each of them. replaced: the branches that are asked
+    elsewhere, after `beginnings`. side: the branches that hold these; who asks releases them."""
+
+    backend: Backend
+    branches: Sequence[Branch]
+    asked: list[list[int]]
+    replaced: list[int]
+    beginnings: list[list[int]]
+    side: list[Branch] = field(default_factory=list)
+
+    def starts(self) -> Passes[tuple[list[Branch], list[list[int]]]]:
+        """The branches that are asked, and what."""
+        starts = list(self.branches)
+        if self.replaced:
+            of = [starts[i] for i in self.replaced]
+            if isinstance(self.backend, ScoresByPass):
+                call = self.backend.begin_side_branches(of, self.beginnings)
+                self.side = call.branches
+                yield from call.made()
+            else:
+                self.side = _side_branches(self.backend, of, self.beginnings)
+        for i, branch in zip(self.replaced, self.side, strict=True):
+            starts[i] = branch
+        return starts, self.asked
 
 
 @dataclass(frozen=True)
@@ -55,15 +82,24 @@ class SelfVerifier:
         if not self.question.strip():
             raise InvalidInput("the verifier's question is empty")
 
+    @pass_by_pass
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
+    ) -> Passes[list[list[float]]]:
         yes, no = spellings(backend, "yes"), spellings(backend, "no")
         words = [[[token] for token in (*yes, *no)]] * len(branches)
         if isinstance(backend, ScoresWithin):
             exit = None if self.exit is None else replace(self.exit, positive=len(yes))
-            with self._asking(branches, questions, backend) as (starts, asked):
-                logprobs = backend.score_within(starts, asked, words, exit=exit)
+            asking = self._asking(branches, questions, backend)
+            try:
+                starts, asked = yield from asking.starts()
+                if isinstance(backend, ScoresByPass):
+                    call = backend.begin_score(starts, words, given=asked, exit=exit)
+                    logprobs = yield from call.made()
+                else:
+                    logprobs = backend.score_within(starts, asked, words, exit=exit)
+            finally:
+                backend.release(asking.side)
         elif self.exit is None:
             with self._asked(branches, questions, backend) as ends:
                 logprobs = backend.score(ends, words)
@@ -88,8 +124,12 @@ class SelfVerifier:
         """What each layer says of each branch when it is asked in full; P after the last one is
         its rating."""
         yes, no = spellings(engine, "yes"), spellings(engine, "no")
-        with self._asking(branches, questions, engine) as (starts, asked):
+        asking = self._asking(branches, questions, engine)
+        try:
+            starts, asked = all_of(asking.starts())
             return layer_profile(engine, starts, asked, [[*yes, *no]] * len(branches), len(yes))
+        finally:
+            engine.release(asking.side)
 
     # ---------------------------------------------------------------- asking
 
@@ -114,12 +154,10 @@ class SelfVerifier:
         finally:
             backend.release(children)
 
-    @contextmanager
     def _asking(
         self, branches: Sequence[Branch], questions: Sequence[str], engine: Backend
-    ) -> Iterator[Asked]:
-        """Branches, and what is asked after each of them within the pass that rates it."""
-        starts = list(branches)
+    ) -> Asking:
+        """What is asked of branches within the pass that rates them."""
         if self.fresh:
             prompts = self._prompts(branches, questions, engine)
             cuts = _shared_lengths(branches, prompts)
@@ -134,15 +172,7 @@ class SelfVerifier:
             for i in replaced:
                 asked[i] = follow_ups[i][1:]
             beginnings = [[*branches[i].tokens[:-1], follow_ups[i][0]] for i in replaced]
-        side: list[Branch] = []
-        if replaced:
-            side = _side_branches(engine, [branches[i] for i in replaced], beginnings)
-        try:
-            for i, branch in zip(replaced, side, strict=True):
-                starts[i] = branch
-            yield starts, asked
-        finally:
-            engine.release(side)
+        return Asking(engine, branches, asked, replaced, beginnings)
 
     def _follow_ups(self, branches: Sequence[Branch], backend: Backend) -> list[list[int]]:
         """What follows each answer: its turn's end, the question, the next turn's start."""

@@ -12,7 +12,9 @@ from torch import Tensor
 from ttc.checks import check_whole
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass
+from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 from verifiers.math_shepherd import numbered
@@ -77,18 +79,21 @@ class ThinkPRM(RewardModel):
     def score(self, output: Tensor) -> float:
         raise NotImplementedError("no output of the text is read: `rate` asks after a verification")
 
+    @pass_by_pass
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
+    ) -> Passes[list[list[float]]]:
         mirror = self.mirror(backend)
         layouts = self.layouts(branches, questions)
-        with mirror.engine.lock:
-            reads = [row[-1] for row in mirror.follow(branches, layouts)]
+        try:
+            rows = yield from mirror.follow(branches, layouts)
+            reads = [row[-1] for row in rows]
             new = [i for i, read in enumerate(reads) if read.score is None]
             prompts = [layouts[i].whole for i in new]
-            scores = self._judge(mirror.engine, [branches[i] for i in new], prompts)
+            scores = yield from self._judge(mirror.engine, [branches[i] for i in new], prompts)
             for i, score in zip(new, scores, strict=True):
                 reads[i].score = score
+        finally:
             mirror.released([])
         return [[read.score] for read in reads]
 
@@ -98,19 +103,21 @@ class ThinkPRM(RewardModel):
 
     def _judge(
         self, engine: Engine, branches: Sequence[Branch], prompts: Sequence[list[int]]
-    ) -> list[float]:
+    ) -> Passes[list[float]]:
         if not branches:
             return []
         yes, no = spellings(engine, "yes"), spellings(engine, "no")
         meters = {id(branch.usage): branch.usage for branch in branches}
         before = {key: replace(usage) for key, usage in meters.items()}
-        made = engine.side_branches(branches, prompts)
+        call = engine.begin_side_branches(branches, prompts)
+        made = list(call.branches)
         try:
+            yield from call.made()
             thoughts = [thought for b in made for thought in engine.fork(b, self.samples)]
             made += thoughts
-            self._write(engine, thoughts)
+            yield from self._write(engine, thoughts)
             words = [[[token] for token in (*yes, *no)]] * len(thoughts)
-            logprobs = engine.score(thoughts, words)
+            logprobs = yield from engine.begin_score(thoughts, words).made()
         finally:
             engine.release(made)
             for key, usage in meters.items():
@@ -121,7 +128,7 @@ class ThinkPRM(RewardModel):
         p_yes = shares[:, : len(yes)].sum(-1)
         return [float(p) for p in p_yes.view(-1, self.samples).mean(-1)]
 
-    def _write(self, engine: Engine, thoughts: Sequence[Branch]) -> None:
+    def _write(self, engine: Engine, thoughts: Sequence[Branch]) -> Passes[None]:
         """Let the verifications be written, each ended by the question for the verdict."""
         verdict = len(self._verdict("")) + 1
         room = []
@@ -134,12 +141,16 @@ class ThinkPRM(RewardModel):
                 "a verification after the solution; use shorter solutions or a model with a longer "
                 "context"
             )
-        engine.generate(thoughts, room, end=[DECISION], sampling=self.sampling)
+        batch = engine.running_batch()
+        batch.add(thoughts, Step(max(room), end=(DECISION,)), self.sampling, room)
+        while len(batch):
+            batch.step()
+            yield
         unasked = [thought for thought in thoughts if DECISION not in thought.text]
         verdicts = [self._verdict(thought.text) for thought in unasked]
         for thought in unasked:
             thought.reopen(int(thought.finish_reason == "eos"))
-        engine.extend(unasked, verdicts, purpose="verifier")
+        yield from engine.begin_extend(unasked, verdicts, purpose="verifier").made()
 
     def _verdict(self, thought: str) -> list[int]:
         """What asks for the verdict after a verification."""

@@ -115,6 +115,7 @@ class Api:
                     prepared.config,
                     follow=follow,
                     client=request.client,
+                    address=None if request.client is None else request.client.host,
                     prompt_tokens=tokens,
                 )
                 for problem, tokens in zip(prepared.problems, prepared.prompt_lengths, strict=True)

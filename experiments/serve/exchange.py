@@ -54,8 +54,8 @@ class Exchange:
         return [ticket.outcome() for ticket in self.tickets]
 
     async def events(self) -> AsyncIterator[str]:
-        """The plain model's tokens as they come; a search's answer at its end, and comments until
-        then."""
+        """The plain model's tokens as they come; a search's answer at its end, and until then
+        chunks without text that tell its progress."""
         reply, ticket = self.reply, self.tickets[0]
         sent: dict[int, dict[str, str]] = {index: {} for index in range(reply.body.n)}
         try:
@@ -71,12 +71,8 @@ class Exchange:
                 for index, tokens in ticket.written.items():
                     for field, text in _news(sent[index], reply.settled(tokens)):
                         yield event(reply.piece(index, text, field=field))
-                if not ticket.follow and ticket.progress is not None:
-                    usage = ticket.progress.usage
-                    spent = (
-                        f"{usage.generated_tokens} tokens, {usage.verifier_tokens} of the verifier"
-                    )
-                    yield comment(f"{ticket.progress.did}; {spent}")
+                if not ticket.follow and ticket.progress is not None and not ticket.ended:
+                    yield event(reply.progress(ticket.progress))
             result = ticket.outcome()
             for index, choice in enumerate(reply.choices(result)):
                 parts = reply.streamed(choice.token_ids) if ticket.follow else reply.said(choice)

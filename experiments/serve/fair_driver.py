@@ -15,18 +15,25 @@ from search.config import SearchConfig
 from search.driver import Driver, Events, Work
 from ttc.cost_model.options import MOST_ROWS
 from ttc.engine import Engine
-from ttc.protocols import Backend, Problem, RunsBatches, Step, Vary
+from ttc.errors import VerifierError
+from ttc.protocols import Backend, Problem, Rate, RunsBatches, Step, Vary
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 
 SHORT = 256
-"""Tokens of a prompt that is computed together with others."""
+"""Tokens of a prompt, or of a rating, that is computed together with others."""
 
 PASS_S = 0.2
-"""What a pass over a part of a long prompt should take, in seconds."""
+"""What a pass over a part of a long prompt or rating should take, in seconds."""
 
 LEAST_ROWS = 16
 """The fewest rows of such a pass."""
+
+FEW = 16
+"""Branches that a client may have decode beyond the most rows, where it has none there."""
+
+SPARE = 4
+"""One row in so many is kept beyond the most, for clients that have none."""
 
 
 class Origin(NamedTuple):
@@ -49,23 +56,23 @@ class Unseated(NamedTuple):
 class FairDriver(Driver):
     """A driver that shares its passes among clients.
 
-    A long prompt is computed by itself, a pass at a time. Between two such passes all that decode
-    get a token. Every other one goes to the shortest prompt, the rest to the oldest. The next
+    A long prompt or rating is computed by itself, a pass at a time. Between two such passes all
+    that decode get a token. Every other one goes to the shortest, the rest to the oldest. The next
     problem to begin, and the next branches to decode, are those of the client that has the fewest.
-    A client that has none waits for no row.
+    Where all rows are taken, a client that has none gets spare ones for up to `FEW` branches.
 
     origins: of each problem that is waiting or under way. unseated: the branches that wait for
     rows, in order.
-    max_rows: the most branches that decode at once, but for those of clients that would have none.
-    pace: keeps a pass over a long prompt short. prompt_passes: how many of these were made.
-    decoded, oldest: whether the last step was a token, and whether the last prompt was the oldest.
+    max_rows: the most branches that decode at once, but for the spare rows.
+    pace: keeps a pass over a long prompt short. long_passes: how many of these were made.
+    decoded, oldest: whether the last step was a token, and whether the last work was the oldest.
     """
 
     origins: dict[int, Origin] = field(default_factory=dict)
     unseated: list[Unseated] = field(default_factory=list)
     max_rows: int | None = None
     pace: Pace | None = None
-    prompt_passes: int = 0
+    long_passes: int = 0
     decoded: bool = False
     oldest: bool = False
 
@@ -93,12 +100,12 @@ class FairDriver(Driver):
 
     def step(self) -> Events:
         began = time.perf_counter()
-        passes = self.prompt_passes
+        passes = self.long_passes
         for number, progress in super().step():
             if progress.result is not None:
                 self.origins.pop(number, None)
             yield number, progress
-        if self.pace is not None and self.prompt_passes > passes:
+        if self.pace is not None and self.long_passes > passes:
             self.pace.note(time.perf_counter() - began)
 
     def next_work(self) -> Work | None:
@@ -110,20 +117,25 @@ class FairDriver(Driver):
         self.decoded = False
         self.oldest = not self.oldest
         work = self.works[0] if self.oldest else min(self.works, key=lambda work: work.tokens)
-        self.prompt_passes += work.tokens > SHORT
+        self.long_passes += work.tokens > SHORT
         return work
 
     # ------------------------------------------------------------ what begins
 
     def _take_on(self) -> None:
-        """Have requests answered and problems begun: a long prompt by itself, the others
+        """Have requests answered and problems begun: a long prompt or rating by itself, the others
         together."""
         at_work = {index for work in self.works for index in work.indices}
-        resting = [active for active in self.resting() if active.index not in at_work]
-        together = [active for active in resting if not isinstance(active.request, Vary)]
-        for active in resting:
+        together = list[ActiveSearch]()
+        for active in self.resting():
+            if active.index in at_work:
+                continue
             if isinstance(active.request, Vary):
                 self.serve([active])
+            elif (tokens := self._rating_tokens(active)) > SHORT:
+                self.serve([active], tokens)
+            else:
+                together.append(active)
         if together:
             self.serve(together)
         chosen = self._next_problems([index for index in self.waiting if index not in at_work])
@@ -133,6 +145,16 @@ class FairDriver(Driver):
         for index in chosen:
             if index not in short:
                 self.start([index], self._origin(index).tokens)
+
+    def _rating_tokens(self, active: ActiveSearch) -> int:
+        """What the verifier will read, as far as it says so; 0 for other requests."""
+        if not isinstance(active.request, Rate) or active.over:
+            return 0
+        try:
+            return self.price(active, active.request)
+        except VerifierError as error:
+            active.fail(f"{type(error).__name__}: {error}")
+            return 0
 
     def _next_problems(self, waiting: list[int]) -> list[int]:
         """Those of the waiting problems that begin now. One of a client that has none needs no free
@@ -167,24 +189,36 @@ class FairDriver(Driver):
         self.unseated.append(Unseated(active, children, step, sampling))
 
     def _seat(self) -> None:
-        """Give rows to branches that wait for them."""
+        """Give rows to branches that wait for them, in turn: once the next ones have to wait, others
+        get spare rows alone."""
         self.unseated = [group for group in self.unseated if group.children[0] in self.decoding]
         if not self.unseated:
             return
         waiting = {child for group in self.unseated for child in group.children}
         seated = (active for child, active in self.decoding.items() if child not in waiting)
         rows = Counter(self._origin(active.index).client for active in seated)
-        while self.unseated:
+        full = False
+        waiting_groups = list(self.unseated)
+        while waiting_groups:
             group = min(
-                self.unseated, key=lambda group: rows[self._origin(group.active.index).client]
+                waiting_groups, key=lambda group: rows[self._origin(group.active.index).client]
             )
+            waiting_groups.remove(group)
             client, count = self._origin(group.active.index).client, len(group.children)
-            full = self.max_rows is not None and len(self.admission.batch) + count > self.max_rows
-            if full and rows[client]:
-                return
+            full = full or not self._has_rows(count)
+            spare = not rows[client] and count <= FEW and self._has_rows(count, spare=True)
+            if full and not spare:
+                continue
             self.unseated.remove(group)
             self.admission.batch.add(group.children, group.step, group.sampling)
             rows[client] += count
+
+    def _has_rows(self, count: int, spare: bool = False) -> bool:
+        if self.max_rows is None:
+            return True
+        at_work = len(self.admission.batch)
+        most = self.max_rows + (max(FEW, self.max_rows // SPARE) if spare else 0)
+        return at_work + count <= most or not at_work
 
 
 @dataclass

@@ -14,7 +14,7 @@ from experiments.serve.prepare import Prepared
 from experiments.serve.requests import Body, ChatBody
 from ttc import __version__
 from ttc.protocols import Backend
-from ttc.results import BranchRecord, Result
+from ttc.results import BranchRecord, Progress, Result
 from ttc.text.thoughts import Parted, Thoughts
 
 REASONING, CONTENT = "reasoning_content", "content"
@@ -175,6 +175,17 @@ class Reply:
             role = {"role": "assistant"} if first else {}
             content = {"delta": role | ({field: text} if text or first else {})}
         return self._chunk([_numbered(index, content, finish_reason)])
+
+    def progress(self, progress: Progress) -> dict[str, Any]:
+        """A part without text that tells what the search did last, and what it has used."""
+        usage = progress.usage
+        return self.piece(0, "") | {
+            "progress": {
+                "did": progress.did,
+                "generated_tokens": usage.generated_tokens,
+                "verifier_tokens": usage.verifier_tokens,
+            }
+        }
 
     def last_piece(self, results: Sequence[Result]) -> dict[str, Any]:
         """What a request is told that asked for the usage of a stream."""

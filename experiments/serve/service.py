@@ -24,6 +24,9 @@ from ttc.usage import Usage
 
 STOPPING = "the server is stopping; ask again when it is back"
 
+KEPT = 4
+"""One place in so many is kept for addresses that have nothing waiting or under way."""
+
 ALONE = 4
 """The most problems that are tried by themselves at once."""
 
@@ -43,7 +46,8 @@ class Ticket:
     follows them.
     progress: what the search did last. result, error: how it ended. error: a fault of the engine's.
     count: is told what was used, where the client leaves before the end.
-    client: who asks, for the driver's turns. prompt_tokens: of the problem's prompt.
+    client: who asks, for the driver's turns. address: of the machine that asks, for places in the
+    queue. prompt_tokens: of the problem's prompt.
     """
 
     def __init__(
@@ -53,9 +57,11 @@ class Ticket:
         *,
         follow: bool = False,
         client: Hashable = None,
+        address: str | None = None,
         prompt_tokens: int = 0,
     ):
         self.client = client
+        self.address = address
         self.prompt_tokens = prompt_tokens
         self.problem = problem
         self.config = config
@@ -100,8 +106,9 @@ class Ticket:
 class Service:
     """Solves problems as they come, all in one running batch.
 
-    max_problems: that may be waiting or under way; others are refused. concurrency: the most under
-    way, None for as many as there is room for.
+    max_problems: that may be waiting or under way; others are refused. The last quarter of these
+    places is for addresses that have none. concurrency: the most under way, None for as many as
+    there is room for.
     Where a pass that several problems share raises, each of them is tried again by itself, from its
     beginning: it gets the same answer, and the one that is to blame fails alone.
     suspects: the problems that are tried by themselves, at most `ALONE` at once, each with a driver
@@ -141,19 +148,26 @@ class Service:
                     f"{self.max_problems}"
                 )
                 raise Refusal(400, f"{message} at once; send fewer", param="prompt")
-            missing = len(self.open) + len(tickets) - self.max_problems
+            places = self._places_for(tickets)
+            missing = len(self.open) + len(tickets) - places
             if missing > 0:
                 wait = str(self.retry_after(missing))
                 message = (
                     f"{len(self.open)} problems are waiting or under way, and there is room for "
                 )
-                message += f"{self.max_problems}; ask again in {wait} seconds"
+                message += f"{places} of this client; ask again in {wait} seconds"
                 raise Refusal(429, message, code="queue_full", headers={"Retry-After": wait})
             if not self.open:
                 self.busy_since = time.monotonic()
             self.open.update(tickets)
             for ticket in tickets:  # before whatever `close` puts there
                 self.inbox.put(partial(self._join, ticket))
+
+    def _places_for(self, tickets: Sequence[Ticket]) -> int:
+        """How many problems there may be in all once these are among them."""
+        here = {ticket.address for ticket in tickets}
+        kept = any(ticket.address in here for ticket in self.open)
+        return self.max_problems - (self.max_problems // KEPT if kept else 0)
 
     def cancel(self, ticket: Ticket) -> None:
         """Let go of a problem whose client has left; nothing happens to one that has ended."""

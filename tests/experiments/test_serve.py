@@ -166,18 +166,25 @@ def test_a_stream_gives_the_same_text_in_pieces_and_then_the_usage(shared: Runni
     assert not chunks[-1].choices and chunks[-1].usage == whole.usage
 
 
-def test_the_stream_of_a_search_is_kept_alive_by_comments(shared: Running) -> None:
-    body = {"model": "tiny+beam_search", "messages": said("go"), "seed": 4}
-    whole = shared.client().chat.completions.create(**body)  # type: ignore[call-overload]
-    lines = httpx2.post(
-        f"{shared.url}/v1/chat/completions", json=body | {"stream": True}, timeout=60
-    ).text.splitlines()
-    assert any(line.startswith(": rated; ") for line in lines) and lines[-2] == "data: [DONE]"
-    chunks = shared.client().chat.completions.create(**body, stream=True)  # type: ignore[call-overload]
-    assert (
-        "".join(c.choices[0].delta.content or "" for c in chunks)
-        == whole.choices[0].message.content
-    )
+def test_the_stream_of_a_search_tells_its_progress_in_chunks_without_text() -> None:
+    body: Any = {"model": "tiny+beam_search", "messages": said("go"), "seed": 4}
+    with running(pass_s=0.005) as found:
+        whole = found.client().chat.completions.create(**body)
+        chunks = list(found.client().chat.completions.create(**body, stream=True))
+        text = "".join(c.choices[0].delta.content or "" for c in chunks)
+        assert text == whole.choices[0].message.content
+        told = [c.model_extra["progress"] for c in chunks if "progress" in (c.model_extra or {})]
+        assert {"expanded", "rated"} <= {progress["did"] for progress in told}
+        spent = [progress["generated_tokens"] for progress in told]
+        assert whole.usage is not None and whole.model_extra is not None
+        assert 0 < spent[0] <= spent[-1] <= whole.usage.completion_tokens
+        assert chunks[-1].model_extra is not None
+        assert chunks[-1].model_extra["search"] == whole.model_extra["search"]
+        prompts = body | {"prompt": "go"}
+        del prompts["messages"]
+        parts = list(found.client().completions.create(**prompts, stream=True))
+        assert any("progress" in (part.model_extra or {}) for part in parts)
+        assert all(part.choices[0].text is not None for part in parts)
 
 
 # ---------------------------------------------------------------- many clients

@@ -3,6 +3,7 @@ of the model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
 from experiments.serve.fair_driver import LEAST_ROWS, PASS_S, FairDriver, Pace
-from search import Greedy, Search, SelfConsistency, solve
+from search import BestOfN, Greedy, Search, SelfConsistency, solve
 from search.config import SearchConfig
 from search.options import SolveOptions
 from tests.helpers.own_server import make_engine
-from ttc import Engine
-from ttc.protocols import Problem
+from ttc import Branch, Engine
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass
+from ttc.protocols import Problem, Verifier
 from ttc.results import Result
 from ttc.text.prompt import PromptTemplate
 
@@ -45,8 +48,11 @@ class Counted:
 
         self.engine.runner.forward = counting  # type: ignore[method-assign,assignment]
 
-    def add(self, search: Search, question: str, client: object) -> int:
-        config = SearchConfig.of(search, self.engine, SolveOptions(seed=1, template=RAW))
+    def add(
+        self, search: Search, question: str, client: object, verifier: Verifier | None = None
+    ) -> int:
+        options = SolveOptions(seed=1, template=RAW, verifier=verifier)
+        config = SearchConfig.of(search, self.engine, options)
         return self.driver.add_from(Problem(question), config, client, len(question))
 
     def step(self) -> None:
@@ -63,8 +69,28 @@ class Counted:
         return self.passes - before
 
 
-def text_of(search: Search, question: str) -> str:
-    result = solve(search, problem=question, engine=make_engine(), seed=1, template=RAW)
+class Rereads:
+    """Rates a branch by how likely it goes on with a letter after a long text, which takes many
+    passes."""
+
+    text = "again " * 50
+
+    @pass_by_pass
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> Passes[list[list[float]]]:
+        words, given = [[[ord("e")]]] * len(branches), [[ord(c) for c in self.text]] * len(branches)
+        scores = yield from backend.begin_score(branches, words, given=given).made()
+        return [[float(rows[0][0])] for rows in scores]
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> int:
+        return len(branches) * (len(self.text) + 1)
+
+
+def text_of(search: Search, question: str, verifier: Verifier | None = None) -> str:
+    result = solve(
+        search, problem=question, engine=make_engine(), seed=1, template=RAW, verifier=verifier
+    )
     assert result.best is not None
     return result.best.text
 
@@ -112,6 +138,52 @@ def test_a_client_that_leaves_in_the_middle_of_its_prompt_leaves_nothing() -> No
         counted.driver.cancel(number)
     assert counted.passes_until(stays) <= 39
     assert counted.engine.kv_bytes() == 0 and not counted.driver.busy and not counted.driver.origins
+
+
+def test_a_long_rating_does_not_keep_others_waiting() -> None:
+    """A rating of three branches takes 57 passes. Others get a token after each, and a short request
+    is answered in the middle of it."""
+    counted, search, one = Counted(), BestOfN(n=3, max_tokens=4), Greedy(max_tokens=1)
+    rated = counted.add(search, "rate me", "large", Rereads())
+    while not counted.driver.works or not counted.driver.works[0].tokens > 900:
+        counted.step()
+    writing = counted.add(Greedy(max_tokens=10), "hi", "small")
+    assert counted.passes_until(writing) <= 2 * 10 + 4
+    assert rated not in counted.ended
+    short = counted.add(one, "hi there", "other")
+    assert counted.passes_until(short) <= 6
+    assert rated not in counted.ended and counted.most_at_once == 1
+    counted.passes_until(rated)
+    best = counted.ended[rated].best
+    assert best is not None and best.text == text_of(search, "rate me", Rereads())
+    assert counted.engine.kv_bytes() == 0
+
+
+def test_a_client_that_leaves_while_its_branches_are_rated_leaves_nothing() -> None:
+    counted = Counted()
+    rated = counted.add(BestOfN(n=3, max_tokens=4), "rate me", "large", Rereads())
+    while not counted.driver.works or not counted.driver.works[0].tokens > 900:
+        counted.step()
+    for _ in range(9):
+        counted.step()
+    assert counted.engine.kv_bytes() > 0
+    counted.driver.cancel(rated)
+    assert counted.engine.kv_bytes() == 0 and not counted.driver.busy
+
+
+def test_many_wide_requests_on_connections_of_their_own_leave_rows_for_a_small_one() -> None:
+    """20 clients have 18 branches each for 16 rows. Spare rows are for few branches, so that one of
+    them decodes at a time, and the small client gets some at once."""
+    counted, many = Counted(max_rows=16), SelfConsistency(n=18, max_tokens=20)
+    few = SelfConsistency(n=3, max_tokens=4)
+    for i in range(20):
+        counted.add(many, f"many {i}", i)
+    for _ in range(50):
+        counted.step()
+        assert len(counted.driver.admission.batch) <= 18
+    small = counted.add(few, "few", "small")
+    assert counted.passes_until(small) <= 12
+    counted.driver.close()
 
 
 def test_many_branches_of_one_client_do_not_keep_another_one_waiting() -> None:

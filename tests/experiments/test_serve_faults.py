@@ -66,6 +66,26 @@ def test_who_finds_no_place_is_told_when_to_come_back() -> None:
         assert found.client().completions.create(model="tiny", prompt="go").choices
 
 
+def test_places_are_left_for_addresses_that_have_none() -> None:
+    """A proxy on this machine says who asks. One user may have 3 of 4 places, and another one finds
+    the last."""
+    with running(most=4, pass_s=0.003) as found:
+
+        def ask(user: str, **fields: Any) -> Any:
+            headers = {"X-Forwarded-For": user}
+            body = ENDLESS | {"max_tokens": 3} | fields
+            return found.client().completions.create(**body, extra_headers=headers)
+
+        many = ask("10.0.0.1", max_tokens=900, stream=True)
+        next(many)
+        with pytest.raises(openai.RateLimitError, match="room for 3 of this client"):
+            ask("10.0.0.1", prompt=["a", "b", "c"])
+        assert len(ask("10.0.0.2", prompt=["a", "b", "c"]).choices) == 3
+        assert len(ask("10.0.0.1", prompt=["a", "b"]).choices) == 2
+        many.close()
+        found.wait_until_free()
+
+
 def test_a_client_may_bound_the_time_of_its_search() -> None:
     with running(pass_s=0.01) as found:
         reply = found.client().completions.create(**ENDLESS, extra_body={"max_wall_s": 0.2})

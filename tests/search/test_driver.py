@@ -113,6 +113,47 @@ class CannotLetGo(StepLength):
             raise RuntimeError("lost its cache")
 
 
+class CannotPrice(StepLength):
+    """Does not know what the question "bad" costs."""
+
+    def __init__(self, price: Any) -> None:
+        self.given = price
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        if "bad" not in questions:
+            return 1
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("search", [BEAM, BestOfN(n=3, max_tokens=4)], ids=["beams", "once"])
+@pytest.mark.parametrize(
+    ("price", "why"),
+    [
+        (KeyError("bad"), "CannotPrice.price raised KeyError: 'bad'"),
+        ("dear", "CannotPrice.price returned 'dear'; give the most tokens"),
+        (-1, "CannotPrice.price returned -1; give the most tokens"),
+    ],
+    ids=["raises", "text", "negative"],
+)
+def test_a_verifier_that_cannot_say_its_price_fails_its_problem(
+    search: Any, price: Any, why: str, backend: Any, make_backend: Callable[[], Any]
+) -> None:
+    problem, limit = ["good", "bad", "other"], 100_000
+    good, bad, other = solve(
+        search, engine=backend, verifier=CannotPrice(price), problem=problem, max_tokens=limit
+    )
+    assert bad.error is not None and bad.error.replace("child_price", "price").startswith(
+        f"VerifierError: {why}"
+    )
+    assert not backend.live
+    for result, question in ((good, "good"), (other, "other")):
+        assert result.error is None
+        alone = solve(search, engine=make_backend(), verifier=StepLength(), problem=question)
+        assert seen(result) == seen(alone)
+
+
 @pytest.mark.parametrize("search", [BEAM, BestOfN(n=3, max_tokens=4)], ids=["during", "at the end"])
 def test_a_verifier_that_cannot_let_go_fails_its_problem(
     search: Any, backend: Any, make_backend: Callable[[], Any]

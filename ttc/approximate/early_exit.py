@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from ttc.errors import InvalidInput
 from ttc.passes.chunks import batches, one_chunk
+from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun
 from ttc.passes.shrinking import ShrinkingPass, Watch
@@ -181,6 +183,7 @@ class RankingRule:
 # -------------------------------------------------------------------- scoring
 
 
+@torch.inference_mode()
 def score_with_exit(
     runtime: Runtime,
     branches: Sequence[Branch],
@@ -188,7 +191,7 @@ def score_with_exit(
     tokens: Sequence[Sequence[int]],
     exit: EarlyExit,
     report: ExitReport,
-) -> list[list[list[float]]]:
+) -> Passes[list[list[list[float]]]]:
     """See `Engine.score`. tokens[i]: the single-token continuations of branch i after `given[i]`.
 
     Branches that leave together are in one pass, however long.
@@ -209,14 +212,21 @@ def score_with_exit(
     report.rows = [0] * layers
     report.lens_rows = 0
     scores: list[list[list[float]]] = [[] for _ in branches]
-    for chosen in batches(runtime, branches, runs, exit.together):
+    for together in batches(runtime, branches, runs, exit.together):
+        chosen = [i for i in together if not branches[i].released]
+        if not chosen:
+            continue
         problems = by_problem([branches[i] for i in chosen])
         rule: EntropyRule | RankingRule = EntropyRule(exit, problems)
         if exit.rule == "ranking":
             rule = RankingRule(exit, problems, [tokens[i] for i in chosen])
         new = [_new_run(runtime, branches[i], runs[i]) for i in chosen]
         watch = _watch_of(report.watch, chosen)
-        with one_chunk(runtime, new) as (chunk, _):  # what it wrote is incomplete and goes at once
+        of = [branches[i] for i in chosen]
+        with (
+            runtime.metered(of),
+            one_chunk(runtime, new) as (chunk, _),
+        ):  # what it wrote is incomplete
             done = ShrinkingPass(runtime.lens, chunk.plan, rule, exit.first_look, watch)
             done.run(runtime.runner, chunk.tokens)
         for n, i in enumerate(chosen):
@@ -231,6 +241,7 @@ def score_with_exit(
             usage.lens_rows += depth - exit.first_look + 1
         report.rows = [a + b for a, b in zip(report.rows, done.rows, strict=True)]
         report.lens_rows += done.lens_rows
+        yield
     return scores
 
 

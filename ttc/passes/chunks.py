@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from ttc.attention.entry import Reads
 from ttc.attention.plan import ExtendPlan, Piece, depth_first, shared_entries
-from ttc.lookout import look_up
 from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch
 from ttc.passes.pass_states import PassStates
@@ -37,34 +36,13 @@ class Chunk:
         return {run: span.stop - span.start for run, span in zip(self.runs, spans, strict=True)}
 
 
-def chunks(
-    runtime: Runtime,
-    runs: Sequence[NewRun],
-    held: list[Segment],
-    *,
-    max_rows: int | None = None,
-    states_kept: bool = True,
-) -> Iterator[Chunk]:
-    """Chunks that bring the KV of `runs` into the tree, at most `max_rows` (else `prefill_tokens`)
-    rows each. Whoever takes a chunk runs it before the next one, and closes its plan (`with
-    chunk.plan`).
-
-    The new segments are appended to `held` at once, with one reference each. states_kept: False
-    where nothing goes on from the new segments: they get no recurrent states.
-    """
-    cutter = Cutter(runtime, runs, held, max_rows or runtime.prefill_tokens, states_kept)
-    try:
-        while cutter.left:
-            chunk = cutter.next_chunk()
-            yield chunk
-            cutter.finish(chunk)
-            look_up()
-    finally:
-        cutter.close()
-
-
 class Cutter:
-    """Cuts runs of new tokens into chunks, in depth-first order. For the arguments see `chunks`."""
+    """Cuts runs of new tokens into chunks that bring their KV into the tree, in depth-first order.
+
+    max_rows: the most rows of a chunk. The new segments are appended to `held` at once, with one
+    reference each. states_kept: False where nothing goes on from the new segments: they get no
+    recurrent states.
+    """
 
     def __init__(
         self,
@@ -193,12 +171,15 @@ def one_chunk(runtime: Runtime, runs: Sequence[NewRun]) -> Iterator[tuple[Chunk,
     """All of `runs` in a single chunk, and their new segments, which go afterwards unless something
     else holds them by then; they get no recurrent states."""
     held: list[Segment] = []
+    cutter: Cutter | None = None
     try:
         rows = sum(len(run.tokens) for run in runs)
-        for chunk in chunks(runtime, runs, held, max_rows=rows, states_kept=False):
-            with chunk.plan:
-                yield chunk, held
+        cutter = Cutter(runtime, runs, held, rows, states_kept=False)
+        with cutter.chunk() as chunk:
+            yield chunk, held
     finally:
+        if cutter is not None:
+            cutter.close()
         for segment in reversed(held):
             runtime.tree.drop(segment)
 

@@ -3,9 +3,9 @@ it may break off."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from threading import RLock
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from ttc.lookout import look_up
 from ttc.tree.branch import Branch
@@ -25,20 +25,29 @@ def all_of(passes: Passes[T]) -> T:
             return result
 
 
-class PassByPass:
+class PassByPass(Generic[T]):
     """A call of an engine that is made one pass at a time (see `ttc.protocols.Prefill`).
 
-    branches: what it computes keys and values of. One that is released leaves it, and what it had
-    goes at once.
+    branches: what it computes keys and values of, or works on. One that is released leaves it, and
+    what it had goes at once.
+    result: what the call gives, once all passes are made.
     lock: held during each pass. under_way: the calls of the engine that have begun and not ended,
     this one among them.
     """
 
     def __init__(
-        self, branches: list[Branch], passes: Passes[None], lock: RLock, under_way: set[PassByPass]
+        self,
+        branches: Sequence[Branch],
+        passes: Passes[T],
+        lock: RLock,
+        under_way: set[PassByPass[Any]],
     ):
-        self.branches, self.passes, self.lock, self.under_way = branches, passes, lock, under_way
+        self.branches = list(branches)
+        self.passes = passes
+        self.lock = lock
+        self.under_way = under_way
         self.done = False
+        self.result: T
         self.error: BaseException | None = None
 
     def step(self) -> bool:
@@ -51,8 +60,9 @@ class PassByPass:
                 if not self.done:
                     next(self.passes)
                     self.under_way.add(self)
-            except StopIteration:
+            except StopIteration as end:
                 self.done = True
+                self.result = end.value
             except BaseException as error:
                 self.error = error
                 raise
@@ -61,8 +71,8 @@ class PassByPass:
                     self.under_way.discard(self)
             return self.done
 
-    def finish(self) -> list[Branch]:
-        """All passes that are left, with nobody in between. Returns the branches."""
+    def finish(self) -> T:
+        """All passes that are left, with nobody in between. Returns the result."""
         with self.lock:
             while not self.step():
                 try:
@@ -70,7 +80,16 @@ class PassByPass:
                 except BaseException:
                     self.close()
                     raise
-            return self.branches
+            return self.result
+
+    def made(self) -> Passes[T]:
+        """All passes, with a pause after each, as a part of longer work."""
+        try:
+            while not self.step():
+                yield
+            return self.result
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Make no more passes. Branches that were extended are what they were; new ones are
@@ -79,4 +98,4 @@ class PassByPass:
             self.under_way.discard(self)
             self.passes.close()
             if not self.done and self.error is None:
-                self.error = RuntimeError("this prefill was closed before its last pass")
+                self.error = RuntimeError("this call was closed before its last pass")

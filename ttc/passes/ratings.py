@@ -1,0 +1,56 @@
+"""Ratings that are made pass by pass: between two passes of a verifier's model others may use the
+engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+from ttc.lookout import look_up
+from ttc.passes.pass_by_pass import Passes
+from ttc.protocols import Backend, Verifier
+from ttc.tree.branch import Branch
+
+V = TypeVar("V")
+Scores = TypeVar("Scores", bound=Sequence[Sequence[float]])
+
+
+def pass_by_pass(
+    rating: Callable[[V, Sequence[Branch], Sequence[str], Backend], Passes[Scores]],
+) -> Callable[[V, Sequence[Branch], Sequence[str], Backend], Scores]:
+    """A verifier's `rate` from a generator, which yields after each pass of a model and returns the
+    scores.
+
+    Whoever calls `rate` gets the scores, as from any verifier. `passes_of_rating` gives the
+    generator, whose caller may leave it for a while, or close it, between two passes.
+    """
+
+    @wraps(rating)
+    def rate(
+        verifier: V, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> Scores:
+        passes = rating(verifier, branches, questions, backend)
+        try:
+            while True:
+                next(passes)
+                look_up()
+        except StopIteration as end:
+            scores: Scores = end.value
+            return scores
+        finally:
+            passes.close()
+
+    rate.passes = rating  # type: ignore[attr-defined]
+    return rate
+
+
+def passes_of_rating(
+    verifier: Verifier, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+) -> Passes[Any]:
+    """What `verifier.rate` returns, pass by pass where its `rate` is a `pass_by_pass`, else at
+    once."""
+    rating = getattr(verifier.rate, "passes", None)
+    if rating is None:
+        return verifier.rate(branches, questions, backend)
+    return (yield from rating(verifier, branches, questions, backend))

@@ -386,6 +386,7 @@ class ActiveSearch:
     def begin_turn(self, branch: Branch, chat: Chat, tokenizer: Any) -> None:
         """The prompt of a branch is there: what follows is the model's answer."""
         self.chats[branch] = chat
+        branch.about = self.problem.metadata
         branch.thoughts = thoughts = self.config.thoughts
         if thoughts is not None:
             end = chat.template.end_of_prompt(self.problem.question, tokenizer, chat.said)

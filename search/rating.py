@@ -146,6 +146,7 @@ def try_verifier(
     rater, made = Rater(verifier), list[Branch]()
     try:
         made.append(engine.root((template or PromptTemplate()).tokens(question, engine.tokenizer)))
+        made[0].about = {} if isinstance(problem, str) else problem.metadata
         made += engine.fork(made[0], 1)
         engine.generate(made[1:], max_tokens, sampling=Sampling(temperature=0))
         (scores,) = rater.scores(made[1:], [question], engine)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from verifiers.confidence_gated import ConfidenceGatedVerifier as ConfidenceGatedVerifier
     from verifiers.confidence_verifier import ConfidenceVerifier as ConfidenceVerifier
     from verifiers.ensemble import EnsembleVerifier as EnsembleVerifier
+    from verifiers.execution_verifier import ExecutionVerifier as ExecutionVerifier
     from verifiers.llm_judge import LLMJudge as LLMJudge
     from verifiers.math_shepherd import MathShepherd as MathShepherd
     from verifiers.outcome_reward import OutcomeReward as OutcomeReward

@@ -10,12 +10,19 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
+from experiments.runs.code_data import (
+    CodeGrader,
+    read_code,
+    read_evalplus,
+    read_livecodebench,
+)
 from experiments.runs.grading import IsCorrect, Reading
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
 from experiments.runs.user_code import find
 from ttc.errors import InvalidInput
+from ttc.execution.programs import check_sandbox
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold
 from ttc.text.numbers import as_number
@@ -124,7 +131,17 @@ def _load(config: DatasetConfig) -> Task:
             "give its answer away; take the examples from other rows: dataset.shots_path, "
             "dataset.shots_split or dataset.offset"
         )
-    return checked_grader(Task(problems, failures, reading, reading.is_correct))
+    return checked_grader(Task(problems, failures, reading, _grader(problems, config, reading)))
+
+
+def _grader(problems: list[Problem], config: DatasetConfig, reading: Reading) -> IsCorrect:
+    """What grades: programs are run, other answers compared."""
+    if config.answer_kind != "code" or config.grader is not None:
+        return reading.is_correct
+    check_sandbox()
+    grader = CodeGrader()
+    grader.tests(problems[0])  # refuses rows without tests before the run
+    return grader
 
 
 def checked_grader(task: Task) -> Task:
@@ -229,7 +246,8 @@ def _checked(problem: Any, config: DatasetConfig) -> Problem:
         )
     check_text(problem.question, "the question")
     check_text(problem.id, "the id")
-    check_text(problem.answer, "the gold answer")
+    if problem.answer is not None or config.answer_kind != "code":  # tests may grade it alone
+        check_text(problem.answer, "the gold answer")
     if isinstance(solution := problem.metadata.get("solution"), str):
         check_text(solution, "the solution")
     if config.grader is None:  # which knows its own gold answers
@@ -359,6 +377,9 @@ READERS: dict[str, Reader] = {
     "gpqa": _gpqa,
     "competition": _competition,
     "mmlu_pro": _mmlu_pro,
+    "code": read_code,
+    "evalplus": read_evalplus,
+    "livecodebench": read_livecodebench,
 }
 
 

@@ -38,10 +38,16 @@ def fingerprint(
 def data_fingerprint(
     problems: Sequence[Problem], failures: Sequence[tuple[str, str]]
 ) -> dict[str, str]:
-    """One short hash of question and gold answer for each problem's id, so that no question is
-    published."""
-    rows = {p.id: _digest(f"{p.question}\x00{p.answer}".encode()) for p in problems}
+    """One short hash of question, gold answer and tests for each problem's id, so that no question
+    is published."""
+    rows = {p.id: _digest("\x00".join(_parts(p)).encode()) for p in problems}
     return rows | {name: UNUSABLE for name, _ in failures}
+
+
+def _parts(problem: Problem) -> list[str]:
+    parts = [problem.question, str(problem.answer)]
+    names = ("tests", "shown_tests", "packed_tests", "reference", "preamble")
+    return parts + [repr(about) for name in names if (about := problem.metadata.get(name))]
 
 
 def model_fingerprint(name: str) -> dict[str, str]:

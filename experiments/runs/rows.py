@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +18,7 @@ Row = dict[str, Any]
 UNREADABLE = "unreadable line"
 """The field of a row that stands for a line which is no JSON: why it is none."""
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 
 
 def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> list[Row]:
@@ -29,7 +31,7 @@ def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> l
         return _folder_rows(path, f"{key}={name}", split)
     if not path.is_file():
         raise InvalidInput(f"{key}={name} is not a file or folder")
-    if path.suffix not in SUFFIXES:
+    if not path.name.endswith(SUFFIXES):
         raise InvalidInput(
             f"{key}={name} ends in {path.suffix!r}; use one of {', '.join(SUFFIXES)}"
         )
@@ -106,7 +108,10 @@ def rows_of_hub(name: str, subset: str | None, split: str) -> list[Row]:
 
 def _json_rows(path: Path) -> list[Row]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = data.decode(encoding="utf-8-sig")
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
         raise InvalidInput(
             f"{path} is not UTF-8 text ({error}); convert it, as with iconv -t utf-8"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
 from ttc.text.boxes import boxed
+from ttc.text.code import find_program
 from ttc.text.multiple_choice import find_choice, stated_choice
 from ttc.text.numbers import as_number, hyphened, without_unit
 from ttc.text.thoughts import ANY, ThinkingMarks
@@ -41,9 +42,10 @@ def extract_answer(
     kind: "number" takes what follows `####`, "answer is" or "Answer:", then a `\\boxed{}`, then the
         last number; "strict" only a number right after `####` or "answer is" (of an equation, its
         result); "choice" a letter, as `find_choice` reads it; "math" a `\\boxed{}` or a stated or
-        last expression; "text" what follows the last "answer is", or the last line.
+        last expression; "text" what follows the last "answer is", or the last line; "code" a
+        program, as `find_program` reads it.
     strict: only the form that the prompts ask for: "number" as kind "strict", "choice" a letter
-        after "answer is" or "answer:", "math" a `\\boxed{}`.
+        after "answer is" or "answer:", "math" a `\\boxed{}`, "code" a fenced block.
     choices: the letters of the problem's choices, as "ABCD", if they are known.
     marks: what parts thoughts, which are not read, from the answer, by default those of all known
         models; None reads the whole text.
@@ -67,11 +69,13 @@ def check_gold(gold: str, kind: str) -> None:
     elif kind == "choice":
         fits, form = re.fullmatch("[A-Z]", gold.strip()) is not None, "a capital letter"
     else:
-        fits, form = not is_solution, "an answer alone"
+        fits, form = kind == "code" or not is_solution, "an answer alone"
     if fits:
         return
     shown = repr(gold if len(gold) <= 60 else f"...{gold[-57:]}")
-    way = "give the answer alone, or the answer_kind that it has: number, choice, math or text"
+    way = (
+        "give the answer alone, or the answer_kind that it has: number, choice, math, text or code"
+    )
     if is_solution:
         way = "it is a whole solution with the answer after ####, which dataset.reader=gsm8k reads"
     raise InvalidInput(
@@ -125,11 +129,16 @@ def _text(text: str) -> str | None:
     return (lines[0] if marks else lines[-1]) if lines else None
 
 
+def _fenced(text: str) -> str | None:
+    return find_program(text, strict=True)
+
+
 _EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "number": _number,
     "strict": _strict,
     "math": _math,
     "text": _text,
+    "code": find_program,
 }
-_STRICT = _EXTRACTORS | {"number": _strict, "math": _boxed}
-KINDS = ("number", "strict", "choice", "math", "text")
+_STRICT = _EXTRACTORS | {"number": _strict, "math": _boxed, "code": _fenced}
+KINDS = ("number", "strict", "choice", "math", "text", "code")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from ttc.text.code import spelt_alike
 from ttc.text.math_equality import math_equal
 from ttc.text.numbers import MAX_CHARS, as_number, hyphened, without_unit
 
@@ -24,8 +25,8 @@ _NEAR = 1e-5
 def canonical(answer: str | None, kind: str = "text") -> str | None:
     """One spelling for answers that are the same: 12.0, $12 and 12 agree. None for an invalid one.
 
-    kind: the answer kind. "number" and "math" leave out a unit behind a number too, and "math"
-    blanks that say nothing.
+    kind: the answer kind. "number" and "math" leave out a unit behind a number too, "math" blanks
+    that say nothing, and "code" comments.
     """
     if answer is None:
         return None
@@ -35,6 +36,8 @@ def canonical(answer: str | None, kind: str = "text") -> str | None:
 def _spelling(answer: str, kind: str) -> str | None:
     if not answer.strip():
         return None
+    if kind == "code":
+        return spelt_alike(answer)
     value = as_number(without_unit(answer) if kind in ("number", "strict", "math") else answer)
     if value is not None:
         return str(value)

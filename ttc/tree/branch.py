@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import nan
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakSet
 
 from ttc.checks import check_kind
@@ -61,6 +61,8 @@ class Branch:
         (the model's limit) or "gate" (a `DecodeGate` stopped it).
     thoughts: how the model's thoughts are told from its answers, None where all of a text is
         answer.
+    about: what is known of its problem beside the question (`Problem.metadata`), for verifiers that
+        need more, as tests.
     thinking_ended: `len(tokens)` where thinking was ended by words that ask for the answer, None
         where it was not.
     cut: what the text leaves out at its end, "" for nothing: a string of `leave_out`, and what its
@@ -101,6 +103,7 @@ class Branch:
         self.usage = usage
         self.finish_reason: StepEnd | None = None
         self.thoughts: Thoughts | None = None
+        self.about: Mapping[str, Any] = {}
         self.thinking_ended: int | None = None
         self.cut = ""
         self.substituted: Substitution | None = None
@@ -127,6 +130,7 @@ class Branch:
         twin.path = (*self.path, self.forks)
         twin.parent = self
         twin.thoughts = self.thoughts
+        twin.about = self.about
         twin.thinking_ended = self.thinking_ended
         twin.finish_reason = self.finish_reason
         twin.used_at = self.used_at

@@ -1,0 +1,1 @@
+"""Running programs that nobody has read, and testing them."""

@@ -1,0 +1,229 @@
+"""Tests of programs: what they are, how they are written, and which of them a program passes."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from ttc.errors import InvalidInput
+from ttc.execution.programs import Functions, Limits, run_program, run_tests
+from ttc.execution.values import encoded
+
+
+@dataclass(frozen=True)
+class CallTest:
+    """A call and what it returns.
+
+    tolerance: how far numbers may be off. lists: whether tuples count as lists, as in tests that
+    are kept as JSON.
+    """
+
+    function: str
+    arguments: Sequence[Any]
+    expected: Any
+    tolerance: float = 0.0
+    lists: bool = False
+
+
+@dataclass(frozen=True)
+class InputTest:
+    """What the program reads, and what it prints. Blanks at the ends of lines do not count, and
+    numbers may be written otherwise (1 and 1.0)."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True)
+class ProgramTest:
+    """A program that calls the tested functions, as `assert f(2) == 4`; it passes unless it
+    raises."""
+
+    code: str
+
+
+Test = CallTest | InputTest | ProgramTest
+
+
+def as_test(value: Any) -> Test:
+    """A test as data sets hold it: {"call": name, "arguments": [...], "expected": value}, {"stdin":
+    text, "stdout": text}, or a program as text. An assertion about one call of literals is a
+    `CallTest`.
+
+    Raises InvalidInput for anything else.
+    """
+    if isinstance(value, CallTest | InputTest | ProgramTest):
+        return value
+    if isinstance(value, str) and value.strip():
+        return _asserted_call(value) or ProgramTest(value)
+    if isinstance(value, Mapping):
+        if {"stdin", "stdout"} == value.keys():
+            return InputTest(str(value["stdin"]), str(value["stdout"]))
+        optional = {"tolerance", "lists"}
+        if {"call", "arguments", "expected"} == value.keys() - optional:
+            rest = {name: value[name] for name in optional & value.keys()}
+            return CallTest(value["call"], value["arguments"], value["expected"], **rest)
+    raise InvalidInput(
+        f"{value!r:.80} is no test; give a program as 'assert f(2) == 4', a mapping with call, "
+        "arguments and expected, or one with stdin and stdout"
+    )
+
+
+def _asserted_call(code: str) -> CallTest | None:
+    """The test that `assert f(1, 2) == 3` says, None for any other program."""
+    try:
+        (statement,) = ast.parse(code.strip()).body
+        assert isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare)
+        ((operation,), (right,)) = statement.test.ops, statement.test.comparators
+        call = statement.test.left
+        assert isinstance(operation, ast.Eq) and isinstance(call, ast.Call) and not call.keywords
+        assert isinstance(call.func, ast.Name)
+        arguments = tuple(ast.literal_eval(argument) for argument in call.args)
+        expected = ast.literal_eval(right)
+        encoded([*arguments, expected])
+        return CallTest(call.func.id, arguments, expected)
+    except (AssertionError, ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+# ---------------------------------------------------------------- running them
+
+
+def failures(
+    program: str, tests: Sequence[Test], limits: Limits | None = None, until_first: bool = False
+) -> list[str | None]:
+    """For each test None where the program passes it, else why not.
+
+    until_first: stop at the first failure; the tests that were not run fail with that reason.
+    """
+    verdicts = list[str | None]()
+    order = sorted(range(len(tests)), key=lambda place: _KINDS.index(type(tests[place])))
+    for verdict in _verdicts(program, [tests[place] for place in order], limits or Limits()):
+        verdicts.append(verdict)
+        if until_first and verdict is not None:
+            verdicts += [f"not run: {verdict}"] * (len(tests) - len(verdicts))
+            break
+    by_place = dict(zip(order, verdicts, strict=True))
+    return [by_place[place] for place in range(len(tests))]
+
+
+_KINDS = (CallTest, ProgramTest, InputTest)
+
+
+def _verdicts(program: str, tests: Sequence[Test], limits: Limits) -> Iterator[str | None]:
+    calls = [test for test in tests if isinstance(test, CallTest)]
+    programs = [test.code for test in tests if isinstance(test, ProgramTest)]
+    if calls or programs:
+        with Functions(program, limits) as functions:
+            for call in calls:
+                yield _call_failure(functions, call)
+            yield from run_tests(functions, programs)
+    for test in tests:
+        if isinstance(test, InputTest):
+            yield _input_failure(program, test, limits)
+
+
+def _call_failure(functions: Functions, test: CallTest) -> str | None:
+    outcome = functions.call(test.function, test.arguments)
+    if outcome.error is not None:
+        return outcome.error
+    try:
+        if same_value(test.expected, outcome.value, test.tolerance, test.lists):
+            return None
+    except RecursionError:
+        return "what it returned is nested too deeply"
+    return f"it returned {outcome.value!r:.60}, not {test.expected!r:.60}"
+
+
+def _input_failure(program: str, test: InputTest, limits: Limits) -> str | None:
+    outcome = run_program(program, test.stdin, limits)
+    if outcome.error is not None:
+        return outcome.error
+    if same_output(test.stdout, outcome.value):
+        return None
+    return f"it printed {outcome.value!r:.60}, not {test.stdout!r:.60}"
+
+
+def same_value(expected: Any, value: Any, tolerance: float = 0.0, lists: bool = False) -> bool:
+    """Whether a call returned what was expected (see `CallTest`)."""
+    if lists and isinstance(value, tuple):
+        value = list(value)
+    if lists and isinstance(expected, tuple):
+        expected = list(expected)
+    if isinstance(expected, list | tuple) and type(expected) is type(value):
+        pairs = zip(expected, value, strict=False)
+        return len(expected) == len(value) and all(same_value(*p, tolerance, lists) for p in pairs)
+    if isinstance(expected, dict) and isinstance(value, dict):
+        return expected.keys() == value.keys() and all(
+            same_value(part, value[key], tolerance, lists) for key, part in expected.items()
+        )
+    if expected == value:
+        return True
+    numbers = isinstance(expected, int | float) and isinstance(value, int | float)
+    if not numbers or not tolerance:
+        return False
+    if isinstance(expected, float) and math.isnan(expected):
+        return isinstance(value, float) and math.isnan(value)
+    try:
+        return math.isclose(expected, value, rel_tol=1e-7, abs_tol=tolerance)
+    except OverflowError:
+        return False
+
+
+def same_output(expected: str, printed: str) -> bool:
+    """Whether a program printed what was expected (see `InputTest`)."""
+    left, right = (
+        [line.strip() for line in text.strip().split("\n")] for text in (expected, printed)
+    )
+    return len(left) == len(right) and all(map(_same_line, left, right))
+
+
+def _same_line(expected: str, printed: str) -> bool:
+    if expected == printed:
+        return True
+    left, right = expected.split(), printed.split()
+    try:
+        return len(left) == len(right) and all(
+            Decimal(a) == Decimal(b) for a, b in zip(left, right, strict=True)
+        )
+    except InvalidOperation:
+        return False
+
+
+# ---------------------------------------------------------------- tests that a question shows
+
+_DOCTEST = re.compile(r"^[ \t]*>>>[ \t]*(.+)\n[ \t]*(?!>>>)(\S.*)$", re.MULTILINE)
+_EXAMPLE = re.compile(
+    r"^[ \t]*(?:[-*][ \t]+)?[`]?([A-Za-z_]\w*\(.*\))[`]?[ \t]*"
+    r"(?:==|=>|->|➞|→|#[ \t]*(?:returns|=>)|should return|returns)[ \t]*(.+?)[ \t`.]*$",
+    re.MULTILINE,
+)
+_ASSERTION = re.compile(r"^[ \t]*`?(assert[ (].+?)`?[ \t]*$", re.MULTILINE)
+
+
+def examples_in(question: str) -> list[Test]:
+    """The tests that a question shows: examples of doctest, lines as `f(2) == 4` or `f(2) -> 4`, and
+    assertions. Only those that are one call of literals."""
+    pairs = [(match[1], match[2]) for match in _DOCTEST.finditer(question)]
+    pairs += [(match[1], match[2]) for match in _EXAMPLE.finditer(question)]
+    written = [f"assert {call.strip()} == {value.strip()}" for call, value in pairs]
+    written += [match[1] for match in _ASSERTION.finditer(question)]
+    found = map(_asserted_call, dict.fromkeys(written))
+    return [test for test in found if test is not None]
+
+
+def whole_program(answer: str, about: Mapping[str, Any]) -> str:
+    """An answer as it is run: after the `preamble` of its problem's metadata, where there is one."""
+    return f"{preamble}\n{answer}" if (preamble := about.get("preamble")) else answer
+
+
+def shown_tests(question: str, about: Mapping[str, Any]) -> list[Test]:
+    """The tests that may be shown to who solves a problem: its metadata's `shown_tests`, else those
+    in its question."""
+    given = about.get("shown_tests")
+    return examples_in(question) if given is None else [as_test(test) for test in given]

@@ -1,0 +1,325 @@
+"""Programs in the sandbox: run as a whole, or their functions called one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ttc.checks import check_whole
+from ttc.errors import InvalidInput, TTCError
+from ttc.execution.sandbox import ENVIRONMENT, protections, readable_paths, wrapped
+from ttc.execution.values import decoded, encoded
+
+START_S = 60.0
+"""Seconds for a process to start, however busy the machine is."""
+
+LEFT = "it ended its process with code 0"
+"""How a script that leaves by os._exit(0) ends."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may use.
+
+    time_s: seconds of processor time for one request: to load, a call, a test, a whole run. Where a
+        program waits instead, it is ended after `wall_s` seconds.
+    memory_bytes: its address space; Python itself takes some 30 MB of it.
+    output_bytes: what it may print or return.
+    """
+
+    time_s: float = 5.0
+    memory_bytes: int = 2**30
+    output_bytes: int = 2**20
+
+    def __post_init__(self) -> None:
+        if not 0 < self.time_s <= 300:
+            raise InvalidInput(f"time_s={self.time_s} must be above 0, and at most 300 seconds")
+        check_whole("memory_bytes", self.memory_bytes, 2**27)
+        check_whole("output_bytes", self.output_bytes, 1)
+
+    @property
+    def wall_s(self) -> float:
+        return 2 * self.time_s + 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run or a call: its value, or in `error` why there is none.
+
+    kind: the name of the exception that the program raised, "" for another end.
+    """
+
+    value: Any = None
+    error: str | None = None
+    kind: str = ""
+
+
+def check_sandbox() -> None:
+    """Raise TTCError where no program can be run, with the way out."""
+    if not protections():
+        raise TTCError(
+            f"programs cannot be confined on this machine ({sys.platform}, {os.uname().machine}): "
+            "it takes Linux with seccomp on x86-64 or ARM64, or bubblewrap (apt install bubblewrap)"
+        )
+
+
+class Worker:
+    """One process in the sandbox. Used by one thread at a time.
+
+    Standard input is `stdin`, standard output is read by `output` where `listens`, else dropped.
+    """
+
+    def __init__(
+        self, task: Mapping[str, Any], limits: Limits, stdin: IO[bytes] | None, listens: bool
+    ):
+        check_sandbox()
+        self.limits = limits
+        self._unread = b""
+        readable = readable_paths()
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        self._requests, self._replies = ours_out, ours_in
+        program = str(Path(__file__).with_name("worker.py"))
+        words = [sys.executable, "-I", "-S", "-B", program, str(theirs_in), str(theirs_out)]
+        try:
+            self.process = subprocess.Popen(
+                wrapped(words, readable),
+                stdin=stdin or subprocess.DEVNULL,
+                stdout=subprocess.PIPE if listens else subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs_in, theirs_out),
+                start_new_session=True,
+                env=ENVIRONMENT,
+                cwd="/",
+            )
+        except OSError as error:
+            os.close(ours_out)
+            os.close(ours_in)
+            raise TTCError(
+                f"no process can be started to run a program: {error}; free memory, or allow more "
+                "processes, and run the same again"
+            ) from error
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        path = [p for p in sys.path if p in readable or p.startswith(sys.base_prefix)]
+        begin = {"path": path, "readable": readable, "cpu_s": limits.time_s}
+        self.send({**begin, "memory_bytes": limits.memory_bytes, **task})
+        ready = self.receive(START_S)
+        if "held" not in ready:
+            raise TTCError(f"no process can be started to run a program: {ready['error']}")
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        with suppress(OSError):  # it has ended, which `receive` tells
+            while data:
+                data = data[os.write(self._requests, data) :]
+
+    def receive(self, wall_s: float) -> dict[str, Any]:
+        """The next message; {"error": why} where none comes."""
+        until = time.monotonic() + wall_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._replies, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    return self._ended(f"it took more than {wall_s:g} s")
+                more = os.read(self._replies, 65536)
+                if not more:
+                    return self._ended(self._reason())
+                self._unread += more
+                if len(self._unread) > self.limits.output_bytes:
+                    return self._ended(f"its output has more than {self.limits.output_bytes} bytes")
+        line, _, self._unread = self._unread.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return self._ended(f"its output cannot be read: {error}")
+        return message if isinstance(message, dict) else self._ended("its output cannot be read")
+
+    def output(self, wall_s: float) -> tuple[bytes, str | None]:
+        """All that the process prints until it ends, and why it was ended if it was."""
+        assert self.process.stdout is not None
+        printed, until = b"", time.monotonic() + wall_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while selector.select(max(0.0, until - time.monotonic())):
+                more = os.read(self.process.stdout.fileno(), 65536)
+                if not more:
+                    return printed, None
+                printed += more
+                if len(printed) > self.limits.output_bytes:
+                    limit = self.limits.output_bytes
+                    self.close()
+                    return printed[:limit], f"its output has more than {limit} bytes"
+        self.close()
+        return printed, f"it took more than {wall_s:g} s"
+
+    def _ended(self, reason: str) -> dict[str, Any]:
+        self.close()
+        return {"error": reason}
+
+    def _reason(self) -> str:
+        """Why the process has ended by itself."""
+        try:
+            code = self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        if code in (-signal.SIGPROF, 128 + signal.SIGPROF):
+            return f"it took more than {self.limits.time_s:g} s of processor time"
+        if code < 0 or code > 128:
+            number = -code if code < 0 else code - 128
+            return f"it was ended by signal {number}"
+        return f"it ended its process with code {code}"
+
+    @property
+    def alive(self) -> bool:
+        return self._requests >= 0 and self.process.poll() is None
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._requests < 0:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+        for descriptor in (self._requests, self._replies):
+            os.close(descriptor)
+        self._requests = self._replies = -1
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.process.wait()
+
+
+def run_program(program: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
+    """Run a whole program on `stdin`. The value is what it printed, also where there is an
+    error."""
+    limits = limits or Limits()
+    with tempfile.TemporaryFile() as given:
+        given.write(stdin.encode(errors="replace"))
+        given.seek(0)
+        worker = Worker({"do": "script", "program": program}, limits, given, listens=True)
+        try:
+            printed, error = worker.output(limits.wall_s)
+            if error is None:
+                error = worker.receive(limits.wall_s)["error"]
+        finally:
+            worker.close()
+    return Outcome(printed.decode(errors="replace"), None if error == LEFT else error)
+
+
+class Functions:
+    """The functions of one program. A context manager, used by one thread at a time.
+
+    error: why the program cannot be loaded, or None. names: the functions and classes that it
+    defines.
+    A call that ends the process, by its time or otherwise, fails alone: for the next one the
+    program is loaded again.
+    """
+
+    def __init__(self, program: str, limits: Limits | None = None):
+        self.program, self.limits = program, limits or Limits()
+        self._worker: Worker | None = None
+        self.names: list[str] = []
+        self.error = self._load()
+
+    def __enter__(self) -> Functions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
+
+    def call(
+        self, name: str, arguments: Sequence[Any], named: Mapping[str, Any] | None = None
+    ) -> Outcome:
+        """Call a function, or for "Class.method" the method of a new object. Raises TypeError for
+        arguments that are no values of Python's own types."""
+        request = {
+            "call": name,
+            "arguments": [encoded(argument) for argument in arguments],
+            "named": {key: encoded(value) for key, value in (named or {}).items()},
+        }
+        if self.error is None and self._worker is None:
+            self.error = self._load()
+        if self.error is not None or self._worker is None:
+            return Outcome(error=f"the program cannot be loaded: {self.error}")
+        self._worker.send(request)
+        reply = self._worker.receive(self.limits.wall_s)
+        if not self._worker.alive:
+            self.close()
+        if "value" not in reply:
+            return Outcome(error=str(reply.get("error")), kind=str(reply.get("kind") or ""))
+        try:
+            return Outcome(decoded(reply["value"]))
+        except (ValueError, TypeError, RecursionError) as error:
+            return Outcome(error=f"its output cannot be read: {error}")
+
+    def _load(self) -> str | None:
+        worker = Worker({"do": "functions", "program": self.program}, self.limits, None, False)
+        reply = worker.receive(self.limits.wall_s)
+        if "names" not in reply:
+            worker.close()
+            return str(reply.get("error"))
+        self._worker = worker
+        self.names = [str(name) for name in reply["names"]]
+        return None
+
+
+def run_tests(
+    functions: Functions, tests: Sequence[str], limits: Limits | None = None
+) -> Iterator[str | None]:
+    """Run tests that are programs, each in a name space of its own, with a program's functions at
+    hand. For each one None where it passes, else why it does not.
+
+    Tests and program are in two processes: what a test calls goes from one to the other, arguments
+    and results as copies.
+    """
+    limits = limits or functions.limits
+    left = list(tests)
+    while left:
+        task = {"do": "tests", "tests": left, "names": functions.names}
+        worker = Worker(task, limits, None, False)
+        try:
+            for done, verdict in enumerate(_verdicts(worker, functions, len(left)), 1):
+                yield verdict
+                left = left[1:] if done else left
+        finally:
+            worker.close()
+
+
+def _verdicts(worker: Worker, functions: Functions, count: int) -> Iterator[str | None]:
+    """The verdicts of one process, until it ends."""
+    while count:
+        message = worker.receive(worker.limits.wall_s)
+        if "call" in message:
+            worker.send(_answer(functions, message))
+            continue
+        yield message.get("error")
+        count -= 1
+        if "test" not in message:
+            return
+
+
+def _answer(functions: Functions, message: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = [decoded(argument) for argument in message["arguments"]]
+        named = {str(key): decoded(value) for key, value in message["named"].items()}
+        outcome = functions.call(str(message["call"]), arguments, named)
+        return {"value": encoded(outcome.value), "error": outcome.error, "kind": outcome.kind}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return {"error": f"the call cannot be made: {error}"}

@@ -1,0 +1,97 @@
+"""Programs are rated by running them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ttc.errors import InvalidInput
+from ttc.execution.code_tests import failures, shown_tests, whole_program
+from ttc.execution.programs import Functions, Limits, check_sandbox
+from ttc.protocols import Backend
+from ttc.text.code import find_program, in_a_block
+from ttc.tree.branch import Branch
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class ExecutionVerifier:
+    """The share of a problem's tests that a branch's program passes, in a sandbox
+    (`ttc.execution.sandbox`).
+
+    The tests are those that the problem shows: `shown_tests` of its metadata, else the examples and
+    assertions in its question. Those that grade the answer are never used. Without any test, a
+    program rates 1 if it can be loaded. A branch without a program rates 0, one that is still
+    being written `neutral`. The program is read from the answer as answer_kind=code reads it.
+
+    time_s: processor seconds for a call or a run. memory_mib: memory of a program.
+    Raises TTCError where this machine cannot confine a program.
+    """
+
+    neutral: float = 0.5
+    time_s: float = 5.0
+    memory_mib: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.neutral <= 1:
+            raise InvalidInput(f"neutral={self.neutral} must lie in [0, 1]")
+        _ = self.limits  # refuses wrong ones before any work
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.time_s, self.memory_mib * MIB)
+
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
+        check_sandbox()
+        programs = [program_of(branch) for branch in branches]
+        asked = [
+            (program, question, branch.root_id)
+            for program, question, branch in zip(programs, questions, branches, strict=True)
+        ]
+        tests = {
+            (question, branch.root_id): shown_tests(question, branch.about)
+            for question, branch in zip(questions, branches, strict=True)
+        }
+
+        def share(key: tuple[str, str, int]) -> float:
+            program, question, root = key
+            verdicts = failures(program, tests[question, root], self.limits)
+            if verdicts:
+                return verdicts.count(None) / len(verdicts)
+            with Functions(program, self.limits) as functions:
+                return float(functions.error is None)
+
+        shares = each(share, ((p, q, root) for p, q, root in asked if p is not None))
+        return [
+            [unrated(branch, self.neutral) if p is None else shares[p, q, root]]
+            for (p, q, root), branch in zip(asked, branches, strict=True)
+        ]
+
+
+def program_of(branch: Branch) -> str | None:
+    """The program that a branch has written; None for none, or one that is not at its end."""
+    text = branch.answer_text
+    if text is None or (not branch.finished and (in_a_block(text) or "```" not in text)):
+        return None
+    program = find_program(text)
+    return None if program is None else whole_program(program, branch.about)
+
+
+def unrated(branch: Branch, neutral: float) -> float:
+    """The rating of a branch without a program."""
+    return 0.0 if branch.finished else neutral
+
+
+def each(function: Callable[[K], V], keys: Iterable[K]) -> dict[K, V]:
+    """What a function that runs programs gives for each key, some of them at a time."""
+    different = list(dict.fromkeys(keys))
+    with ThreadPoolExecutor(max(1, min(len(different), os.cpu_count() or 1))) as pool:
+        return dict(zip(different, pool.map(function, different), strict=True))

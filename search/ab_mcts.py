@@ -12,7 +12,7 @@ import numpy as np
 from search.base import COUNT, Case, Request, Search, SearchSteps
 from search.turns import REVISE, ask, check_words
 from ttc.errors import BudgetExceeded, VerifierError
-from ttc.protocols import Aggregation, Expand, Rate, Release, Step
+from ttc.protocols import Aggregation, Expand, Rate, Release
 from ttc.tree.branch import Branch
 
 
@@ -111,7 +111,7 @@ class ABMCTS(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         top, answers = Node(root), list[Branch]()
-        step = Step(self.max_tokens, end=case.end)
+        step = case.answer(self.max_tokens)
         try:
             for _ in range(self.iterations):
                 node = yield from self._open(descend(top, case.rng))

@@ -12,8 +12,9 @@ from search.base import Case, Request, Search, SearchSteps, check_request
 from search.budget import Budget
 from search.config import SearchConfig
 from search.selection import answer_of, best_first, by_path
+from search.thinking import ThinkingStep, most_tokens
 from ttc.errors import BudgetExceeded, InvalidInput
-from ttc.protocols import Append, Expand, Rate, Step
+from ttc.protocols import Append, Expand, Rate, Step, Thinking
 from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
@@ -53,7 +54,8 @@ class ActiveSearch:
     closing, others: the branch that the reserve is spent on, and the other candidates.
     waiting, made: of an `Expand` under way, the parents whose children are still to be made, and
         the children so far.
-    growing: the children whose step is under way.
+    growing: the children whose step is under way. thinking: of those whose thoughts have limits of
+        their own, how far the step is.
     told_tokens: the generated tokens that `writing` has told of.
     unpaid: rated branches that were to be continued and of which the budget paid for no child. They
         stay, though their search lets go of what it has continued, and are among the candidates.
@@ -72,6 +74,7 @@ class ActiveSearch:
     waiting: list[Branch] = field(default_factory=list)
     made: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
+    thinking: dict[Branch, ThinkingStep] = field(default_factory=dict)
     unpaid: list[Branch] = field(default_factory=list)
     begun: bool = False
     over: bool = False
@@ -168,8 +171,7 @@ class ActiveSearch:
 
         As many whole steps as fit, else one with what is left. price: what rating a child costs.
         """
-        assert isinstance(self.request, Expand)
-        step = self.request.step.max_tokens
+        step = self.step_tokens
         whole = len(self.waiting)
         rooms: dict[Stopped, int] = {}
         if (left := self.tokens_left) is not None:
@@ -183,6 +185,15 @@ class ActiveSearch:
             self.scarcest = min(rooms, key=lambda name: rooms[name])
         room = min([step, *rooms.values()])
         return (whole, step) if whole > 0 else (int(room > 0), room)
+
+    @property
+    def step_tokens(self) -> int:
+        """The most tokens that the step of a waiting child may write."""
+        assert isinstance(self.request, Expand)
+        step, thoughts = self.request.step, self.config.thoughts
+        if step.thinking is None or thoughts is None:
+            return step.max_tokens
+        return max(most_tokens(parent, step, thoughts) for parent in dict.fromkeys(self.waiting))
 
     @property
     def tokens_left(self) -> int | None:
@@ -325,7 +336,8 @@ class ActiveSearch:
         lefts = [left for left in (self.tokens_left, self.generated_left) if left is not None]
         room = min(lefts, default=self.budget.reserve)
         if room > 0:
-            step = Step(room, end=self.case.end)
+            at_once = None if self.case.thinking is None else Thinking(0)
+            step = Step(room, end=self.case.end, thinking=at_once)
             self.steps = _last_words(best, self.budget.final_text, step, search.sampling)
             self.advance(None)
 
@@ -410,7 +422,19 @@ class ActiveSearch:
         """What a step added to a branch."""
         node = self.nodes[child]
         node.text, node.tokens = text, len(child.generated)
+        node.thought = _thought_in(text, child)
         self._keep_tokens(child)
+
+    def count_thinking(self, child: Branch) -> None:
+        """Count what a child has thought in a step without limits for it."""
+        thoughts, parent = self.config.thoughts, child.parent
+        if child in self.thinking or thoughts is None or parent is None:
+            return
+        if parent.thinking_ended is None:
+            start = len(parent.tokens)
+            count = thoughts.count(child.tokens[start:], child.thinks_at(start, thoughts))
+            child.thinking_tokens += count
+            child.usage.thinking_tokens += count
 
     def writing(self) -> Progress | None:
         """What the steps under way have written so far, None where that has been said."""
@@ -445,6 +469,19 @@ class ActiveSearch:
         """What has just been done, in copies."""
         nodes = [replace(self.nodes[branch]) for branch in branches]
         return Progress(self.problem, self.answered, did, nodes, replace(self.root.usage), result)
+
+
+def _thought_in(text: str, branch: Branch) -> int:
+    """How many characters at the beginning of a branch's last text are thought."""
+    if branch.thoughts is None:
+        return 0
+    answer = branch.answer_text
+    if answer is None or not answer:
+        return len(text)
+    if len(answer) >= len(text):
+        return 0
+    place = text.rfind(answer)
+    return len(text) - len(answer) if place < 0 else place
 
 
 def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> SearchSteps:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from search.base import COUNT, Case, Limit, Search, SearchSteps, expand
 from search.selection import C, Chosen, answer_of, vote
 from ttc.errors import InvalidInput
-from ttc.protocols import Extract, Step
+from ttc.protocols import Extract
 from ttc.text.reader import ballots_by
 from ttc.tree.branch import Branch
 
@@ -54,7 +54,7 @@ class AdaptiveConsistency(Search):
         return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.max_tokens, end=case.end)
+        step = case.answer(self.max_tokens)
         branches, answers = list[Branch](), list[str | None]()
         for made in range(0, self.n, self.block):
             count = min(self.block, self.n - made)

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Integral, Real
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from search.selection import C, Chosen, answer_of, best_first, whole
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
-from ttc.protocols import Aggregation, Append, Expand, Extract, Need, Rate, Release, Step, Vary
+from ttc.protocols import (
+    Aggregation,
+    Append,
+    Expand,
+    Extract,
+    Need,
+    Rate,
+    Release,
+    Step,
+    Thinking,
+    Vary,
+)
 from ttc.sampling import Sampling
 from ttc.text.reader import AnswerReader
+from ttc.text.thinking_switch import Mode
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, check_branches
 
@@ -34,6 +46,7 @@ class Case:
     `AnswerReader` also says which answers are the same, for votes.
     thoughts: how the model's thoughts are told from its answers, None for a model without thoughts.
     rng: random numbers of this problem alone, fixed by the run's seed and the problem's id.
+    thinking: how long the model may think, None where thoughts have no limits of their own.
     """
 
     question: str = ""
@@ -41,6 +54,26 @@ class Case:
     extract: Extract = field(default_factory=AnswerReader)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     thoughts: Thoughts | None = None
+    thinking: Thinking | None = None
+
+    def step(self, max_tokens: int, delimiter: str | None = None) -> Step:
+        """One step of an answer. Thoughts are parted into steps as the search has it."""
+        return Step(max_tokens, delimiter, self.end, thinking=self.thinking)
+
+    def answer(self, max_tokens: int, statistics: bool = False) -> Step:
+        """All the rest: the thought, and an answer of so many tokens after it."""
+        whole = None if self.thinking is None else replace(self.thinking, step=None)
+        return Step(max_tokens, end=self.end, statistics=statistics, thinking=whole)
+
+    def part(self, tokens: int, statistics: bool = False) -> Step:
+        """So many tokens more, of the thought or of the answer."""
+        parted = None if self.thinking is None else replace(self.thinking, step=tokens)
+        return Step(tokens, end=self.end, statistics=statistics, thinking=parted)
+
+    @property
+    def thinking_tokens(self) -> int:
+        """The most tokens of a thought that are counted beside those of an answer."""
+        return 0 if self.thinking is None else self.thinking.tokens
 
 
 @dataclass(frozen=True)
@@ -81,6 +114,13 @@ class Search(ABC):
 
     limits: what each setting may be, a `Limit` for a number or the strings to choose from. A search
     names those of its own settings; those named here hold for all.
+
+    Of a model that thinks before it answers:
+    thinking: "on" or "off" through the chat template, or how hard to think ("low", "medium",
+        "high"); "auto" leaves it to the template (see `ttc.text.thinking_switch`).
+    thinking_tokens: the most tokens of each branch's thought (see `Thinking`). Limits of answers,
+        such as `max_tokens`, count beside it. None lets them count thoughts too.
+    final: put after the end of thinking where these tokens are spent.
     """
 
     limits: ClassVar[Mapping[str, Limit | tuple[str, ...]]] = {
@@ -88,6 +128,8 @@ class Search(ABC):
         "top_k": Limit(0, whole=True),
         "top_p": Limit(0, 1, above=True),
         "min_p": Limit(0, 1),
+        "thinking": get_args(Mode),
+        "thinking_tokens": Limit(0, whole=True, optional=True),
         **dict.fromkeys(
             ("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps"), COUNT
         ),
@@ -98,6 +140,9 @@ class Search(ABC):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    thinking: Literal["auto", "on", "off", "low", "medium", "high"] = "auto"
+    thinking_tokens: int | None = 4096
+    final: str = "Final Answer:"
 
     def __post_init__(self) -> None:
         limits: dict[str, Limit | tuple[str, ...]] = {}
@@ -117,6 +162,12 @@ class Search(ABC):
     @property
     def sampling(self) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
+        """The limits of a model's thoughts; None for a model without thoughts, and for none."""
+        if thoughts is None or self.thinking_tokens is None:
+            return None
+        return Thinking(self.thinking_tokens, self.final)
 
     @property
     def needs_verifier(self) -> bool:
@@ -145,6 +196,44 @@ class Search(ABC):
             return None, None
         best = best_first(candidates, extract)[0]
         return best, answer_of(best, extract)
+
+
+PAUSES: Mapping[str, tuple[str, ...]] = {
+    "paragraph": ("\n\n",),
+    "sentence": (". ", ".\n", "? ", "?\n", "! ", "!\n"),
+    "wait": ("Wait", "wait", "Hmm", "But ", "Alternatively", "However", "Let me"),
+}
+"""Where a step of a thought ends, by the names of `thinking_step`. A token that shows that a
+sentence is over belongs to it."""
+
+
+@dataclass(frozen=True)
+class StepwiseSearch(Search):
+    """A search that rates unfinished branches.
+
+    thinking_step: where a step ends inside of a thought: after a "paragraph", a "sentence" or a word
+        like "Wait" ("wait"), after another string, or after a number of tokens. Steps of thoughts
+        count among the search's steps, and the end of the thought ends one too. None: a thought is
+        written as a whole, in the step of the answer that follows it.
+    """
+
+    thinking_step: int | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.thinking_step, str) and not self.thinking_step:
+            raise InvalidInput(
+                "thinking_step is empty; give paragraph, sentence, wait, another string, a number "
+                "of tokens, or leave it out"
+            )
+        if self.thinking_step is not None and not isinstance(self.thinking_step, str):
+            Limit(1, whole=True).check("thinking_step", self.thinking_step)
+
+    def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
+        thinking, part = super().thinks(thoughts), self.thinking_step
+        if thinking is None or part is None:
+            return thinking
+        return replace(thinking, step=PAUSES.get(part, (part,)) if isinstance(part, str) else part)
 
 
 def expand(
@@ -194,5 +283,7 @@ def _check_expand(request: Expand) -> None:
     check_kind("Step.statistics", step.statistics, fits, "True or False")
     fits = step.delimiter is None or isinstance(step.delimiter, str | tuple | list)
     check_kind("Step.delimiter", step.delimiter, fits, "a string, several, or None")
+    fits = isinstance(step.thinking, Thinking | None)
+    check_kind("Step.thinking", step.thinking, fits, "a ttc.protocols.Thinking(tokens)")
     fits = isinstance(sampling, Sampling)
     check_kind("Expand.sampling", sampling, fits, "a ttc.Sampling(...)")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from search.base import COUNT, Case, Limit, Search, SearchSteps
+from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch
 from search.growing import drop_repeated, grow, rate_ahead, steps_to
 from search.selection import ranked
-from ttc.protocols import Aggregation, Release, Step
+from ttc.protocols import Aggregation, Release
 from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
-class BeamSearch(Search):
+class BeamSearch(StepwiseSearch):
     """Expansion, rating, selection, a step of tokens at a time.
 
     beam_size: beams kept after selection. beam_width: continuations sampled per beam; the root gets
@@ -51,7 +51,7 @@ class BeamSearch(Search):
         return True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.step_tokens, self.delimiter, case.end)
+        step = case.step(self.step_tokens, self.delimiter)
         steps = steps_to(self.max_steps, step, self.finish_tokens)
         beams, width = [root], self.beam_size * self.beam_width
         for done in range(0, self.max_steps, self.verify_every):

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from search.base import COUNT, Case, Search, SearchSteps, expand
+from search.base import COUNT, Case, SearchSteps, StepwiseSearch, expand
 from search.selection import C, Chosen, complete, ranked
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Aggregation, Extract, Rate, Release, Step
+from ttc.protocols import Aggregation, Extract, Rate, Release
 from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
-class BestFirst(Search):
+class BestFirst(StepwiseSearch):
     """Expand the `beam_size` best open branches, at any depth, by `beam_width` continuations each.
 
     Nothing is pruned: a branch that was passed over stays open and is taken up again when it is the
@@ -39,7 +39,7 @@ class BestFirst(Search):
         return True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.step_tokens, self.delimiter, case.end)
+        step = case.step(self.step_tokens, self.delimiter)
         opened, finished = [root], list[Branch]()
         try:
             for _ in range(self.max_steps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps, expand
-from ttc.protocols import Aggregation, Need, Rate, Step
+from ttc.protocols import Aggregation, Need, Rate
 from ttc.tree.branch import Branch
 
 
@@ -26,7 +26,7 @@ class BestOfN(Search):
         return ("statistics",) if self.statistics else ()
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.max_tokens, end=case.end, statistics=self.statistics)
+        step = case.answer(self.max_tokens, self.statistics)
         branches = yield from expand([root], self.n, step, self.sampling)
         yield Rate(branches, self.aggregation)
         return branches

@@ -55,8 +55,9 @@ class CertaintyProbe(Search):
         chain, answers = root, list[str | None]()
         probe_step = Step(self.probe_tokens, end=case.end)
         with suppress(BudgetExceeded):  # the chain as far as it came is the answer
-            for length in range(0, self.max_tokens, self.every):
-                step = Step(min(self.every, self.max_tokens - length), end=case.end)
+            longest = self.max_tokens + case.thinking_tokens
+            for length in range(0, longest, self.every):
+                step = case.part(min(self.every, longest - length))
                 (grown,) = yield Expand([chain], 1, step, self.sampling)
                 yield Release([chain])
                 chain = grown

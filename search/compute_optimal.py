@@ -4,13 +4,13 @@ problem gets."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from search.base import Case, Search, SearchSteps, expand
 from search.selection import by_path
 from ttc.errors import InvalidInput
-from ttc.protocols import Aggregation, Rate, Step
+from ttc.protocols import Aggregation, Rate
 from ttc.tree.branch import Branch
 
 
@@ -52,10 +52,12 @@ class ComputeOptimal(Search):
         return any(strategy.compares_ratings for strategy in self.strategies)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.max_tokens, end=case.end)
+        step = case.answer(self.max_tokens)
         samples = yield from expand([root], self.n, step, self.sampling)
         scores = yield Rate(samples, self.aggregation)
         strategy = self.strategies[bisect_right(self.edges, fmean(scores))]
+        if self.thinking != "off":
+            case = replace(case, thinking=strategy.thinks(case.thoughts))
         candidates = yield from strategy.run(root, case)
         best, _ = strategy.choose(by_path(candidates), case.extract)
         return [] if best is None else [best]

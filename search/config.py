@@ -13,10 +13,11 @@ from search.options import SolveOptions
 from search.rating import Rater
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Extract, Problem
+from ttc.protocols import Backend, Extract, Problem, Thinking
 from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
 from ttc.text.reader import AnswerReader
+from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
 
 
@@ -28,6 +29,8 @@ class SearchConfig:
     thoughts: how the model's thoughts are told from its answers, None where all is answer.
     stops: strings that the template's form brings along and that finish a branch; texts leave them
         out.
+    closes: whether thoughts are ended as soon as they begin, as thinking is off and the chat
+        template has no switch for it.
     repeat: how many problems without an id ask the same question before this one in their list, so
         that it gets samples of its own.
     """
@@ -38,6 +41,7 @@ class SearchConfig:
     reader: AnswerReader
     thoughts: Thoughts | None = None
     stops: tuple[str, ...] = ()
+    closes: bool = False
     repeat: int = 0
 
     @classmethod
@@ -49,8 +53,11 @@ class SearchConfig:
         reader = reader_of(options.extract, options.answer_kind)
         if thoughts is not None:
             reader = replace(reader, marks=thoughts.marks)
-        template = options.template or PromptTemplate()
-        return cls(search, options, template, reader, thoughts, template.ends(engine.tokenizer))
+        template, closes = switched(
+            options.template or PromptTemplate(), search.thinking, engine.tokenizer, thoughts
+        )
+        stops = template.ends(engine.tokenizer)
+        return cls(search, options, template, reader, thoughts, stops, closes)
 
     @property
     def budget(self) -> Budget:
@@ -75,7 +82,10 @@ class SearchConfig:
         """The problem as its search sees it."""
         rng = np.random.default_rng(random_key(self.seed_of(problem), "search"))
         reader = self.reader.among(problem.metadata.get("choices"))
-        return Case(problem.question, self.end, reader, rng, self.thoughts)
+        thinking = self.search.thinks(self.thoughts)
+        if self.closes:
+            thinking = Thinking(0)
+        return Case(problem.question, self.end, reader, rng, self.thoughts, thinking)
 
 
 def reader_of(extract: Extract | None, answer_kind: str) -> AnswerReader:

@@ -24,7 +24,7 @@ from search.selection import (
     trace_confidence,
 )
 from ttc.errors import BudgetExceeded, InvalidInput
-from ttc.protocols import Extract, Need, Release, Step
+from ttc.protocols import Extract, Need, Release
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
 
@@ -95,7 +95,7 @@ class DeepConf(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         first = self.n if self.mode == "offline" else min(self.warmup, self.n)
-        step = Step(self.max_tokens, end=case.end, statistics=True)
+        step = case.answer(self.max_tokens, statistics=True)
         samples = yield from expand([root], first, step, self.sampling)
         if self.mode == "offline":
             return samples
@@ -114,16 +114,17 @@ class DeepConf(Search):
     def watched(self, root: Branch, count: int, threshold: float, case: Case) -> SearchSteps:
         """`count` more samples in the order of their index, without those that were stopped."""
         done, growing, width = list[Branch](), [root], count
-        for length in range(0, self.max_tokens, self.step_tokens):
-            tokens = min(self.step_tokens, self.max_tokens - length)
-            step = Step(tokens, end=case.end, statistics=True)
+        longest = self.max_tokens + case.thinking_tokens
+        for length in range(0, longest, self.step_tokens):
+            tokens = min(self.step_tokens, longest - length)
+            step = case.part(tokens, statistics=True)
             children = yield from expand(growing, width, step, self.sampling)
             if length:
                 yield Release(growing)
             unsure = [child for child in children if self.is_unsure(child, threshold)]
             yield Release(unsure)
             sure = [child for child in children if child not in unsure]
-            is_last = length + tokens == self.max_tokens
+            is_last = length + tokens == longest
             done += [child for child in sure if child.finished or is_last]
             growing = [child for child in sure if child not in done]
             if not growing:

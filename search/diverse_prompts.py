@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from search.base import Case, Search, SearchSteps, expand
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
-from ttc.protocols import Aggregation, Rate, Step, Vary
+from ttc.protocols import Aggregation, Rate, Vary
 from ttc.tree.branch import Branch
 
 HINTS = (
@@ -52,7 +52,7 @@ class DiversePrompts(Search):
                 )
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.max_tokens, end=case.end)
+        step = case.answer(self.max_tokens)
         starts = yield Vary(root, self.n, self.phrasings, self.hints)
         branches = yield from expand(starts, 1, step, self.sampling)
         yield Rate(branches, self.aggregation)

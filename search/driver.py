@@ -19,7 +19,8 @@ from search.admission import Admission
 from search.config import SearchConfig
 from search.prefills import begin_extend, begin_roots, begin_variants
 from search.rating import aggregate
-from ttc.errors import BranchRefused, InvalidInput, RemoteError, VerifierError
+from search.thinking import ThinkingStep
+from ttc.errors import BranchRefused, ContextExceeded, InvalidInput, RemoteError, VerifierError
 from ttc.lookout import BrokenOff, lookout
 from ttc.passes.pass_by_pass import Passes
 from ttc.protocols import (
@@ -504,10 +505,9 @@ class Driver:
         if not active.waiting:
             active.advance([])
             return
-        step = request.step
         kept = len(active.live) - 1
         self.admission.note_expansion(
-            len(active.waiting), len(active.root.tokens), step.max_tokens, kept
+            len(active.waiting), len(active.root.tokens), active.step_tokens, kept
         )
         try:
             price = self._child_price(active, request)
@@ -522,41 +522,109 @@ class Driver:
                 children.append(active.record(child, parent))
             active.growing = children
             self.decoding.update(dict.fromkeys(children, active))
-            self.begin_decoding(
-                active, children, replace(step, max_tokens=max_tokens), request.sampling
-            )
+            self._begin_steps(active, children, request, max_tokens)
         elif active.made:
             active.cut_short()
         else:
             active.run_out(active.scarcest)
 
+    def _begin_steps(
+        self, active: ActiveSearch, children: list[Branch], request: Expand, max_tokens: int
+    ) -> None:
+        step, thoughts = request.step, active.config.thoughts
+        if step.thinking is None or thoughts is None:
+            plain = replace(step, max_tokens=max_tokens, thinking=None)
+            self.begin_decoding(active, children, plain, request.sampling)
+            return
+        active.thinking = {
+            child: ThinkingStep(child, step, step.thinking, thoughts, self.engine, max_tokens)
+            for child in children
+        }
+        self._begin_phases(active, children)
+
+    def _begin_phases(self, active: ActiveSearch, children: Sequence[Branch]) -> None:
+        """Let branches go on to think or to answer; thoughts that are over their limit are
+        closed."""
+        assert isinstance(active.request, Expand)
+        alike: dict[Step | None, list[Branch]] = defaultdict(list)
+        for child in children:
+            alike[active.thinking[child].phase()].append(child)
+        for phase, together in alike.items():
+            if phase is None:
+                self.works.append(Work(self._close_thoughts(active, together), {active.index}))
+            else:
+                self.begin_decoding(active, together, phase, active.request.sampling)
+
+    def _close_thoughts(self, active: ActiveSearch, children: Sequence[Branch]) -> Task:
+        """Put the end of thinking after what branches have thought, and let them answer."""
+        if active.over:
+            return
+        closings = [active.thinking[child].closing for child in children]
+        ends = {child: len(child.tokens) for child in children}
+        try:
+            prefill = begin_extend(self.engine, children, closings)
+        except ContextExceeded:
+            for child in children:  # their thoughts have no end
+                child.end_step("length")
+            yield from self._stepped(children)
+            return
+        yield from _passes(prefill)
+        if active.over:
+            return
+        for child in children:
+            child.thinking_ended = ends[child]
+        going = [child for child in children if active.thinking[child].closed() == "decode"]
+        over = [child for child in children if child not in going]
+        for child in over:
+            child.end_step("length")
+        self._begin_phases(active, going)
+        yield from self._stepped(over)
+
+    def _still_going(self, children: Sequence[Branch]) -> set[Branch]:
+        """Those whose step goes on after a phase, which they do from now on."""
+        phases: dict[ActiveSearch, list[Branch]] = defaultdict(list)
+        for child in children:
+            active = self.decoding[child]
+            if child in active.thinking and active.thinking[child].ended() != "over":
+                phases[active].append(child)
+        for active, going in phases.items():
+            self._begin_phases(active, going)
+        return {child for going in phases.values() for child in going}
+
     def decode(self) -> list[tuple[int, Progress]]:
         """The next token of all that decode. A search goes on once all of its children have ended
         their step."""
-        done: list[tuple[int, Progress]] = []
         try:
             ended = self.admission.batch.step()
         except BranchRefused as refusal:
             self._refuse(refusal)
-            return done
-        for active in dict.fromkeys(self.decoding.pop(child) for child in ended):
-            if any(child in self.decoding for child in active.growing):
-                continue
-            children, active.growing = active.growing, []
-            for child in children:
-                child.leave_out(active.config.stops)
-                active.wrote(child, child.steps[-1])
-            del active.waiting[: len(children)]
-            active.made += children
-            done.append((active.index, active.progress("expanded", children)))
-            if not active.waiting:
-                active.advance(active.made)
+            return []
+        going = self._still_going(ended)
+        done = list(self._stepped([child for child in ended if child not in going]))
         if self.each_token:
             under_way = dict.fromkeys(self.decoding.values())
             done += [
                 (active.index, progress) for active in under_way if (progress := active.writing())
             ]
         return done
+
+    def _stepped(self, ended: Sequence[Branch]) -> Events:
+        """The step of these children is over; so is the request of those whose children all have
+        ended theirs."""
+        for active in dict.fromkeys(self.decoding.pop(child) for child in ended):
+            if any(child in self.decoding for child in active.growing):
+                continue
+            children, active.growing = active.growing, []
+            for child in children:
+                child.leave_out(active.config.stops)
+                active.count_thinking(child)
+                active.wrote(child, child.steps[-1])
+            active.thinking = {}
+            del active.waiting[: len(children)]
+            active.made += children
+            yield active.index, active.progress("expanded", children)
+            if not active.waiting:
+                active.advance(active.made)
 
     def _refuse(self, refusal: BranchRefused) -> None:
         """End the problem of a branch that a server refuses; the others go on."""
@@ -569,7 +637,7 @@ class Driver:
         """What rating the next child costs, as far as its parent shows."""
         if active.tokens_left is None or active.closing is not None:
             return 0
-        rater, tokens = active.config.rater, request.step.max_tokens
+        rater, tokens = active.config.rater, active.step_tokens
         return rater.child_price(active.waiting[0], active.problem.question, self.engine, tokens)
 
     def _rate(

@@ -7,15 +7,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import ClassVar
 
-from search.base import COUNT, Case, Limit, Search, SearchSteps
+from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch
 from search.growing import grow, rate_ahead, steps_to
 from search.selection import ranked
-from ttc.protocols import Aggregation, Release, Step
+from ttc.protocols import Aggregation, Release
 from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
-class DVTS(Search):
+class DVTS(StepwiseSearch):
     """`subtrees` independent subtrees; each samples `beam_width` continuations a step and keeps the
     best.
 
@@ -47,7 +47,7 @@ class DVTS(Search):
         return True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.step_tokens, self.delimiter, case.end)
+        step = case.step(self.step_tokens, self.delimiter)
         steps = steps_to(self.max_steps, step, self.finish_tokens)
         active, width = [root], self.subtrees * self.beam_width
         first = root.forks  # others may have gone on from the root before

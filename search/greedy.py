@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps
 from ttc.errors import InvalidInput
-from ttc.protocols import Expand, Step
+from ttc.protocols import Expand
 from ttc.tree.branch import Branch
 
 
@@ -30,6 +30,6 @@ class Greedy(Search):
         return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.max_tokens, end=case.end)
+        step = case.answer(self.max_tokens)
         branches: list[Branch] = yield Expand([root], 1, step, self.sampling)
         return branches

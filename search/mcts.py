@@ -8,12 +8,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from search.base import COUNT, Case, Limit, Request, Search, SearchSteps, expand
+from search.base import COUNT, Case, Limit, Request, SearchSteps, StepwiseSearch, expand
 from search.growing import drop_repeated
 from search.selection import C, Chosen, best_first, by_path, vote
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release, Step
+from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
 
@@ -52,7 +52,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class MCTS(Search):
+class MCTS(StepwiseSearch):
     """Grow the tree where ratings are high or visits few.
 
     One iteration: go down from the root by `rule` to a state without children, continue it by
@@ -117,7 +117,7 @@ class MCTS(Search):
                     node = self._select(node)
                 value = node.branch.score or 0.0
                 if self.rollout and not node.branch.finished:
-                    step = Step(self.rollout_tokens, end=case.end)
+                    step = case.answer(self.rollout_tokens)
                     (end,) = yield Expand([node.branch], 1, step, self.sampling)
                     yield Rate([end], self.aggregation)
                     yield Release([end])
@@ -143,7 +143,7 @@ class MCTS(Search):
 
     def _expand(self, node: Node, case: Case) -> Generator[Request, Any, list[Node]]:
         """The children of a state, equal ones left out, rated."""
-        step = Step(self.step_tokens, self.delimiter, case.end)
+        step = case.step(self.step_tokens, self.delimiter)
         children = yield from expand([node.branch], self.beam_width, step, self.sampling)
         yield Release([node.branch])
         children = yield from drop_repeated(children)

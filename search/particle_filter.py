@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from search.base import Case, Limit, Request, Search, SearchSteps, expand
+from search.base import Case, Limit, Request, SearchSteps, StepwiseSearch, expand
 from ttc.errors import VerifierError
-from ttc.protocols import Aggregation, Rate, Release, Step
+from ttc.protocols import Aggregation, Rate, Release
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
 
@@ -29,7 +29,7 @@ Weighted = tuple[Particles, dict[Branch, float]]
 
 
 @dataclass(frozen=True)
-class ParticleFilter(Search):
+class ParticleFilter(StepwiseSearch):
     """`n` particles go on by a step each; then all are drawn again, the better rated ones more
     often.
 
@@ -76,7 +76,7 @@ class ParticleFilter(Search):
         competes with the score it had then, and it is never replaced; the other n - 1 are drawn
         among all.
         """
-        step = Step(self.step_tokens, self.delimiter, case.end)
+        step = case.step(self.step_tokens, self.delimiter)
         free: Particles = {root: self.n - bool(reference)}
         log_weights, held = {root: 0.0}, [root]
         for done in range(1, self.max_steps + 1):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Literal, get_args
 
-from search.base import Case, Limit, Search, SearchSteps, expand
+from search.base import Case, Limit, SearchSteps, StepwiseSearch, expand
 from search.selection import C, Chosen, complete, vote
-from ttc.protocols import Aggregation, Extract, Rate, Release, Step
+from ttc.protocols import Aggregation, Extract, Rate, Release
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
 
@@ -18,7 +18,7 @@ Answer = Literal["weighted_majority", "best"]
 
 
 @dataclass(frozen=True)
-class REBASE(Search):
+class REBASE(StepwiseSearch):
     """Every step shares `n` continuations out among the open branches by their ratings.
 
     See `balanced` for the shares; the root gets all n. A finished branch takes its one continuation
@@ -46,7 +46,7 @@ class REBASE(Search):
         return True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.step_tokens, self.delimiter, case.end)
+        step = case.step(self.step_tokens, self.delimiter)
         opened, finished, budget = [root], list[Branch](), self.n
         for _ in range(self.max_steps):
             scores = [branch.score or 0.0 for branch in opened]

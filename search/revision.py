@@ -10,7 +10,7 @@ from search.base import COUNT, Case, Request, Search, SearchSteps, expand
 from search.selection import C, Chosen, ranked, vote
 from search.turns import REVISE, ask, check_words
 from ttc.errors import BudgetExceeded, ContextExceeded
-from ttc.protocols import Aggregation, Append, Extract, Rate, Release, Step
+from ttc.protocols import Aggregation, Append, Extract, Rate, Release
 from ttc.tree.branch import Branch
 
 
@@ -67,7 +67,7 @@ class Revision(Search):
         return vote(candidates, extract, weighted=True)
 
     def _answers(self, starts: Sequence[Branch], n: int, case: Case) -> SearchSteps:
-        step = Step(self.max_tokens, end=case.end)
+        step = case.answer(self.max_tokens)
         answers = yield from expand(starts, n, step, self.sampling)
         yield Rate(answers, self.aggregation)
         return answers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps, expand
 from search.selection import C, Chosen, vote
-from ttc.protocols import Aggregation, Extract, Need, Rate, Step
+from ttc.protocols import Aggregation, Extract, Need, Rate
 from ttc.tree.branch import Branch
 
 
@@ -33,7 +33,7 @@ class SelfConsistency(Search):
         return ("statistics",) if self.statistics else ()
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.max_tokens, end=case.end, statistics=self.statistics)
+        step = case.answer(self.max_tokens, self.statistics)
         branches = yield from expand([root], self.n, step, self.sampling)
         if self.weighted:
             yield Rate(branches, self.aggregation)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from search.base import COUNT, Case, Search, SearchSteps
 from search.turns import ask, check_words
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Expand, Release, Step
+from ttc.protocols import Expand, Release
 from ttc.tree.branch import Branch
 
 CRITICISE = (
@@ -51,11 +51,11 @@ class SelfRefine(Search):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         answers: list[Branch] = []
         start = root
+        step = case.answer(self.max_tokens)
+        criticise = replace(case.answer(self.feedback_tokens), end=())
         try:
             while True:
-                (answer,) = yield Expand(
-                    [start], 1, Step(self.max_tokens, end=case.end), self.sampling
-                )
+                (answer,) = yield Expand([start], 1, step, self.sampling)
                 yield Release([start, *answers[-1:]])
                 answers.append(answer)
                 if len(answers) == self.attempts:
@@ -63,7 +63,7 @@ class SelfRefine(Search):
                 (asked,) = yield from ask([answer], self.feedback)
                 if asked is None:
                     break
-                (critique,) = yield Expand([asked], 1, Step(self.feedback_tokens), self.sampling)
+                (critique,) = yield Expand([asked], 1, criticise, self.sampling)
                 yield Release([asked])
                 if self._is_done(critique.answer_text or ""):
                     break

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from search.base import COUNT, Case, Limit, Search, SearchSteps, expand
+from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch, expand
 from search.selection import ranked
 from ttc.errors import BudgetExceeded
-from ttc.protocols import Aggregation, Rate, Release, Step
+from ttc.protocols import Aggregation, Rate, Release
 from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
-class TreeOfThoughts(Search):
+class TreeOfThoughts(StepwiseSearch):
     """Follow the best thought down, prune what is not promising, and go back up where nothing is
     left to follow.
 
@@ -42,7 +42,7 @@ class TreeOfThoughts(Search):
         return True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step = Step(self.step_tokens, self.delimiter, case.end)
+        step = case.step(self.step_tokens, self.delimiter)
         stack = [root]  # what waits to be followed, the next one last
         finished, unrated = list[Branch](), list[Branch]()
         given_up = list[Branch]()  # the best of what was pruned or too deep

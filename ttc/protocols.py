@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
+from ttc.model.limits import ModelLimits
 from ttc.results import Problem, Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch
@@ -23,6 +24,7 @@ __all__ = [
     "Append",
     "Backend",
     "Batch",
+    "Bounded",
     "Expand",
     "Extract",
     "Forgets",
@@ -41,6 +43,7 @@ __all__ = [
     "ScoresWithin",
     "SideBranches",
     "Step",
+    "Thinking",
     "Tokens",
     "Vary",
     "Verifier",
@@ -63,6 +66,24 @@ NEEDS: dict[Need, str] = {
 
 
 @dataclass(frozen=True)
+class Thinking:
+    """How long a model may think before its answer, and where a step ends meanwhile.
+
+    tokens: the most generated tokens of one answer's thought. Where they are spent, the model's
+        end of thinking is put in and `final` after it, and the answer follows. The thought also
+        ends early enough that the model's context has room for the answer's step.
+    final: words that ask for the answer, "" for none.
+    step: None lets a step go on through the whole thought and to the end of the answer's step
+        behind it. A number ends it after so many tokens of a thought, a string or several end it
+        where they come; then the end of the thought ends it too.
+    """
+
+    tokens: int
+    final: str = ""
+    step: int | tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Step:
     """One unit of expansion: at most `max_tokens` tokens, or up to and including `delimiter`.
 
@@ -71,6 +92,9 @@ class Step:
     end: strings that finish the branch, as the model's end-of-sequence token does.
     statistics: keep each token's entropy, the mean log-probability of the likeliest tokens and the
         self-certainty, as in `Engine.generate`; the backend must offer it.
+    thinking: what is thought has limits of its own, and only what is answered counts to
+        `max_tokens`, ends at `delimiter` and is finished by `end`. None treats both alike. A driver
+        keeps it (`search.solve`), a batch does not.
     Each child says in `step_reasons[-1]` why its step ended.
     """
 
@@ -78,6 +102,7 @@ class Step:
     delimiter: str | tuple[str, ...] | None = None
     end: tuple[str, ...] = ()
     statistics: bool = False
+    thinking: Thinking | None = None
 
     @property
     def delimiters(self) -> tuple[str, ...]:
@@ -288,6 +313,14 @@ class Batch(Protocol):
     def __len__(self) -> int:
         """The branches whose step is not over."""
         ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A backend that says what its model can hold."""
+
+    @property
+    def limits(self) -> ModelLimits: ...
 
 
 @runtime_checkable

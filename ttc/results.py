@@ -48,6 +48,8 @@ class Node:
         the parent's up to `start`, then these. The root's are the prompt.
     logprobs: for each of them its log-probability under the model, None for a token that was not
         generated.
+    thought: how many characters at the beginning of `text` the model has thought, marks included;
+        the others are answer.
     """
 
     id: int
@@ -61,6 +63,7 @@ class Node:
     start: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
+    thought: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {name: _plain(value) for name, value in asdict(self).items()}
@@ -83,6 +86,7 @@ class BranchRecord:
     `Branch`.
 
     thought, answer_text: the two parts of `text` (see `Branch.answer_text`).
+    thinking_tokens: of the generated tokens, those of the thought.
 
     Two records are equal only when they are the same object, as branches are.
     """
@@ -106,6 +110,7 @@ class BranchRecord:
     step_scores: list[float]
     thought: str
     answer_text: str | None
+    thinking_tokens: int
 
     @classmethod
     def of(cls, branch: Branch) -> BranchRecord:
@@ -133,14 +138,14 @@ class BranchRecord:
         """Values that JSON can hold: NaN, which marks tokens that were not measured, becomes None,
         and an infinite number its name. Where all of a text is answer, it stands there once."""
         values = {name: _plain(value) for name, value in asdict(self).items()}
-        if self.answer_text == self.text and not self.thought:
-            del values["thought"], values["answer_text"]
+        if self.answer_text == self.text and not self.thought and not self.thinking_tokens:
+            del values["thought"], values["answer_text"], values["thinking_tokens"]
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BranchRecord:
         """What `to_dict` was made of."""
-        given = {"thought": "", "answer_text": values["text"], **values}
+        given = {"thought": "", "answer_text": values["text"], "thinking_tokens": 0, **values}
         for name in ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties"):
             given[name] = [math.nan if value is None else float(value) for value in given[name]]
         given["score"], given["step_scores"] = (

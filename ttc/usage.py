@@ -14,6 +14,7 @@ class Usage:
     `shared_tokens` those that were found in the tree instead, `recomputed_tokens` those whose KV a
     `BlockCache` had evicted, `substituted_tokens` those in whose place a similar prompt's KV was
     used (approximate); finding that out ran `probe_layer_rows` rows x layers that no KV came of.
+    Of the `generated_tokens`, `thinking_tokens` belong to a model's thoughts.
     `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the
     ratings that a gate answered without its verifier, `gated_branches` those that a `DecodeGate`
     stopped. Of scoring passes with an early exit, `exit_layer_rows` counts the rows x layers that
@@ -37,6 +38,7 @@ class Usage:
     host_to_device_bytes: int = 0
     device_to_host_bytes: int = 0
     wall_s: float = 0.0
+    thinking_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

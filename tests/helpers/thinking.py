@@ -61,6 +61,8 @@ class Thinking(FakeBackend):
     ) -> None:
         super().__init__(longest=longest)
         self.says, self.tokenizer = says, tokenizer
+        self.unsaid: dict[Branch, list[int]] = {}
+        self.limits_asked: list[int] = []
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -71,8 +73,11 @@ class Thinking(FakeBackend):
     def write_step(
         self, branch: Branch, limit: int, stop: Sequence[str], end: Sequence[str]
     ) -> None:
+        self.limits_asked.append(limit)
         if callable(self.says):
-            rest = self.encode(self.says(branch))
+            goes_on = branch.given_end < len(branch.tokens)
+            unsaid = self.unsaid.pop(branch, None) if goes_on else None
+            rest = self.encode(self.says(branch)) if unsaid is None else unsaid
         else:
             rest = self.encode(self.says[branch.path[0]])[len(branch.generated) :]
         reason, start = "eos" if len(rest) < limit else "length", len(branch.tokens)
@@ -82,6 +87,10 @@ class Thinking(FakeBackend):
             if any(string in self.decode(branch.tokens[start:], special=True) for string in stop):
                 reason = "delimiter"
                 break
+            if any(string in self.decode(branch.tokens[start:]) for string in end):
+                reason = branch.finish_reason = "end"
+                break
+        self.unsaid[branch] = rest[len(branch.tokens) - start :]
         if reason == "eos":
             branch.append(self.tokenizer.eos_token_id, -1.0, 0.5)
             branch.usage.generated_tokens += 1

@@ -278,3 +278,199 @@ def test_an_answer_that_was_only_thought_of_is_not_rated() -> None:
     assert score(right) < plain  # the same text is all thought here
     assert score(f"[THINK]The answer is 5.[/THINK]\n{right}", MAGISTRAL) == plain
     assert score("The answer is 12.\n3 * 4 = 12</think>The answer is 5.") < plain
+
+
+# ---------------------------------------------------------------- limits of thoughts and answers
+
+
+def test_a_thought_has_a_limit_of_its_own_and_is_closed_with_a_phrase() -> None:
+    """Greedy search with max_tokens=6: the thought may be longer, and the answer has six tokens."""
+    said = iter(["0123456789", "The answer is 7."])
+    backend = Thinking(lambda branch: next(said), R1)
+    result = solve(Greedy(max_tokens=6, thinking_tokens=8), problem="q", engine=backend)
+    assert result.best is not None
+    assert result.best.text == "01234567</think>\n\nFinal Answer:The an"
+    assert result.best.thought == "01234567"
+    assert result.best.answer_text == "\n\nFinal Answer:The an"
+    assert backend.limits_asked == [8, 6]
+    assert result.usage.generated_tokens == 14 and result.usage.thinking_tokens == 8
+    assert result.best.thinking_tokens == 8
+    assert len(result.best.steps) == 1 and result.best.step_reasons == ["length"]
+
+
+def test_a_thought_that_ends_by_itself_leaves_the_answer_its_own_limit() -> None:
+    result = solved(Greedy(max_tokens=5, thinking_tokens=100), ["a long thought</think>123456789"])
+    assert result.best is not None and result.best.text == "a long thought</think>12345"
+    # the mark is one token, and belongs to the thought
+    assert (result.usage.thinking_tokens, result.usage.generated_tokens) == (15, 20)
+    (node,) = (node for node in result.tree if node.parent is not None)
+    assert node.text[: node.thought] == "a long thought</think>"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "said", "thought"),
+    [
+        (QWEN3, "<think>hm</think>123456789", "hm"),
+        (MAGISTRAL, "[THINK]hm[/THINK]123456789", "hm"),
+        (GPT_OSS, GPT_OSS_SAYS.replace("{}", "hm", 1).replace("{}", "123456789"), "hm?"),
+    ],
+    ids=["qwen3", "magistral", "gpt-oss"],
+)
+def test_a_thought_that_the_model_begins_itself_counts_apart(
+    tokenizer: Any, said: str, thought: str
+) -> None:
+    search = Greedy(max_tokens=40, thinking_tokens=100)
+    result = solved(search, [said], tokenizer)
+    assert result.best is not None and result.best.answer_text == "123456789"
+    assert thought in result.best.thought
+    written = tokenizer.encode(said, add_special_tokens=False)
+    tokens = len(written) - len("123456789")  # all others are thought, but for the opening mark
+    opening = {"hm": 1, "hm?": len(tokenizer.encode("<|channel|>analysis<|message|>"))}[thought]
+    assert result.usage.thinking_tokens == tokens - opening
+    assert result.usage.generated_tokens == len(written) + 1
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "closing"),
+    [
+        (R1, "</think>"),
+        (MAGISTRAL, "[/THINK]"),
+        (GPT_OSS, "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    ],
+    ids=["r1", "magistral", "gpt-oss"],
+)
+def test_thoughts_are_closed_by_the_models_own_mark(tokenizer: Any, closing: str) -> None:
+    opening = {R1: "", MAGISTRAL: "[THINK]"}.get(tokenizer, "<|channel|>analysis<|message|>")
+    said = iter([f"{opening}0123456789", "7"])
+    backend = Thinking(lambda branch: next(said), tokenizer)
+    result = solve(Greedy(max_tokens=40, thinking_tokens=4, final=""), problem="q", engine=backend)
+    assert result.best is not None
+    whole = tokenizer.decode(result.best.generated)
+    assert whole == f"{opening}0123{closing}\n\n7<eos>" and result.answer == "7"
+
+
+def test_without_a_limit_thoughts_count_to_the_answers() -> None:
+    result = solved(Greedy(max_tokens=5, thinking_tokens=None), ["a long thought</think>12345"])
+    assert result.best is not None and result.best.text == "a lon"
+    assert result.usage.thinking_tokens == result.usage.generated_tokens == 5
+
+
+def test_strings_that_end_an_answer_end_no_thought() -> None:
+    said = ["so#no, 3</think>The answer is 4.#5"]
+    result = solved(Greedy(), said, end=["#"])
+    assert result.best is not None and result.best.answer_text == "The answer is 4.#"
+
+
+def test_a_thought_leaves_the_context_room_for_the_answer() -> None:
+    said = iter(["0123456789" * 20, "7"])
+    backend = Thinking(lambda branch: next(said), R1, longest=100)
+    result = solve(Greedy(max_tokens=20), problem="q", engine=backend, template=SHORT)
+    assert result.answer == "7" and result.best is not None
+    assert len(result.best.tokens) <= 100 - 20 + 2
+
+
+SHORT = PromptTemplate("{question}")
+
+
+def test_a_budget_is_not_passed_by_thoughts() -> None:
+    result = solved(
+        SelfConsistency(n=3, thinking_tokens=20, max_tokens=4),
+        lambda branch: "0123456789" * 4 if "Final" not in branch.text else "The answer is 7.",
+        max_generated_tokens=50,
+    )
+    assert result.usage.generated_tokens == 50
+    assert [len(branch.thought) for branch in result.branches] == [20, 20, 2]
+
+
+def test_each_answer_of_a_chain_has_a_thought_of_its_own() -> None:
+    def says(branch: Branch) -> str:
+        return "7" if "Final" in branch.text else "0123456789"
+
+    search = Revision(n=1, attempts=2, max_tokens=5, thinking_tokens=4)
+    result = solved(search, says, verifier=Scores(lambda branch: 0.5))
+    written = [node.text for node in result.tree if node.text.endswith("7")]
+    assert written == ["0123</think>\n\nFinal Answer:7"] * 2
+
+
+# ---------------------------------------------------------------- steps inside of thoughts
+
+
+def stepped(thinking_step: Any, said: str, **settings: Any) -> list[str]:
+    """The steps of a beam search of one beam through a text."""
+    search = BeamSearch(
+        beam_size=1, beam_width=1, thinking_step=thinking_step, delimiter="\n",
+        **{"max_steps": 20, "step_tokens": 60} | settings
+    )  # fmt: skip
+    result = solved(search, [said], verifier=Scores(lambda branch: 0.5))
+    assert result.best is not None and "".join(result.best.steps) == result.best.text
+    return result.best.steps
+
+
+SAID = "One. Two?\n\nWait, 3\nor 4.\n\nSo.</think>4\nyes"
+
+
+def test_a_thought_is_one_step_with_the_answers_first_line_unless_it_is_parted() -> None:
+    assert stepped(None, SAID) == ["One. Two?\n\nWait, 3\nor 4.\n\nSo.</think>4\n", "yes"]
+
+
+def test_steps_inside_of_thoughts() -> None:
+    answer = ["4\n", "yes"]
+    paragraphs = ["One. Two?\n\n", "Wait, 3\nor 4.\n\n", "So.</think>"]
+    assert stepped("paragraph", SAID) == stepped("\n\n", SAID) == paragraphs + answer
+    sentences = ["One. ", "Two?\n", "\nWait, 3\nor 4.\n", "\nSo.</think>"]
+    assert stepped("sentence", SAID) == sentences + answer
+    waits = ["One. Two?\n\nWait", ", 3\nor 4.\n\nSo.</think>"]
+    assert stepped("wait", SAID) == waits + answer
+    assert stepped(12, SAID) == [SAID[:12], SAID[12:24], SAID[24 : SAID.index("4\ny")], *answer]
+
+
+def test_a_parted_thought_is_closed_at_its_limit() -> None:
+    steps = stepped(4, "0123456789", thinking_tokens=6, max_steps=2)
+    assert steps == ["0123", "45</think>\n\nFinal Answer:"]
+
+
+def test_steps_of_thoughts_that_are_no_steps_are_refused() -> None:
+    for wrong in ("", 0, 2.5):
+        with pytest.raises(InvalidInput, match="thinking_step"):
+            BeamSearch(thinking_step=wrong)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- on and off
+
+
+def prompt_of(search: Any, tokenizer: Any, **options: Any) -> str:
+    backend = Thinking(["7"], tokenizer)
+    result = solve(search, problem="q", engine=backend, **options)
+    assert result.best is not None
+    return str(tokenizer.decode(result.best.tokens[: result.best.prompt_length]))
+
+
+def test_thinking_is_switched_by_the_chat_template() -> None:
+    empty = "<think>\n\n</think>\n\n"
+    assert prompt_of(Greedy(thinking="off"), QWEN3).endswith(empty)
+    assert not prompt_of(Greedy(thinking="on"), QWEN3).endswith(empty)
+    assert prompt_of(Greedy(), QWEN3) == prompt_of(Greedy(thinking="on"), QWEN3)
+    effort = thinker(TURNS + "{{ reasoning_effort | default('medium') }}</think>", plain=TAGS)
+    assert prompt_of(Greedy(thinking="low"), effort).endswith("low</think>")
+    assert prompt_of(Greedy(), effort).endswith("medium</think>")
+
+
+def test_without_a_switch_the_thought_is_ended_at_once() -> None:
+    result = solved(Greedy(thinking="off"), lambda branch: "The answer is 4.")
+    assert result.best is not None and result.answer == "4" and result.best.thought == ""
+    assert "</think>\n\n" in R1.decode(result.best.tokens)
+    assert result.usage.thinking_tokens == 0
+
+
+def test_a_switch_that_is_not_there_is_refused() -> None:
+    plain = thinker(TURNS)
+    with pytest.raises(InvalidInput, match="thinking=on, and the model has no marks"):
+        solve(Greedy(thinking="on"), problem="q", engine=Thinking(["7"], plain))
+    with pytest.raises(InvalidInput, match="thinking=high is for chat templates with"):
+        solve(Greedy(thinking="high"), problem="q", engine=Thinking(["7"], QWEN3))
+    asked = PromptTemplate(options={"enable_thinking": False})
+    with pytest.raises(InvalidInput, match="sets the chat template's enable_thinking to True"):
+        solve(Greedy(thinking="on"), problem="q", engine=Thinking(["7"], QWEN3), template=asked)
+    with pytest.raises(InvalidInput, match="thinking='yes'"):
+        Greedy(thinking="yes")  # type: ignore[arg-type]
+    assert solve(Greedy(thinking="off"), problem="q", engine=Thinking(["7"], plain)).answer == "7"

@@ -54,6 +54,7 @@ def records(draw: st.DrawFn) -> BranchRecord:
         step_scores=draw(st.lists(numbers, max_size=2)),
         thought=draw(st.sampled_from(["", "so"])),
         answer_text=draw(st.one_of(st.none(), st.just(text), texts)),
+        thinking_tokens=draw(st.integers(0, 9)),
     )
 
 

@@ -7,6 +7,7 @@ counts: what follows an end is the answer, and after a beginning there is none y
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -62,7 +63,7 @@ class ThinkingMarks:
 
     begin, end: any of `begin` opens a thought, any of `end` closes it. wraps: strings that belong
     to neither, as the tags around an answer. One string may be given for a tuple of one, and a
-    `Header` for a string.
+    `Header` for a string. closing: what is written to end a thought, by default the first of `end`.
 
     What follows the last end of thinking is the answer, whatever stands before: thoughts don't
     nest, and all before an end that nothing opened was thought. A text whose last mark opens a
@@ -74,6 +75,7 @@ class ThinkingMarks:
     begin: Sequence[Mark]
     end: Sequence[Mark]
     wraps: Sequence[Mark] = ()
+    closing: str = ""
 
     def __post_init__(self) -> None:
         for name in ("begin", "end", "wraps"):
@@ -86,6 +88,8 @@ class ThinkingMarks:
             raise InvalidInput(
                 "end is empty; name the string that ends the model's thoughts, as </think>"
             )
+        if not self.closing:
+            object.__setattr__(self, "closing", spelt(self.end[0]))
         if both := set(self.begin) & set(self.end):
             raise InvalidInput(
                 f"{min(both)!r} is among begin and end; a mark either opens a thought or closes it"
@@ -224,6 +228,7 @@ FAMILIES = (
             ),
             Header("<|channel|>final", "<|message|>"),
             ("<|start|>assistant",),
+            "<|end|><|start|>assistant<|channel|>final<|message|>",
         ),
         ("<|channel|>", "<|message|>"),
     ),
@@ -398,6 +403,29 @@ class Thoughts:
         ends = map(spelt, self.marks.end)
         return next((mark for mark in ends if len(self._encode(mark)) == 1), "")
 
+    def last_strings(self, thinks: bool) -> tuple[str, ...]:
+        """The last string of each mark after which thinking begins, or with `thinks` ends: a text
+        is looked at once one of them has come."""
+        marks = self.marks.end if thinks else self.marks.begin
+        return tuple(dict.fromkeys(mark if isinstance(mark, str) else mark.end for mark in marks))
+
+    def count(self, tokens: Sequence[int], begun: bool) -> int:
+        """How many of these tokens belong to thoughts, with the marks that end them. begun: whether
+        a thought is open before them."""
+        if self.hidden:
+            cuts, places = self._cuts(tokens), range(len(tokens) + 1)
+        else:
+            cuts = self.marks.cuts(self._decode(tokens))
+            places = _Ends(tokens, self._decode)  # type: ignore[assignment]
+        count, start, thinks = 0, 0, begun
+        for cut in cuts:
+            if cut.thinks is None or cut.thinks is thinks:
+                continue
+            end = bisect_left(places, cut.end if thinks else cut.start)
+            count += end - start if thinks else 0
+            start, thinks = end, cut.thinks
+        return count + (len(tokens) - start if thinks else 0)
+
     @cached_property
     def hidden(self) -> bool:
         """Whether marks hold special tokens, so that texts leave them out."""
@@ -499,6 +527,19 @@ class _Sequence(NamedTuple):
 
     def opens(self, tokens: Sequence[int], place: int) -> bool:
         return list(tokens[place : place + len(self.start)]) == self.start
+
+
+class _Ends(Sequence[int]):
+    """How long the text of the first so many tokens is."""
+
+    def __init__(self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]):
+        self.tokens, self.decode = tokens, decode
+
+    def __len__(self) -> int:
+        return len(self.tokens) + 1
+
+    def __getitem__(self, count: Any) -> Any:
+        return len(self.decode(self.tokens[:count]))
 
 
 def _overlap(text: Sequence[Any], mark: Sequence[Any]) -> int:

@@ -65,6 +65,8 @@ class Branch:
         need more, as tests.
     thinking_ended: `len(tokens)` where thinking was ended by words that ask for the answer, None
         where it was not.
+    thinking_tokens: how many tokens of thoughts it has generated since `turn_start`, as a driver
+        counts them.
     cut: what the text leaves out at its end, "" for nothing: a string of `leave_out`, and what its
         last token holds beyond.
     substituted: the prompt that this branch was meant to stand on, where it stands on another one's
@@ -105,6 +107,7 @@ class Branch:
         self.thoughts: Thoughts | None = None
         self.about: Mapping[str, Any] = {}
         self.thinking_ended: int | None = None
+        self.thinking_tokens = 0
         self.cut = ""
         self.substituted: Substitution | None = None
         self.score: float | None = None
@@ -132,6 +135,7 @@ class Branch:
         twin.thoughts = self.thoughts
         twin.about = self.about
         twin.thinking_ended = self.thinking_ended
+        twin.thinking_tokens = self.thinking_tokens
         twin.finish_reason = self.finish_reason
         twin.used_at = self.used_at
         twin.substituted = self.substituted
@@ -181,6 +185,7 @@ class Branch:
         self.step_ends = []
         self.step_reasons = []
         self.thinking_ended = None
+        self.thinking_tokens = 0
         for column in self.columns():
             column.clear()
 
@@ -214,6 +219,11 @@ class Branch:
     def end_step(self, reason: StepEnd) -> None:
         self.step_ends.append(len(self.tokens))
         self.step_reasons.append(reason)
+
+    def resume_step(self) -> None:
+        """Take back that the last step has ended: it goes on."""
+        self.step_ends.pop()
+        self.step_reasons.pop()
 
     def leave_out(self, strings: Sequence[str]) -> None:
         """Leave out of the text whichever of these strings has finished the branch, and what
@@ -286,6 +296,10 @@ class Branch:
             thoughts.begun(self.tokens[: self.turn_start]) if self.opened is None else self.opened
         )
         return thoughts.open_after(self.tokens[self.turn_start : end], opened)
+
+    def thinks(self, thoughts: Thoughts) -> bool:
+        """Whether what it writes next is thought."""
+        return self.thinking_ended is None and self.thinks_at(len(self.tokens), thoughts)
 
     @property
     def answer_text(self) -> str | None:

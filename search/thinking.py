@@ -1,0 +1,142 @@
+"""A step in which a model thinks, answers, or does one after the other, each with its own limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ttc.protocols import Backend, Bounded, Step, Thinking
+from ttc.text.thoughts import Thoughts
+from ttc.tree.branch import Branch
+
+GoesOn = Literal["over", "decode", "close"]
+"""What follows a phase: the step is over, another phase is decoded, or the thought is closed."""
+
+
+def most_tokens(branch: Branch, step: Step, thoughts: Thoughts | None) -> int:
+    """The most tokens that a step of a branch's child may write."""
+    thinking = step.thinking
+    if thinking is None or thoughts is None or branch.thinking_ended is not None:
+        return step.max_tokens
+    left = max(0, thinking.tokens - branch.thinking_tokens)
+    if thinking.step is None or not branch.thinks(thoughts):
+        return step.max_tokens + left
+    most = thinking.step if isinstance(thinking.step, int) else step.max_tokens
+    return max(1, min(left, most))
+
+
+@dataclass(eq=False)
+class ThinkingStep:
+    """The step of one branch, in phases: in each the branch either thinks or answers.
+
+    A phase ends with the mark that ends or begins a thought, or where the step or a limit ends.
+
+    left: the tokens that the step may still write. answer_left: those of the answer among them.
+    start: `len(tokens)` at the phase's beginning. thinks: whether it is one of thinking.
+    at_limit: whether the phase goes to the end of what may be thought. closes: whether the thought
+    is to be closed before anything else.
+    """
+
+    branch: Branch
+    step: Step
+    thinking: Thinking
+    thoughts: Thoughts
+    backend: Backend
+    left: int
+    answer_left: int = field(init=False)
+    start: int = field(init=False)
+    thinks: bool = field(init=False)
+    at_limit: bool = False
+    closes: bool = False
+
+    def __post_init__(self) -> None:
+        self.answer_left = self.step.max_tokens
+        self._begin_phase()
+        self.closes = self.thinks and self._thought_left() <= 0
+
+    def _begin_phase(self) -> None:
+        self.start = len(self.branch.tokens)
+        self.thinks = self.branch.thinks(self.thoughts)
+
+    @property
+    def cut(self) -> bool:
+        """Whether thoughts are parted into steps."""
+        return self.thinking.step is not None
+
+    @property
+    def closing(self) -> list[int]:
+        """The tokens that end a thought and ask for the answer."""
+        final = f"\n\n{self.thinking.final}" if self.thinking.final else ""
+        return self.backend.encode(self.thoughts.marks.closing + (final or "\n\n"))
+
+    def phase(self) -> Step | None:
+        """What the branch decodes now; None where its thought is to be closed instead."""
+        if self.closes:
+            return None
+        ends = self.thoughts.last_strings(self.thinks)
+        if not self.thinks:
+            if self.branch.thinking_ended is not None:
+                ends = ()
+            delimiter = (*self.step.delimiters, *ends)
+            limit = min(self.left, self.answer_left)
+            return replace(self.step, max_tokens=limit, delimiter=delimiter, thinking=None)
+        limit, part = self._thought_left(), self.thinking.step
+        most = min(self.left, part) if isinstance(part, int) else self.left
+        if isinstance(part, tuple):
+            ends = (*ends, *part)
+            most = min(most, self.step.max_tokens)
+        self.at_limit = limit <= most
+        return replace(
+            self.step, max_tokens=min(limit, most), delimiter=ends, end=(), thinking=None
+        )
+
+    def _thought_left(self) -> int:
+        """The tokens that may still be thought, with room for the answer after them."""
+        left = self.thinking.tokens - self.branch.thinking_tokens
+        limits = self.backend.limits if isinstance(self.backend, Bounded) else None
+        room = None if limits is None else limits.left(len(self.branch.tokens))
+        if room is None:
+            return left
+        room -= len(self.closing) + self.step.max_tokens
+        return min(left, room) if room > 0 else left
+
+    def ended(self) -> GoesOn:
+        """What follows the phase that the branch has decoded. Where the step goes on, its end is
+        taken back."""
+        branch, thought = self.branch, self.thinks
+        written = len(branch.tokens) - self.start
+        self.left -= written
+        if thought:
+            branch.thinking_tokens += written
+            branch.usage.thinking_tokens += written
+        else:
+            self.answer_left -= written
+        follows = self._follows()
+        self.closes = follows == "close"
+        if follows != "over":
+            branch.resume_step()
+        return follows
+
+    def _follows(self) -> GoesOn:
+        thought, reason = self.thinks, self.branch.step_reasons[-1]
+        if reason == "length":
+            goes_on = self.left > 0 or self.cut
+            return "close" if thought and self.at_limit and goes_on else "over"
+        if reason != "delimiter":
+            return "over"
+        own = self.step.delimiters if not thought else self.thinking.step
+        words = self.thoughts.whole(self.branch.tokens[self.start :])
+        if isinstance(own, tuple) and any(string in words.lstrip() for string in own):
+            return "over"
+        self._begin_phase()
+        if (thought and not self.thinks and self.cut) or self.left <= 0:
+            return "over"
+        if self.thinks:
+            return "decode" if self._thought_left() > 0 else "close"
+        return "decode" if self.answer_left > 0 else "over"
+
+    def closed(self) -> GoesOn:
+        """What follows a thought that was closed."""
+        self.closes = False
+        self._begin_phase()
+        return "over" if self.cut or self.left <= 0 or self.answer_left <= 0 else "decode"

@@ -1,0 +1,75 @@
+"""Whether a model thinks before it answers, as its chat template lets one choose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from ttc.errors import InvalidInput
+from ttc.text.prompt import PromptTemplate
+from ttc.text.thoughts import Thoughts
+
+Mode = Literal["auto", "on", "off", "low", "medium", "high"]
+"""auto: as the chat template has it. low, medium, high: how hard to think."""
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates that turn thinking on and off: of Qwen3, SmolLM3 and GLM-4.5; of
+Granite 3.2 and DeepSeek-V3.1."""
+
+EFFORT = "reasoning_effort"
+"""The variable that says how hard to think: of gpt-oss and others."""
+
+_TAG = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
+
+
+def variables(tokenizer: Any) -> set[str]:
+    """The words in a chat template's tags, its variables among them; none without a template."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, Mapping):
+        template = "\n".join(map(str, template.values()))
+    tags = _TAG.findall(template) if isinstance(template, str) else []
+    return {word for tag in tags for word in re.findall(r"\w+", _TEXT.sub("", tag))}
+
+
+def switched(
+    template: PromptTemplate, mode: Mode, tokenizer: Any, thoughts: Thoughts | None
+) -> tuple[PromptTemplate, bool]:
+    """The template with thinking on or off, and whether each thought is to be ended at once: where
+    thinking is off and the chat template has no switch.
+
+    thoughts: the model's, None for a model without any.
+    Raises InvalidInput where a model is to think that has no thoughts, where the chat template does
+    not take an effort, and where `template.options` say something else.
+    """
+    if mode == "auto":
+        return template, False
+    known = variables(tokenizer) if template.uses_chat(tokenizer) else set()
+    if mode in ("on", "off"):
+        switch = next((name for name in SWITCHES if name in known), None)
+        if switch is not None:
+            return _with(template, switch, mode == "on", mode), False
+        if mode == "on" and thoughts is None:
+            raise InvalidInput(
+                "thinking=on, and the model has no marks of thinking; use a model that thinks, or "
+                "name its marks (thinking_marks)"
+            )
+        return template, mode == "off" and thoughts is not None
+    if EFFORT not in known:
+        raise InvalidInput(
+            f"thinking={mode} is for chat templates with {EFFORT}, and this one has none; use on, "
+            "off or auto"
+        )
+    return _with(template, EFFORT, mode, mode), False
+
+
+def _with(template: PromptTemplate, name: str, value: Any, mode: Mode) -> PromptTemplate:
+    given = template.options.get(name, value)
+    if given != value:
+        raise InvalidInput(
+            f"thinking={mode} sets the chat template's {name} to {value}, and its options say "
+            f"{given!r}; leave one of them out"
+        )
+    return replace(template, options={**template.options, name: value})

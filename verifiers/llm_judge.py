@@ -71,7 +71,7 @@ class LLMJudge(RewardModel):
         return super()._engine(backend)
 
     def layout(self, branch: Branch, question: str) -> Layout:
-        return self.one_rating(question, self.answer(branch, self.thoughts))
+        return self.one_rating(question, self.rated_text(branch).strip())
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         solution = "".join(steps)

@@ -34,7 +34,7 @@ class OutcomeReward(RewardModel):
         self.chat([{"role": "user", "content": "?"}])
 
     def layout(self, branch: Branch, question: str) -> Layout:
-        return self.one_rating(question, self.answer(branch, self.thoughts))
+        return self.one_rating(question, self.rated_text(branch).strip())
 
     def closed(self, question: str, steps: Sequence[str]) -> list[int]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]

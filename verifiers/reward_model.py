@@ -44,6 +44,8 @@ class RewardModel(ABC):
     separator: what ends a step in a branch's text. Each step gets a score. One that is not ended
         yet is rated as it is: its end is put after it for that rating alone.
     device, dtype: as for `Engine.from_pretrained`.
+    thoughts: rate what a model thinks too, and not its answer alone. While it still thinks there is
+        no answer, and its text so far is rated.
 
     With an `Engine` on the same device, the KV of both models has the same kind of residency policy
     and one budget of bytes. What is rated counts as verifier tokens of the problem. `released` must
@@ -56,6 +58,7 @@ class RewardModel(ABC):
     separator: str = "\n\n"
     device: str = "auto"
     dtype: str = "auto"
+    thoughts: bool = True
 
     headed: ClassVar[bool] = True
     """Whether a head in the place of the vocabulary's gives the score."""
@@ -146,7 +149,7 @@ class RewardModel(ABC):
 
     def layout(self, branch: Branch, question: str) -> Layout:
         """A branch's text as the model reads it, and where."""
-        return self.laid_out(question, *self.split(branch.text, branch.finished))
+        return self.laid_out(question, *self.split(self.rated_text(branch), branch.finished))
 
     def split(self, text: str, finished: bool) -> tuple[list[str], str | None]:
         """The steps of a text that are ended, and the one that is not (see `split_steps`)."""
@@ -172,11 +175,10 @@ class RewardModel(ABC):
         kept = max(len(tokens), shared)
         return Layout(whole[:kept], reads, whole[kept : len(whole) + self.offset + 1])
 
-    def answer(self, branch: Branch, thoughts: bool) -> str:
-        """What of a branch is rated as a whole: its answer. With `thoughts`, and while the model
-        still thinks, it is all of its text."""
-        said = None if thoughts else branch.answer_text
-        return (branch.text if said is None else said).strip()
+    def rated_text(self, branch: Branch) -> str:
+        """What of a branch is rated (see `thoughts`)."""
+        said = None if self.thoughts else branch.answer_text
+        return branch.text if said is None else said
 
     def one_rating(self, question: str, text: str) -> Layout:
         """The layout of a text that is rated as a whole, and goes on from its last character."""

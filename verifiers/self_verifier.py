@@ -67,8 +67,10 @@ class SelfVerifier:
     fresh: RKSC's way instead, a new prompt: a grader's instruction, the whole problem, the branch's
         text, then the question. What a problem's prompts share is computed once, through all
         layers.
-    Raises InvalidInput for an empty question; for an exit on a backend that is no `ScoresWithin`,
-    and for fresh prompts on one that is no `SideBranches`.
+    thoughts: show the model its thoughts too, which the branch's KV always holds. Without them
+        takes `fresh`. While it still thinks there is no answer, and its text so far is shown.
+    Raises InvalidInput for an empty question; for thoughts=False without `fresh`; for an exit on a
+    backend that is no `ScoresWithin`, and for fresh prompts on one that is no `SideBranches`.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("score",)
@@ -76,11 +78,17 @@ class SelfVerifier:
     question: str = "Is the answer above correct? Reply with Yes or No."
     exit: EarlyExit | None = None
     fresh: bool = False
+    thoughts: bool = True
 
     def __post_init__(self) -> None:
         check_kind("question", self.question, isinstance(self.question, str), "text")
         if not self.question.strip():
             raise InvalidInput("the verifier's question is empty")
+        if not self.thoughts and not self.fresh:
+            raise InvalidInput(
+                "thoughts=False shows the answer alone, and the branch's KV holds its thoughts; "
+                "give fresh=True too"
+            )
 
     @pass_by_pass
     def rate(
@@ -185,12 +193,16 @@ class SelfVerifier:
         usual = backend.encode(f"\n\n{text[1:]}")
         return [begun if branch.cut == NEXT_QUESTION else usual for branch in branches]
 
+    def _shown(self, branch: Branch) -> str:
+        answer = None if self.thoughts else branch.answer_text
+        return (branch.text if answer is None else answer).strip()
+
     def _prompts(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[int]]:
         """The fresh prompts, nothing cut off."""
         texts = [
-            f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{branch.text.strip()}\n\n{self.question}"
+            f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{self._shown(branch)}\n\n{self.question}"
             for branch, problem in zip(branches, questions, strict=True)
         ]
         tokenizer = backend.tokenizer

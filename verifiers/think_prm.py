@@ -68,7 +68,7 @@ class ThinkPRM(RewardModel):
         return Sampling(self.temperature)
 
     def layout(self, branch: Branch, question: str) -> Layout:
-        steps, rest = self.split(branch.text, branch.finished)
+        steps, rest = self.split(self.rated_text(branch), branch.finished)
         steps += [rest] if rest else []
         return self.one_rating(question, "\n".join(numbered(steps)))
 

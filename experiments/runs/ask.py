@@ -173,7 +173,8 @@ def outcome(result: Result, backend: Backend) -> str:
         f"{result.answer or 'none was read; dataset.answer_kind=text takes the whole text'}"
     )
     cost = [
-        f"{usage.generated_tokens:,} generated tokens",
+        f"{usage.generated_tokens:,} generated tokens"
+        + (f" ({usage.thinking_tokens:,} of thoughts)" if usage.thinking_tokens else ""),
         f"{usage.verifier_tokens:,} verifier tokens",
     ]
     cost += [f"{len(result.tree):,} nodes", f"{usage.wall_s:.1f} s"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.runs.build import source_options
+from experiments.runs.build import source_options, thinking_marks
 from experiments.runs.data import Task
 from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
+from ttc.text.thinking_switch import switched
+from ttc.text.thoughts import Thoughts
 
 SHOWN = 3
 
@@ -19,6 +21,9 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
     Prompts of a private data set are shown with run.show_questions=true alone.
     """
     tokenizer = load_tokenizer(config.model.name, **source_options(config))
+    thoughts = Thoughts.of(tokenizer, thinking_marks(config))
+    mode = config.search.get("thinking", "auto")
+    template, _ = switched(template, mode, tokenizer, thoughts)
     parts = [OmegaConf.to_yaml(config, resolve=True).rstrip()]
     for problem in task.problems[:SHOWN]:
         text = template.text(problem.question, tokenizer)

@@ -195,7 +195,8 @@ class Job:
         ):
             for result in results:
                 progress.solved(result.usage.generated_tokens)
-                record = full_record(result, self.task, config, self.template, engine)
+                template = search_config.template
+                record = full_record(result, self.task, config, template, engine)
                 folder.append(record)
                 if config.run.show_questions:
                     answer = f"-> {record['answer']} (gold {record['gold']})"

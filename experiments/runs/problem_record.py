@@ -13,6 +13,7 @@ from experiments.runs.records import own_figures, tree_node
 from experiments.runs.summary import failed
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Result
+from ttc.results import BranchRecord
 from ttc.text.prompt import PromptTemplate
 
 TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
@@ -52,6 +53,7 @@ def problem_record(result: Result, task: Task, with_tokens: bool = False) -> dic
             "finish_reason": branch.finish_reason,
             "tokens": len(branch.generated),
             **own_figures(branch),
+            **_thinking(branch),
             "substituted": None if branch.substituted is None else branch.substituted.similarity,
         }
         for branch, mark in zip(result.branches, marks, strict=True)
@@ -102,6 +104,13 @@ def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str,
     if failed({"error": error}):
         grades |= {"correct": False, "correct_strict": False}
     return branches, grades, error
+
+
+def _thinking(branch: BranchRecord) -> dict[str, Any]:
+    """What a branch has thought, and in how many tokens; nothing where all is answer."""
+    if not branch.thought and not branch.thinking_tokens:
+        return {}
+    return {"thought": branch.thought, "thinking_tokens": branch.thinking_tokens}
 
 
 def _has_no_end(result: Result) -> bool:

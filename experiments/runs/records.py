@@ -253,6 +253,8 @@ def tree_node(node: Node, with_tokens: bool) -> dict[str, Any]:
     token_ids = row.pop("token_ids")
     logprobs = row.pop("logprobs")
     row["own_tokens"] = len(token_ids)
+    if not row["thought"]:
+        del row["thought"]
     if with_tokens:
         row["token_ids"] = token_ids
         row["logprobs"] = [None if value is None else round(value, 6) for value in logprobs]

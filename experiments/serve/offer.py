@@ -67,8 +67,12 @@ class Offer:
                 )
             self._check_limits({"n": body.n}, "")
             search: Search = SelfConsistency(
-                n=body.n, max_tokens=tokens or self.max_tokens, temperature=1.0
+                n=body.n,
+                max_tokens=tokens or self.max_tokens,
+                temperature=1.0,
+                thinking_tokens=self.max_tokens,
             )
+            thinking = self._thinking(body, tokens is not None)
         else:
             if body.n > 1:
                 raise Refusal(
@@ -80,8 +84,26 @@ class Offer:
             search = self.searches[name]
             if tokens is not None and hasattr(search, "max_tokens"):
                 settings = {"max_tokens": tokens} | settings
+            thinking = self._thinking(body, tokens is not None and hasattr(search, "max_tokens"))
         sampling = {key: value for key in SAMPLING if (value := getattr(body, key)) is not None}
-        return name, self._with_settings(search, sampling | settings)
+        return name, self._with_settings(search, sampling | thinking | settings)
+
+    def _thinking(self, body: Body, limited: bool) -> dict[str, Any]:
+        """How long to think, and whether. limited: the request limits the answer, and so, unless it
+        says otherwise, the thought with it."""
+        settings: dict[str, Any] = {"thinking_tokens": None} if limited else {}
+        if (budget := body.thinking_token_budget) is not None:
+            if budget > self.max_tokens:
+                message = (
+                    f"thinking_token_budget={shown(budget)} is more than this server's "
+                    f"{self.max_tokens}"
+                )
+                raise Refusal(400, message, param="thinking_token_budget")
+            settings["thinking_tokens"] = budget
+        if body.reasoning_effort is not None:
+            effort = body.reasoning_effort
+            settings["thinking"] = "off" if effort == "none" else effort
+        return settings
 
     def _named(self, body: Body) -> tuple[str, dict[str, Any]]:
         """The search's name, and its settings in the request."""

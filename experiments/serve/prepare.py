@@ -83,11 +83,12 @@ class Preparer:
         except InvalidInput as error:
             raise Refusal.of(error) from error
         try:
-            prompts = [self._prompt(template, question) for question in questions]
+            prompts = [self._prompt(config.template, question) for question in questions]
         except InvalidInput as error:
             raise Refusal.of(error, param) from error
-        end = template.end_of_prompt(questions[-1], self.engine.tokenizer)
-        in_thought = config.thoughts is not None and config.thoughts.begun(prompts[-1], end)
+        end = config.template.end_of_prompt(questions[-1], self.engine.tokenizer)
+        thoughts = None if config.closes else config.thoughts
+        in_thought = thoughts is not None and thoughts.begun(prompts[-1], end)
         return Prepared(
             body, name, config, list(map(Problem, questions)), list(map(len, prompts)), in_thought
         )

@@ -79,7 +79,7 @@ class Reply:
         tokens = branch.generated
         ended = branch.finish_reason in ("eos", "end")
         parts = Parted(branch.thought, branch.answer_text)
-        limit = self.body.token_limit
+        limit = None if self.body.thinking_token_budget is not None else self.body.token_limit
         if limit is not None and len(tokens) > limit:
             tokens, ended = tokens[:limit], False
             parts = self._split(tokens)
@@ -205,11 +205,12 @@ class Reply:
         }
 
     def usage(self, results: Sequence[Result]) -> dict[str, Any]:
-        """What was used. The tokens of branches that are not the answer count as reasoning."""
+        """What was used. Tokens of thoughts, and of branches that are not the answer, count as
+        reasoning."""
         prompt = self.request.prompt_tokens
         generated = sum(result.usage.generated_tokens for result in results)
         answers = sum(
-            len(choice.token_ids) for result in results for choice in self.choices(result)
+            self._answer_tokens(choice) for result in results for choice in self.choices(result)
         )
         return {
             "prompt_tokens": prompt,
@@ -218,6 +219,12 @@ class Reply:
             "completion_tokens_details": {"reasoning_tokens": max(0, generated - answers)},
             "verifier_tokens": sum(result.usage.verifier_tokens for result in results),
         }
+
+    def _answer_tokens(self, choice: Choice) -> int:
+        tokens = choice.token_ids
+        if self.thoughts is None:
+            return len(tokens)
+        return len(tokens) - self.thoughts.count(tokens, self.request.in_thought)
 
     def account(self, results: Sequence[Result]) -> dict[str, Any]:
         """How the answer was found."""

@@ -89,6 +89,8 @@ class Body(BaseModel):
     search: a search's name, or an object with its name and settings. max_generated_tokens,
     max_wall_s: the budget of each prompt.
     answer_kind: how answers are read, for searches that compare them.
+    thinking_token_budget: the most tokens of a thought; without it `max_tokens` counts these too.
+    reasoning_effort: whether to think, and how hard.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -107,6 +109,8 @@ class Body(BaseModel):
     stop: str | list[str] = []
     search: str | dict[str, bool | int | float | str | None] | None = None
     answer_kind: str | None = None
+    thinking_token_budget: int | None = Field(None, ge=0, le=MAX_WHOLE)
+    reasoning_effort: Literal["none", "low", "medium", "high"] | None = None
 
     @property
     def stops(self) -> list[str]:

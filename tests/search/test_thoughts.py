@@ -29,7 +29,15 @@ from tests.helpers.scripted import Scores
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, Thinking, thinker
 from ttc import Branch, InvalidInput, Result, ThinkingMarks
 from ttc.text.prompt import PromptTemplate
-from verifiers import ArithmeticVerifier
+from verifiers import (
+    ArithmeticVerifier,
+    LLMJudge,
+    OutcomeReward,
+    QwenPRM,
+    SelfVerifier,
+    ThinkPRM,
+    ValueHead,
+)
 
 TAGS = ("<think>", "</think>")
 R1, QWEN3 = thinker(OPENING, plain=TAGS), thinker(SWITCHED, plain=TAGS)
@@ -474,3 +482,40 @@ def test_a_switch_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidInput, match="thinking='yes'"):
         Greedy(thinking="yes")  # type: ignore[arg-type]
     assert solve(Greedy(thinking="off"), problem="q", engine=Thinking(["7"], plain)).answer == "7"
+
+
+# ---------------------------------------------------------------- what verifiers see
+
+
+def test_a_verifier_rates_thoughts_or_answers_by_its_switch() -> None:
+    said = "One\nis it 3?</think>So\nThe answer is 4."
+    result = solved(Greedy(), [said])
+    assert result.best is not None
+    model: Any = (None, None)
+    for kind in (ValueHead, QwenPRM, ThinkPRM):
+        assert kind(model).rated_text(result.best) == said  # type: ignore[arg-type]
+        alone = kind(model, thoughts=False)
+        assert alone.rated_text(result.best) == "So\nThe answer is 4."  # type: ignore[arg-type]
+    for rater in (OutcomeReward, LLMJudge):
+        assert rater(model).rated_text(result.best) == "So\nThe answer is 4."  # type: ignore[arg-type]
+    cut = solved(Greedy(thinking_tokens=None, max_tokens=5), [said])
+    assert cut.best is not None
+    assert ValueHead(model, thoughts=False).rated_text(cut.best) == said[:5]  # type: ignore[arg-type]
+
+
+def test_a_self_verifier_without_thoughts_asks_in_a_fresh_prompt() -> None:
+    with pytest.raises(InvalidInput, match="thoughts=False shows the answer alone"):
+        SelfVerifier(thoughts=False)
+    shown: list[str] = []
+
+    class Asked(Thinking):
+        def side_branches(self, branches: Any, prompts: Any) -> list[Branch]:
+            shown.extend(self.decode(prompt) for prompt in prompts)
+            return self.roots(prompts)
+
+    backend = Asked(["is it 3?</think>4"], thinker(OPENING, plain=(*TAGS, "Yes", "No")))
+    for thoughts in (True, False):
+        verifier = SelfVerifier(fresh=True, thoughts=thoughts)
+        solve(BestOfN(n=1), problem="q", engine=backend, verifier=verifier)
+    assert "is it 3?</think>4" in shown[0] and "is it 3?" not in shown[1]
+    assert "Solution:\n4\n" in shown[1]

@@ -76,7 +76,10 @@ def _problem(record: dict[str, Any]) -> dict[str, Any]:
         "failed": failed(record),
         "error": record["error"],
         "skipped": record["usage"].get("verifications_skipped", 0),
-        "usage": {name: record["usage"][name] for name in ("generated_tokens", "verifier_tokens")},
+        "usage": {
+            name: record["usage"].get(name, 0)
+            for name in ("generated_tokens", "verifier_tokens", "thinking_tokens")
+        },
         "chosen": next((node["id"] for node in record["tree"] if node["path"] == path), None),
         "nodes": nodes,
     }
@@ -89,6 +92,7 @@ def _node(node: dict[str, Any], branch: dict[str, Any] | None) -> dict[str, Any]
             name: node[name]
             for name in ("id", "parent", "path", "text", "score", "step_scores", "status")
         },
+        "thought": node["text"][: node.get("thought", 0)],
         "from": node["start"],
         "own": node["own_tokens"],
         "logprob": sum(known) / len(known) if known else None,

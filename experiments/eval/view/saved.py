@@ -18,6 +18,7 @@ HEAD = """<!DOCTYPE html>
 <style>
 body {{ font: 14px/1.45 system-ui, sans-serif; margin: 1.5em; color: #1c2128; background: #fff }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7f9; border-radius: 4px; padding: .6em }}
+pre.thought {{ color: #57606a; font-style: italic }}
 </style>
 </head>
 <body>
@@ -46,11 +47,15 @@ def results_page(results: Sequence[Result], title: str) -> str:
     return "\n".join([*parts, "</body>", "</html>", ""])
 
 
+def _parts(branch: BranchRecord) -> str:
+    if not branch.thought:
+        return f"<pre>{written(branch.text)}</pre>"
+    answer = "" if branch.answer_text is None else f"<pre>{written(branch.answer_text)}</pre>"
+    return f'<pre class="thought">{written(branch.thought)}</pre>{answer}'
+
+
 def _candidate(branch: BranchRecord) -> str:
     score = "no score" if branch.score is None else f"score {branch.score:.3g}"
     end = branch.finish_reason or "unfinished"
     place = ".".join(map(str, branch.path))
-    return (
-        f"<details><summary>branch {place}: {score}, "
-        f"{end}</summary><pre>{written(branch.text)}</pre></details>"
-    )
+    return f"<details><summary>branch {place}: {score}, {end}</summary>{_parts(branch)}</details>"

@@ -26,16 +26,18 @@ HEDGING = {"wait", "hold", "but", "okay", "no", "hmm"}
 
 @dataclass(frozen=True)
 class CertaintyProbe(Search):
-    """One chain of at most `max_tokens` tokens, asked for its answer every `every` tokens.
+    """One chain of at most `max_tokens` tokens, thoughts included, asked for its answer every `every` tokens.
 
     A probe is a fork of the chain: `suffix` is put after it and `probe_tokens` tokens are decoded;
     then it is dropped. It shares the chain's keys and values. The search ends when the last `agree`
     probes gave the same answer and none holds a word of `HEDGING`; the last one is kept as the
-    answer. Else the answer is what the chain says at its end.
+    answer. Else the answer is what the chain says at its end. With `thinking_tokens`, thoughts are
+    counted beside `max_tokens`, and closed at their limit.
     """
 
     limits: ClassVar = {"every": COUNT, "agree": COUNT, "probe_tokens": COUNT}
 
+    thinking_tokens: int | None = None
     max_tokens: int = 1024
     every: int = 64
     agree: int = 3

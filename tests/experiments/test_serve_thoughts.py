@@ -43,9 +43,18 @@ def served(
     chat_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[openai.OpenAI]:
+    with serving(Written(says, tokenizer), chat_options, **options) as client:
+        yield client
+
+
+@contextmanager
+def serving(
+    engine: Any, chat_options: Mapping[str, Any] | None = None, **options: Any
+) -> Iterator[openai.OpenAI]:
+    """A client of a server of this engine."""
     offer = Offer("m", {"self_consistency": SelfConsistency(n=3, max_tokens=90)}, 200, 16)
     api = Api(
-        Service(Written(says, tokenizer), 16),
+        Service(engine, 16),
         offer,
         SolveOptions(**options),
         20_000,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import inf
+from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from tests.helpers.backends import FakeBackend
+from ttc.model.default_model import smollm2_folder
 from ttc.model.limits import ModelLimits
 from ttc.protocols import Step
 from ttc.sampling import SAMPLED, Sampling
@@ -154,3 +158,53 @@ class Written(Thinking):
 
     def running_batch(self, max_rows: int | None = None) -> Slowly:
         return Slowly(self, 0.002)
+
+
+QWEN3 = """{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == 'assistant' and '</think>' in content %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+"""What Qwen3's chat template writes of texts: no thoughts of earlier turns, and an empty one where
+thinking is off."""
+
+QWEN3_THINKING = QWEN3.replace(
+    "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+)
+"""That of Qwen3-Thinking-2507, where the prompt begins the thought."""
+
+
+def save_qwen3(folder: Path, template: str = QWEN3_THINKING) -> str:
+    """A small Qwen3 of random weights, with Qwen3's special tokens and marks."""
+    tokenizer = thinker(template, ("<|im_start|>", "<|im_end|>"), ("<think>", "</think>"))
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=512,
+        initializer_range=0.3, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def save_smollm2(folder: Path, template: str = QWEN3_THINKING) -> str:
+    """SmolLM2 with its real weights, and a chat template that has marks; these are several tokens
+    each."""
+    folder.mkdir()
+    for file in smollm2_folder().iterdir():
+        if file.suffix != ".jinja":
+            (folder / file.name).symlink_to(file)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").unlink()
+    settings["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return str(folder)

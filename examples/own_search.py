@@ -8,7 +8,7 @@ this file:
 
 from dataclasses import dataclass
 
-from search import Case, Expand, Rate, Release, Search, SearchSteps, Step, solve
+from search import Case, Expand, Rate, Release, Search, SearchSteps, solve
 from ttc import Branch, Engine
 from verifiers import ArithmeticVerifier
 
@@ -33,7 +33,8 @@ class TryAgain(Search):
         for _ in range(self.tries):
             # One child of the prompt. The prompt's keys and values are computed once, whatever
             # stands on them.
-            (child,) = yield Expand([root], 1, Step(self.max_tokens, end=case.end), self.sampling)
+            step = case.answer(self.max_tokens)
+            (child,) = yield Expand([root], 1, step, self.sampling)
             (score,) = yield Rate([child])
             if best is None or score > (best.score or 0):
                 best, child = child, best

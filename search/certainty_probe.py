@@ -26,7 +26,8 @@ HEDGING = {"wait", "hold", "but", "okay", "no", "hmm"}
 
 @dataclass(frozen=True)
 class CertaintyProbe(Search):
-    """One chain of at most `max_tokens` tokens, thoughts included, asked for its answer every `every` tokens.
+    """One chain of at most `max_tokens` tokens, thoughts included, asked for its answer every
+    `every` tokens.
 
     A probe is a fork of the chain: `suffix` is put after it and `probe_tokens` tokens are decoded;
     then it is dropped. It shares the chain's keys and values. The search ends when the last `agree`

@@ -32,9 +32,9 @@ def test_a_closed_thought_and_its_answer_are_those_of_transformers(tmp_path: Pat
     closing = engine.encode(CLOSING)
 
     def more(tokens: list[int], count: int) -> list[int]:
-        with torch.inference_mode():
+        with torch.inference_mode(), engine.lent() as model:
             ids = torch.tensor([tokens])
-            told = engine.model.generate(ids, max_new_tokens=count, do_sample=False)
+            told = model.generate(ids, max_new_tokens=count, do_sample=False)
         return list(told[0, len(tokens) :].tolist())
 
     thought = more(prompt, 9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -24,15 +25,44 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FAR = 2**30
 """The window and the chunk, in tokens, of a layer that has none."""
 
-FEW, MANY = 16, 64
-"""Queries of the small and of the large tasks (of more where a KV head has more queries)."""
+SMALL_TILE = 16
+"""Queries that a program of a small task takes: the least that a matrix product takes. The tail of
+one row, and what few rows share, are such tasks."""
 
-BLOCK_BYTES = 2**14
-"""Keys that a program reads at a time, and as many values: two such pairs fit any GPU's shared
-memory."""
+WARPS = 4
 
-STAGES = 2
-"""Such pairs at a time: while one is computed, the next is on its way."""
+MAX_REGISTERS = 255
+"""For a thread. Two programs then share a multiprocessor's 65,536 registers. Without this limit the
+compiler prefers fewer registers, and spills some."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What a program holds at a time.
+
+    queries: of a large task. keys: of a block. stages: blocks at a time; while one is computed, the
+    next is on its way.
+    """
+
+    queries: int
+    keys: int
+    stages: int
+
+
+TILES = {
+    2: {64: Tiles(64, 32, 2), 128: Tiles(32, 64, 2), 256: Tiles(32, 16, 2)},
+    4: {64: Tiles(16, 32, 1), 128: Tiles(16, 16, 1), 256: Tiles(16, 16, 1)},
+}
+"""By the bytes of a number, and by how many numbers a head has at most. With them nothing spills and
+two programs share a multiprocessor of any GPU from compute capability 8.0 on (`python -m
+experiments.bench gpu_resources`). Larger heads take the last, and fit as they can."""
+
+
+def tiles(dim: int, value_dim: int, dtype: torch.dtype) -> Tiles:
+    """The tiles for heads of `dim` numbers, and `value_dim` numbers in their values."""
+    by_size = TILES[dtype.itemsize]
+    width = max(_width(dim), _width(value_dim))
+    return next((chosen for size, chosen in by_size.items() if width <= size), by_size[256])
 
 
 @cache
@@ -83,6 +113,9 @@ class TritonAttention:
         step = 16 // torch.empty(0, dtype=dtype).element_size()
         aligned = not (arrays.addresses % np.array([16, 16, step, step, step, step])).any()
         self.align = step if aligned else 1
+        sizes = (arrays.tasks[:, 1] - arrays.tasks[:, 0]) * arrays.groups
+        self.small = int((sizes <= SMALL_TILE).sum())
+        self.tasks = arrays.tasks[np.argsort(sizes > SMALL_TILE, kind="stable")]
         self.on_device: list[Tensor] = []
         self.parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
@@ -112,18 +145,28 @@ class TritonAttention:
         out = torch.empty(rows, kv_heads, groups, value_dim, device=device)
         lse = torch.empty(rows, kv_heads, groups, device=device)
         part_out, part_sum = self._parts(heads, value_dim, device)
-        queries = arrays.max_rows * groups
+        places = _of(addresses, layer.index, 6 * len(arrays.entries))
+        sizes = tiles(dim, value_dim, self.dtype)
+        large = len(arrays.tasks) - self.small
+        tiles_of_large = -(-arrays.max_rows * groups // sizes.queries)
         with torch.cuda.device_of(q):
-            self.kernels.attend_tasks[len(arrays.tasks), kv_heads](
-                q, *q.stride()[:3], out, lse, part_out, part_sum,
-                own_keys, *own_keys.stride()[:3], own_values, *own_values.stride()[:3],
-                new_key, *new_key.stride()[:2], new_value, *new_value.stride()[:2],
-                tasks, pieces, starts, _of(addresses, layer.index, 6 * len(arrays.entries)), positions, *own,
-                layer.window or FAR, layer.chunk or FAR, layer.scale, layer.softcap or 0.0, dim, value_dim,
-                GROUPS=groups, MOST=FEW if queries <= FEW else max(MANY, _power(groups)), NEW=new is not None,
-                CAPPED=layer.softcap is not None, WIDEN=device.type == "cpu", ALIGN=self.align,
-                num_stages=STAGES, **self._widths(dim, value_dim),
-            )  # fmt: skip
+            for first, count, tile, tiles_of_task in (
+                (0, self.small, SMALL_TILE, 1),
+                (self.small, large, sizes.queries, tiles_of_large),
+            ):
+                if not count:
+                    continue
+                self.kernels.attend_tasks[count, kv_heads, tiles_of_task](
+                    q, *q.stride()[:3], out, lse, part_out, part_sum,
+                    own_keys, *own_keys.stride()[:3], own_values, *own_values.stride()[:3],
+                    new_key, *new_key.stride()[:2], new_value, *new_value.stride()[:2],
+                    tasks[6 * first :], pieces, starts, places, positions, *own,
+                    layer.window or FAR, layer.chunk or FAR, layer.scale, layer.softcap or 0.0, dim, value_dim,
+                    GROUPS=groups, TILE=tile, NEW=new is not None,
+                    CAPPED=layer.softcap is not None, WIDEN=device.type == "cpu", ALIGN=self.align,
+                    BLOCK=sizes.keys, WIDTH=_width(dim), VALUE_WIDTH=_width(value_dim),
+                    num_warps=WARPS, num_stages=sizes.stages, maxnreg=MAX_REGISTERS,
+                )  # fmt: skip
             if arrays.slots:
                 self.kernels.merge_rows[rows, heads](
                     part_out,
@@ -167,7 +210,7 @@ class TritonAttention:
         arrays = self.arrays
         self.on_device = upload(
             (
-                arrays.tasks, arrays.pieces, arrays.starts, arrays.addresses, arrays.positions,
+                self.tasks, arrays.pieces, arrays.starts, arrays.addresses, arrays.positions,
                 arrays.own_places, arrays.own_starts, arrays.part_first, arrays.parts, self.stores, self.store_places,
             ),
             device,
@@ -181,14 +224,6 @@ class TritonAttention:
                 torch.empty(slots, heads, 2, device=device),
             )
         return self.parts[heads, value_dim]
-
-    def _widths(self, dim: int, value_dim: int) -> dict[str, int]:
-        """Widths rounded up as the kernel wants them, and the keys of a block."""
-        width, value_width = _width(dim), _width(value_dim)
-        block = BLOCK_BYTES // (
-            max(width, value_width) * torch.empty(0, dtype=self.dtype).element_size()
-        )
-        return {"BLOCK": min(64, max(16, block)), "WIDTH": width, "VALUE_WIDTH": value_width}
 
 
 def fused_attention(

@@ -3,9 +3,10 @@ documents.
 
 A program is one task for one KV head: the queries of its rows, all heads of the group, are one side
 of a matrix product whose other side is a block of keys. So a key is read once for all rows of a
-task. Online softmax runs over the blocks (Milakov and Gimelshein, 2018); where several tasks share
-a row, `merge_rows` merges what they left by log-sum-exp. Sums are float32; weights are rounded to
-the values' type before they meet, as usual on GPUs.
+task, or once for each `TILE` of its queries where it has more. Online softmax runs over the blocks
+(Milakov and Gimelshein, 2018); where several tasks share a row, `merge_rows` merges what they left
+by log-sum-exp. Sums are float32; weights are rounded to the values' type before they meet, as usual
+on GPUs.
 
 Imported at first use only. With TRITON_INTERPRET=1 in the environment by then, the kernels run on
 CPU tensors.
@@ -19,8 +20,6 @@ NOTHING = tl.constexpr(-1e30)
 """The running maximum of a query that has seen no key."""
 HIDDEN = tl.constexpr(-3e38)
 """The score of a key that a query does not see."""
-FEW = tl.constexpr(16)
-"""Queries of a small task: the least that a matrix product takes."""
 
 
 @triton.jit
@@ -76,20 +75,23 @@ def attend_run(
 
 
 @triton.jit
-def attend_task(
+def attend_tasks(
     q_at, q_head, q_group, q_row, out_at, lse_at, part_out, part_sum,
     own_key, own_key_row, own_key_head, own_key_token, own_value, own_value_row, own_value_head, own_value_token,
     new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
     tasks, pieces, starts, addresses, positions, own_places, own_starts,
     window, chunk, scale, softcap, dim, value_dim,
-    GROUPS: tl.constexpr, MOST: tl.constexpr, NEW: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
+    GROUPS: tl.constexpr, TILE: tl.constexpr, NEW: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One task, of at most MOST queries, for one KV head."""
+    """Some tasks of a layer: program (task, KV head, tile of queries)."""
     task, head = tasks + 6 * tl.program_id(0), tl.program_id(1)
     row, end, first_piece = tl.load(task), tl.load(task + 1), tl.load(task + 2)
     end_piece, slot, own_row = tl.load(task + 3), tl.load(task + 4), tl.load(task + 5)
-    query, d, v = tl.arange(0, MOST), tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
+    if tl.program_id(2) * TILE >= (end - row) * GROUPS:
+        return  # other tasks have more queries
+    query = tl.program_id(2) * TILE + tl.arange(0, TILE)
+    d, v = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     mine = tl.minimum(row + query // GROUPS, end - 1)  # beyond the last row, it again
     group = query % GROUPS
     at = q_at + head * q_head + group * q_group + mine * q_row
@@ -98,9 +100,9 @@ def attend_task(
         q = q.to(tl.float32)
     position = tl.load(positions + mine)
     low, high = tl.min(position, 0), tl.max(position, 0)
-    top = tl.full([MOST], NOTHING, tl.float32)
-    total = tl.zeros([MOST], tl.float32)
-    out = tl.zeros([MOST, VALUE_WIDTH], tl.float32)
+    top = tl.full([TILE], NOTHING, tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    out = tl.zeros([TILE, VALUE_WIDTH], tl.float32)
     for piece in range(first_piece, end_piece):
         entry, skipped = tl.load(pieces + 3 * piece), tl.load(pieces + 3 * piece + 1)
         place = addresses + 6 * entry
@@ -164,41 +166,6 @@ def attend_task(
             out,
             mask=real[:, None] & (v < value_dim)[None, :],
         )
-
-
-@triton.jit
-def attend_tasks(
-    q_at, q_head, q_group, q_row, out_at, lse_at, part_out, part_sum,
-    own_key, own_key_row, own_key_head, own_key_token, own_value, own_value_row, own_value_head, own_value_token,
-    new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
-    tasks, pieces, starts, addresses, positions, own_places, own_starts,
-    window, chunk, scale, softcap, dim, value_dim,
-    GROUPS: tl.constexpr, MOST: tl.constexpr, NEW: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-):  # fmt: skip
-    """A layer's attention: program (task, KV head). The tail of one row, and what few rows share,
-    go in small tiles."""
-    task = tasks + 6 * tl.program_id(0)
-    if (tl.load(task + 1) - tl.load(task)) * GROUPS <= FEW:
-        attend_task(
-            q_at, q_head, q_group, q_row, out_at, lse_at, part_out, part_sum,
-            own_key, own_key_row, own_key_head, own_key_token,
-            own_value, own_value_row, own_value_head, own_value_token,
-            new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
-            tasks, pieces, starts, addresses, positions, own_places, own_starts,
-            window, chunk, scale, softcap, dim, value_dim,
-            GROUPS, FEW, NEW, CAPPED, WIDEN, ALIGN, BLOCK, WIDTH, VALUE_WIDTH,
-        )  # fmt: skip
-    elif MOST > FEW:
-        attend_task(
-            q_at, q_head, q_group, q_row, out_at, lse_at, part_out, part_sum,
-            own_key, own_key_row, own_key_head, own_key_token,
-            own_value, own_value_row, own_value_head, own_value_token,
-            new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
-            tasks, pieces, starts, addresses, positions, own_places, own_starts,
-            window, chunk, scale, softcap, dim, value_dim,
-            GROUPS, MOST, NEW, CAPPED, WIDEN, ALIGN, BLOCK, WIDTH, VALUE_WIDTH,
-        )  # fmt: skip
 
 
 @triton.jit

@@ -62,6 +62,7 @@ class PlanArrays:
     ):
         self.entries = entries
         self.rows = len(positions)
+        self.groups = groups
         self.positions = np.array(positions, np.int64)
         places, filled = (range(self.rows), 0) if tails is None else tails
         self.own_places = np.array(places, np.int64)

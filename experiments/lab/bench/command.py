@@ -53,6 +53,10 @@ def parser() -> argparse.ArgumentParser:
         "hybrid", help="branches of a model with recurrent layers, against plain transformers"
     )
     mixed.add_argument("--out", type=Path, default=RESULTS / "hybrid.json")
+    gpu = commands.add_parser(
+        "gpu_resources", help="registers, spills and shared memory of the GPU kernel; needs no GPU"
+    )
+    gpu.add_argument("--out", type=Path, default=RESULTS / "gpu_resources.json")
     task = commands.add_parser("default_task", help="four searches on the default task")
     task.add_argument("--problems", type=int, default=200)
     task.add_argument("--out", type=Path, default=RESULTS / "default_task.json")
@@ -233,6 +237,12 @@ def _arm(arguments: argparse.Namespace) -> None:
     prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
 
 
+def _gpu_resources(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import gpu_resources
+
+    gpu_resources.run(arguments.out)
+
+
 def _hybrid(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import hybrid
 
@@ -390,6 +400,7 @@ def _kernel_form_case(arguments: argparse.Namespace) -> None:
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "prefix": _prefix,
     "arm": _arm,
+    "gpu_resources": _gpu_resources,
     "hybrid": _hybrid,
     "default_task": _default_task,
     "cache": _cache,

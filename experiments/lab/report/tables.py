@@ -14,6 +14,7 @@ from experiments.lab.bench import (
     cache,
     cost_model,
     default_task,
+    gpu_resources,
     hybrid,
     memory,
     placement,
@@ -40,6 +41,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/benchmarks.md": {
         "prefix": ("prefix", prefix.table),
         "hybrid": ("hybrid", hybrid.table),
+        "gpu_resources": ("gpu_resources", gpu_resources.table),
         "breakdown": ("breakdown", breakdown.table),
         "search_steps": ("search", search_tables.steps_table),
         "search": ("search", search_tables.searches_table),

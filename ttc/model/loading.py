@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,20 @@ from ttc.model.multimodal import text_decoder
 from ttc.model.packed_linear import has_bfloat16
 from ttc.model.quantized import check_quantization
 from ttc.model.reward_heads import HeadedModel, read_head
+from ttc.text.chat import check_template
+from ttc.time_limit import limited
 
 PlaceWeights = Callable[[Any, torch.device], dict[str, Any]]
 """From an empty model and the device to where each module's weights go, by the module's name."""
 COMPARED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 """Has transformers say which weights are missing or of another shape."""
+OTHER_CONFIG = "give the config.json that belongs to its weights"
+BUILD_S = 20.0
+"""Seconds to read a configuration, and to build its model without weights. A real one takes less
+than one."""
+PER_BYTE, PER_BYTE_QUANTIZED = 4, 32
+"""The most parameters that a byte of a file can stand for: one of a byte is tied to others, and
+quantized ones take a bit or two."""
 
 
 def load(
@@ -47,7 +57,7 @@ def load(
 
     Raises UnsupportedModel for what cannot be loaded here, InvalidInput for wrong arguments.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     is_name = isinstance(name, str | os.PathLike)
     check_kind("name", name, is_name, "an alias, a hub id, a folder or a .gguf file")
@@ -57,7 +67,7 @@ def load(
     place = chosen_device(device)
     precision = _dtype(dtype, place)
     with opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
-        config = AutoConfig.from_pretrained(source, **options)
+        config = read_config(source, options)
         method = check_quantization(config, place)
         decoder = None
         if not (trust_remote_code and hasattr(config, "auto_map")):
@@ -65,17 +75,19 @@ def load(
         kind: Any
         kind, config, renaming = decoder or (AutoModelForCausalLM, config, {})
         tokenizer = read_tokenizer(source, options)
+        build = partial(_without_weights, kind, config, precision, trust_remote_code)
+        empty = limited(build, BUILD_S, f"building the model that {source} describes", OTHER_CONFIG)
         places: dict[str, Any] = {"": place}
         if place_weights is not None or over is not None:
             if method is not None:
                 raise UnsupportedModel(
                     f"its weights are quantized by {method!r}; leave placement out, give one device"
                 )
-            empty = _without_weights(kind, config, precision, trust_remote_code)
             if place_weights is not None:
                 places = place_weights(empty, place)
             elif over is not None:
                 places = weights_over(empty, over)
+        _check_size(empty, Path(source), options.get("gguf_file"), method is not None)
         options |= {"dtype": precision, "device_map": places} | renaming
         with nullcontext() if decoder is None else _without_report():
             model = _read_weights(kind, source, options | {"config": config})
@@ -96,11 +108,9 @@ def configuration(
     source: gguf_file, trust_remote_code. Raises UnsupportedModel for quantized weights, whose sizes
     a configuration does not tell.
     """
-    from transformers import AutoConfig
-
     place = chosen_device(device)
     with opened(os.fspath(name), **source) as (path, options):
-        config = AutoConfig.from_pretrained(path, **options)
+        config = read_config(path, options)
         if (method := check_quantization(config, place)) is not None:
             raise UnsupportedModel(
                 f"its weights are quantized by {method!r}, and memory=auto plans for plain ones"
@@ -163,6 +173,17 @@ def load_generation_config(name: str, **source: Any) -> Any:
     return None
 
 
+def read_config(source: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    def read() -> Any:
+        return AutoConfig.from_pretrained(source, **options)
+
+    if not Path(source).exists():  # it comes over a network
+        return read()
+    return limited(read, BUILD_S, f"reading the configuration of {source}", OTHER_CONFIG)
+
+
 def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
@@ -170,6 +191,8 @@ def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
     if "gguf_file" in options:
         restore_digits(tokenizer, Path(str(cached_file(source, options["gguf_file"]))))
+    tokenizer("a")  # settings of wrong types show here
+    check_template(getattr(tokenizer, "chat_template", None))
     return tokenizer
 
 
@@ -198,6 +221,29 @@ def _without_weights(kind: Any, config: Any, dtype: torch.dtype, trust_remote_co
         if hasattr(kind, "from_config"):  # transformers' choice by the configuration
             return kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
         return kind._from_config(config, dtype=dtype)
+
+
+def _check_size(model: Any, source: Path, gguf_file: str | None, quantized: bool) -> None:
+    """Raise ValueError for a configuration of many more parameters than its files can hold, before
+    memory is taken for them.
+
+    model: without weights.
+    """
+    if not source.exists():  # an id on the hub
+        return
+    parts = [source / gguf_file] if gguf_file else _weight_files(source)
+    stored_bytes = sum(file.stat().st_size for file in parts)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    most = PER_BYTE_QUANTIZED if quantized or gguf_file else PER_BYTE
+    if parameters > most * stored_bytes:
+        raise ValueError(
+            f"its configuration has {parameters:,} parameters, and its files hold "
+            f"{stored_bytes:,} bytes"
+        )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
 
 
 def _remove_hooks(model: Any) -> None:

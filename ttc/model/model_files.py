@@ -7,9 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
-from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.errors import TTCError, UnsupportedModel
 from ttc.model.default_model import SMOLLM2, smollm2_folder
 from ttc.model.hub import reached
 
@@ -60,17 +58,26 @@ def opened(
     with _without_bar(), reached(name, "model") if path is None else nullcontext(True) as online:
         try:
             yield source, options
-        except InvalidInput:
-            raise
         except UnsupportedModel as error:
             raise UnsupportedModel(f"cannot load the model {name!r}: {error}") from error
-        except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-            what = str(error).strip() or type(error).__name__
-            reason = _reason(name, what, path, online, trust_remote_code)
+        except TTCError:
+            raise
+        except Exception as error:  # what files can make libraries raise has no common class
+            reason = _reason(name, error, path, online, trust_remote_code)
             raise UnsupportedModel(reason) from error
 
 
-def _reason(name: str, error: str, path: Path | None, online: bool, trusted: bool) -> str:
+def _in_a_line(error: Exception) -> str:
+    """What an error says, with its kind where it says only what happened within Python."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    if text.endswith(":") and len(lines) > 1:  # a heading
+        text = f"{text} {lines[1]}"
+    plain = isinstance(error, OSError | ValueError | ImportError) and text
+    return text if plain else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def _reason(name: str, error: Exception, path: Path | None, online: bool, trusted: bool) -> str:
     forms = f"the alias {SMOLLM2!r}, a folder with config.json and weights"
     if not online:
         return (
@@ -78,7 +85,7 @@ def _reason(name: str, error: str, path: Path | None, online: bool, trusted: boo
             f"lies in this machine's cache. If {name!r} is on the hub, try again with a network; "
             f"else give {forms}, or a .gguf file"
         )
-    if "trust_remote_code" in error and not trusted:
+    if "trust_remote_code" in str(error) and not trusted:
         return (
             f"the model {name!r} comes with Python code of its own, which is not run unless you "
             "allow it. Read that code, and if you trust it: trust_remote_code=True in Python, "
@@ -87,8 +94,7 @@ def _reason(name: str, error: str, path: Path | None, online: bool, trusted: boo
     again = f"Give {forms}, a .gguf file, or the id of a causal language model on the hub"
     if name == SMOLLM2:
         again = f"Delete {path} to have it converted again"
-    first_line = error.partition("\n")[0]
-    return f"cannot load the model {name!r}: {first_line}. {again}"
+    return f"cannot load the model {name!r}: {_in_a_line(error).removesuffix('.')}. {again}"
 
 
 @contextmanager

@@ -5,12 +5,13 @@ Everything goes through `apply_chat_template`, so the tokens are those of transf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError
 
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.time_limit import limited
 
 Message = Mapping[str, str]
 """One message of a chat: its "role" and its "content"."""
@@ -21,6 +22,9 @@ QUESTION: tuple[Message, ...] = ({"role": "user", "content": "?"},)
 ANSWER = "THE-ANSWER"
 """Stands for an answer, or at the end of a message, to see what a template writes after it."""
 
+TEMPLATE_S = 10.0
+"""Seconds that a chat template may take for one chat."""
+
 ANCHOR = "a"
 """Stands before a text that is to be cut into tokens as a later part of a longer text."""
 
@@ -28,6 +32,24 @@ ANCHOR = "a"
 def has_template(tokenizer: Any) -> bool:
     """Whether the tokenizer has a chat template."""
     return getattr(tokenizer, "chat_template", None) is not None
+
+
+def check_template(template: Any) -> None:
+    """Raise UnsupportedModel for a template that computes a power: no chat needs one, and nothing
+    can cut off a large one. template: one, or several by their names, as a tokenizer has them."""
+    for text in template.values() if isinstance(template, Mapping) else [template]:
+        before = ""
+        for _, _, word in _words(str(text)):
+            if word == "**" and before not in ("(", ","):  # there it stands for named arguments
+                raise UnsupportedModel("its chat template computes a power (**); take it out")
+            before = word if word.strip() else before
+
+
+def _words(template: str) -> Iterator[tuple[int, str, str]]:
+    try:
+        yield from Environment().lex(template)
+    except TemplateError:  # which is told when it is used
+        return
 
 
 def chat_text(
@@ -180,23 +202,31 @@ def _applied(
     tokenize: bool,
 ) -> Any:
     given = [dict(message) for message in messages]
-    try:
-        if _takes_parts(tokenizer, options):
-            given = list(map(_in_parts, given))
+
+    def written() -> Any:
+        parts = list(map(_in_parts, given)) if _takes_parts(tokenizer, options) else given
         return tokenizer.apply_chat_template(
-            given, tokenize=tokenize, add_generation_prompt=True, **(options or {})
+            parts, tokenize=tokenize, add_generation_prompt=True, **(options or {})
         )
-    except TemplateError as error:
+
+    try:
+        return limited(written, TEMPLATE_S, "the chat template", way_out)
+    except InvalidInput:
+        raise
+    except Exception as error:  # a template can make Python raise anything
+        if isinstance(error, ValueError) and isinstance(
+            getattr(tokenizer, "chat_template", None), Mapping
+        ):
+            raise InvalidInput(
+                f"the tokenizer has several chat templates, and none of them was chosen: {error} "
+                "Give the name of one as an option of the chat template "
+                "(+dataset.chat_options.chat_template=NAME), or set chat to false"
+            ) from error
+        said = (
+            str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        )
         raise InvalidInput(
-            f"the chat template refuses these messages: {error}; {way_out}"
-        ) from error
-    except ValueError as error:
-        if not isinstance(getattr(tokenizer, "chat_template", None), Mapping):
-            raise
-        raise InvalidInput(
-            f"the tokenizer has several chat templates, and none of them was chosen: {error} Give "
-            "the name of one as an option of the chat template "
-            "(+dataset.chat_options.chat_template=NAME), or set chat to false"
+            f"the chat template refuses these messages: {said.partition(chr(10))[0]}; {way_out}"
         ) from error
 
 

@@ -1,0 +1,49 @@
+"""What takes too long is cut off, and nothing of that arrives later."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+import pytest
+
+from ttc import InvalidInput
+from ttc.time_limit import limited
+
+
+def forever() -> None:
+    while True:
+        with suppress(Exception):  # what is cut off does not handle it
+            sum(range(100))
+
+
+def test_what_ends_in_time_returns_or_raises_as_it_does() -> None:
+    assert limited(lambda: 3, 10, "it", "wait") == 3
+    with pytest.raises(ZeroDivisionError):
+        limited(lambda: 1 // 0, 10, "it", "wait")
+
+
+def test_what_does_not_end_is_cut_off() -> None:
+    started = time.monotonic()
+    with pytest.raises(InvalidInput, match=r"the sum takes more than 0\.2 s; take fewer"):
+        limited(forever, 0.2, "the sum", "take fewer")
+    assert time.monotonic() - started < 5
+
+
+def test_nothing_arrives_after_the_end() -> None:
+    """Calls that end at about the time of their limit."""
+    outcomes = set()
+    for turn in range(60):
+        end = time.monotonic() + turn / 1000
+
+        def busy(end: float = end) -> None:
+            while time.monotonic() < end:
+                pass
+
+        try:
+            limited(busy, 0.02, "it", "wait")
+            outcomes.add("returned")
+        except InvalidInput:
+            outcomes.add("cut off")
+        sum(range(1000))
+    assert outcomes == {"returned", "cut off"}

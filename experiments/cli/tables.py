@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import csv
 import html
+import io
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 WIDTH = 80
 """Columns of a terminal that a table fits into."""
-CELL = 36
-"""Characters of a line of a cell; longer ones are broken."""
+LABEL, CELL = 44, 34
+"""Characters of a line of a cell in the first column and in others; longer ones are broken."""
+FORMATS = ("text", "markdown", "latex", "csv")
+"""What `--format` can be; csv has other columns than the tables."""
 RESULTS = ("accuracy", "difference")
 """Columns that stay, even where all lines have the same."""
 
@@ -91,20 +93,22 @@ def _all_alike(cells: Sequence[str]) -> bool:
     return len(cells) > 1 and len(set(cells)) == 1
 
 
-def _broken(cell: str) -> list[str]:
-    return textwrap.wrap(cell, CELL) or [""]
+def _broken(cell: str, width: int = CELL) -> list[str]:
+    return textwrap.wrap(cell, width) or [""]
 
 
-def _width(column: Sequence[str]) -> int:
-    return max(len(line) for cell in column for line in _broken(cell))
+def _width(column: Sequence[str], width: int = CELL) -> int:
+    return max(len(line) for cell in column for line in _broken(cell, width))
 
 
 def _blocks(columns: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
     """The columns in groups that fit a terminal, each with the first column."""
     first, *others = columns
+    label_width = _width(first, LABEL)
     block = [first]
     for column in others:
-        if len(block) > 1 and sum(_width(c) + 2 for c in (*block, column)) - 2 > WIDTH:
+        rest_width = sum(_width(c) + 2 for c in (*block[1:], column))
+        if len(block) > 1 and label_width + rest_width > WIDTH:
             yield block
             block = [first]
         block.append(column)
@@ -113,10 +117,11 @@ def _blocks(columns: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
 
 def _aligned(columns: Sequence[Sequence[str]]) -> str:
     """Columns as lines: the first to the left, the others to the right."""
-    widths = [_width(column) for column in columns]
+    widths = [_width(columns[0], LABEL), *map(_width, columns[1:])]
     lines = []
-    for cells in zip(*columns, strict=True):
-        for parts in zip_longest(*map(_broken, cells), fillvalue=""):
+    for label, *cells in zip(*columns, strict=True):
+        broken = [_broken(label, LABEL), *map(_broken, cells)]
+        for parts in zip_longest(*broken, fillvalue=""):
             first, *others = parts
             aligned = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
             lines.append("  ".join(aligned).rstrip())
@@ -155,14 +160,15 @@ def labelled(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
 
 
-def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each row, a column for each key; nested keys are joined by dots."""
     lines = [_flat(row) for row in rows]
     columns = list(dict.fromkeys(key for line in lines for key in line))
-    with file.open("w", encoding="utf-8", newline="") as out:
-        writer = csv.DictWriter(out, columns)
-        writer.writeheader()
-        writer.writerows(lines)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -312,6 +312,19 @@ def test_tables_come_as_markdown_and_for_booktabs(
     assert r"a\_1| & 75.0\% & " in text and r"\bottomrule" in text
 
 
+def test_csv_has_a_column_for_each_setting_that_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = sweep(tmp_path)
+    compare(parsed([*folders, "--format", "csv", "--csv", str(tmp_path / "rows.csv")]))
+    text = capsys.readouterr().out
+    rows = list(csv.DictReader(text.splitlines()))
+    assert (tmp_path / "rows.csv").read_text() == text and len(rows) == len(folders) == 24
+    for row in rows:
+        n, temperature = row["search.n"], row["search.temperature"]
+        assert row["row"] == f"n={n} temperature={temperature}"
+
+
 def test_labels_can_be_given(tmp_path: Path) -> None:
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
     assert [row["row"] for row in compared(tmp_path, a, b, "--labels", "ours,theirs")["rows"]] == [

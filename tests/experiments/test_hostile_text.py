@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -145,7 +144,7 @@ def test_a_leaderboard_names_its_models(
     monkeypatch.setattr(
         "experiments.eval.leaderboard.run.run_cells", lambda plan: {"c": HOSTILE[3]}
     )
-    board.leaderboard(Namespace(file=tmp_path, dry=False))
+    board.leaderboard(board.parsed([str(tmp_path)]))
     check(capsys.readouterr().out, r"\x1b]52;c;cm0=\x07", r"\x1b[2J", r"\u202e")
 
 

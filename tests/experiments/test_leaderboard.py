@@ -108,8 +108,12 @@ def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFi
         "settings.search.n"
     ] == "4"
     text, page = capsys.readouterr().out, (folder / "leaderboard.html").read_text()
-    assert "**sums**" in text and "**Every run**" in text and "<h2>sums</h2>" in page
+    assert text.startswith("sums\n") and "\nEvery run\n" in text and "<h2>sums</h2>" in page
     assert (folder / "leaderboard.md").read_text().startswith("**sums**")
+    assert max(map(len, text.splitlines())) <= 80 and "\nbon " in text
+    leaderboard(parsed([str(place / "all.yaml"), "--format", "csv"]))
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [(row["row"], row["search.n"]) for row in rows[1:3]] == [("greedy", ""), ("bon", "4")]
     lines = (folder / "predictions" / f"{names[2]}.jsonl").read_text().splitlines()
     assert len(lines) == 4 and json.loads(lines[0])["answer"] == "0"
 
@@ -242,6 +246,25 @@ def test_models_by_name_and_budgets_by_number(place: Path) -> None:
         "model.name='Qwen/Qwen3-0.6B'" in cells[1].overrides
         and "run.max_tokens=500" in cells[1].overrides
     )
+
+
+def test_rows_are_called_by_what_they_differ_in(place: Path) -> None:
+    changes = {
+        "models": ["smollm2", "Qwen/Qwen3-0.6B"],
+        "searches": [
+            "greedy",
+            {"search": "best_of_n", "search.n": 4},
+            {"search": "best_of_n", "search.n": 16},
+            {"name": "ours", "search": "dvts"},
+        ],
+        "budgets": [500],
+        "seeds": [7],
+    }
+    titles = [cell.title for cell in read_plan(board(place, "titles", **changes)).cells]
+    searches = ["greedy", "best_of_n n=4", "best_of_n n=16", "ours"]
+    assert titles == [f"{m} {s}" for m in ("smollm2", "Qwen3-0.6B") for s in searches]
+    one = read_plan(board(place, "one", searches=["greedy"], seeds=[0, 1])).cells
+    assert {cell.title for cell in one} == {"greedy"}
 
 
 values = st.recursive(

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from experiments.eval.view.command import parsed, view
+from experiments.eval.view.page import told_apart
 from search import BestOfN, solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration
@@ -170,6 +171,15 @@ def test_the_page_holds_the_run_and_its_trees(tmp_path: Path) -> None:
     assert [n["correct"] for n in first["nodes"]] == [None, None, None, False, True]
     assert last["failed"] and last["nodes"] == [] and not data["left_out"]
     assert data["histogram"] == [{"from": 12, "to": 12, "right": 1, "wrong": 2}]
+
+
+def test_problems_are_told_apart_by_what_differs() -> None:
+    start = "State the final answer to the following arithmetic problem:"
+    assert told_apart([f"{start} {i} + 2 =" for i in range(5)]) == [f"…{i} + 2 =" for i in range(5)]
+    assert told_apart([f"{start} 1", f"{start} 2", "Tom has", f"{start} 3"]) == [
+        *("…1", "…2", "Tom has", "…3")
+    ]
+    assert told_apart([start, start, ""]) == [start, start, ""] and told_apart([start]) == [start]
 
 
 def test_what_a_model_wrote_stays_text(tmp_path: Path) -> None:

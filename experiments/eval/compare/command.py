@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.command import perform
-from experiments.cli.output import show
+from experiments.cli.output import say, show
+from experiments.cli.tables import FORMATS
 
 FOLDERS = (
     "folders of runs, as outputs/NAME; a folder that holds runs; or a pattern, as 'outputs/*n=4*'"
 )
+FORMAT = "of the tables; latex is for booktabs, csv has a column for each setting that differs"
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -25,10 +27,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--labels", metavar="A,B,C", help="what the rows are called, in the order of their folders"
     )
-    forms = ("text", "markdown", "latex")
-    parser.add_argument(
-        "--format", choices=forms, default="text", help="of the tables; latex is for booktabs"
-    )
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT)
     parser.add_argument(
         "--all-pairs", action="store_true", help="compare every two rows, not only with the first"
     )
@@ -55,14 +54,17 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def compare(arguments: argparse.Namespace) -> None:
     from experiments.eval.compare.rows import check_comparable, load_rows
-    from experiments.eval.compare.show import comparison, tables, write
+    from experiments.eval.compare.show import comparison, csv_text, tables, write
 
     rows = load_rows(arguments.folders, arguments.labels and arguments.labels.split(","))
     check_comparable(rows, arguments.different_problems, arguments.different_prompts)
     figures = comparison(rows, arguments.all_pairs)
-    show("\n\n".join(getattr(table, arguments.format)() for table in tables(figures)))
+    if arguments.format == "csv":
+        show(csv_text(figures), end="")
+    else:
+        show("\n\n".join(getattr(table, arguments.format)() for table in tables(figures)))
     for file in write(figures, arguments.csv, arguments.json, arguments.html, arguments.plot):
-        show(f"\nwritten: {file}")
+        say(f"\nwritten: {file}")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.labels import labels, short_keys, short_value, telling_settings
-from experiments.cli.tables import Table, amount, p_value, page, percent, points, write_csv
+from experiments.cli.tables import Table, amount, as_csv, p_value, page, percent, points
 from experiments.eval.compare.figures import frontier, pair_figures, row_figures
 from experiments.eval.compare.rows import (
     Row,
@@ -90,24 +90,7 @@ def write(
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
     if csv is not None:
-        first = {
-            pair["row"]: pair
-            for pair in figures["differences"]
-            if pair["against"] == rows[0]["row"]
-        }
-        kept = (
-            "against",
-            "difference",
-            "difference_95",
-            "correlation",
-            "test",
-            "p",
-            "p_holm",
-            "detectable",
-        )
-        write_csv(
-            csv, [row | {key: first.get(row["row"], {}).get(key) for key in kept} for row in rows]
-        )
+        csv.write_text(csv_text(figures), encoding="utf-8")
     if json is not None:
         json.write_text(as_json(figures), encoding="utf-8")
     if html is not None:
@@ -115,6 +98,31 @@ def write(
     if plot is not None:
         draw(rows, plot)
     return files
+
+
+def csv_text(figures: Figures) -> str:
+    """A line for each row, with a column for each setting in which rows differ, and the row's
+    difference from the first."""
+    rows = figures["rows"]
+    first = {
+        pair["row"]: pair for pair in figures["differences"] if pair["against"] == rows[0]["row"]
+    }
+    kept = (
+        "against",
+        "difference",
+        "difference_95",
+        "correlation",
+        "test",
+        "p",
+        "p_holm",
+        "detectable",
+    )
+    lines = []
+    for row in rows:
+        pair = first.get(row["row"], {})
+        settings = figures["settings"][row["row"]]
+        lines.append({"row": row["row"], **settings, **row, **{key: pair.get(key) for key in kept}})
+    return as_csv(lines)
 
 
 def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = None) -> None:
@@ -131,7 +139,7 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
             "a plot needs matplotlib: pip install matplotlib, or leave --plot out"
         ) from None
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     known = all(row["flops"] is not None for row in rows)
     costs = [
@@ -164,6 +172,9 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
     )
     if min(costs) > 0 and max(costs) > 5 * min(costs):
         axis.set_xscale("log")
+        axis.xaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
+        axis.xaxis.set_minor_formatter(lambda value, _: amount(value))
+    axis.xaxis.set_major_formatter(lambda value, _: amount(value))
     try:
         figure.savefig(out, dpi=120, format=form)
     except ValueError as error:  # a suffix that matplotlib does not know

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.tables import Table, amount, page, percent, write_csv
+from experiments.cli.tables import Table, amount, as_csv, page, percent
 from experiments.eval.compare.figures import row_figures
-from experiments.eval.compare.rows import Row, prompt_settings
+from experiments.eval.compare.rows import OF_A_SEED, Row, prompt_settings
 from experiments.eval.compare.show import unfinished
 from experiments.eval.leaderboard.plan import Cell, Plan
 from experiments.runs.finished import Run
@@ -49,10 +49,11 @@ def board_rows(plan: Plan) -> list[Figures]:
 def cell_row(cell: Cell, run: Run) -> Figures:
     """Figures of one run, and all that it was made from."""
     figures = row_figures(Row(cell.name, [run]))
-    for name in ("row", "runs", "seeds", "folders"):
+    for name in ("row", "runs", "seeds", "folders"):  # of rows over several runs
         del figures[name]
     goes = run.summary.get("made_by", [])
     return {
+        "row": cell.title or cell.name,
         **cell.labels,
         "seed": cell.seed,
         "folder": str(run.folder),
@@ -101,9 +102,8 @@ def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> 
     made = tables(rows)
     files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json", "html")]
     files[0].write_text("\n\n".join(table.markdown() for table in made) + "\n", encoding="utf-8")
-    write_csv(
-        files[1], [{k: v for k, v in row.items() if k not in ("made_by", "prompt")} for row in rows]
-    )
+    lines = [{k: v for k, v in row.items() if k not in ("made_by", "prompt")} for row in rows]
+    files[1].write_text(as_csv(lines), encoding="utf-8")
     whole = {"name": plan.name, "rows": rows, "errors": errors}
     files[2].write_text(as_json(whole), encoding="utf-8")
     files[3].write_text(page(plan.name, made), encoding="utf-8")
@@ -113,6 +113,21 @@ def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> 
         run = Run.load(Path(row["folder"]))
         write_predictions(run, folder / f"{run.folder.name}.jsonl")
     return [*files, folder]
+
+
+def csv_text(rows: Sequence[Figures]) -> str:
+    """A line for each run, with a column for each setting in which they differ."""
+    configs = [row["settings"] for row in rows]
+    keys = sorted({key for config in configs for key in config} - set(OF_A_SEED))
+    apart = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+    left = ("made_by", "prompt", "settings")
+    return as_csv(
+        [
+            {"row": row["row"], **{key: row["settings"].get(key) for key in apart}}
+            | {key: value for key, value in row.items() if key not in left}
+            for row in rows
+        ]
+    )
 
 
 def tables(rows: Sequence[Figures]) -> list[Table]:
@@ -130,11 +145,9 @@ def digest(value: Any) -> str:
 
 
 def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
-    groups: dict[tuple[str, ...], list[Figures]] = {}
+    groups: dict[str, list[Figures]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[label] for label in LABELS if label != "dataset"), []).append(
-            row
-        )
+        groups.setdefault(row["row"], []).append(row)
     preds = [
         name
         for n in KS
@@ -142,7 +155,7 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
         if (name := f"pred_{rule}@{n}") in {key for row in rows for key in row}
     ]
     lines = []
-    for labels, group in groups.items():
+    for name, group in groups.items():
         figures = row_figures(Row("", [Run.load(Path(row["folder"])) for row in group]))
         interval = " to ".join(map(percent, figures["accuracy_95"]))
         costs = [amount(figures[part]) for part in ("generated_tokens", "verifier_tokens", "flops")]
@@ -150,13 +163,11 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
             percent(sum(r[p] for r in group) / len(group)) if all(p in r for r in group) else "-"
             for p in preds
         ]
-        line = [*labels, str(len(group)), percent(figures["accuracy"]), interval, *costs, *shown]
+        line = [name, str(len(group)), percent(figures["accuracy"]), interval, *costs, *shown]
         lines.append((figures["accuracy"], line))
     lines.sort(key=lambda scored: -scored[0])
     columns = (
-        "model",
-        "search",
-        "budget",
+        "row",
         "seeds",
         "accuracy",
         "95% interval",
@@ -169,6 +180,7 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
 
 def _every(rows: Sequence[Figures]) -> Table:
     columns = (
+        "row",
         *LABELS,
         "seed",
         "accuracy",
@@ -187,7 +199,15 @@ def _every(rows: Sequence[Figures]) -> Table:
         made = (commits, row["data_fingerprint"], row["prompt_fingerprint"], row["folder"])
         labels = (row[label] for label in LABELS)
         lines.append(
-            [*labels, str(row["seed"]), *shares, str(row["problems"]), str(row["failed"]), *made]
+            [
+                row["row"],
+                *labels,
+                str(row["seed"]),
+                *shares,
+                str(row["problems"]),
+                str(row["failed"]),
+                *made,
+            ]
         )
     notes = ["Settings, versions, machine and a prompt of each row: leaderboard.json."]
     notes += [text for row in rows if (text := unfinished(row["folder"], row["left"]))]

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.command import perform
-from experiments.cli.output import show
+from experiments.cli.output import say, show
+from experiments.cli.tables import FORMATS
+from experiments.eval.compare.command import FORMAT
 
 EXAMPLE = """\
 A file:
@@ -31,6 +33,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, help="what to run, as YAML")
+    parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT)
     parser.add_argument(
         "--dry", action="store_true", help="check every cell and print their names, and run nothing"
     )
@@ -42,7 +45,7 @@ def leaderboard(arguments: argparse.Namespace) -> int:
     from experiments.eval.leaderboard.plan import read_plan
 
     plan = read_plan(arguments.file)
-    from experiments.eval.leaderboard.board import board_rows, tables, write_board
+    from experiments.eval.leaderboard.board import board_rows, csv_text, tables, write_board
     from experiments.eval.leaderboard.run import configurations, run_cells
 
     if arguments.dry:
@@ -53,8 +56,11 @@ def leaderboard(arguments: argparse.Namespace) -> int:
     rows = board_rows(plan)
     if rows:
         files = write_board(plan, rows, errors)
-        show("\n\n".join(table.markdown() for table in tables(rows)))
-        show("\nwritten: " + ", ".join(map(str, files)))
+        if arguments.format == "csv":
+            show(csv_text(rows), end="")
+        else:
+            show("\n\n".join(getattr(table, arguments.format)() for table in tables(rows)))
+        say("\nwritten: " + ", ".join(map(str, files)))
     if errors:
         show("\n".join(["", f"{len(errors)} of {len(plan.cells)} cells could not be run:"]))
         show("\n".join(f"  {name}: {text}" for name, text in errors.items()))

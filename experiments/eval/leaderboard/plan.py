@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from experiments.cli.choices import choices
+from experiments.cli.labels import labels, typed_settings
 from experiments.runs.overrides import as_override
 from experiments.runs.records import check_name
 from experiments.runs.run_name import overrides_suffix
@@ -26,12 +27,14 @@ OWN = ("run.name", "run.seed", "run.output_dir")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. labels: what stands in its row for model, data set, search and budget."""
+    """One run. labels: its model, data set, search and budget, as they stand in its name. title:
+    what tells it from other rows of its data set."""
 
     name: str
     labels: dict[str, str]
     seed: int
     overrides: list[str]
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a list: what it is called, and what it sets."""
+    """One entry of a list: what it is called in names of folders, and what it sets. title: what it
+    is called beside the others of its list; None for what they differ in."""
 
     label: str
     overrides: list[str]
+    title: str | None = None
 
 
 def read_plan(file: Path) -> Plan:
@@ -70,6 +75,7 @@ def read_plan(file: Path) -> Plan:
         [_entry(value, group, key) for value in _list(given, key)] for key, group in GROUPS.items()
     ]
     axes.append([_budget(value) for value in given.get("budgets") or [{}]])
+    axes = [list(_titled(entries)) for entries in axes]
     seeds = _seeds(given.get("seeds", [0]))
     common = _settings(given.get("settings") or {}, "settings")
     cells = [_cell(parts, seed, common, folder) for parts in product(*axes) for seed in seeds]
@@ -83,17 +89,28 @@ def read_plan(file: Path) -> Plan:
 
 
 def _cell(parts: Sequence[Entry], seed: int, common: Sequence[str], folder: Path) -> Cell:
-    labels = dict(
+    named = dict(
         zip(("model", "dataset", "search", "budget"), (part.label for part in parts), strict=True)
     )
-    name = check_name("-".join([*filter(None, labels.values()), f"seed{seed}"]))
+    name = check_name("-".join([*filter(None, named.values()), f"seed{seed}"]))
     overrides = [override for part in parts for override in part.overrides]
+    model, _, search, budget = (part.title or "" for part in parts)
+    title = " ".join(filter(None, (model, search, budget))) or parts[2].label
     place = [
         f"run.name={as_override(name)}",
         f"run.seed={seed}",
         f"run.output_dir={as_override(str(folder))}",
     ]
-    return Cell(name, labels, seed, [*common, *overrides, *place])
+    return Cell(name, named, seed, [*common, *overrides, *place], title)
+
+
+def _titled(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """The entries of a list with titles, which a list of one does not need."""
+    typed = [typed_settings(entry.overrides) for entry in entries]
+    titles = [entry.title or made for entry, made in zip(entries, labels(typed), strict=True)]
+    for entry, title in zip(entries, titles, strict=True):
+        apart = title if title and titles.count(title) == 1 else entry.label
+        yield replace(entry, title="" if len(entries) == 1 else apart)
 
 
 def _list(given: Mapping[str, Any], key: str) -> list[Any]:
@@ -115,7 +132,8 @@ def _entry(value: Any, group: str, key: str) -> Entry:
         if value in choices(group):
             return Entry(value, [f"{group}={value}"])
         if group == "model":
-            return Entry(_label(value), ["model=hf", f"model.name={as_override(value)}"])
+            chosen = ["model=hf", f"model.name={as_override(value)}"]
+            return Entry(_label(value), chosen, value.rpartition("/")[2])
         raise InvalidInput(
             f"{key}: {value!r} is unknown; use one of {', '.join(choices(group))}, or a mapping of "
             "settings"
@@ -141,7 +159,8 @@ def _mapping(value: Mapping[str, Any], key: str, head: str) -> Entry:
     rest = overrides_suffix(
         [o for o in overrides if o.partition("=")[0] not in GROUPS.values()], ()
     )
-    return Entry(_label(str(value.get("name") or (head + rest).strip("-"))), overrides)
+    given = str(value["name"]) if value.get("name") else None
+    return Entry(_label(given or (head + rest).strip("-")), overrides, given)
 
 
 def _settings(value: Any, key: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from ttc.errors import InvalidInput
 
 TEMPLATE = Path(__file__).with_name("page.html")
 BARS = 20
+SHARED = 200
+"""The most words that questions are compared by."""
 
 
 def page(data: dict[str, Any]) -> str:
@@ -57,8 +60,30 @@ def page_data(run: Run, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
         },
         "histogram": _histogram(records),
         "left_out": len(chosen) < len(records),
-        "problems": [_problem(record) for record in chosen],
+        "problems": [
+            _problem(record) | {"label": label}
+            for record, label in zip(
+                chosen, told_apart([r.get("question") or "" for r in chosen]), strict=True
+            )
+        ],
     }
+
+
+def told_apart(questions: Sequence[str]) -> list[str]:
+    """The questions without the words that they begin with as most others do; whole where nothing
+    else is left."""
+    words = [question.split() for question in questions]
+    starts = Counter(
+        tuple(each[:n]) for each in words for n in range(1, min(len(each), SHARED) + 1)
+    )
+    labels = []
+    for each in words:
+        shared = 0
+        while starts[tuple(each[: shared + 1])] > max(1, len(words) / 2) and shared < len(each):
+            shared += 1
+        rest = " ".join(each[shared:])
+        labels.append(f"…{rest}" if shared and rest else " ".join(each))
+    return labels
 
 
 def _problem(record: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import experiments.runs.problem_loop  # noqa: F401  so that the record names the code that a run uses
+from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.runs.provenance import provenance
 
 SEARCHES = {
@@ -60,6 +61,29 @@ def _row(name: str, verifier: str, summary: dict[str, Any]) -> dict[str, Any]:
             for key in ("generated_tokens_per_problem", "verifier_tokens", "seconds")
         },
     }
+
+
+def draw(figures: Path, out: Path) -> None:
+    """Plot accuracy against tokens."""
+    rows = json.loads(figures.read_text(encoding="utf-8"))["rows"]
+    points = [
+        {
+            "row": row["search"],
+            "accuracy": row["accuracy"],
+            "accuracy_95": row["accuracy_95"],
+            "generated_tokens": row["generated_tokens_per_problem"],
+            "verifier_tokens": row["verifier_tokens"] / row["problems"],
+            "flops": None,
+        }
+        for row in rows
+    ]
+    accuracy_against_compute(points, out)
+
+
+def table_and_plot(result: dict[str, Any]) -> str:
+    """For the README."""
+    link = "![accuracy against tokens on the default task](docs/plots/default_task.png)"
+    return f"{table(result)}\n\n{link}"
 
 
 def table(result: dict[str, Any]) -> str:

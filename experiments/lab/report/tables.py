@@ -36,7 +36,7 @@ Table = Callable[[dict[str, Any]], str]
 TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "README.md": {
         "prefix": ("prefix_short", prefix.table_and_plot),
-        "default_task": ("default_task", default_task.table),
+        "default_task": ("default_task", default_task.table_and_plot),
     },
     "docs/benchmarks.md": {
         "prefix": ("prefix", prefix.table),
@@ -95,5 +95,7 @@ def write_all() -> None:
         Path(document).write_text(filled(document), encoding="utf-8")
     prefix.draw(RESULTS / "prefix_short.json", Path("docs/plots/prefix.png"))
     searches.draw(RESULTS / "searches.json", Path("docs/plots/searches.png"))
-    if not plots.draw(RESULTS, Path("docs/plots")):
+    if plots.draw(RESULTS, Path("docs/plots")):
+        default_task.draw(RESULTS / "default_task.json", Path("docs/plots/default_task.png"))
+    else:
         print("no plots were drawn: pip install matplotlib")

@@ -454,7 +454,7 @@ class Engine:
         `RunsBatches`)."""
         present, follow = self._with_kv_present, self._before_token
         return RunningBatch(
-            self.runtime, self.gate, self.lock, present, follow, self.batches, max_rows
+            self.runtime, self.gate, self.lock, present, follow, self.batches, self._idle, max_rows
         )
 
     # ---------------------------------------------------------------- scoring
@@ -653,6 +653,12 @@ class Engine:
             begun = (call.branches for call in self.under_way)
             decoding = (batch.branches for batch in self.batches)
             self.cache.trim(self.tree, self.live, chain(at_work, *begun, *decoding))
+
+    def _idle(self) -> list[Branch]:
+        """The branches that no call works on, that of the longest ago first."""
+        at_work = chain(*(call.branches for call in self.under_way))
+        decoding = chain(*(batch.branches for batch in self.batches))
+        return sorted(self.live - {*at_work, *decoding}, key=lambda branch: branch.used_at)
 
     def context_left(self, branch: Branch) -> int | None:
         """How many tokens a branch can still grow by, None for no limit."""

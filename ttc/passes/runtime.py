@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -81,6 +81,7 @@ class Runtime:
     prefill_tokens: int
     decode: Callable[..., str]
     settings: GenerationSettings
+    charged_bytes: list[int] = field(init=False, default_factory=lambda: [0, 0])
 
     @property
     def memory(self) -> KVMemory:
@@ -102,14 +103,21 @@ class Runtime:
 
     @contextmanager
     def metered(self, branches: Sequence[Branch]) -> Iterator[None]:
-        """Charge what crosses the link meanwhile to the branches' problems, in equal parts."""
-        link = self.memory.link
-        before = link.to_device_bytes.total(), link.to_host_bytes.total()
+        """Charge what crosses the link meanwhile to the branches' problems, in equal parts; not what
+        is charged to others within."""
+        before = self._uncharged()
         try:
             yield
         finally:
-            moved = link.to_device_bytes.total() - before[0], link.to_host_bytes.total() - before[1]
+            moved = tuple(now - then for now, then in zip(self._uncharged(), before, strict=True))
+            for i, nbytes in enumerate(moved):
+                self.charged_bytes[i] += nbytes
             for i, branch in enumerate(branches if any(moved) else ()):
                 part = [n // len(branches) + (i < n % len(branches)) for n in moved]
                 branch.usage.host_to_device_bytes += part[0]
                 branch.usage.device_to_host_bytes += part[1]
+
+    def _uncharged(self) -> tuple[int, int]:
+        """Bytes that have crossed to the device and to the host, and were charged to nobody."""
+        link, charged = self.memory.link, self.charged_bytes
+        return link.to_device_bytes.total() - charged[0], link.to_host_bytes.total() - charged[1]

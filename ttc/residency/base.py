@@ -182,6 +182,14 @@ class Residency(ABC):
         free_bytes = free_device_bytes(memory.link.device)
         return machine_bytes() if free_bytes is None else memory.device.used_bytes + free_bytes
 
+    def has_room(self, tokens: int, states: int) -> bool:
+        """Whether KV of so many tokens and so many recurrent states are likely to fit beside what
+        there is."""
+        memory = self.memory
+        nbytes = memory.bytes_of(tokens, states)
+        used_bytes = memory.device.used_bytes + memory.host.used_bytes - memory.spare_bytes()
+        return not nbytes or self.fits(tokens, states) >= 1 + used_bytes / nbytes
+
     @abstractmethod
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         """Which branches decode their step together, in order; each grows by at most `capacity`

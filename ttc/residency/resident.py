@@ -11,6 +11,7 @@ import torch
 
 from ttc.attention.entry import Reads
 from ttc.attention.stream import KVReader
+from ttc.errors import OutOfMemory
 from ttc.residency.base import Paths, Residency, free_device_bytes
 
 
@@ -49,7 +50,14 @@ class Resident(Residency):
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         # the tails, then their frozen copies
-        self.require(2 * capacity * len(paths), len(paths), len(paths))
+        tokens, states = 2 * capacity * len(paths), 2 * len(paths)
+        self.device.require(self.memory.bytes_of(tokens, states))
+        if len(paths) > 1 and not self.has_room(tokens, states):
+            raise OutOfMemory(
+                f"{len(paths)} branches need {self.memory.bytes_of(tokens, states):,} more bytes "
+                f"of KV, and the machine has room for {self.capacity_bytes():,.0f} in all; use "
+                "fewer branches at once, or memory=paged"
+            )
         return [list(range(len(paths)))]
 
     def stream(self, reads: Reads) -> KVReader | None:

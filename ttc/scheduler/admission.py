@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from math import inf
 
 from ttc.attention.plan import depth_first
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.passes.runtime import Runtime
+from ttc.scheduler.growth import Lengths, tail_tokens
 from ttc.scheduler.rows import Request, Row, paths
 from ttc.scheduler.running_tails import RunningTails
 from ttc.scheduler.stops import Gate, check_gate
@@ -18,20 +19,41 @@ from ttc.tree.branch import Branch
 
 class Admission:
     """The rows that are not at work, and the choice of those that come next: first come, first
-    served, all rows of one request at once.
+    served, all rows of one request at once where there is room for them.
 
+    What rows are likely to write has to fit, not their limits. Where that was too little, the
+    youngest rows wait, and where nothing else makes room they let go of their KV, which is computed
+    again. Rows that a gate compares are never parted.
+
+    make_way: has other batches give up their room, and says whether any did.
+    wake: has the KV of branches there that was let go of.
+    idle: branches that no call works on, the first to let go of their KV first.
     waiting: the rows of each request, in the order in which they came.
+    crowded: those who wait found no room, and nothing has changed since.
     groups: rows whose groups were chosen, to decode their step when those at work have.
     capacity: the tokens that each tail of the groups has room for.
     """
 
-    def __init__(self, runtime: Runtime, gate: Gate | None, max_rows: int | None):
+    def __init__(
+        self,
+        runtime: Runtime,
+        gate: Gate | None,
+        max_rows: int | None,
+        make_way: Callable[[], bool],
+        wake: Callable[[Sequence[Branch]], None],
+        idle: Callable[[], Sequence[Branch]],
+    ):
         if max_rows is not None and max_rows < 1:
             raise InvalidInput(f"max_rows={max_rows} must be at least 1, or None for no limit")
         self.runtime = runtime
         self.gate = gate
         self.max_rows = inf if max_rows is None else max_rows
+        self.make_way = make_way
+        self.wake = wake
+        self.idle = idle
+        self.lengths = Lengths()
         self.waiting: list[list[Row]] = []
+        self.crowded = False
         self.groups: list[list[Row]] = []
         self.capacity = 0
 
@@ -42,69 +64,135 @@ class Admission:
         """The rows of a request wait from now on."""
         if rows:
             self.waiting.append(rows)
+            self.crowded = False
+
+    def note_end(self, row: Row) -> None:
+        """The step of a row is over."""
+        self.lengths.note(row)
+        self.crowded = False
 
     def forget(self, branches: set[Branch]) -> None:
         """Rows of branches that are about to be released leave."""
         self.groups = _without(self.groups, branches)
         self.waiting = _without(self.waiting, branches)
+        self.crowded = False
 
     def clear(self) -> None:
         self.waiting = []
         self.groups = []
 
     def put_back(self, rows: Sequence[Row]) -> None:
-        """Rows that were at work, and those of the groups, wait again before all others."""
-        begun: dict[Request, list[Row]] = {}
-        for row in chain(rows, *self.groups):
-            begun.setdefault(row.request, []).append(row)
+        """Rows that were at work, and those of the groups, wait again, the oldest first."""
+        requests: dict[Request, list[Row]] = {}
+        for row in sorted([*rows, *self], key=lambda row: row.number):
+            requests.setdefault(row.request, []).append(row)
         self.groups = []
-        self.waiting = [*begun.values(), *self.waiting]
+        self.waiting = list(requests.values())
+        self.crowded = False
 
-    def choose_groups(self, make_way: Callable[[], bool]) -> None:
+    # ---------------------------------------------------------------- all anew
+
+    def choose_groups(self) -> None:
         """Have the policy say which of the waiting rows decode together: of as many requests as it
-        has room for.
-
-        make_way: has other batches give up their room, and says whether any did. Raises OutOfMemory
-            where one request alone does not fit.
-        """
+        has room for, else of as many rows. Raises OutOfMemory where one row alone does not fit."""
         ends = list(accumulate(map(len, self.waiting)))
-        count = max(1, bisect_right(ends, self.max_rows))
+        requests = max(1, bisect_right(ends, self.max_rows))
+        while requests > 1 and not self._likely_to_fit(chain(*self.waiting[:requests])):
+            requests -= 1
+        count = ends[requests - 1]
         while True:
+            rows = list(chain(*self.waiting))[:count]
             try:
-                self.groups = self._grouped(list(chain(*self.waiting[:count])))
+                self._have_kv(rows)
+                self.groups = self._grouped(rows)
                 break
             except OutOfMemory:
-                if count == 1 and not make_way():
+                if count > ends[0]:
+                    count = ends[bisect_left(ends, count) - 1]
+                elif self.make_way():
+                    continue
+                elif count > 1 and self.gate is None:
+                    count = count // 2
+                elif not self._let_go(rows):
                     raise
-                count = max(1, count - 1)
-        del self.waiting[:count]
+        self._take(count)
+        self.crowded = bool(self.waiting)
+
+    def _likely_to_fit(self, rows: Iterable[Row]) -> bool:
+        left = [row.filled + self.lengths.left(row) for row in rows]
+        return self.runtime.residency.has_room(sum(left), len(left))
 
     def _grouped(self, rows: list[Row]) -> list[list[Row]]:
         rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
         for leaf in dict.fromkeys(row.branch.leaf for row in rows):
             self.runtime.tree.compact(leaf)
-        self.capacity = max(row.room for row in rows)
-        chosen = self.runtime.residency.groups(paths(rows), self.capacity)
+        residency = self.runtime.residency
+        self.capacity = tail_tokens(rows, residency.roomy)
+        chosen = residency.groups(paths(rows), self.capacity)
         check_gate(self.gate, len(rows), chosen)
         return [[rows[i] for i in sorted(group)] for group in chosen]
+
+    def _have_kv(self, rows: Sequence[Row]) -> None:
+        """Compute the KV again that some of these rows have let go of. Raises OutOfMemory."""
+        if lost := [row for row in rows if row.filled]:
+            if len(rows) > 1:
+                self.runtime.residency.require(sum(row.filled for row in lost), len(lost))
+            self.wake([row.branch for row in lost])
+
+    def _let_go(self, rows: Sequence[Row]) -> bool:
+        """Free the KV of the youngest row that waits, not one of `rows`, else of an idle branch;
+        says whether there was any."""
+        youngest = [row.branch for row in reversed(list(chain(*self.waiting))) if row not in rows]
+        return any(self.runtime.tree.let_go(branch) for branch in (*youngest, *self.idle()))
+
+    def _take(self, count: int) -> list[Row]:
+        """The first rows that wait do so no more."""
+        taken: list[Row] = []
+        while len(taken) < count:
+            part = self.waiting.pop(0)
+            left = count - len(taken)
+            taken += part[:left]
+            if part[left:]:
+                self.waiting.insert(0, part[left:])
+        return taken
 
     def next_group(self) -> tuple[list[Row], list[Row]]:
         """The group that decodes now, and the one after it."""
         rows = self.groups.pop(0)
         return rows, self.groups[0] if self.groups else []
 
+    # ---------------------------------------------------------------- beside those at work
+
     def join(self, rows: Sequence[Row], tails: RunningTails) -> list[Row]:
         """The waiting rows that find room with those at work, which have their tails then."""
         joined: list[Row] = []
-        while self.waiting:
-            coming = self.waiting[0]
-            at_work = [*rows, *joined]
-            if len(at_work) + len(coming) > self.max_rows or not tails.make_room(at_work, coming):
-                break
-            joined += self.waiting.pop(0)
+        while self.waiting and (count := self._joining([*rows, *joined], tails)):
+            joined += self._take(count)
+        self.crowded = bool(self.waiting)
         for leaf in dict.fromkeys(row.branch.leaf for row in joined):
             self.runtime.tree.compact(leaf)
         return joined
+
+    def _joining(self, at_work: Sequence[Row], tails: RunningTails) -> int:
+        """How many of the first request's rows find room: all or none, or as many as do of those
+        that were parted from others before."""
+        coming = self.waiting[0]
+        if len(at_work) + len(coming) > self.max_rows:
+            return 0
+        count = len(coming)
+        parted = self.gate is None and count < coming[0].request.branches
+        while count and not self._find_room(at_work, coming[:count], tails):
+            count = count // 2 if parted else 0
+        return count
+
+    def _find_room(
+        self, at_work: Sequence[Row], coming: Sequence[Row], tails: RunningTails
+    ) -> bool:
+        try:
+            self._have_kv(coming)
+        except OutOfMemory:
+            return False
+        return tails.make_room(at_work, coming, self.lengths)
 
 
 def _without(parts: Sequence[Sequence[Row]], branches: set[Branch]) -> list[list[Row]]:

@@ -31,7 +31,10 @@ from ttc.usage import count_pass
 class RunningBatch:
     """Branches that decode together, each until its step is over. Others join between two tokens,
     as far as there is room: first come, first served, the branches of one call of `add` all at
-    once.
+    once if they find room.
+
+    Tails take room as they are written. When one is full all become segments, and rows are chosen
+        again: the youngest wait where there is no room for the next part of all of them.
 
     A token is three things: `schedule` says which rows decode, `run` is the model's pass, and
         `postprocess` draws the tokens and lets go of the rows whose step is over. The residency
@@ -41,11 +44,11 @@ class RunningBatch:
 
     What a branch decodes does not depend on who decodes with it.
 
-    gate: stops branches that have fallen behind. lock: held during each call. present: has the KV
-        of branches there.
+    gate: stops branches that have fallen behind. lock: held during each call. present: around a
+        call, has the KV of branches there.
     follow: asked before a token; where the model has changed it lets go of all KV.
     batches: all batches of the engine. Where two of them do not find room side by side, they take
-        turns.
+        turns. idle: see `Admission`.
     max_rows: how many branches decode at once at most, None for no limit; those of one call of
         `add` are never parted.
     """
@@ -55,9 +58,10 @@ class RunningBatch:
         runtime: Runtime,
         gate: Gate | None,
         lock: RLock,
-        present: Callable[[Sequence[Branch]], AbstractContextManager[None]],
+        present: Callable[..., AbstractContextManager[None]],
         follow: Callable[[], None],
         batches: WeakSet[RunningBatch],
+        idle: Callable[[], Sequence[Branch]],
         max_rows: int | None = None,
     ):
         self.runtime = runtime
@@ -66,7 +70,7 @@ class RunningBatch:
         self.present = present
         self.follow = follow
         self.batches = batches
-        self.admission = Admission(runtime, gate, max_rows)
+        self.admission = Admission(runtime, gate, max_rows, self._preempt_others, self._wake, idle)
         self.running_tails = RunningTails(runtime)
         self.rows: list[Row] = []  # at work, in depth-first order
         self.plan: DecodePlan | None = None
@@ -95,7 +99,7 @@ class RunningBatch:
                 )
             model = self.runtime.limits
             step_tokens = check_step(model, branches, step, sampling, limits)
-            with self.present(branches):
+            with self.present(branches, wake=False):  # whose KV is there once they find room
                 problems = [[branches[i] for i in rows] for rows in by_problem(branches)]
                 stops = Stops(step.delimiters, step.end, model, self.runtime.decode)
                 request = Request(stops, sampling, step.statistics, problems)
@@ -117,9 +121,6 @@ class RunningBatch:
         with self.lock:
             try:
                 self.follow()
-                if lost := [row.branch for row in self.admission if row.filled]:
-                    with self.present(lost):
-                        pass
             except BaseException:
                 self.close()
                 raise
@@ -145,7 +146,7 @@ class RunningBatch:
                 ended = list[Branch]()
                 while self.rows:
                     ended += self.postprocess(self.run())
-                    if not self.runtime.residency.keeps_groups:
+                    if not self.runtime.residency.keeps_groups or self.full:
                         break
                 return ended
             except BaseException:
@@ -203,6 +204,14 @@ class RunningBatch:
     def tails(self) -> KV | None:
         return self.running_tails.kv
 
+    @property
+    def full(self) -> bool:
+        """Whether the tail of some row has no room for the next token."""
+        if self.tails is None or not self.rows:
+            return False
+        filled = [row.filled for row in self.rows] if self.plan is None else self.plan.filled
+        return max(filled) >= self.tails.tokens
+
     def __len__(self) -> int:
         with self.lock:
             return sum(1 for _ in self._all_rows())
@@ -218,8 +227,11 @@ class RunningBatch:
         admission, residency = self.admission, self.runtime.residency
         if not self.rows and admission.groups and admission.waiting:
             self.preempt()  # groups are chosen again, newcomers among them
+        if self.full:
+            self.preempt()
         if (
             admission.waiting
+            and not admission.crowded
             and not admission.groups
             and not (self.rows and residency.keeps_groups)
         ):
@@ -230,7 +242,7 @@ class RunningBatch:
             else:
                 if not residency.roomy:
                     self._preempt_others()
-                admission.choose_groups(self._preempt_others)
+                admission.choose_groups()
         if not self.rows and admission.groups:
             self.rows, upcoming = admission.next_group()
             self.running_tails.open(self.rows, upcoming, admission.capacity)
@@ -322,8 +334,9 @@ class RunningBatch:
         frozen = set[Row]()
         try:
             for row, reason in ended.items():
-                tails.freeze(row)
+                tails.freeze_if_room(row)
                 row.branch.end_step(reason)
+                self.admission.note_end(row)
                 frozen.add(row)
         finally:
             self.rows = [row for row in self.rows if row not in frozen]
@@ -337,8 +350,8 @@ class RunningBatch:
     def preempt(self) -> None:
         """Freeze all tails. All rows wait, first those that came first."""
         self._drop_plan()
-        for row in self.rows:
-            self.running_tails.freeze(row)
+        for row in sorted(self.rows, key=lambda row: row.number):
+            self.running_tails.freeze_if_room(row)
         self.admission.put_back(self.rows)
         self.rows = []
         self._end_step()
@@ -350,6 +363,11 @@ class RunningBatch:
         for batch in at_work:
             batch.preempt()
         return bool(at_work)
+
+    def _wake(self, branches: Sequence[Branch]) -> None:
+        """Compute the KV of branches again."""
+        with self.present(branches):
+            pass
 
     @property
     def at_work(self) -> bool:

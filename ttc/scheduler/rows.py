@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import nan
 
 import numpy as np
@@ -16,15 +17,22 @@ from ttc.scheduler.stops import Stops
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
 
+_numbers = count()
+
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What `RunningBatch.add` was asked for: one step of some branches, which begin it together."""
+    """What `RunningBatch.add` was asked for: one step of some branches, which begin it together if
+    there is room."""
 
     stops: Stops
     sampling: Sampling
     statistics: bool
     problems: list[list[Branch]]
+
+    @property
+    def branches(self) -> int:
+        return sum(map(len, self.problems))
 
 
 @dataclass(eq=False)
@@ -33,6 +41,7 @@ class Row:
 
     start, limit: `len(tokens)` at the step's start, and where it ends at the latest.
     place: the number of its tail, once it has one.
+    number: how many rows came before it.
     """
 
     branch: Branch
@@ -40,7 +49,8 @@ class Row:
     start: int
     limit: int
     place: int = -1
-    _written: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    number: int = field(default_factory=lambda: next(_numbers))
+    _text: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     _count: int = 0
 
     @classmethod
@@ -56,25 +66,31 @@ class Row:
         )
 
     @property
+    def written(self) -> int:
+        """The tokens of the step so far."""
+        return len(self.branch.tokens) - self.start
+
+    @property
     def filled(self) -> int:
-        """The tokens that its tail holds."""
+        """The tokens that its tail holds; of a row that waits, those whose KV has to be computed
+        again."""
         return len(self.branch.tokens) - 1 - self.branch.leaf.end
 
     @property
     def room(self) -> int:
-        """The tokens that its tail has to have room for."""
+        """The tokens that its tail may still have to hold."""
         return self.limit - 1 - self.branch.leaf.end
 
-    def written(self) -> np.ndarray:
+    def text(self) -> np.ndarray:
         """The branch's tokens as an array, which grows with them: a long text is not read again for
         each token."""
         tokens = self.branch.tokens
-        if len(self._written) < len(tokens):
-            self._written = np.empty(max(self.limit, len(tokens)), np.int64)
+        if len(self._text) < len(tokens):
+            self._text = np.empty(max(self.limit, len(tokens)), np.int64)
             self._count = 0
-        self._written[self._count : len(tokens)] = tokens[self._count :]
+        self._text[self._count : len(tokens)] = tokens[self._count :]
         self._count = len(tokens)
-        return self._written[: self._count]
+        return self._text[: self._count]
 
 
 def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor] = ()) -> None:
@@ -101,7 +117,7 @@ def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Proces
 def _scores(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor]) -> Tensor:
     """What the rows' tokens are drawn by. A branch's tokens count, whatever its KV is from."""
     texts = Texts(
-        [row.written() for row in rows], [row.branch.prompt_length for row in rows], logits.device
+        [row.text() for row in rows], [row.branch.prompt_length for row in rows], logits.device
     )
     return processed(processors, texts, logits)
 

@@ -8,13 +8,14 @@ from ttc.errors import OutOfMemory
 from ttc.memory.kv import KV
 from ttc.memory.tails import WRITTEN_TOGETHER, Tails, freeze, grown, keep_rows, write_new
 from ttc.passes.runtime import Runtime
+from ttc.scheduler.growth import Lengths, tail_tokens
 from ttc.scheduler.rows import Row, paths
 from ttc.scheduler.running_states import RunningStates
 
 
 class RunningTails:
     """Places in one buffer of KV, one for each row at work. A row's tail grows in place, and
-    becomes segments of the tree when its step is over; the place is then the next row's.
+    becomes segments of the tree when it is full or its step is over; the place is then free again.
 
     kv: the buffer, None while nobody decodes.
     states: the recurrent states with the tails, None for models without any.
@@ -34,20 +35,21 @@ class RunningTails:
         for place, row in enumerate(rows):
             row.place = place
 
-    def make_room(self, rows: Sequence[Row], joining: Sequence[Row]) -> bool:
+    def make_room(self, rows: Sequence[Row], joining: Sequence[Row], lengths: Lengths) -> bool:
         """Have tails for the rows at work and for those that join; says whether the memory has room
-        for them."""
+        for them, and for what all of them are likely to write."""
         assert self.kv is not None
+        residency = self.runtime.residency
         everyone = [*rows, *joining]
         count = max(len(everyone), self.kv.rows or 0)
-        capacity = max(self.kv.tokens, *(row.room for row in everyone))
+        capacity = max(self.kv.tokens, tail_tokens(everyone, residency.roomy))
         grows = (count, capacity) != (self.kv.rows, self.kv.tokens)
-        frozen_tokens = sum(row.room for row in everyone)
-        larger_tokens = count * capacity if grows else 0
+        new_tokens = count * capacity if grows else 0
+        new_tokens += sum(max(min(row.room, capacity), lengths.left(row)) for row in everyone)
+        if not residency.has_room(new_tokens, len(everyone)):
+            return False
         try:
-            self.runtime.residency.require(
-                frozen_tokens + larger_tokens, len(everyone), count if grows else 0
-            )
+            residency.require(new_tokens, len(everyone), count if grows else 0)
             if grows:
                 filled = max(row.filled for row in rows)
                 self.kv = grown(self.runtime.memory, self.kv, count, capacity, filled)
@@ -99,6 +101,7 @@ class RunningTails:
             return
         assert self.kv is not None
         branch, tree = row.branch, self.runtime.tree
+        before = branch.leaf
         blocks = list[KV]()
         try:
             self._copy(row, filled, blocks)
@@ -112,6 +115,18 @@ class RunningTails:
             tokens = branch.tokens[leaf.end : leaf.end + kv.tokens]
             tree.move(branch, tree.attach(leaf, tokens, kv, self.runtime.opening(branch)))
         tree.set_state(branch.leaf, state)
+        if state is not None and before.refs == 1 and before.start >= row.start - 1:
+            tree.set_state(
+                before, None
+            )  # of an earlier part of this step, which nobody goes on from
+
+    def freeze_if_room(self, row: Row) -> None:
+        """Freeze a row's tail, else let go of its branch's KV, which is computed again when it goes
+        on."""
+        try:
+            self.freeze(row)
+        except OutOfMemory:
+            self.runtime.tree.let_go(row.branch)
 
     def _copy(self, row: Row, filled: int, blocks: list[KV]) -> None:
         """Copy a row's tail into `blocks`, which are made here one by one."""

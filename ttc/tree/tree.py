@@ -57,6 +57,17 @@ class Tree:
         branch.leaf = segment
         return segment
 
+    def let_go(self, branch: Branch) -> bool:
+        """Take a branch off its leaf, and off what nobody else needs above: that KV is freed, and
+        computed again when the branch goes on. Says whether it had any."""
+        segment = branch.leaf.parent
+        if segment is None:
+            return False
+        while segment.refs == 1 and segment.parent is not None:
+            segment = segment.parent
+        self.move(branch, segment)
+        return True
+
     def attach(self, parent: Segment, tokens: list[int], kv: KV, opening: int = 0) -> Segment:
         """A new child segment. The caller holds it, or it stays unreferenced until somebody
         does."""

@@ -48,12 +48,28 @@ def test_a_budget_below_one_branch_is_refused_with_one_that_would_do(policy: Res
 
 
 @pytest.mark.parametrize("policy", OFFLOADING)
-def test_a_host_too_small_is_refused_and_leaves_the_tree_whole(policy: Any) -> None:
+def test_branches_that_the_host_has_no_room_for_decode_in_turn(policy: Any) -> None:
+    plain = make_engine()
+    expected = eight(plain)
+    plain.generate(expected, 11)
     engine = make_engine(memory=changed(policy, host_budget_gib=8 * KIB))
     branches = eight(engine)
+    engine.generate(branches, 11)
+    assert [branch.tokens for branch in branches] == [branch.tokens for branch in expected]
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize(
+    ("policy", "host_kib"), [(Paged(4 * KIB, block_tokens=8), 3), (Headwise(8 * KIB), 6)]
+)
+def test_a_host_too_small_for_one_branch_is_refused_and_leaves_the_tree_whole(
+    policy: Any, host_kib: float
+) -> None:
+    engine = make_engine(memory=changed(policy, host_budget_gib=host_kib * KIB))
+    branches = eight(engine)
     before = engine.kv_bytes()
-    with pytest.raises(OutOfMemory, match="host KV budget of 8,192 bytes"):
-        engine.generate(branches, 11)
+    with pytest.raises(OutOfMemory, match=f"host KV budget of {host_kib * 1024:,} bytes"):
+        engine.generate(branches[:1], 24)
     assert not any(branch.generated for branch in branches)  # refused up front
     assert engine.kv_bytes() == before
     assert_nothing_left(engine, branches)

@@ -148,7 +148,7 @@ def make(kind: str, case: Case, budget_bytes: int, host_bytes: int | None) -> En
 
 def check(kind: str, case: Case) -> None:
     """Run a case; where it is refused, see that nothing is lost, and run it again with the budget
-    that would do. A step is refused before its first token or not at all."""
+    that would do. Only a branch that does not fit alone is refused: others may have decoded then."""
     engine, live = Engine(model(), Letters()), list[Branch]()
     expected = [step(engine, live, op) for op in case.program]
     peak = engine.memory.device.peak_bytes
@@ -167,7 +167,9 @@ def check(kind: str, case: Case) -> None:
         except OutOfMemory as error:
             refused = re.match(r"the (\w+) KV budget of .*; a budget of ([\d,]+) bytes", str(error))
             assert refused is not None, str(error)
-            assert [len(branch.tokens) for branch in live] == lengths, "refused in the middle"
+            assert all(
+                len(branch.tokens) >= length for branch, length in zip(live, lengths, strict=False)
+            ), "something was lost"
             assert_whole(engine, live)
         assert_nothing_left(engine, live)
         if refused is None:

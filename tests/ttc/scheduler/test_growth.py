@@ -1,0 +1,267 @@
+"""Tails take room as they are written, rows wait where there is none, and no result changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.engines import GREEDY, fail_at, forked, make_engine
+from tests.helpers.exactness import assert_like_plain
+from tests.helpers.models import build, prompt
+from tests.helpers.offloading import KIB
+from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.recurrent import engine_of, plain
+from tests.helpers.tiers import some_quick
+from tests.helpers.tokenizers import Letters
+from ttc import (
+    BeamGroups,
+    Branch,
+    Capture,
+    Engine,
+    Headwise,
+    Layerwise,
+    OutOfMemory,
+    Paged,
+    Sampling,
+)
+from ttc.protocols import Step
+from ttc.residency.resident import Resident
+from ttc.scheduler import growth
+
+TOKEN = KIB / 4
+"""GiB of a token of the small models."""
+POLICIES: dict[str, Any] = {
+    "resident": Resident(),
+    "resident, little room": Resident(90 * TOKEN),
+    "layerwise": Layerwise(80 * TOKEN),
+    "layerwise, no budget": Layerwise(),
+    "beam_groups": BeamGroups(90 * TOKEN, block_tokens=8),
+    "beam_groups, no budget": BeamGroups(block_tokens=8),
+    "paged": Paged(40 * TOKEN, block_tokens=8),
+    "paged, no budget": Paged(block_tokens=8),
+    "headwise": Headwise(60 * TOKEN, block_tokens=8),
+    "headwise, no budget": Headwise(),
+    "capture": Capture(250 * TOKEN, act_share=0.5, block_tokens=8),
+}
+
+
+def make_tiny(patch: pytest.MonkeyPatch, short: int = 3, first: int = 2) -> None:
+    """Have tails take room for few tokens at a time."""
+    patch.setattr(growth, "SHORT_TOKENS", short)
+    patch.setattr(growth, "FIRST_TOKENS", first)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tiny(monkeypatch)
+
+
+LIMITS = [25, 4, 13, 18]
+
+
+def grown(engine: Engine) -> list[Branch]:
+    """Four branches on two prompts."""
+    first, second = engine.roots([prompt(1, 17), prompt(2, 9)])
+    branches = [*engine.fork(first, 2), *engine.fork(second, 2)]
+    engine.release([first, second])
+    engine.generate(branches, LIMITS, sampling=GREEDY)
+    return branches
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_branches_that_grow_part_by_part_are_like_plain_transformers(
+    policy: str, tiny: None
+) -> None:
+    model = build("opt" if policy == "capture" else "llama")
+    memory = POLICIES[policy]
+    engine = Engine(copy.deepcopy(model), Letters(), prefill_tokens=5, memory=memory)
+    branches = grown(engine)
+    for branch in branches:
+        assert_like_plain(model, branch)
+    assert [len(branch.generated) for branch in branches] == LIMITS
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("policy", [Resident(), BeamGroups(block_tokens=8), Paged(4 * KIB)])
+@pytest.mark.parametrize(
+    "case", some_quick(["mamba2", "jamba", "qwen3_5_text", "lfm2"], ["qwen3_5_text"])
+)
+def test_recurrent_states_go_on_from_part_to_part(case: str, policy: Any, tiny: None) -> None:
+    engine = engine_of(case, memory=policy)
+    engine.memory.device.budget_bytes = (
+        None if policy.budget_gib is None else 6 * engine.memory.states.nbytes + 2**15
+    )
+    branches = grown(engine)
+    for branch in branches:
+        assert_like_plain(plain(case), branch)
+    # one at each branch's end, and at most one where it began
+    assert len(engine.memory.states.live) <= 2 * len(branches)
+    assert_nothing_left(engine, branches)
+
+
+def test_a_tail_becomes_a_segment_when_it_is_full(tiny: None) -> None:
+    engine = make_engine()
+    batch = engine.running_batch()
+    branches = forked(engine, 3)
+    batch.add(branches, Step(30))
+    rooms = set[int]()
+    while len(batch):
+        batch.step()
+        if batch.tails is not None:
+            rooms.add(batch.tails.tokens)
+            assert all(len(b.tokens) - 1 - b.leaf.end <= batch.tails.tokens for b in branches)
+    assert rooms == {2}
+    assert all(len(branch.leaf.path()) <= 4 for branch in branches)  # joined as they come
+    assert_nothing_left(engine, branches)
+
+
+def test_a_short_step_has_room_for_all_of_it() -> None:
+    engine = make_engine(context=512)
+    batch = engine.running_batch()
+    branches = forked(engine, 2)
+    batch.add(branches, Step(growth.SHORT_TOKENS))
+    batch.step()
+    assert batch.tails is not None and batch.tails.tokens == growth.SHORT_TOKENS
+
+
+@dataclass(frozen=True)
+class EndsAt:
+    """Ends each branch at a length of its own, which nobody knows before."""
+
+    lengths: Sequence[int]
+
+    def losers(self, problem: Sequence[Branch]) -> list[Branch]:
+        return [b for b in problem if len(b.generated) == self.lengths[b.path[-1]]]
+
+
+@pytest.mark.parametrize(("limit", "written"), [(4000, 60), (4000, 300), (1500, 900)])
+def test_the_most_kv_at_a_time_is_little_more_than_what_is_written(
+    limit: int, written: int
+) -> None:
+    """Branches of many lengths, as in best of 16."""
+    lengths = [1 + (7 * i + 5) * written // 110 for i in range(16)]
+    engine = make_engine(context=5000, gate=EndsAt(lengths))
+    branches = forked(engine, 16)
+    engine.generate(branches, limit)
+    assert [len(branch.generated) for branch in branches] == lengths
+    device = engine.memory.device
+    assert device.peak_bytes <= 1.3 * device.used_bytes
+    assert_nothing_left(engine, branches)
+
+
+# ---------------------------------------------------------------- rows that wait
+
+
+def decoded(engine: Engine, lengths: Sequence[int], limits: Sequence[int], stop: str) -> Any:
+    """What branches of several prompts decode, all in one call; and the branches."""
+    roots = engine.roots([prompt(i, n) for i, n in enumerate(lengths)])
+    branches = [child for root in roots for child in engine.fork(root, 3)]
+    engine.release(roots)
+    room = [limits[i % len(limits)] for i in range(len(branches))]
+    engine.generate(branches, room, stop=[stop], sampling=Sampling())
+    return [(b.tokens, b.step_reasons, b.finish_reason) for b in branches], branches
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    kind=st.sampled_from([Resident, Resident, Paged, BeamGroups, Headwise, Layerwise]),
+    lengths=st.lists(st.integers(2, 14), min_size=1, max_size=3),
+    limits=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    stop=st.integers(40, 120).map(chr),
+    spare=st.integers(0, 30),
+    parts=st.tuples(st.integers(1, 9), st.integers(1, 4)),
+)
+def test_rows_wait_and_come_back_to_the_same_tokens(
+    kind: Any,
+    lengths: Sequence[int],
+    limits: Sequence[int],
+    stop: str,
+    spare: int,
+    parts: tuple[int, int],
+) -> None:
+    """With room for one branch alone, and for `spare` tokens more."""
+    expected, _ = decoded(make_engine(), lengths, limits, stop)
+    least = sum(lengths) + 2 * max(limits) + spare
+    options = {} if kind is Resident else {"block_tokens": 8}
+    engine = make_engine(memory=kind((least + 16) * KIB / 8, **options))
+    with pytest.MonkeyPatch.context() as patch:
+        make_tiny(patch, *parts)
+        found, branches = decoded(engine, lengths, limits, stop)
+    assert found == expected
+    device = engine.memory.device
+    assert device.budget_bytes is not None and device.peak_bytes <= device.budget_bytes
+    assert_nothing_left(engine, branches)
+
+
+def test_the_youngest_let_go_of_their_kv_and_have_it_computed_again(tiny: None) -> None:
+    expected = make_engine()
+    wanted = forked(expected, 4)
+    expected.generate(wanted, 40)
+    engine = make_engine(memory=Resident(90 * KIB / 8))
+    branches = forked(engine, 4)
+    batch = engine.running_batch()
+    batch.add(branches, Step(40))
+    over = list[Branch]()
+    while len(batch):
+        over += batch.step()
+    assert over == branches  # the oldest ends first
+    assert [b.tokens for b in branches] == [b.tokens for b in wanted]
+    assert branches[0].usage.recomputed_tokens > 0
+    assert engine.memory.device.peak_bytes <= 90 * 128
+    assert_nothing_left(engine, branches)
+
+
+def test_only_a_branch_that_does_not_fit_alone_is_refused(tiny: None) -> None:
+    engine = make_engine(memory=Resident(30 * KIB / 8))
+    branches = forked(engine, 4)
+    engine.generate(branches, 20)
+    assert [len(branch.generated) for branch in branches] == [20] * 4
+    with pytest.raises(OutOfMemory, match="a budget of"):
+        engine.generate(branches[2:], 20)
+    assert all(20 < len(branch.generated) < 40 for branch in branches[2:3])
+    assert branches[2].step_reasons == ["length", "interrupted"]
+    engine.release(branches[:2])
+    engine.generate(branches[3:], 5)  # the others' KV makes room
+    assert len(branches[3].generated) == 25
+    assert_nothing_left(engine, branches[2:])
+
+
+def test_64_branches_begin_whatever_their_limit() -> None:
+    """Of which all together would need more than any machine has."""
+    engine = make_engine(context=2**40)
+    branches = forked(engine, 64)
+    batch = engine.running_batch()
+    batch.add(branches, Step(2**34))
+    for _ in range(3):
+        batch.step()
+    assert [len(branch.generated) for branch in branches] == [3] * 64
+    assert engine.memory.device.peak_bytes < 64 * 2 * growth.FIRST_TOKENS * 128
+    batch.close()
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("failing", [3, 8, 13])
+@pytest.mark.parametrize("case", ["llama", "mamba2"])
+def test_a_pass_that_fails_leaves_what_was_written(case: str, failing: int, tiny: None) -> None:
+    recurrent = case == "mamba2"
+    model = plain(case) if recurrent else build(case)
+    engine = Engine(copy.deepcopy(model), Letters())
+    branches = forked(engine, 3)
+    forward = engine.runner.forward
+    engine.runner.forward = fail_at(engine, failing)  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="device lost"):
+        engine.generate(branches, 20, sampling=GREEDY)
+    engine.runner.forward = forward  # type: ignore[method-assign]
+    assert_whole(engine, branches)
+    engine.generate(branches, [20 - len(b.generated) for b in branches], sampling=GREEDY)
+    for branch in branches:
+        assert_like_plain(model, branch)
+        assert len(branch.generated) == 20
+    assert_nothing_left(engine, branches)

@@ -109,6 +109,14 @@ SEARCHES: dict[str, Callable[[Allowance], str]] = {
     "certainty_probe": lambda a: (
         f"search.max_tokens={a.tokens} search.every=16 search.probe_tokens=12"
     ),
+    "parallel_probe": lambda a: (
+        f"search.n={max(2, a.answers // 2)} search.max_tokens={a.longest} search.every=8 "
+        "search.probe_tokens=8 search.warmup=1 search.agree=2"
+    ),
+    "fork_think": lambda a: f"search.n={2 * a.answers} search.max_tokens={a.longest}",
+    "mur": lambda a: (
+        f"search.beam_width={a.answers} search.max_steps={a.steps} search.step_tokens=32"
+    ),
     "beam_search+drop_duplicates": lambda a: (
         f"{_beams('beam_size', a)} search.drop_duplicates=true"
     ),

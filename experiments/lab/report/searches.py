@@ -11,7 +11,13 @@ Figures = dict[str, Any]
 
 FAMILIES = {
     "samples": ("greedy", "self_consistency", "best_of_n", "diverse_prompts"),
-    "sampling that stops early": ("adaptive_consistency", "deep_conf", "certainty_probe"),
+    "sampling that stops early": (
+        "adaptive_consistency",
+        "deep_conf",
+        "certainty_probe",
+        "parallel_probe",
+        "fork_think",
+    ),
     "step by step": (
         "beam_search",
         "beam_search+drop_duplicates",
@@ -19,6 +25,7 @@ FAMILIES = {
         "rebase",
         "particle_filter",
         "particle_gibbs",
+        "mur",
     ),
     "trees": ("best_first", "tree_of_thoughts", "mcts", "ab_mcts"),
     "one after the other": ("revision", "self_refine", "budget_forcing"),

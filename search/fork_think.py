@@ -61,7 +61,7 @@ class ForkThink(Search):
                     points.index(branch) < (self.n - 1) % len(points)
                 )
                 left = longest - (len(branch.tokens) - len(root.tokens))
-                rest = case.answer(min(self.max_tokens, left))
+                rest = case.answer(max(1, min(self.max_tokens, left)))
                 seed += yield from expand([branch], share, rest, self.sampling)
         chains = seed or [branch for branch in path[-1:] if branch is not root]
         yield Release([branch for branch in path[1:] if branch not in chains])

@@ -19,7 +19,10 @@ GREEDY = Sampling(temperature=0)
 def steps_to(count: int, step: Step, finish_tokens: int) -> list[Step]:
     """`count` steps alike; with `finish_tokens` above 0 the last one runs to the answer's end, in
     so many tokens and without delimiter (the last iteration of search-and-learn's searches)."""
-    last = replace(step, max_tokens=finish_tokens, delimiter=None) if finish_tokens else step
+    last = step
+    if finish_tokens:
+        thinking = None if step.thinking is None else replace(step.thinking, step=None)
+        last = replace(step, max_tokens=finish_tokens, delimiter=None, thinking=thinking)
     return [step] * (count - 1) + [last]
 
 

@@ -19,10 +19,10 @@ def most_tokens(branch: Branch, step: Step, thoughts: Thoughts | None) -> int:
     if thinking is None or thoughts is None or branch.thinking_ended is not None:
         return step.max_tokens
     left = max(0, thinking.tokens - branch.thinking_tokens)
-    if thinking.step is None or not branch.thinks(thoughts):
+    if thinking.step is None or not left or not branch.thinks(thoughts):
         return step.max_tokens + left
     most = thinking.step if isinstance(thinking.step, int) else step.max_tokens
-    return max(1, min(left, most))
+    return min(left, most)
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class ThinkingStep:
     left: the tokens that the step may still write. answer_left: those of the answer among them.
     start: `len(tokens)` at the phase's beginning. thinks: whether it is one of thinking.
     at_limit: whether the phase goes to the end of what may be thought. closes: whether the thought
-    is to be closed before anything else.
+    is to be closed before anything else. wrote: whether a phase is over.
     """
 
     branch: Branch
@@ -48,6 +48,7 @@ class ThinkingStep:
     thinks: bool = field(init=False)
     at_limit: bool = False
     closes: bool = False
+    wrote: bool = False
 
     def __post_init__(self) -> None:
         self.answer_left = self.step.max_tokens
@@ -106,6 +107,7 @@ class ThinkingStep:
         branch, thought = self.branch, self.thinks
         written = len(branch.tokens) - self.start
         self.left -= written
+        self.wrote = True
         if thought:
             branch.thinking_tokens += written
             branch.usage.thinking_tokens += written
@@ -127,7 +129,8 @@ class ThinkingStep:
         own = self.step.delimiters if not thought else self.thinking.step
         words = self.thoughts.whole(self.branch.tokens[self.start :])
         if isinstance(own, tuple) and any(string in words.lstrip() for string in own):
-            return "over"
+            spent = self.branch.thinking_tokens >= self.thinking.tokens
+            return "close" if thought and spent and self.branch.thinks(self.thoughts) else "over"
         self._begin_phase()
         if (thought and not self.thinks and self.cut) or self.left <= 0:
             return "over"
@@ -139,4 +142,5 @@ class ThinkingStep:
         """What follows a thought that was closed."""
         self.closes = False
         self._begin_phase()
-        return "over" if self.cut or self.left <= 0 or self.answer_left <= 0 else "decode"
+        parted = self.cut and self.wrote
+        return "over" if parted or self.left <= 0 or self.answer_left <= 0 else "decode"

@@ -15,6 +15,7 @@ from search import (
     BestOfN,
     BudgetForcing,
     CertaintyProbe,
+    ComputeOptimal,
     DeepConf,
     Greedy,
     Revision,
@@ -26,8 +27,10 @@ from search.certainty_probe import PROBE
 from search.selection import answer_of
 from tests.helpers.backends import Dictated
 from tests.helpers.scripted import Scores
+from tests.helpers.searches import Costly, all_searches, small
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, Thinking, thinker
 from ttc import Branch, InvalidInput, Result, ThinkingMarks
+from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
 from verifiers import (
     ArithmeticVerifier,
@@ -519,3 +522,64 @@ def test_a_self_verifier_without_thoughts_asks_in_a_fresh_prompt() -> None:
         solve(BestOfN(n=1), problem="q", engine=backend, verifier=verifier)
     assert "is it 3?</think>4" in shown[0] and "is it 3?" not in shown[1]
     assert "Solution:\n4\n" in shown[1]
+
+
+# ---------------------------------------------------------------- every search
+
+
+class Thinker(Thinking):
+    """Thoughts and answers of random lengths. Steps may ask for statistics."""
+
+    def __init__(self) -> None:
+        super().__init__(self.random_text, R1)
+
+    @staticmethod
+    def random_text(branch: Branch) -> str:
+        number = random_key(branch.key, len(branch.tokens))
+        thought = "" if branch.thinking_ended is not None else "hm,\n\n" * (number % 5) + "</think>"
+        return f"{thought}so,{number % 3}"
+
+    def generate(
+        self, branches: Sequence[Branch], *given: Any, statistics: bool = False, **options: Any
+    ) -> None:
+        super().generate(branches, *given, **options)
+        for branch in branches if statistics else []:
+            branch.top_k_logprobs[:] = [-1.0] * len(branch.logprobs)
+
+
+ALL = [
+    *all_searches(thinking_tokens=8),
+    *(
+        small(name, {"thinking_tokens": 8}, thinking_step=part)
+        for name in ("beam_search", "mcts", "particle_filter", "rebase", "mur")
+        for part in (4, "paragraph")
+    ),
+]
+
+
+@pytest.mark.parametrize("search", ALL, ids=lambda search: type(search).__name__)
+def test_every_search_runs_over_a_model_that_thinks(search: Any) -> None:
+    verifier = Costly(1) if search.needs_verifier else None
+    problems, seen = ["1?", "2?", "3?"], []
+    for asked in (problems, problems[:1]):
+        backend = Thinker()
+        results = solve(search, problem=asked, engine=backend, verifier=verifier)
+        assert not backend.live
+        for result in results:
+            assert result.error is None and result.usage.thinking_tokens > 0
+            most = max(branch.thinking_tokens for branch in result.branches)
+            own = isinstance(search, BudgetForcing | CertaintyProbe | ComputeOptimal)
+            assert own or most <= 8
+        seen.append([(branch.text, branch.score) for branch in results[0].branches])
+    assert seen[0] == seen[1]
+    backend = Thinker()
+    limited = solve(
+        search, problem="1?", engine=backend, verifier=verifier, max_generated_tokens=23
+    )
+    assert limited.usage.generated_tokens <= 23 and not backend.live
+
+
+def test_a_paragraph_that_ends_with_the_limit_is_closed_in_its_own_step() -> None:
+    steps = stepped("paragraph", "abcd\n\nefgh", thinking_tokens=6, max_steps=1)
+    assert steps == ["abcd\n\n</think>\n\nFinal Answer:"]
+    assert stepped("paragraph", "abcd\n\n4", thinking_tokens=0, max_steps=1)[0].startswith("abcd")

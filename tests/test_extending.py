@@ -159,6 +159,9 @@ def test_the_settings_of_ones_own_search_are_its_fields(given: list[str], folder
         "top_k": 0,
         "top_p": 1.0,
         "min_p": 0.0,
+        "thinking": "auto",
+        "thinking_tokens": 4096,
+        "final": "Final Answer:",
     }
     assert config.search == expected | {"n": 4, "rounds": 2, "enough": 1.0, "max_tokens": 64}
     assert instantiate(config.search, _convert_="all").rounds == 2
@@ -281,7 +284,10 @@ def test_a_file_of_settings_may_name_ones_own_search(folder: Path) -> None:
         checked_parts(config)
 
 
-SETTINGS = "temperature, top_k, top_p, min_p, n, rounds, enough, max_tokens"
+SETTINGS = (
+    "temperature, top_k, top_p, min_p, thinking, thinking_tokens, final, n, rounds, enough, "
+    "max_tokens"
+)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ from ttc.lazy import lazy_names
 
 if TYPE_CHECKING:
     from verifiers.arithmetic import ArithmeticVerifier as ArithmeticVerifier
+    from verifiers.codet import CodeT as CodeT
     from verifiers.confidence_gated import ConfidenceGatedVerifier as ConfidenceGatedVerifier
     from verifiers.confidence_verifier import ConfidenceVerifier as ConfidenceVerifier
     from verifiers.ensemble import EnsembleVerifier as EnsembleVerifier
     from verifiers.execution_verifier import ExecutionVerifier as ExecutionVerifier
     from verifiers.llm_judge import LLMJudge as LLMJudge
     from verifiers.math_shepherd import MathShepherd as MathShepherd
+    from verifiers.mbr_exec import MBRExec as MBRExec
     from verifiers.outcome_reward import OutcomeReward as OutcomeReward
     from verifiers.qwen_prm import QwenPRM as QwenPRM
     from verifiers.rlhflow_prm import RLHFlowPRM as RLHFlowPRM

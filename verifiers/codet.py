@@ -1,0 +1,32 @@
+"""CodeT (Chen et al., 2022, arXiv 2207.10397): programs and tests that agree with each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ttc.execution.code_tests import CallTest, failures
+from verifiers.written_tests import WrittenTests, by_program
+
+
+@dataclass(eq=False)
+class CodeT(WrittenTests):
+    """Dual execution agreement: programs that pass the same tests are a group, which rates the number
+    of its programs times the number of the tests that they pass (section 2.2), as a share of all
+    programs times all tests.
+
+    The tests are the shown ones and those that the model writes, right or wrong. It compares the
+    branches that are rated together, as those of best_of_n are.
+    """
+
+    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> list[float]:
+        passed = by_program(lambda p: self._passed(p, tests), programs)
+        group = Counter(passed)
+        whole = len(programs) * len(tests)
+        return [group[places] * len(places) / whole if whole else 0.0 for places in passed]
+
+    def _passed(self, program: str, tests: Sequence[CallTest]) -> tuple[int, ...]:
+        """The places of the tests that a program passes."""
+        verdicts = failures(program, tests, self.limits)
+        return tuple(place for place, verdict in enumerate(verdicts) if verdict is None)

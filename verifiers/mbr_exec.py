@@ -1,0 +1,43 @@
+"""MBR-exec (Shi et al., 2022, arXiv 2204.11454): the program whose outputs most others share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ttc.execution.code_tests import CallTest
+from ttc.execution.programs import Functions
+from verifiers.written_tests import WrittenTests, by_program
+
+
+@dataclass(eq=False)
+class MBRExec(WrittenTests):
+    """The share of the other programs that give the same outputs for all inputs (minimum Bayes risk
+    with the paper's loss, section 2). A program that fails on an input agrees with none.
+
+    The inputs are those of the shown tests and of tests that the model writes; what these expect
+    is not looked at. It compares the branches that are rated together, as those of best_of_n are.
+    A program alone rates 1, if it does not fail.
+    """
+
+    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> list[float]:
+        outputs = by_program(lambda p: self._outputs(p, tests), programs)
+        others = len(programs) - 1
+        return [
+            0.0 if given is None else (outputs.count(given) - 1) / others if others else 1.0
+            for given in outputs
+        ]
+
+    def _outputs(self, program: str, tests: Sequence[CallTest]) -> list[Any] | None:
+        """What a program gives for all inputs; None where it fails."""
+        given = []
+        with Functions(program, self.limits) as functions:
+            if functions.error is not None:
+                return None
+            for test in tests:
+                outcome = functions.call(test.function, test.arguments)
+                if outcome.error is not None:
+                    return None
+                given.append(outcome.value)
+        return given

@@ -1,0 +1,165 @@
+"""Tests that the model writes for a problem, and verifiers that rate programs by them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from ttc.checks import check_whole
+from ttc.errors import InvalidInput
+from ttc.execution.code_tests import CallTest, as_test, shown_tests
+from ttc.execution.programs import Limits, check_sandbox
+from ttc.protocols import Backend, SideBranches
+from ttc.sampling import Sampling
+from ttc.text.chat import chat_tokens, has_template
+from ttc.text.prompt import raw_tokens
+from ttc.tree.branch import Branch, by_problem
+from verifiers.execution_verifier import MIB, each, program_of
+
+ASK = (
+    "{question}\n\nDo not solve this. Write {count} different tests of the function {name}, each as "
+    "one line of Python as `assert {name}(...) == ...`, in one fenced block."
+)
+_DEFINED = re.compile(r"^def ([A-Za-z_]\w*)", re.MULTILINE)
+_ASSERTED = re.compile(r"^\s*(assert .+)$", re.MULTILINE)
+REMEMBERED = 1024
+"""Problems whose tests are kept: a search rates more than once."""
+
+
+@dataclass(eq=False)
+class WrittenTests:
+    """Rates the programs of one problem together, by calls of the function that they define.
+
+    The calls are those of the tests that the model writes once for each problem, and of the shown
+    ones. What it writes counts as verifier tokens. A branch without a program rates 0.
+
+    tests: how many are asked for at a time. samples: how often. max_tokens, temperature: of each.
+    time_s, memory_mib: as for `ExecutionVerifier`.
+    """
+
+    tests: int = 8
+    samples: int = 1
+    max_tokens: int = 256
+    temperature: float = 0.8
+    time_s: float = 5.0
+    memory_mib: int = 1024
+    _written: dict[int, list[CallTest]] = field(default_factory=dict, init=False, repr=False)
+    writes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("tests", "samples", "max_tokens"):
+            check_whole(name, getattr(self, name), 1)
+        _ = self.limits, self.sampling  # refuses wrong ones before any work
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.time_s, self.memory_mib * MIB)
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature)
+
+    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> list[float]:
+        """The rating of each of a problem's programs."""
+        raise NotImplementedError
+
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[float]]:
+        check_sandbox()
+        programs = [program_of(branch) for branch in branches]
+        self._write(branches, questions, programs, backend)
+        scores = [0.0] * len(branches)
+        for rows in by_problem(branches):
+            rated = [row for row in rows if programs[row] is not None]
+            branch, question = branches[rows[0]], questions[rows[0]]
+            shown = [t for t in shown_tests(question, branch.about) if isinstance(t, CallTest)]
+            tests = [*shown, *self._written.get(branch.root_id, [])]
+            given = self.agreement([str(programs[row]) for row in rated], tests)
+            for row, score in zip(rated, given, strict=True):
+                scores[row] = score
+        return [[score] for score in scores]
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        """The most verifier tokens of a rating: the tests that are still to be written."""
+        new = self._unwritten(branches)
+        prompts = [self._prompt(questions[row], "function", backend) for row in new]
+        return sum(self.samples * (len(prompt) + 16 + self.max_tokens) for prompt in prompts)
+
+    # ---------------------------------------------------------------- writing tests
+
+    def _unwritten(self, branches: Sequence[Branch]) -> list[int]:
+        """The first branch of each problem that has no tests yet."""
+        firsts = [rows[0] for rows in by_problem(branches)]
+        return [row for row in firsts if branches[row].root_id not in self._written]
+
+    def _write(
+        self,
+        branches: Sequence[Branch],
+        questions: Sequence[str],
+        programs: Sequence[str | None],
+        backend: Backend,
+    ) -> None:
+        """Let the model write the tests of the problems that have none yet."""
+        asked: list[tuple[Branch, str, list[int]]] = []
+        for rows in by_problem(branches):
+            first = branches[rows[0]]
+            names = Counter(n for row in rows for n in _DEFINED.findall(programs[row] or ""))
+            if first.root_id in self._written or not names:
+                continue
+            name = names.most_common(1)[0][0]
+            asked.append((first, name, self._prompt(questions[rows[0]], name, backend)))
+        texts = side_texts(backend, asked, self.samples, self.max_tokens, self.sampling)
+        for (first, name, _), written in zip(asked, texts, strict=True):
+            found = [as_test(line.strip()) for text in written for line in _ASSERTED.findall(text)]
+            calls = {repr(t): t for t in found if isinstance(t, CallTest) and t.function == name}
+            self._written[first.root_id] = list(calls.values())
+        while len(self._written) > REMEMBERED:
+            del self._written[next(iter(self._written))]
+
+    def _prompt(self, question: str, name: str, backend: Backend) -> list[int]:
+        text = ASK.format(question=question, count=self.tests, name=name)
+        if has_template(backend.tokenizer):
+            return chat_tokens([{"role": "user", "content": text}], backend.tokenizer)
+        return raw_tokens(f"{text}\n```python\nassert {name}(", backend.tokenizer)
+
+
+def side_texts(
+    backend: Backend,
+    asked: Sequence[tuple[Branch, Any, list[int]]],
+    samples: int,
+    max_tokens: int,
+    sampling: Sampling,
+) -> list[list[str]]:
+    """What the model writes after prompts of a verifier's own, `samples` texts for each; all of it
+    counts as verifier tokens. asked: the branch that pays, and last the prompt."""
+    if not asked:
+        return []
+    if not isinstance(backend, SideBranches):
+        raise InvalidInput(
+            "tests are written on branches beside a search's own (side_branches); "
+            f"{type(backend).__name__} makes none, so use verifier=execution"
+        )
+    meters = {id(branch.usage): branch.usage for branch, *_ in asked}
+    before = {key: replace(usage) for key, usage in meters.items()}
+    made = backend.side_branches([branch for branch, *_ in asked], [row[-1] for row in asked])
+    try:
+        rows = [backend.fork(branch, samples) for branch in made]
+        made += (writers := [writer for row in rows for writer in row])
+        backend.generate(writers, max_tokens, sampling=sampling)
+        return [[writer.text for writer in row] for row in rows]
+    finally:
+        backend.release(made)
+        for key, usage in meters.items():
+            written = usage.generated_tokens - before[key].generated_tokens
+            usage.verifier_tokens += written
+            usage.generated_tokens -= written
+
+
+def by_program(function: Any, programs: Sequence[str]) -> list[Any]:
+    """A function of each program; equal programs are run once."""
+    found = each(function, programs)
+    return [found[program] for program in programs]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from verifiers.outcome_reward import OutcomeReward as OutcomeReward
     from verifiers.qwen_prm import QwenPRM as QwenPRM
     from verifiers.rlhflow_prm import RLHFlowPRM as RLHFlowPRM
+    from verifiers.s_star import SStar as SStar
     from verifiers.self_verifier import SelfVerifier as SelfVerifier
     from verifiers.skywork_prm import SkyworkPRM as SkyworkPRM
     from verifiers.think_prm import ThinkPRM as ThinkPRM

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ttc.execution.code_tests import CallTest, failures
-from verifiers.written_tests import WrittenTests, by_program
+from verifiers.written_tests import Agreement, by_program
 
 
 @dataclass(eq=False)
-class CodeT(WrittenTests):
+class CodeT(Agreement):
     """Dual execution agreement: programs that pass the same tests are a group, which rates the number
     of its programs times the number of the tests that they pass (section 2.2), as a share of all
     programs times all tests.

@@ -8,11 +8,11 @@ from typing import Any
 
 from ttc.execution.code_tests import CallTest
 from ttc.execution.programs import Functions
-from verifiers.written_tests import WrittenTests, by_program
+from verifiers.written_tests import Agreement, by_program
 
 
 @dataclass(eq=False)
-class MBRExec(WrittenTests):
+class MBRExec(Agreement):
     """The share of the other programs that give the same outputs for all inputs (minimum Bayes risk
     with the paper's loss, section 2). A program that fails on an input agrees with none.
 

@@ -25,6 +25,9 @@ ASK = (
 )
 _DEFINED = re.compile(r"^def ([A-Za-z_]\w*)", re.MULTILINE)
 _ASSERTED = re.compile(r"^\s*(assert .+)$", re.MULTILINE)
+NAME_TOKENS = 32
+"""What a function's name may take, which a prompt has three times."""
+
 REMEMBERED = 1024
 """Problems whose tests are kept: a search rates more than once."""
 
@@ -62,8 +65,16 @@ class WrittenTests:
     def sampling(self) -> Sampling:
         return Sampling(self.temperature)
 
-    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> list[float]:
-        """The rating of each of a problem's programs."""
+    def rate_problem(
+        self,
+        branch: Branch,
+        question: str,
+        programs: Sequence[str],
+        tests: Sequence[CallTest],
+        backend: Backend,
+    ) -> list[float]:
+        """The rating of each of a problem's programs. branch: one of the problem's, which pays for
+        what is asked."""
         raise NotImplementedError
 
     def rate(
@@ -78,23 +89,13 @@ class WrittenTests:
             branch, question = branches[rows[0]], questions[rows[0]]
             shown = [t for t in shown_tests(question, branch.about) if isinstance(t, CallTest)]
             tests = [*shown, *self._written.get(branch.root_id, [])]
-            given = self.agreement([str(programs[row]) for row in rated], tests)
+            found = [str(programs[row]) for row in rated]
+            given = self.rate_problem(branch, question, found, tests, backend) if found else []
             for row, score in zip(rated, given, strict=True):
                 scores[row] = score
         return [[score] for score in scores]
 
-    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        """The most verifier tokens of a rating: the tests that are still to be written."""
-        new = self._unwritten(branches)
-        prompts = [self._prompt(questions[row], "function", backend) for row in new]
-        return sum(self.samples * (len(prompt) + 16 + self.max_tokens) for prompt in prompts)
-
     # ---------------------------------------------------------------- writing tests
-
-    def _unwritten(self, branches: Sequence[Branch]) -> list[int]:
-        """The first branch of each problem that has no tests yet."""
-        firsts = [rows[0] for rows in by_problem(branches)]
-        return [row for row in firsts if branches[row].root_id not in self._written]
 
     def _write(
         self,
@@ -125,6 +126,33 @@ class WrittenTests:
         if has_template(backend.tokenizer):
             return chat_tokens([{"role": "user", "content": text}], backend.tokenizer)
         return raw_tokens(f"{text}\n```python\nassert {name}(", backend.tokenizer)
+
+
+class Agreement(WrittenTests):
+    """Rates programs by running them on the tests alone, so that its price is known."""
+
+    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> list[float]:
+        """The rating of each of a problem's programs."""
+        raise NotImplementedError
+
+    def rate_problem(
+        self,
+        branch: Branch,
+        question: str,
+        programs: Sequence[str],
+        tests: Sequence[CallTest],
+        backend: Backend,
+    ) -> list[float]:
+        return self.agreement(programs, tests)
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        """The most verifier tokens of a rating: the tests that are still to be written."""
+        firsts = [rows[0] for rows in by_problem(branches)]
+        new = [row for row in firsts if branches[row].root_id not in self._written]
+        prompts = [self._prompt(questions[row], "function", backend) for row in new]
+        return sum(
+            len(prompt) + NAME_TOKENS + self.samples * (self.max_tokens + 1) for prompt in prompts
+        )
 
 
 def side_texts(

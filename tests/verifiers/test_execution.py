@@ -89,6 +89,7 @@ def test_a_search_chooses_the_program_that_passes() -> None:
     assert [b.score for b in found.branches] == [1.0, 1.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_the_example_file_holds_tests_that_its_solutions_pass() -> None:
     from experiments.runs.code_data import CodeGrader
 

@@ -13,8 +13,8 @@ from ttc import InvalidInput, Problem
 from ttc.execution.code_tests import CallTest
 from ttc.execution.sandbox import protections
 from ttc.tree.branch import Branch
-from verifiers import CodeT, MBRExec
-from verifiers.written_tests import WrittenTests
+from verifiers import CodeT, MBRExec, SStar
+from verifiers.written_tests import Agreement
 
 pytestmark = pytest.mark.skipif(not protections(), reason="programs cannot be confined here")
 
@@ -67,7 +67,7 @@ class Writes(Scripted):
 
 
 @pytest.mark.parametrize(("kind", "best"), [(CodeT, TWICE), (MBRExec, TWICE)])
-def test_a_search_with_tests_that_the_model_writes(kind: type[WrittenTests], best: str) -> None:
+def test_a_search_with_tests_that_the_model_writes(kind: type[Agreement], best: str) -> None:
     tests = (
         "Tests:\nassert f(2) == 4\nassert f(3) == 6\nassert f(3) == 6\nassert g(1) == 1\nassert f("
     )
@@ -85,6 +85,44 @@ def test_a_search_with_tests_that_the_model_writes(kind: type[WrittenTests], bes
     assert result.usage.verifier_tokens >= len(tests)
     expected = {CodeT: [4 / 8, 4 / 8, 1 / 8, 0.0], MBRExec: [1 / 3, 1 / 3, 0.0, 0.0]}[kind]
     assert [branch.score for branch in result.branches] == pytest.approx(expected)
+    assert not backend.live
+
+
+class Judges(Writes):
+    """A backend that also says which of two outputs is right: the one that doubles 5."""
+
+    def _says(self, branch: Branch) -> str:
+        asked = self.asked[-1] if self.asked else ""
+        if branch.parent is not None and branch.parent.root_id in self._sides and "A:" in asked:
+            return "```\nf(2)\nprint(f(5))\n```0"
+        return super()._says(branch)
+
+    def score(
+        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
+    ) -> list[list[list[float]]]:
+        rows = []
+        for branch, words in zip(branches, continuations, strict=True):
+            first = "program A gives 10," in self.decode(branch.tokens)
+            likely = [self.decode(word).strip() == ("A" if first else "B") for word in words]
+            rows.append([[0.0 if right else -5.0] for right in likely])
+        return rows
+
+
+def test_s_star_lets_the_model_choose_between_outputs_that_differ() -> None:
+    backend = Judges([SQUARE, TWICE, ADDED, FAILS], "assert f(2) == 4\nassert f(3) == 0")
+    about = {"shown_tests": ["assert f(0) == 0"]}
+    result = solve(
+        BestOfN(n=4, max_tokens=80),
+        problem=Problem("Write f, which doubles.", metadata=about),
+        engine=backend,
+        verifier=SStar(max_tokens=60),
+        answer_kind="code",
+    )
+    scores = {str(branch.path): branch.score for branch in result.branches}
+    assert result.error is None and scores == {"(0,)": 0.5, "(1,)": 1.0, "(2,)": 1.0, "(3,)": 0.0}
+    judged = [asked for asked in backend.asked if "Which one is right" in asked]
+    assert len(judged) == 2  # both orders
+    assert "For the call f(5) program A gives 10, and program B gives 25." in judged[0]
     assert not backend.live
 
 
@@ -107,3 +145,5 @@ def test_a_backend_without_side_branches_is_named() -> None:
 def test_wrong_settings_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(setting))):
         MBRExec(**setting)
+    with pytest.raises(InvalidInput, match="groups"):
+        SStar(groups=1)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.tiers import some_quick
 from ttc import InvalidInput
 from ttc.execution.code_tests import (
     CallTest,
@@ -48,6 +49,7 @@ def test_a_right_program_passes_and_a_wrong_one_is_told_why() -> None:
 
 
 @runs
+@pytest.mark.slow
 def test_each_test_stands_alone() -> None:
     program = "import os\ndef f(x):\n  if x == 1: os._exit(0)\n  if x == 2:\n    while 1: pass\n  return x"
     tests = [as_test(f"assert f({x}) == {x}") for x in range(4)]
@@ -93,7 +95,7 @@ CHEATS = {
 
 
 @runs
-@pytest.mark.parametrize("name", CHEATS)
+@pytest.mark.parametrize("name", some_quick(CHEATS, ["equals all", "writes to all pipes"]))
 def test_who_cheats_does_not_pass(name: str) -> None:
     """f(4) is not 1, whatever the program does to its own process."""
     tests = [as_test("assert f(4) == 16"), ProgramTest("y = f(4)\nassert y == 16")]

@@ -1,0 +1,183 @@
+"""S* (Li et al., 2025, arXiv 2502.14382): programs compared by inputs that tell them apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, ClassVar, NamedTuple
+
+from ttc.checks import check_whole
+from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
+from ttc.execution.programs import Functions, Outcome
+from ttc.protocols import Backend, Need, SideBranches
+from ttc.text.chat import chat_tokens, has_template
+from ttc.text.prompt import raw_tokens
+from ttc.tree.branch import Branch
+from verifiers.self_verifier import spellings, yes_share
+from verifiers.written_tests import WrittenTests, by_program, side_texts
+
+TELL_APART = (
+    "{question}\n\nHere are two programs.\n\nA:\n```python\n{a}\n```\n\nB:\n```python\n{b}\n```\n\n"
+    "Write calls of {name} for which they may return different values, each as one line of Python "
+    "as `{name}(...)`, in one fenced block."
+)
+CHOOSE = (
+    "{question}\n\nFor the call {call} program A gives {a}, and program B gives {b}. Which one is "
+    "right? Reply with A or B."
+)
+SHOWN_CHARS = 200
+
+
+class Duel(NamedTuple):
+    """Two groups of programs, by their places, and the call for which they differ."""
+
+    first: int
+    second: int
+    call: CallTest
+    outcomes: tuple[Outcome, Outcome]
+
+
+@dataclass(eq=False)
+class SStar(WrittenTests):
+    """Adaptive input synthesis, S*'s selection (section 3.2, without its rounds of debugging).
+
+    Of the programs that pass most shown tests, those with the same outputs for the inputs of the
+    written tests are a group. For each two groups, the model writes calls that may tell them apart;
+    both are run, and the model is asked which output is right, P(A) against P(B) in both orders.
+    A program rates half the share of shown tests that it passes, and, if it is one of those that
+    pass most, half the share of the other groups that its group wins against.
+
+    groups: the most that are compared, those with most programs. tests, samples, max_tokens,
+    temperature: of what is written. Only `Engine` and servers that score can be asked.
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = ("score",)
+
+    groups: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("groups", self.groups, 2)
+
+    def rate_problem(
+        self,
+        branch: Branch,
+        question: str,
+        programs: Sequence[str],
+        tests: Sequence[CallTest],
+        backend: Backend,
+    ) -> list[float]:
+        shown = shown_tests(question, branch.about)
+        verdicts = by_program(lambda p: failures(p, shown, self.limits), programs)
+        shares = [v.count(None) / len(v) if v else 1.0 for v in verdicts]
+        best = [place for place, share in enumerate(shares) if share == max(shares)]
+        groups = self._groups([programs[place] for place in best], tests)
+        wins = self._wins(branch, question, groups, tests, backend)
+        scores = [share / 2 for share in shares]
+        for members, won in zip(groups, wins, strict=False):
+            for place in best:
+                if programs[place] in members:
+                    scores[place] += won / 2
+        return scores
+
+    def _groups(self, programs: Sequence[str], tests: Sequence[CallTest]) -> list[list[str]]:
+        """Programs by their outputs, the largest group first."""
+        found: list[tuple[list[Outcome], list[str]]] = []
+        for program, given in zip(
+            programs, by_program(lambda p: self._run(p, tests), programs), strict=True
+        ):
+            group = next((members for outputs, members in found if outputs == given), None)
+            if group is None:
+                found.append((given, [program]))
+            else:
+                group.append(program)
+        return sorted((members for _, members in found), key=len, reverse=True)
+
+    def _run(self, program: str, tests: Sequence[CallTest]) -> list[Outcome]:
+        with Functions(program, self.limits) as functions:
+            return [functions.call(test.function, test.arguments) for test in tests]
+
+    def _wins(
+        self,
+        branch: Branch,
+        question: str,
+        groups: Sequence[Sequence[str]],
+        tests: Sequence[CallTest],
+        backend: Backend,
+    ) -> list[float]:
+        """The share of the other groups that each of the largest ones wins against."""
+        compared = list(groups[: self.groups])
+        if len(compared) < 2:
+            return [1.0] * len(compared)
+        duels = self._duels(branch, question, compared, tests, backend)
+        wins = [0.0] * len(compared)
+        for duel, share in zip(duels, self._choices(branch, question, duels, backend), strict=True):
+            winner = duel.first if share >= 0.5 else duel.second
+            wins[winner] += 1 / (len(compared) - 1)
+        return wins
+
+    def _duels(
+        self,
+        branch: Branch,
+        question: str,
+        groups: Sequence[Sequence[str]],
+        tests: Sequence[CallTest],
+        backend: Backend,
+    ) -> list[Duel]:
+        """Each two groups with the first call that tells them apart, the model's before others."""
+        pairs = list(combinations(range(len(groups)), 2))
+        name = tests[0].function
+        asked: list[tuple[Branch, Any, list[int]]] = []
+        for i, j in pairs:
+            text = TELL_APART.format(question=question, a=groups[i][0], b=groups[j][0], name=name)
+            asked.append((branch, name, _prompt(text, backend)))
+        texts = side_texts(backend, asked, 1, self.max_tokens, self.sampling)
+        duels = []
+        for (i, j), (text,) in zip(pairs, texts, strict=True):
+            calls = [*_calls(text, name), *tests]
+            left, right = self._run(groups[i][0], calls), self._run(groups[j][0], calls)
+            place = next(place for place in range(len(calls)) if left[place] != right[place])
+            duels.append(Duel(i, j, calls[place], (left[place], right[place])))
+        return duels
+
+    def _choices(
+        self, branch: Branch, question: str, duels: Sequence[Duel], backend: Backend
+    ) -> list[float]:
+        """P(the first program is right) of each duel, the mean of both orders."""
+        assert isinstance(backend, SideBranches)  # tests were written on them
+        prompts = []
+        for duel in duels:
+            call = f"{duel.call.function}({', '.join(map(repr, duel.call.arguments))})"
+            a, b = map(_said, duel.outcomes)
+            for first, second in ((a, b), (b, a)):
+                text = CHOOSE.format(question=question, call=call, a=first, b=second)
+                prompts.append(_prompt(text, backend))
+        left, right = spellings(backend, "A"), spellings(backend, "B")
+        made = backend.side_branches([branch] * len(prompts), prompts)
+        try:
+            words = [[[token] for token in (*left, *right)]] * len(made)
+            rows = backend.score(made, words)
+        finally:
+            backend.release(made)
+        shares = [yes_share([row[0] for row in scored], len(left)) for scored in rows]
+        return [(a + 1 - b) / 2 for a, b in zip(shares[::2], shares[1::2], strict=True)]
+
+
+def _calls(text: str, name: str) -> list[CallTest]:
+    """The calls of literals that a text holds, one a line."""
+    lines = re.findall(rf"^\W*(?:assert |print\()?({re.escape(name)}\(.*?\))", text, re.MULTILINE)
+    found = (as_test(f"assert {line} == 0") for line in dict.fromkeys(lines))
+    return [test for test in found if isinstance(test, CallTest)]
+
+
+def _said(outcome: Outcome) -> str:
+    given = repr(outcome.value) if outcome.error is None else outcome.error
+    return given if len(given) <= SHOWN_CHARS else given[:SHOWN_CHARS] + "..."
+
+
+def _prompt(text: str, backend: Backend) -> list[int]:
+    if has_template(backend.tokenizer):
+        return chat_tokens([{"role": "user", "content": text}], backend.tokenizer)
+    return raw_tokens(f"{text}\nAnswer:", backend.tokenizer)

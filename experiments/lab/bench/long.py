@@ -1,0 +1,174 @@
+"""Long texts of branches' own: time and memory of the engine, `generate` and vLLM.
+
+Branches of one prompt write a fixed number of tokens each, with a limit that is higher, as nobody
+knows lengths before. Each way runs in a process of its own, in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.lab.bench.search import NO_PEER, PEER, Figures, measured
+from experiments.runs.provenance import provenance
+from ttc.engine import Engine
+from ttc.errors import InvalidInput, TTCError
+from ttc.model.loading import load
+from ttc.model.model_files import local_path
+from ttc.protocols import Step
+from ttc.sampling import Sampling
+
+CASES = ("16x4096", "64x1024")
+"""Branches, and the tokens that each writes."""
+PROMPT_TOKENS = 64
+WAYS = ("engine", "generate")
+
+
+def sizes(case: str) -> tuple[int, int]:
+    """Branches and tokens of a case. Raises InvalidInput."""
+    parts = case.split("x")
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+        raise InvalidInput(f"the case {case!r} is no number of branches x tokens, such as 16x4096")
+    return int(parts[0]), int(parts[1])
+
+
+def run(
+    cases: Sequence[str], ways: Sequence[str] | None, peer: str | None, model_name: str, out: Path
+) -> None:
+    """Measure each case in each way, write the figures as they come, and print a table.
+
+    peer: the Python of an environment with vLLM.
+    """
+    if ways is None:
+        ways = WAYS if peer is None else (*WAYS, PEER)
+    if unknown := [way for way in ways if way not in (*WAYS, PEER)]:
+        raise InvalidInput(f"the way {unknown[0]!r} is none; use some of {','.join((*WAYS, PEER))}")
+    if peer is None and PEER in ways:
+        raise InvalidInput(NO_PEER)
+    if peer is None:
+        print(NO_PEER)
+    words = " ".join(["python -m experiments.bench", *sys.argv[1:]])
+    model = f"{model_name}, bfloat16, its real weights; sampled tokens, no end tokens"
+    rows: list[Figures] = []
+    failed = list[str]()
+    for case, (branches, tokens) in zip(cases, map(sizes, cases), strict=True):
+        for way in ways:
+            try:
+                row = _measure(way, branches, tokens, peer, model_name)
+            except RuntimeError as error:
+                failed.append(str(error))
+                print(error, flush=True)
+                continue
+            rows.append({"case": case, "way": way} | row)
+            print(json.dumps(rows[-1]), flush=True)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(provenance(words, model=model) | {"rows": rows}, indent=1))
+    print(table({"rows": rows}))
+    if failed:
+        raise TTCError(f"{failed[0]}; the figures of the others are in {out}")
+
+
+def _measure(way: str, branches: int, tokens: int, peer: str | None, model_name: str) -> Figures:
+    if way != PEER or peer is None:
+        case = ["long-case", way, f"{branches}x{tokens}", "--model", model_name]
+        return measured([sys.executable, "-m", "experiments.bench", *case], "")
+    script, folder = Path(__file__).with_name("vllm_steps.py"), local_path(model_name)
+    work = {"tokens": tokens // 2, "cases": [{"prompts": [_prompt()], "branches": branches}]}
+    found = measured([peer, str(script), str(folder or model_name)], json.dumps(work))
+    (steps,) = found["cases"]
+    step_ms = (steps["first_ms"] + steps["second_ms"]) / 2  # it writes two halves
+    return {"step_ms": step_ms, "peak_bytes": found["peak_bytes"]}
+
+
+def run_case(way: str, case: str, model_name: str) -> None:
+    """Measure one case in this process, and print its figures as JSON."""
+    step = {"engine": _engine, "generate": _generate}[way]
+    figures = step(model_name, *sizes(case))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps(figures | {"peak_bytes": peak}))
+
+
+def _prompt() -> list[int]:
+    return list(range(1000, 1000 + PROMPT_TOKENS))
+
+
+class EndsAt:
+    """Ends branches after so many tokens, which the engine does not know before."""
+
+    def __init__(self, tokens: int):
+        self.tokens = tokens
+
+    def losers(self, problem: Sequence[Any]) -> list[Any]:
+        return [branch for branch in problem if len(branch.generated) >= self.tokens]
+
+
+def _engine(model_name: str, branches: int, tokens: int) -> Figures:
+    engine = Engine.from_pretrained(model_name, dtype=torch.bfloat16, gate=EndsAt(tokens))
+    engine.limits.eos_ids = frozenset()
+    root = engine.root(_prompt())
+    warm_up = engine.fork(root, 2)
+    engine.generate(warm_up, 8)  # first-use set-up is not counted
+    engine.release(warm_up)
+    rows = engine.fork(root, branches)
+    batch = engine.running_batch()
+    batch.add(rows, Step(2 * tokens), Sampling())
+    tier, entries = engine.memory.device, list[int]()
+    tier.peak_bytes = tier.used_bytes
+    start = time.perf_counter()
+    for _ in _steps(batch):
+        if batch.plan is not None:
+            entries.append(len(batch.plan.entries))
+    seconds = time.perf_counter() - start
+    return {
+        "step_ms": seconds / tokens * 1e3,
+        "kv_peak_bytes": tier.peak_bytes,
+        "kv_bytes": tier.used_bytes,
+        "entries": max(entries),
+    }
+
+
+def _steps(batch: Any) -> Iterator[None]:
+    while len(batch):
+        batch.step()
+        yield
+
+
+def _generate(model_name: str, branches: int, tokens: int) -> Figures:
+    model, _ = load(model_name, dtype=torch.bfloat16)
+    ids = torch.tensor([_prompt()] * branches, device=model.device)
+    model.generate(
+        ids[:1], attention_mask=torch.ones_like(ids[:1]), max_new_tokens=2, pad_token_id=0
+    )
+    start = time.perf_counter()
+    model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, max_new_tokens=tokens,
+        min_new_tokens=tokens, pad_token_id=0,
+    )  # fmt: skip
+    return {"step_ms": (time.perf_counter() - start) / tokens * 1e3}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Time of a token of all branches, and the most memory, in each way."""
+    gib = 2**30
+    heads = ["branches x tokens", "way", "step", "KV at most", "of what is written", "entries"]
+    lines = [f"| {' | '.join([*heads, 'peak memory'])} |", "|---" * 7 + "|"]
+    for row in result["rows"]:
+        kv = row.get("kv_peak_bytes")
+        cells = [
+            row["case"].replace("x", " x "),
+            row["way"],
+            f"{row['step_ms']:.1f} ms",
+            "" if kv is None else f"{kv / gib:.2f} GiB",
+            "" if kv is None else f"{kv / row['kv_bytes']:.2f}x",
+            str(row.get("entries", "")),
+            f"{row['peak_bytes'] / gib:.2f} GiB",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,42 @@
+"""The benchmark of long texts: what it measures, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.lab.bench import long
+from tests.helpers.benches import save_tiny_model
+from ttc.errors import InvalidInput
+
+
+def test_each_way_writes_what_a_case_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_tiny_model(tmp_path, 1024)
+    rows = []
+    for way in long.WAYS:
+        long.run_case(way, "3x300", model)
+        figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert figures["step_ms"] > 0 and figures["peak_bytes"] > 0
+        rows.append({"case": "3x300", "way": way} | figures)
+    own = rows[0]
+    assert 1 <= own["kv_peak_bytes"] / own["kv_bytes"] <= 1.6
+    assert own["entries"] <= 1 + 3 * 5
+    table = long.table({"rows": rows})
+    assert table.count("| 3 x 300 |") == 2 and "1." in table
+
+
+@pytest.mark.parametrize("case", ["16", "x", "16x0", "16x4096x2", "-1x8"])
+def test_a_case_that_is_none_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=f"the case '{case}' is no number of branches x tokens"):
+        long.run([case], None, None, "smollm2-135m", tmp_path / "long.json")
+
+
+def test_vllm_needs_its_environment(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--peer PYTHON"):
+        long.run(["1x1"], ["vllm"], None, "smollm2-135m", tmp_path / "long.json")
+    with pytest.raises(InvalidInput, match="the way 'llama' is none"):
+        long.run(["1x1"], ["llama"], None, "smollm2-135m", tmp_path / "long.json")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from search.deep_conf import DeepConf as DeepConf
     from search.diverse_prompts import DiversePrompts as DiversePrompts
     from search.dvts import DVTS as DVTS
+    from search.early_answer import EarlyAnswer as EarlyAnswer
     from search.fork_think import ForkThink as ForkThink
     from search.greedy import Greedy as Greedy
     from search.mcts import MCTS as MCTS

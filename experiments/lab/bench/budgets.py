@@ -109,6 +109,9 @@ SEARCHES: dict[str, Callable[[Allowance], str]] = {
     "certainty_probe": lambda a: (
         f"search.max_tokens={a.tokens} search.every=16 search.probe_tokens=12"
     ),
+    "early_answer": lambda a: (
+        f"search.max_steps={a.steps} search.step_tokens=32 search.answer_tokens=16"
+    ),
     "parallel_probe": lambda a: (
         f"search.n={max(2, a.answers // 2)} search.max_tokens={a.longest} search.every=8 "
         "search.probe_tokens=8 search.warmup=1 search.agree=2"

@@ -15,6 +15,7 @@ FAMILIES = {
         "adaptive_consistency",
         "deep_conf",
         "certainty_probe",
+        "early_answer",
         "parallel_probe",
         "fork_think",
     ),

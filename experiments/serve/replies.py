@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any
 from uuid import uuid4
 
@@ -25,13 +26,14 @@ FIELDS = {True: REASONING, False: CONTENT}
 @dataclass(frozen=True)
 class Choice:
     """One answer of a reply. thought, answer: the parts of its text, the answer None where the
-    model still thinks."""
+    model still thinks. answer_tokens: how many tokens of the answer were generated."""
 
     text: str
     thought: str
     answer: str | None
     finish_reason: str
     token_ids: Sequence[int]
+    answer_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class Reply:
         in_thought = parts.answer is None or len(thought) < len(parts.thought)
         answer = None if in_thought else self.cut(parts.answer or "")
         text = self.cut(self.engine.decode(tokens))
-        return Choice(text, thought, answer, "stop" if ended else "length", tokens)
+        reason, count = "stop" if ended else "length", _answer_tokens(branch, tokens)
+        return Choice(text, thought, answer, reason, tokens, count)
 
     def _split(self, tokens: Sequence[int]) -> Parted:
         if self.thoughts is None:
@@ -209,9 +212,7 @@ class Reply:
         reasoning."""
         prompt = self.request.prompt_tokens
         generated = sum(result.usage.generated_tokens for result in results)
-        answers = sum(
-            self._answer_tokens(choice) for result in results for choice in self.choices(result)
-        )
+        answers = sum(choice.answer_tokens for result in results for choice in self.choices(result))
         return {
             "prompt_tokens": prompt,
             "completion_tokens": generated,
@@ -219,12 +220,6 @@ class Reply:
             "completion_tokens_details": {"reasoning_tokens": max(0, generated - answers)},
             "verifier_tokens": sum(result.usage.verifier_tokens for result in results),
         }
-
-    def _answer_tokens(self, choice: Choice) -> int:
-        tokens = choice.token_ids
-        if self.thoughts is None:
-            return len(tokens)
-        return len(tokens) - self.thoughts.count(tokens, self.request.in_thought)
 
     def account(self, results: Sequence[Result]) -> dict[str, Any]:
         """How the answer was found."""
@@ -238,6 +233,14 @@ class Reply:
             "nodes": sum(len(result.tree) for result in results),
             "stopped": first.stopped,
         }
+
+
+def _answer_tokens(branch: BranchRecord, tokens: Sequence[int]) -> int:
+    """How many of the first tokens of a branch were generated, and belong to its answer. Given
+    ones, as the end that is put after a thought, have no log-probability; where a backend knows
+    none at all, all count as generated."""
+    known = sum(not isnan(value) for value in branch.logprobs[: len(tokens)])
+    return max(0, (known or len(tokens)) - branch.thinking_tokens)
 
 
 def _by_field(pieces: Sequence[tuple[bool, str]]) -> dict[str, str]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
 
 from experiments.runs.problem_loop import run
-from search import BeamSearch, BestOfN, Greedy, solve
+from search import BeamSearch, BestOfN, Greedy, solve, stream
 from tests.experiments.test_view import written
 from tests.helpers.runs import ROWS, composed, save_rows
 from tests.helpers.thinking import QWEN3, save_qwen3, save_smollm2
-from ttc import Engine
+from ttc import BeamGroups, BlockCache, Engine, Layerwise, Paged
 from ttc.text.prompt import PromptTemplate
 from verifiers import ConfidenceVerifier
 
@@ -120,3 +121,51 @@ def test_a_thinking_model_on_the_server(kind: str, tmp_path: Path) -> None:
                 reply(reasoning_effort="high")
             with pytest.raises(openai.BadRequestError, match="thinking_token_budget=201"):
                 reply(thinking_token_budget=201)
+
+
+def test_a_search_that_is_left_while_thoughts_are_closed_frees_all(tmp_path: Path) -> None:
+    engine = Engine.from_pretrained(save_qwen3(tmp_path / "qwen3"), dtype="float32")
+    search = BestOfN(n=3, thinking_tokens=4, max_tokens=3)
+    asked: dict[str, Any] = {"engine": engine, "template": ASKED, "verifier": ConfidenceVerifier()}
+    whole = solve(search, problem="1 + 1?", **asked)
+    events = len(list(stream(search, problem="1 + 1?", tokens=True, **asked)))
+    assert events > 8
+    for read in range(1, events):
+        left = stream(search, problem="1 + 1?", tokens=True, **asked)
+        for _ in range(read):
+            next(left)
+        left.close()  # type: ignore[attr-defined]
+        assert engine.kv_bytes() == 0
+        cancel = Event()
+        ended = None
+        for place, progress in enumerate(
+            stream(search, problem="1 + 1?", tokens=True, cancel=cancel, **asked)
+        ):
+            if place == read:
+                cancel.set()
+            ended = progress.result
+        assert ended is not None and ended.error is None and engine.kv_bytes() == 0
+        for branch in ended.branches:
+            same = next(b for b in whole.branches if b.path == branch.path)
+            assert same.tokens[: len(branch.tokens)] == branch.tokens
+
+
+def test_thoughts_are_the_same_under_every_memory_policy(tmp_path: Path) -> None:
+    folder = save_qwen3(tmp_path / "qwen3")
+    search = BeamSearch(
+        beam_size=2, beam_width=2, thinking_step=6, thinking_tokens=14, max_steps=4, step_tokens=5
+    )
+
+    def written_under(**options: Any) -> list[list[int]]:
+        engine = Engine.from_pretrained(folder, dtype="float32", **options)
+        result = solve(
+            search, problem="1 + 1?", engine=engine, template=ASKED, verifier=ConfidenceVerifier()
+        )
+        assert result.error is None and engine.kv_bytes() == 0
+        return [branch.tokens for branch in result.branches]
+
+    budget = {"budget_gib": 24 * 1024 / 2**30, "block_tokens": 8}
+    plain = written_under()
+    for policy in (BeamGroups(**budget), Paged(**budget), Layerwise(**budget)):
+        assert written_under(memory=policy) == plain
+    assert written_under(cache=BlockCache(2)) == plain

@@ -12,7 +12,7 @@ from ttc.errors import InvalidInput
 from ttc.execution.code_tests import failures, shown_tests, whole_program
 from ttc.execution.programs import Functions, Limits, check_sandbox
 from ttc.protocols import Backend
-from ttc.text.code import find_program, in_a_block
+from ttc.text.code import fenced_blocks, find_program, in_a_block
 from ttc.tree.branch import Branch
 
 K = TypeVar("K", bound=Hashable)
@@ -79,7 +79,7 @@ class ExecutionVerifier:
 def program_of(branch: Branch) -> str | None:
     """The program that a branch has written; None for none, or one that is not at its end."""
     text = branch.answer_text
-    if text is None or (not branch.finished and (in_a_block(text) or "```" not in text)):
+    if text is None or (not branch.finished and (in_a_block(text) or not fenced_blocks(text))):
         return None
     program = find_program(text)
     return None if program is None else whole_program(program, branch.about)

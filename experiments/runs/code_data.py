@@ -72,7 +72,8 @@ def read_evalplus(row: Row, name: str, config: DatasetConfig) -> Problem:
         closing = f"\n\ncheck({entry})\n"
     else:
         shown = [str(test) for test in row["test_list"]]
-        about["shown_tests"] = shown
+        imports = row.get("test_imports") or []
+        about["shown_tests"] = ["\n".join([*imports, test]) for test in shown]
         lines = "\n".join(shown)
         question = (
             f"{prompt.strip()}\nYour program has to pass these tests:\n```python\n{lines}\n```"

@@ -39,11 +39,11 @@ RELEASE = {
     "plus_input": [[[]]],
     "atol": 0,
 }
-MBPP = {
+MBPP: dict[str, Any] = {
     "task_id": 7,
     "prompt": "Write a function to add.",
     "code": "def add(a, b):\n    return a + b",
-    "test_imports": [],
+    "test_imports": ["import math"],
     "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"],
     "test": "inputs = [[1, 2], [5, 5]]\nresults = [3, 10]\n"
     "for inp, exp in zip(inputs, results):\n    assert add(*inp) == exp\n",
@@ -97,6 +97,7 @@ def test_mbpp_plus(tmp_path: Path) -> None:
     task = load("mbpp_plus", jsonl(tmp_path / "m.jsonl", [MBPP]))
     (problem,) = task.problems
     assert problem.id == "Mbpp/7" and "assert add(1, 2) == 3" in problem.question
+    assert problem.metadata["shown_tests"] == [f"import math\n{t}" for t in MBPP["test_list"]]
     assert right(task, "def add(x, y): return y + x")
     assert not right(task, "def add(x, y): return 3 if x else 0")  # the shown tests alone
 

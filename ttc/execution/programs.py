@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import selectors
 import signal
 import subprocess
@@ -69,7 +70,7 @@ def check_sandbox() -> None:
     """Raise TTCError where no program can be run, with the way out."""
     if not protections():
         raise TTCError(
-            f"programs cannot be confined on this machine ({sys.platform}, {os.uname().machine}): "
+            f"programs cannot be confined on this machine ({sys.platform}, {platform.machine()}): "
             "it takes Linux with seccomp on x86-64 or ARM64, or bubblewrap (apt install bubblewrap)"
         )
 

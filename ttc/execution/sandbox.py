@@ -32,7 +32,6 @@ import ctypes
 import json
 import os
 import platform
-import resource
 import shutil
 import signal
 import struct
@@ -175,6 +174,8 @@ def confine(memory_bytes: int, readable: Sequence[str]) -> list[str]:
 
 
 def _limit(memory_bytes: int) -> None:
+    import resource  # which Windows lacks, where nothing is run
+
     limits = {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_CORE: 0,

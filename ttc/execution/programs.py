@@ -91,6 +91,7 @@ class Worker:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
         self._requests, self._replies = ours_out, ours_in
+        os.set_blocking(ours_out, False)
         program = str(Path(__file__).with_name("worker.py"))
         words = [sys.executable, "-I", "-S", "-B", program, str(theirs_in), str(theirs_out)]
         try:
@@ -116,19 +117,32 @@ class Worker:
             os.close(theirs_out)
         path = [p for p in sys.path if p in readable or p.startswith(sys.base_prefix)]
         begin = {"path": path, "readable": readable, "cpu_s": limits.time_s}
-        self.send({**begin, "memory_bytes": limits.memory_bytes, **task})
+        self.send({**begin, "memory_bytes": limits.memory_bytes, **task}, START_S)
         ready = self.receive(START_S)
         if "held" not in ready:
             raise TTCError(f"no process can be started to run a program: {ready['error']}")
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        with suppress(OSError):  # it has ended, which `receive` tells
+    def send(self, message: Mapping[str, Any], wall_s: float | None = None) -> None:
+        """Send a message. A process that does not take it in time is ended, which `receive`
+        tells."""
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        until = time.monotonic() + (wall_s or self.limits.wall_s)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._requests, selectors.EVENT_WRITE)
             while data:
-                data = data[os.write(self._requests, data) :]
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    return self.close()
+                try:
+                    data = data[os.write(self._requests, data) :]
+                except BlockingIOError:
+                    continue
+                except OSError:  # it has ended
+                    return None
 
     def receive(self, wall_s: float) -> dict[str, Any]:
         """The next message; {"error": why} where none comes."""
+        if self._replies < 0:
+            return {"error": "it does not read what it is sent"}
         until = time.monotonic() + wall_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._replies, selectors.EVENT_READ)

@@ -145,6 +145,23 @@ def test_a_call_that_ends_the_process_fails_alone() -> None:
         assert functions.call("f", [(2, {3: "a"})]) == Outcome((2, {3: "a"}))
 
 
+@pytest.mark.slow
+def test_a_program_that_answers_before_it_is_asked_stops_nobody() -> None:
+    """It says what it returns, and then reads nothing any more."""
+    program = (
+        "import os, signal, time\n"
+        "def f(x):\n"
+        "    signal.setitimer(signal.ITIMER_PROF, 0)\n"
+        "    for i in range(3, 64):\n"
+        "        try: os.write(i, b'{\"value\": 1}\\n')\n"
+        "        except OSError: pass\n"
+        "    time.sleep(1000)"
+    )
+    with Functions(program, SHORT) as functions:
+        assert functions.call("f", [1]) == Outcome(1)
+        assert functions.call("f", ["a" * 10**6]).error == "it does not read what it is sent"
+
+
 def test_programs_end_with_the_one_who_started_them() -> None:
     code = (
         "import threading, time\n"

@@ -228,6 +228,12 @@ class ActiveSearch:
         most = options.budget.max_wall_s
         return "max_wall_s" if most is not None and self.wall_s >= most else None
 
+    @property
+    def can_be_overdue(self) -> bool:
+        """Whether `overdue` may ever say a reason."""
+        options = self.config.options
+        return options.cancel is not None or options.budget.max_wall_s is not None
+
     def pays(self, price: int) -> bool:
         """Whether the budget has room for a rating that takes so many tokens."""
         left = self.tokens_left

@@ -38,12 +38,18 @@ class Demand(NamedTuple):
 NO_DEMAND = Demand()
 
 
+def most_rows(backend: Backend) -> int:
+    """The most branches that decode at once on a backend, unless something else is asked for: a
+    server that answers more requests than `MOST_ROWS` at once says so."""
+    return max(MOST_ROWS, getattr(backend, "most_rows", 0))
+
+
 @dataclass
 class Admission:
     """The batch that searches decode in, and how many more problems may begin.
 
     concurrency: the most problems under way, None for as many as there is room for. max_rows: the
-    most branches that decode at once, None for `MOST_ROWS` where `concurrency` is None too, else
+    most branches that decode at once, None for `most_rows` where `concurrency` is None too, else
     for no limit.
 
     A problem is taken to need the most that any problem of late has asked for at once. Its tokens
@@ -75,7 +81,8 @@ class Admission:
                 GenerateBatch(backend), PROBLEMS if concurrency is None else concurrency, None
             )
         if concurrency is None and max_rows is None:
-            return cls(backend.running_batch(MOST_ROWS), None, MOST_ROWS, at_first=PROBLEMS)
+            most = most_rows(backend)
+            return cls(backend.running_batch(most), None, most, at_first=PROBLEMS)
         return cls(backend.running_batch(max_rows), concurrency, max_rows)
 
     def note_expansion(

@@ -10,8 +10,9 @@ of its own; its result depends on nothing else.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import NamedTuple
 
 from search.active_search import ActiveSearch, Chat, steps_of
@@ -90,6 +91,8 @@ class Driver:
         contained: so it is with an error that a search raises, which else ends all.
     each_token: what has been written is said after each token.
     waiting: the problems that have not begun, by their numbers. active: those that have.
+    timed: those of them whose time may run out, or that can be cancelled.
+    idle: those of them that don't decode, so that no step goes through all that do.
     decoding: the branches whose step is under way, and the problem of each.
     works: what goes on with the next steps, the first of them first.
     """
@@ -101,6 +104,8 @@ class Driver:
     each_token: bool = False
     waiting: dict[int, tuple[Problem, SearchConfig]] = field(default_factory=dict)
     active: dict[int, ActiveSearch] = field(default_factory=dict)
+    timed: dict[int, ActiveSearch] = field(default_factory=dict)
+    idle: dict[int, ActiveSearch] = field(default_factory=dict)
     decoding: dict[Branch, ActiveSearch] = field(default_factory=dict)
     works: list[Work] = field(default_factory=list)
     added: int = 0
@@ -116,13 +121,25 @@ class Driver:
         """Let go of a problem, waiting or under way, and of all that it holds. Nothing more is said
         of it."""
         self.waiting.pop(index, None)
-        if (active := self.active.pop(index, None)) is not None:
+        if (active := self._leave(index)) is not None:
             self._stop_decoding(active)
             try:
                 active.end()
             finally:
                 self._release([active])
         self._withdraw(index)
+
+    def _enter(self, active: ActiveSearch) -> None:
+        """A problem is under way."""
+        self.active[active.index] = self.idle[active.index] = active
+        if active.can_be_overdue:
+            self.timed[active.index] = active
+
+    def _leave(self, index: int) -> ActiveSearch | None:
+        """A problem is under way no more; what it was, None if it was not."""
+        self.timed.pop(index, None)
+        self.idle.pop(index, None)
+        return self.active.pop(index, None)
 
     def _withdraw(self, index: int) -> None:
         """A problem needs no more work."""
@@ -174,13 +191,16 @@ class Driver:
             if resting := self.resting():
                 self.serve(resting)
             elif count := self.admission.count(len(self.active), len(self.waiting)):
-                self.start(list(self.waiting)[:count])
+                self.start(list(islice(self.waiting, count)))
         return self.works[0] if self.works else None
 
     def resting(self) -> list[ActiveSearch]:
         """The searches that don't decode."""
-        busy = set(self.decoding.values())
-        return [active for active in self.active.values() if active not in busy]
+        return self._in_order(self.idle.values())
+
+    def _in_order(self, searches: Iterable[ActiveSearch]) -> list[ActiveSearch]:
+        """As they began, whichever of them rested first."""
+        return sorted(searches, key=lambda active: active.started)
 
     def serve(self, searches: list[ActiveSearch], tokens: int = 0) -> None:
         """Have the requests of these searches answered. tokens: that their verifier reads."""
@@ -209,17 +229,25 @@ class Driver:
         finally:
             searches = list(self.active.values())
             self.active.clear()
+            self.timed.clear()
+            self.idle.clear()
             self._release(searches)
 
     def _stop_decoding(self, active: ActiveSearch) -> None:
         for child in active.growing:
             self.decoding.pop(child, None)
         self.admission.forget(active.growing)
+        self._rest(active)
+
+    def _rest(self, active: ActiveSearch) -> None:
+        """A search decodes no more."""
+        if active.index in self.active:
+            self.idle[active.index] = active
 
     def _break_off_overdue(self) -> None:
         """End the searches that were cancelled or whose time is up. What they have decoded stays
         theirs."""
-        for active in self.active.values():
+        for active in self.timed.values():
             if not active.done and (why := active.overdue):
                 self._stop_decoding(active)
                 bare = active.break_off(why)
@@ -229,7 +257,7 @@ class Driver:
     # ------------------------------------------------------------ start and finish
 
     def _done(self) -> list[ActiveSearch]:
-        return [active for active in self.active.values() if active.done]
+        return self._in_order(active for active in self.idle.values() if active.done)
 
     def _finish(self, ended: Sequence[ActiveSearch]) -> Events:
         """The results of searches that have ended; a search may first spend its reserve."""
@@ -239,7 +267,7 @@ class Driver:
                 result = active.result()
                 self._release([active])
                 result.error = active.error
-                del self.active[active.index]
+                self._leave(active.index)
                 self._withdraw(active.index)
                 self.admission.note_end()
                 yield active.index, active.progress("finished", result=result)
@@ -275,7 +303,7 @@ class Driver:
                 active.begin_turn(
                     root, Chat(config.template, (), len(root.tokens)), self.engine.tokenizer
                 )
-                self.active[index] = active
+                self._enter(active)
         except BaseException:
             self.engine.release([root for index, root in roots.items() if index not in self.active])
             raise
@@ -522,6 +550,7 @@ class Driver:
                 children.append(active.record(child, parent))
             active.growing = children
             self.decoding.update(dict.fromkeys(children, active))
+            self.idle.pop(active.index, None)
             self._begin_steps(active, children, request, max_tokens)
         elif active.made:
             active.cut_short()
@@ -615,6 +644,7 @@ class Driver:
             if any(child in self.decoding for child in active.growing):
                 continue
             children, active.growing = active.growing, []
+            self._rest(active)
             for child in children:
                 child.leave_out(active.config.stops)
                 active.count_thinking(child)
@@ -631,6 +661,7 @@ class Driver:
         active = self.decoding[refusal.branch]
         for child in active.growing:
             self.decoding.pop(child, None)
+        self._rest(active)
         active.fail(f"{RemoteError.__name__}: {refusal}")
 
     def _child_price(self, active: ActiveSearch, request: Expand) -> int:

@@ -80,7 +80,8 @@ def solve(
     concurrency: the most problems under way at once; by default as many as there are free rows and
         memory for (16 until the first has ended, and on a backend that does not say what it has).
         max_rows: the most branches that decode at once, by default 256 where `concurrency` is not
-            given, else no limit. Results depend on neither.
+            given (on a server as many as its `Endpoint.concurrency`, if that is more), else no
+            limit. Results depend on neither.
     on_result: called as each problem finishes. on_step: called after each request of a search (see
     `Progress`). With a list, a problem that cannot be used or whose verifier fails gives a Result
     with `error`; alone it raises what stopped it before any branch existed. Raises InvalidInput for

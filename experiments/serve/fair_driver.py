@@ -10,10 +10,9 @@ from math import inf
 from typing import NamedTuple
 
 from search.active_search import ActiveSearch
-from search.admission import PROBLEMS, Admission
+from search.admission import PROBLEMS, Admission, most_rows
 from search.config import SearchConfig
 from search.driver import Driver, Events, Work
-from ttc.cost_model.options import MOST_ROWS
 from ttc.engine import Engine
 from ttc.errors import VerifierError
 from ttc.protocols import Backend, Problem, Rate, RunsBatches, Step, Vary
@@ -82,8 +81,9 @@ class FairDriver(Driver):
         if not isinstance(engine, RunsBatches):
             return cls(engine, Admission.of(engine, concurrency), contained=True)
         at_first = PROBLEMS if concurrency is None else inf
-        admission = Admission(engine.running_batch(None), concurrency, MOST_ROWS, at_first)
-        return cls(engine, admission, contained=True, max_rows=MOST_ROWS, pace=pace)
+        most = most_rows(engine)
+        admission = Admission(engine.running_batch(None), concurrency, most, at_first)
+        return cls(engine, admission, contained=True, max_rows=most, pace=pace)
 
     def add_from(
         self, problem: Problem, config: SearchConfig, client: Hashable, tokens: int

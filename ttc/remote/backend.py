@@ -94,6 +94,11 @@ class RemoteBackend:
         """What the server cannot do, and why, with the way out (see `ttc.Limited`)."""
         return self.capabilities.lacks
 
+    @property
+    def most_rows(self) -> int:
+        """How many branches grow at once where nothing else is asked for: a request each."""
+        return self.server.client.endpoint.concurrency
+
     def close(self) -> None:
         """Break off what is under way, and close the connections."""
         for batch in list(self.batches):

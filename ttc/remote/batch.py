@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf, nan
+from queue import Empty, SimpleQueue
 
 from ttc.errors import BranchRefused, InvalidInput, RemoteError
 from ttc.passes.arguments import check_step
@@ -31,7 +34,7 @@ class Work:
     """A branch whose step is under way.
 
     start: `len(tokens)` at the step's start. left: how many tokens the server may still write.
-    told: the strings at which the server stops.
+    told: the strings at which the server stops. future: the request that was sent last.
     """
 
     branch: Branch
@@ -41,6 +44,7 @@ class Work:
     sampling: Sampling
     logprobs: int
     told: tuple[str, ...]
+    future: Future[Reply] | None = None
 
 
 class RemoteBatch:
@@ -50,13 +54,19 @@ class RemoteBatch:
     told the strings so that it writes nothing in vain: what it writes beyond the end is cut off,
     and where it ends too early (at blank lines before a step's first word) it is asked again. A
     request's seed is made of the branch's key and its length.
+
+    What a call costs does not grow with the number of requests under way.
+    works: of all branches whose step is under way. waiting: those that no request was sent for; one
+    that has left is passed over. arrived: requests that have an answer, which their thread puts in.
     """
 
     def __init__(self, server: Server, max_rows: int | None = None):
         self.server = server
         self.max_rows = inf if max_rows is None else max_rows
-        self.waiting: list[Work] = []
+        self.works: dict[Branch, Work] = {}
+        self.waiting: deque[Work] = deque()
         self.asked: dict[Future[Reply], Work] = {}
+        self.arrived: SimpleQueue[Future[Reply]] = SimpleQueue()
         self.refused: dict[Branch, ContentRefused] = {}  # to be said by the next step
 
     def add(
@@ -68,8 +78,7 @@ class RemoteBatch:
     ) -> None:
         """Let branches grow by one step (see `ttc.protocols.Batch`)."""
         check_live(branches)
-        decoding = {work.branch for work in self._all()}
-        if busy := [branch for branch in branches if branch in decoding]:
+        if busy := [branch for branch in branches if branch in self.works]:
             raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
         model, can = self.server.limits, self.server.can
         step_tokens = check_step(model, branches, step, sampling, limits)
@@ -83,7 +92,9 @@ class RemoteBatch:
             length = len(branch.tokens)
             context_left = model.left(length)
             left = limit if context_left is None else min(limit, context_left)
-            self.waiting.append(Work(branch, length, left, stops, sampling, logprobs, told))
+            work = Work(branch, length, left, stops, sampling, logprobs, told)
+            self.works[branch] = work
+            self.waiting.append(work)
         self._ask()
 
     def step(self) -> list[Branch]:
@@ -95,11 +106,12 @@ class RemoteBatch:
         ended: list[Branch] = []
         try:
             while self.asked and not ended and not self.refused:
-                done, _ = wait(self.asked, LOOK_S, FIRST_COMPLETED)
-                if not done:
+                futures = self.answers()
+                if not futures:
                     break
-                for future in [future for future in self.asked if future in done]:
-                    ended += self._take(self.asked.pop(future), future)
+                for future in futures:
+                    if (work := self.asked.pop(future, None)) is not None:
+                        ended += self._take(work, future)
                 self._ask()
         except BaseException:
             self.close()
@@ -109,25 +121,36 @@ class RemoteBatch:
             raise BranchRefused(str(refusal), branch) from refusal
         return ended
 
+    def answers(self) -> list[Future[Reply]]:
+        """The requests that have an answer by now; where there is none, it is waited for."""
+        try:
+            futures = [self.arrived.get(timeout=LOOK_S)]
+        except Empty:
+            return []
+        with suppress(Empty):
+            while True:
+                futures.append(self.arrived.get_nowait())
+        return futures
+
     def close(self) -> None:
         """Break off: every branch keeps what it has, its step "interrupted"."""
-        for work in self._all():
+        for work in self.works.values():
             self._break_off(work)
         for future in self.asked:
             future.cancel()
-        self.waiting = []
+        self.works = {}
+        self.waiting.clear()
         self.asked = {}
         self.refused = {}
 
     def forget(self, branches: Iterable[Branch]) -> None:
         """Branches that are about to be released leave without their step being over."""
-        gone = set(branches)
-        self.refused = {b: refusal for b, refusal in self.refused.items() if b not in gone}
-        self.waiting = [work for work in self.waiting if work.branch not in gone]
-        for future, work in list(self.asked.items()):
-            if work.branch in gone:
-                future.cancel()
-                del self.asked[future]
+        for branch in branches:
+            self.refused.pop(branch, None)
+            work = self.works.pop(branch, None)
+            if work is not None and work.future is not None:
+                work.future.cancel()
+                self.asked.pop(work.future, None)
         self._ask()
 
     def fits(self, tokens: int, states: int) -> float:
@@ -135,12 +158,9 @@ class RemoteBatch:
         return inf
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.asked) + len(self.refused)
+        return len(self.works) + len(self.refused)
 
     # ---------------------------------------------------------------- requests and replies
-
-    def _all(self) -> list[Work]:
-        return [*self.asked.values(), *self.waiting]
 
     def _break_off(self, work: Work) -> None:
         if len(work.branch.tokens) > work.start:
@@ -151,7 +171,9 @@ class RemoteBatch:
         can = self.server.can
         settings = self.server.settings.asked if can.extras else {}
         while self.waiting and len(self.asked) < self.max_rows:
-            work = self.waiting.pop(0)
+            work = self.waiting.popleft()
+            if self.works.get(work.branch) is not work:
+                continue  # it has left
             tokens = work.branch.tokens
             future = self.server.complete(
                 tokens,
@@ -163,6 +185,8 @@ class RemoteBatch:
                 **settings,
             )
             self.asked[future] = work
+            work.future = future
+            future.add_done_callback(self.arrived.put)
 
     def _take(self, work: Work, future: Future[Reply]) -> list[Branch]:
         """Take over the answer to a request; the branch, where its step is over."""
@@ -170,11 +194,13 @@ class RemoteBatch:
             reason = self._append(work, future.result())
         except ContentRefused as refusal:
             self._break_off(work)
+            del self.works[work.branch]
             self.refused[work.branch] = refusal
             return []
         if reason is None:
-            self.waiting.insert(0, work)
+            self.waiting.appendleft(work)
             return []
+        del self.works[work.branch]
         work.branch.end_step(reason)
         return [work.branch]
 

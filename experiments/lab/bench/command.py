@@ -195,6 +195,14 @@ def parser() -> argparse.ArgumentParser:
         "--dtype", default="float32", help="of the engine; give what the server computes in"
     )
     served.add_argument("--out", type=Path, default=RESULTS / "remote.json")
+    many = commands.add_parser(
+        "scale", help="the driver over many servers that answer after a drawn time, no model"
+    )
+    many.add_argument("--problems", type=int, default=10_000)
+    many.add_argument("--branches", type=int, default=64, help="of a problem")
+    many.add_argument("--servers", type=int, default=100, help="of 64 requests at a time each")
+    many.add_argument("--tokens", type=int, default=32, help="the most of a branch")
+    many.add_argument("--out", type=Path, default=RESULTS / "scale.json")
     costs = commands.add_parser(
         "cost_model", help="HELM's cost model: passes predicted and measured on this CPU"
     )
@@ -364,6 +372,14 @@ def _long_case(arguments: argparse.Namespace) -> None:
     long.run_case(arguments.way, arguments.case, arguments.model)
 
 
+def _scale(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import scale
+
+    scale.run(
+        arguments.problems, arguments.branches, arguments.servers, arguments.tokens, arguments.out
+    )
+
+
 def _remote(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import remote
 
@@ -444,6 +460,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "searches": _searches,
     "remote": _remote,
     "serve": _serve,
+    "scale": _scale,
     "reward_model": _reward_model,
     "cost_model": _cost_model,
     "placement": _placement,

@@ -22,6 +22,7 @@ from experiments.lab.bench import (
     prefix,
     remote,
     reward_model,
+    scale,
     search_tables,
     stored_profile,
 )
@@ -62,6 +63,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "searches": ("searches", searches.plot_link),
     },
     "docs/remote.md": {"remote": ("remote", remote.table)},
+    "docs/running.md": {"scale": ("scale", scale.table)},
     "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {
         **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},

@@ -264,14 +264,15 @@ def _order(ended: list[tuple[float, int]], end: float) -> dict[str, float]:
 
 
 def run(problems: int, branches: int, servers: int, tokens: int, out: Path) -> None:
-    """Measure each search at a tenth of the problems and at all of them, and what a request costs
-    over HTTP."""
+    """Measure samples at a tenth of the problems and at all of them, beams at a tenth, and what a
+    request costs over HTTP."""
     http = measure_http(min(2000, problems), tokens)
     rows = []
-    for count in dict.fromkeys((max(1, problems // 10), problems)):
-        for name, search in searches(branches, tokens).items():
-            say(f"{name}, {count} problems")
-            rows.append({"search": name, **in_a_process_of_its_own(search, count, servers)})
+    samples, beams = searches(branches, tokens).items()
+    few = max(1, problems // 10)
+    for (name, search), count in ((samples, few), (samples, problems), (beams, few)):
+        say(f"{name}, {count} problems")
+        rows.append({"search": name, **in_a_process_of_its_own(search, count, servers)})
     about = {"branches": branches, "servers": servers, "tokens": tokens, "slots": SLOTS}
     record = {"machine": machine(), "about": about, "rows": rows, "http": http}
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

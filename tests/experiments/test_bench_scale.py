@@ -57,9 +57,8 @@ def test_as_many_branches_grow_as_the_servers_answer_at_once() -> None:
     many = DrawnBackend(Servers(100))
     assert Admission.of(many).max_rows == 100 * SLOTS > MOST_ROWS
     assert Admission.of(DrawnBackend(Servers(1))).max_rows == MOST_ROWS
-    row = measure(BestOfN(n=64, max_tokens=8), 150, 100)
-    # 150 problems x 64 branches in about two waves of 6,400 requests
-    assert row["requests"] == 150 * 64 and row["slots_busy"] > 0.1
+    row = measure(BestOfN(n=64, max_tokens=8), 60, 100)
+    assert row["requests"] == 60 * 64 and MOST_ROWS < row["most_requests_at_once"] <= 100 * SLOTS
 
 
 def test_a_request_over_http_is_counted_and_the_table_says_so() -> None:

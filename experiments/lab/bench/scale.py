@@ -56,7 +56,7 @@ class Servers:
     """Many servers behind one address that sends each request to the one with the fewest.
 
     now: the virtual time in seconds. busy_s: time that their slots have worked. coming: what will
-    happen, the earliest first.
+    happen, the earliest first. most: the most requests that were under way at once.
     """
 
     count: int
@@ -65,11 +65,13 @@ class Servers:
     busy_s: float = 0.0
     requests: int = 0
     repeated: int = 0
+    most: int = 0
     coming: list[tuple[float, int, Future[Reply], Reply]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         self.free = [(0.0, slot) for slot in range(self.count * SLOTS)]
+        self.ids = self.random.choices(range(1, VOCABULARY), k=20_000)  # what answers are cut from
 
     def complete(self, tokens: int) -> Future[Reply]:
         """A request for at most so many tokens. Its answer comes once a slot was free and has
@@ -86,9 +88,11 @@ class Servers:
         self.requests += 1
         heapq.heappush(self.free, (start + took, slot))
         finish = "length" if written == tokens else "stop"
-        ids = [1 + self.random.randrange(VOCABULARY - 1) for _ in range(written)]
+        begin = self.random.randrange(len(self.ids) - written)
+        ids = self.ids[begin : begin + written]
         reply = Reply("", ids, finish, None, [], 10, 0, written)
         heapq.heappush(self.coming, (start + took, self.requests, future, reply))
+        self.most = max(self.most, len(self.coming))
         return future
 
     def _took(self, tokens: int) -> float:
@@ -205,6 +209,7 @@ def measure(search: Search, problems: int, servers: int) -> dict[str, Any]:
         "failed": failed,
         "requests": drawn.requests,
         "repeated": drawn.repeated,
+        "most_requests_at_once": drawn.most,
         "tokens": tokens,
         "cpu_s": cpu,
         "wall_s": time.perf_counter() - wall,
@@ -265,17 +270,22 @@ def _order(ended: list[tuple[float, int]], end: float) -> dict[str, float]:
 
 def run(problems: int, branches: int, servers: int, tokens: int, out: Path) -> None:
     """Measure samples at a tenth of the problems and at all of them, beams at a tenth, and what a
-    request costs over HTTP."""
-    http = measure_http(min(2000, problems), tokens)
-    rows = []
+    request costs over HTTP. What `out` has of the same sizes is not measured again."""
+    about = {"branches": branches, "servers": servers, "tokens": tokens, "slots": SLOTS}
+    record = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    if record.get("about") != about or record.get("machine") != machine():
+        http = measure_http(min(2000, problems), tokens)
+        record = {"machine": machine(), "about": about, "http": http, "rows": []}
+    done = {(row["search"], row["problems"]) for row in record["rows"]}
     samples, beams = searches(branches, tokens).items()
     few = max(1, problems // 10)
-    for (name, search), count in ((samples, few), (samples, problems), (beams, few)):
+    for (name, search), count in ((samples, few), (beams, few), (samples, problems)):
+        if (name, count) in done:
+            continue
         say(f"{name}, {count} problems")
-        rows.append({"search": name, **in_a_process_of_its_own(search, count, servers)})
-    about = {"branches": branches, "servers": servers, "tokens": tokens, "slots": SLOTS}
-    record = {"machine": machine(), "about": about, "rows": rows, "http": http}
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        row = {"search": name, **in_a_process_of_its_own(search, count, servers)}
+        record["rows"].append(row)
+        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     show(table(record))
 
 

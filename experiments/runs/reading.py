@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,12 @@ NEEDED = ("id", "correct", "error", "branches", "usage")
 """What every version has written into a record."""
 
 
-def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
+def read_records(
+    file: Path, needed: Sequence[str] = NEEDED
+) -> tuple[dict[str, dict[str, Any]], int]:
     """A run's records by their ids, and the bytes that hold them: a last line that a kill has torn
-    is none of them. Raises InvalidInput, which names the first value that is not of its shape."""
+    is none of them. needed: what each must have. Raises InvalidInput, which names the first value
+    that is not of its shape."""
     records: dict[str, dict[str, Any]] = {}
     with _reading(file):
         data = file.read_bytes()
@@ -52,7 +55,7 @@ def read_records(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
             raise InvalidInput(
                 f"{file}, line {number} is damaged: {what}; restore it or delete that line"
             )
-        if missing := [name for name in NEEDED if name not in record]:
+        if missing := [name for name in needed if name not in record]:
             raise InvalidInput(
                 f"{file}, line {number} has no {' and no '.join(missing)}: another version or "
                 "program wrote it, so it cannot be compared; run again under another run.name"

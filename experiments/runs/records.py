@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.runs.config_values import changed_values, flat, listed
 from experiments.runs.fingerprint import differences
 from experiments.runs.reading import (
+    NEEDED,
     read_fingerprint,
     read_provenance,
     read_records,
@@ -80,13 +81,14 @@ class RunFolder:
     """`outputs/<name>/` with config.yaml, records.jsonl, summary.json, fingerprint.json and
     provenance.json, locked against other processes.
 
-    goes: what each go that wrote records was made by (commit, machine, versions), without
-    repetitions. Raises InvalidInput when the folder was made with another configuration or is in
-    use.
+    needed: what each record must have. goes: what each go that wrote records was made by (commit,
+    machine, versions), without repetitions. Raises InvalidInput when the folder was made with
+    another configuration or is in use.
     """
 
-    def __init__(self, config: DictConfig):
+    def __init__(self, config: DictConfig, needed: Sequence[str] = NEEDED):
         self.path = run_folder(config)
+        self.needed = needed
         self.records: dict[str, dict[str, Any]] = {}
         self._inputs: dict[str, dict[str, str]] | None = None  # to be written with the next record
         self._made: list[dict[str, Any]] = []  # so too
@@ -223,7 +225,7 @@ class RunFolder:
         file = self.path / "records.jsonl"
         if not file.exists():
             return {}
-        records, good = read_records(file)
+        records, good = read_records(file, self.needed)
         if good < file.stat().st_size:
             with file.open("r+b") as torn:
                 torn.truncate(good)

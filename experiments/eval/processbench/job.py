@@ -21,6 +21,10 @@ from ttc.errors import InvalidInput
 from ttc.protocols import Verifier
 
 
+NEEDED = ("id", "label", "scores", "error")
+"""What a record of a sample has."""
+
+
 def run(config: DictConfig) -> dict[str, Any]:
     """Rate what is left and write the figures; returns what summary.json holds."""
     show_logged()
@@ -33,7 +37,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     if verifier is None:
         raise InvalidInput("there is no verifier to measure; choose one other than none")
     samples = load_samples(settings.data, settings.limit)
-    with RunFolder(config) as folder:
+    with RunFolder(config, NEEDED) as folder:
         folder.check_inputs(_inputs(config, samples, verifier))
         _rate(config, folder, verifier, samples)
         scores = {s.id: _scores(folder.records[s.id]) for s in samples}

@@ -68,6 +68,7 @@ class RemoteBatch:
         self.asked: dict[Future[Reply], Work] = {}
         self.arrived: SimpleQueue[Future[Reply]] = SimpleQueue()
         self.refused: dict[Branch, ContentRefused] = {}  # to be said by the next step
+        self.stops: dict[tuple[tuple[str, ...], tuple[str, ...]], Stops] = {}
 
     def add(
         self,
@@ -85,7 +86,7 @@ class RemoteBatch:
         can.check_sampling(sampling)
         if step.statistics and "top_logprobs" in can.lacks:
             raise InvalidInput(f"the server has no statistics: {can.lacks['top_logprobs']}")
-        stops = Stops(step.delimiters, step.end, model, self.server.decode)
+        stops = self._stops(step)
         told = (*stops.stop, *stops.end) if can.stops else ()
         logprobs = TOP_K if step.statistics else min(1, can.logprobs)
         for branch, limit in zip(branches, step_tokens, strict=True):
@@ -161,6 +162,13 @@ class RemoteBatch:
         return len(self.works) + len(self.refused)
 
     # ---------------------------------------------------------------- requests and replies
+
+    def _stops(self, step: Step) -> Stops:
+        """One for all steps that end alike, so that what it knows of tokens is found out once."""
+        key = step.delimiters, tuple(step.end)
+        if key not in self.stops:
+            self.stops[key] = Stops(*key, self.server.limits, self.server.decode)
+        return self.stops[key]
 
     def _break_off(self, work: Work) -> None:
         if len(work.branch.tokens) > work.start:

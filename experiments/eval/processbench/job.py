@@ -20,7 +20,6 @@ from experiments.runs.screen import show_logged
 from ttc.errors import InvalidInput
 from ttc.protocols import Verifier
 
-
 NEEDED = ("id", "label", "scores", "error")
 """What a record of a sample has."""
 

@@ -279,7 +279,7 @@ def run(problems: int, branches: int, servers: int, tokens: int, out: Path) -> N
     done = {(row["search"], row["problems"]) for row in record["rows"]}
     samples, beams = searches(branches, tokens).items()
     few = max(1, problems // 10)
-    for (name, search), count in ((samples, few), (beams, few), (samples, problems)):
+    for (name, search), count in ((samples, few), (samples, problems), (beams, few)):
         if (name, count) in done:
             continue
         say(f"{name}, {count} problems")

@@ -192,8 +192,12 @@ def read(kind: type[B], data: bytes) -> B:
     must = f"send an object with model and {'messages' if kind is ChatBody else 'prompt'}"
     try:
         given = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise Refusal(400, f"the body is no JSON: {error}; {must}") from error
+    except RecursionError as error:
+        raise Refusal(400, f"the body is nested too deep; {must}") from error
+    except ValueError as error:  # Python reads no longer ones
+        raise Refusal(400, "the body holds a number of thousands of digits; give less") from error
     if not isinstance(given, dict):
         raise Refusal(400, f"the body is {type(given).__name__}; {must}")
     check_text(given)

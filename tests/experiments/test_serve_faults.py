@@ -227,6 +227,8 @@ def of_json(text: str) -> dict[str, Any]:
             "messages.0.content holds",
         ),
         ({"json": {"model": "tiny", "prompt": [1, 2]}}, 400, "prompt=[1, 2]"),
+        (of_json('{"model": ' + "[" * 9000), 400, "the body is nested too deep"),
+        (of_json('{"seed": ' + "9" * 5000 + "}"), 400, "a number of thousands of digits"),
     ],
     ids=[
         "no JSON",
@@ -239,6 +241,8 @@ def of_json(text: str) -> dict[str, Any]:
         "surrogate key",
         "earlier message",
         "numbers",
+        "deep",
+        "digits",
     ],
 )
 def test_a_body_that_cannot_be_read_is_refused(

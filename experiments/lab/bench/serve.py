@@ -2,8 +2,8 @@
 server on the same machine.
 
 Clients are of four kinds in turn: one that chats, over and over; one with a long prompt; one that
-wants several samples; one that wants a search. All but the first ask `REQUESTS` times. While they
-are at work the first kind is timed. vLLM has no searches: of its server those clients want as many
+wants several samples; one that wants a search. All but the first ask some times. While they are at
+work the first kind is timed. vLLM has no searches: of its server those clients want as many
 samples as the search has branches, of as many tokens.
 """
 
@@ -32,8 +32,8 @@ from experiments.runs.provenance import provenance
 from ttc.errors import TTCError
 from ttc.model.model_files import local_path
 
-REQUESTS, ALONE_REQUESTS = 2, 8
-"""Requests of each client that does not chat, and of one that chats where there is no other."""
+ALONE_REQUESTS = 8
+"""Requests of a client that chats where there is no other."""
 
 CHAT_TOKENS, LONG_TOKENS, LONG_WORDS = 32, 16, 400
 SAMPLES = 4
@@ -87,7 +87,7 @@ def servers(model: str, peer: str | None) -> dict[str, Server]:
     own = [sys.executable, "-m", "experiments.serve", "--model", model, "model.dtype=bfloat16"]
     found = {"ttc": Server([*own, f"serve.name={NAME}", "--port"], {}, True)}
     if peer is not None:
-        command = [peer, "-m", "vllm.entrypoints.cli.main", "serve", folder]
+        command = [peer, "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
         command += ["--served-model-name", NAME, "--dtype", "bfloat16", "--max-num-seqs", "256"]
         command += ["--max-model-len", "2048", "--block-size", "32", "--port"]
         environment = {
@@ -158,13 +158,14 @@ class Load:
     url: str
     searches: bool
     numbers: Iterator[int]
+    model: str = NAME
     first_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     tokens: int = 0
     shares: dict[int, int] = field(default_factory=dict)
 
     def next_body(self, kind: str) -> dict[str, Any]:
-        return body(kind, next(self.numbers), NAME, self.searches)
+        return body(kind, next(self.numbers), self.model, self.searches)
 
     async def ask(self, client: httpx2.AsyncClient, kind: str) -> None:
         """One request that is answered in one piece."""
@@ -190,9 +191,9 @@ class Load:
                     (self.first_s if last is None else self.gaps_s).append(now - (last or began))
                     last = now
 
-    async def run(self, clients: int) -> float:
-        """Let so many clients ask at once. Returns the seconds until all but those that chat have
-        ended."""
+    async def run(self, clients: int, requests: int) -> float:
+        """Let so many clients ask at once, those that do not chat so many times each. Returns the
+        seconds until these have ended."""
         limits = httpx2.Limits(max_connections=None)
         async with httpx2.AsyncClient(timeout=ANSWER_S, limits=limits) as client:
             began = time.perf_counter()
@@ -207,7 +208,7 @@ class Load:
                     self.shares[name] = 0
                     chatting.append(asyncio.create_task(self._over_and_over(client, name)))
                 else:
-                    others.append(asyncio.create_task(self._some(client, kind)))
+                    others.append(asyncio.create_task(self._some(client, kind, requests)))
             await asyncio.gather(*others)
             seconds = time.perf_counter() - began
             for task in chatting:
@@ -222,8 +223,8 @@ class Load:
         while True:
             await self.chat(client, name)
 
-    async def _some(self, client: httpx2.AsyncClient, kind: str) -> None:
-        for _ in range(REQUESTS):
+    async def _some(self, client: httpx2.AsyncClient, kind: str, requests: int) -> None:
+        for _ in range(requests):
             await self.ask(client, kind)
 
 
@@ -254,26 +255,32 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def run(clients: Sequence[int], peer: str | None, model: str, out: Path) -> None:
-    """Measure each server with each number of clients, and write the record as it grows."""
+def run(clients: Sequence[int], requests: int, peer: str | None, model: str, out: Path) -> None:
+    """Measure each server with each number of clients, and write the record as it grows.
+
+    requests: of each client that does not chat. peer: the Python of an environment with vLLM.
+    """
     import experiments.serve.fair_driver  # noqa: F401 - its code and the engine's are measured
 
     if peer is None:
         say("vLLM's server is left out: give --peer PYTHON, as docs/benchmarks.md has it")
     rows: list[dict[str, Any]] = []
+    counts = ",".join(map(str, clients))
+    words = f"python -m experiments.bench serve --clients {counts} --requests {requests}"
+    record = provenance(words, model=f"{model}, bfloat16, its real weights")
+    record |= {"requests": requests, "rows": rows}
+    out.parent.mkdir(parents=True, exist_ok=True)
     for name, server in servers(model, peer).items():
         with started(server) as url:
             numbers = itertools.count(1)
-            asyncio.run(Load(url, server.searches, numbers).run(len(KINDS)))  # sets up, uncounted
+            warm_up = Load(url, server.searches, numbers)
+            asyncio.run(warm_up.run(len(KINDS), 1))  # first-use set-up is not counted
             for count in clients:
                 load = Load(url, server.searches, numbers)
-                row = {"server": name} | figures(load, count, asyncio.run(load.run(count)))
-                say(json.dumps(row))
-                rows.append(row)
-        words = " ".join(["python -m experiments.bench", *sys.argv[1:]])
-        record = provenance(words, model=f"{model}, bfloat16, its real weights") | {"rows": rows}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+                seconds = asyncio.run(load.run(count, requests))
+                rows.append({"server": name} | figures(load, count, seconds))
+                say(json.dumps(rows[-1]))
+                out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(record))
 
 

@@ -24,6 +24,7 @@ from experiments.lab.bench import (
     reward_model,
     scale,
     search_tables,
+    serve,
     stored_profile,
 )
 from experiments.lab.paper import capture
@@ -62,6 +63,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/searches.md": {
         "searches": ("searches", searches.plot_link),
     },
+    "docs/serving.md": {"serve": ("serve", serve.table)},
     "docs/remote.md": {"remote": ("remote", remote.table)},
     "docs/running.md": {"scale": ("scale", scale.table)},
     "docs/verifiers.md": {"value_head": ("value_head", card.tables)},

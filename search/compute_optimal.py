@@ -56,7 +56,7 @@ class ComputeOptimal(Search):
         samples = yield from expand([root], self.n, step, self.sampling)
         scores = yield Rate(samples, self.aggregation)
         strategy = self.strategies[bisect_right(self.edges, fmean(scores))]
-        if self.thinking != "off":
+        if case.thinking is not None and self.thinking != "off":
             case = replace(case, thinking=strategy.thinks(case.thoughts))
         candidates = yield from strategy.run(root, case)
         best, _ = strategy.choose(by_path(candidates), case.extract)

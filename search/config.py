@@ -13,7 +13,7 @@ from search.options import SolveOptions
 from search.rating import Rater
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Extract, Problem, Thinking
+from ttc.protocols import Backend, Extract, Problem, Thinking, WritesAhead
 from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
 from ttc.text.reader import AnswerReader
@@ -31,6 +31,8 @@ class SearchConfig:
         out.
     closes: whether thoughts are ended as soon as they begin, as thinking is off and the chat
         template has no switch for it.
+    limited: whether thoughts have limits of their own, which a backend that `WritesAhead` cannot
+        keep.
     repeat: how many problems without an id ask the same question before this one in their list, so
         that it gets samples of its own.
     """
@@ -42,6 +44,7 @@ class SearchConfig:
     thoughts: Thoughts | None = None
     stops: tuple[str, ...] = ()
     closes: bool = False
+    limited: bool = True
     repeat: int = 0
 
     @classmethod
@@ -56,8 +59,22 @@ class SearchConfig:
         template, closes = switched(
             options.template or PromptTemplate(), search.thinking, engine.tokenizer, thoughts
         )
-        stops = template.ends(engine.tokenizer)
-        return cls(search, options, template, reader, thoughts, stops, closes)
+        limited = not (isinstance(engine, WritesAhead) and engine.writes_ahead)
+        if closes and not limited:
+            raise InvalidInput(
+                "thinking=off, and the chat template has no switch for it; on a server no thought "
+                "can be ended, so use a model whose template has one, or thinking=auto"
+            )
+        return cls(
+            search,
+            options,
+            template,
+            reader,
+            thoughts,
+            template.ends(engine.tokenizer),
+            closes=closes,
+            limited=limited,
+        )
 
     @property
     def budget(self) -> Budget:
@@ -82,7 +99,7 @@ class SearchConfig:
         """The problem as its search sees it."""
         rng = np.random.default_rng(random_key(self.seed_of(problem), "search"))
         reader = self.reader.among(problem.metadata.get("choices"))
-        thinking = self.search.thinks(self.thoughts)
+        thinking = self.search.thinks(self.thoughts) if self.limited else None
         if self.closes:
             thinking = Thinking(0)
         return Case(problem.question, self.end, reader, rng, self.thoughts, thinking)

@@ -47,6 +47,7 @@ __all__ = [
     "Tokens",
     "Vary",
     "Verifier",
+    "WritesAhead",
 ]
 
 Tokens = Sequence[int]
@@ -321,6 +322,14 @@ class Bounded(Protocol):
 
     @property
     def limits(self) -> ModelLimits: ...
+
+
+@runtime_checkable
+class WritesAhead(Protocol):
+    """A backend that may write beyond the end of a step and cut it off, so that each more of a
+    thought's ends costs it a request: `Step.thinking` is left out there."""
+
+    writes_ahead: bool
 
 
 @runtime_checkable

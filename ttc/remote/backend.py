@@ -55,6 +55,8 @@ class RemoteBackend:
     does not serve and for a tokenizer that is not its model's.
     """
 
+    writes_ahead = True
+
     def __init__(
         self, endpoint: Endpoint, tokenizer: Any, settings: GenerationSettings | None = None
     ):

@@ -56,6 +56,7 @@ def test_candidates_agree_with_float64(
             assert error < measure.TOLERANCE, name
 
 
+@pytest.mark.slow
 def test_a_rows_sums_do_not_depend_on_the_rows_beside_it_nor_on_the_form(
     candidates: dict[str, Candidate], request: pytest.FixtureRequest
 ) -> None:

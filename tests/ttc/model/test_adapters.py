@@ -113,6 +113,7 @@ def test_experts_that_are_mixed_over_all_rows_are_refused() -> None:
         Engine(peft.get_peft_model(small(), config).eval(), None)
 
 
+@pytest.mark.slow
 def test_an_activated_lora_that_comes_after_load_is_refused_until_it_is_gone() -> None:
     peft = pytest.importorskip("peft")
     engine = Engine(adapted(), None)

@@ -98,7 +98,7 @@ def test_a_model_whose_registered_attention_is_another_is_refused(change: Any) -
     assert model.config._attn_implementation == "changed"
 
 
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("layer", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_one_layer_is_enough(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def one(module: Any, *arguments: Any, **options: Any) -> Any:
         function = double_scale(EAGER) if module.layer_idx == layer else EAGER

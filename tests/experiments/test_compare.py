@@ -312,6 +312,15 @@ def test_tables_come_as_markdown_and_for_booktabs(
     assert r"a\_1| & 75.0\% & " in text and r"\bottomrule" in text
 
 
+def test_only_the_first_table_where_it_is_brief(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
+    compare(parsed([a, b, "--brief"]))
+    text = capsys.readouterr().out
+    assert text.startswith("Accuracy and cost") and "Differences" not in text
+
+
 def test_csv_has_a_column_for_each_setting_that_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,9 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT)
     parser.add_argument(
+        "--brief", action="store_true", help="only the first table: accuracy and cost"
+    )
+    parser.add_argument(
         "--all-pairs", action="store_true", help="compare every two rows, not only with the first"
     )
     parser.add_argument(
@@ -62,7 +65,8 @@ def compare(arguments: argparse.Namespace) -> None:
     if arguments.format == "csv":
         show(csv_text(figures), end="")
     else:
-        show("\n\n".join(getattr(table, arguments.format)() for table in tables(figures)))
+        shown = tables(figures)[: 1 if arguments.brief else None]
+        show("\n\n".join(getattr(table, arguments.format)() for table in shown))
     for file in write(figures, arguments.csv, arguments.json, arguments.html, arguments.plot):
         say(f"\nwritten: {file}")
 

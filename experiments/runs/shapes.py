@@ -21,6 +21,8 @@ class Branch(TypedDict, total=False):
     correct: Required[bool]
     tokens: Required[Count]
     text: str
+    thought: str
+    thinking_tokens: Count
     vote: str | None
     score: Number | None
     step_scores: list[Number]
@@ -40,6 +42,7 @@ class TreeNode(TypedDict, total=False):
     step_scores: list[Number]
     status: str
     start: Count
+    thought: Count
     own_tokens: Count
     token_ids: list[Count]
     logprobs: list[Number | None]

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +74,7 @@ def load(
         kind: Any
         kind, config, renaming = decoder or (AutoModelForCausalLM, config, {})
         tokenizer = read_tokenizer(source, options)
-        build = partial(_without_weights, kind, config, precision, trust_remote_code)
-        empty = limited(build, BUILD_S, f"building the model that {source} describes", OTHER_CONFIG)
+        empty = _without_weights(source, kind, config, precision, trust_remote_code)
         places: dict[str, Any] = {"": place}
         if place_weights is not None or over is not None:
             if method is not None:
@@ -87,7 +85,7 @@ def load(
                 places = place_weights(empty, place)
             elif over is not None:
                 places = weights_over(empty, over)
-        _check_size(empty, Path(source), options.get("gguf_file"), method is not None)
+        _check_size(empty, Path(source), options.get("gguf_file"))
         options |= {"dtype": precision, "device_map": places} | renaming
         with nullcontext() if decoder is None else _without_report():
             model = _read_weights(kind, source, options | {"config": config})
@@ -136,6 +134,8 @@ def load_headed(
     precision = _dtype(dtype, place)
     with opened(name) as (source, options):
         tokenizer = read_tokenizer(source, options)
+        empty = _without_weights(source, AutoModel, read_config(source, options), precision)
+        _check_size(empty, Path(source))
         head = read_head(source, precision) if head is None else head.to(precision)
         body = _read_weights(AutoModel, source, options | {"dtype": precision})
     return HeadedModel(body, head).eval().requires_grad_(False).to(place), tokenizer
@@ -215,15 +215,22 @@ def _read_weights(kind: Any, source: str, options: dict[str, Any]) -> Any:
     return model
 
 
-def _without_weights(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def _without_weights(
+    source: str, kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool = False
+) -> Any:
+    """The model that a configuration describes. Raises InvalidInput where that takes too long."""
     config = deepcopy(config)
-    with torch.device("meta"):
-        if hasattr(kind, "from_config"):  # transformers' choice by the configuration
-            return kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
-        return kind._from_config(config, dtype=dtype)
+
+    def build() -> Any:
+        with torch.device("meta"):
+            if hasattr(kind, "from_config"):  # transformers' choice by the configuration
+                return kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+            return kind._from_config(config, dtype=dtype)
+
+    return limited(build, BUILD_S, f"building the model that {source} describes", OTHER_CONFIG)
 
 
-def _check_size(model: Any, source: Path, gguf_file: str | None, quantized: bool) -> None:
+def _check_size(model: Any, source: Path, gguf_file: str | None = None) -> None:
     """Raise ValueError for a configuration of many more parameters than its files can hold, before
     memory is taken for them.
 
@@ -234,7 +241,8 @@ def _check_size(model: Any, source: Path, gguf_file: str | None, quantized: bool
     parts = [source / gguf_file] if gguf_file else _weight_files(source)
     stored_bytes = sum(file.stat().st_size for file in parts)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    most = PER_BYTE_QUANTIZED if quantized or gguf_file else PER_BYTE
+    quantized = gguf_file is not None or hasattr(model.config, "quantization_config")
+    most = PER_BYTE_QUANTIZED if quantized else PER_BYTE
     if parameters > most * stored_bytes:
         raise ValueError(
             f"its configuration has {parameters:,} parameters, and its files hold "

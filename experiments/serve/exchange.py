@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
@@ -42,8 +41,8 @@ class Exchange:
             self.close()
 
     async def _results(self, request: Request) -> list[Result]:
-        ends: asyncio.Future[Any] = asyncio.gather(*(ticket.end() for ticket in self.tickets))
-        left: asyncio.Future[Any] = asyncio.ensure_future(_left(request))
+        ends = asyncio.create_task(self._all_end())
+        left = asyncio.create_task(_left(request))
         try:
             await asyncio.wait([ends, left], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -52,6 +51,10 @@ class Exchange:
         if not self._ended:
             raise Refusal(CLIENT_LEFT, "the client has left")
         return [ticket.outcome() for ticket in self.tickets]
+
+    async def _all_end(self) -> None:
+        for ticket in self.tickets:
+            await ticket.end()
 
     async def events(self) -> AsyncIterator[str]:
         """The plain model's tokens as they come; a search's answer at its end, and until then

@@ -115,11 +115,11 @@ class Settings(TypedDict, total=False):
     """config.yaml."""
 
     model: Required[Named]
-    dataset: Dataset
-    search: Search
+    dataset: Dataset | None
+    search: Search | None
     verifier: dict[str, Any] | None
-    memory: dict[str, Any]
-    placement: dict[str, Any]
+    memory: dict[str, Any] | None
+    placement: dict[str, Any] | None
     run: Required[RunSettings]
 
 

@@ -23,48 +23,48 @@ def config(tmp_path: Path, **run: Any) -> Any:
 
 
 def test_records_survive_a_torn_line(tmp_path: Path) -> None:
-    with RunFolder(config(tmp_path)) as folder:
+    with RunFolder(config(tmp_path), ("id",)) as folder:
         for i in range(3):
             folder.append({"id": str(i), "value": "é" * 50})
     file = tmp_path / "r" / "records.jsonl"
     whole = file.read_bytes()
     for cut in (1, 20, 70):
         file.write_bytes(whole[:-cut])
-        with RunFolder(config(tmp_path)) as folder:
+        with RunFolder(config(tmp_path), ("id",)) as folder:
             assert list(folder.records) == ["0", "1"]
             folder.append({"id": "2", "value": "é" * 50})
         assert file.read_bytes() == whole
     file.write_bytes(b"{broken\n" + whole)
     with pytest.raises(InvalidInput, match="line 1 is damaged"):
-        RunFolder(config(tmp_path))
+        RunFolder(config(tmp_path), ("id",))
 
 
 def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
-    with RunFolder(config(tmp_path)) as folder:
+    with RunFolder(config(tmp_path), ("id",)) as folder:
         folder.append({"id": "0"})
     with pytest.raises(InvalidInput, match=r"run\.seed: 0 -> 5"):
-        RunFolder(config(tmp_path, seed=5))
-    RunFolder(config(tmp_path, show_questions=True)).close()
-    RunFolder(config(tmp_path, batch=2)).close()
+        RunFolder(config(tmp_path, seed=5), ("id",))
+    RunFolder(config(tmp_path, show_questions=True), ("id",)).close()
+    RunFolder(config(tmp_path, batch=2), ("id",)).close()
 
 
 def test_a_run_that_never_started_leaves_its_name_free(tmp_path: Path) -> None:
-    RunFolder(config(tmp_path)).close()
-    with RunFolder(config(tmp_path, seed=5)) as folder:
+    RunFolder(config(tmp_path), ("id",)).close()
+    with RunFolder(config(tmp_path, seed=5), ("id",)) as folder:
         folder.append({"id": "0"})
     with pytest.raises(InvalidInput, match=r"run\.seed: 5 -> 0"):
-        RunFolder(config(tmp_path))
+        RunFolder(config(tmp_path), ("id",))
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TTCError, match=r"cannot write to .*file/r"):
-        RunFolder(config(tmp_path, output_dir=str(tmp_path / "file")))
+        RunFolder(config(tmp_path, output_dir=str(tmp_path / "file")), ("id",))
 
 
 def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
-    with RunFolder(config(tmp_path)), pytest.raises(InvalidInput, match="in use"):
-        RunFolder(config(tmp_path))
+    with RunFolder(config(tmp_path), ("id",)), pytest.raises(InvalidInput, match="in use"):
+        RunFolder(config(tmp_path), ("id",))
 
 
 def test_a_full_disk_keeps_what_is_finished(
@@ -73,24 +73,24 @@ def test_a_full_disk_keeps_what_is_finished(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with RunFolder(config(tmp_path)) as folder:
+    with RunFolder(config(tmp_path), ("id",)) as folder:
         folder.append({"id": "0"})
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(TTCError, match=r"No space left on device.*1 records"):
             folder.append({"id": "1"})
         monkeypatch.undo()
-    with RunFolder(config(tmp_path)) as folder:
+    with RunFolder(config(tmp_path), ("id",)) as folder:
         assert "0" in folder.records
 
 
 def test_forgotten_records_are_gone_from_the_file_too(tmp_path: Path) -> None:
-    with RunFolder(config(tmp_path)) as folder:
+    with RunFolder(config(tmp_path), ("id",)) as folder:
         for i in range(3):
             folder.append({"id": str(i), "value": "é"})
         folder.forget(["1", "7"])
         assert list(folder.records) == ["0", "2"]
         folder.append({"id": "1", "value": "new"})
-    with RunFolder(config(tmp_path)) as folder:
+    with RunFolder(config(tmp_path), ("id",)) as folder:
         assert [(r["id"], r["value"]) for r in folder.records.values()] == [
             ("0", "é"),
             ("2", "é"),

@@ -144,7 +144,7 @@ class Engine:
         self._refused: UnsupportedModel | None = None  # for what was made of the model after load
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # noqa: PLR0913 - what a model is read as, each by its name
         cls,
         name: str | PathLike[str],
         *,
@@ -153,6 +153,7 @@ class Engine:
         device_map: DeviceMap | None = None,
         gguf_file: str | None = None,
         trust_remote_code: bool = False,
+        quantized: bool = False,
         placement: Placement | None = None,
         memory: Residency | Auto | str | None = None,
         **options: Any,
@@ -160,7 +161,7 @@ class Engine:
         """Load a model by alias ("smollm2-135m"), folder, .gguf file or hub id. `options` go to the
         constructor.
 
-        device, dtype, gguf_file, trust_remote_code: see `ttc.model.loading.load`.
+        device, dtype, gguf_file, trust_remote_code, quantized: see `ttc.model.loading.load`.
         device_map: in place of a device, as transformers takes it; over several, layers run where
             it puts them, and their KV lies there.
         placement: where its weights lie and its layers run, as `ttc.Streamed()`; None for all on
@@ -173,7 +174,11 @@ class Engine:
         # a misspelt option fails before the load
         inspect.signature(cls).bind(model=None, tokenizer=None, **options)
         device, over = (device, None) if device_map is None else devices_of(device_map, device)
-        source: dict[str, Any] = {"gguf_file": gguf_file, "trust_remote_code": trust_remote_code}
+        source: dict[str, Any] = {
+            "gguf_file": gguf_file,
+            "trust_remote_code": trust_remote_code,
+            "quantized": quantized,
+        }
         placement, options["memory"], chosen = settled(
             memory, placement, name, device, dtype, over, **source
         )

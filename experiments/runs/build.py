@@ -241,7 +241,7 @@ def make_engine(config: DictConfig) -> Engine:
             "a server cannot do this; it needs the model on this machine: use backend=local"
         )
     name, dtype = config.model.name, config.model.dtype
-    source = source_options(config)
+    source = source_options(config) | {"quantized": config.model.quantized}
     options = engine_options(config)
     device, over = devices_in(config)
     placement, options["memory"], chosen = settled(

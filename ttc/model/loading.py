@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -13,13 +14,14 @@ import torch
 
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.default_model import restore_digits
+from ttc.model.default_model import SMOLLM2, restore_digits, smollm2_file
 from ttc.model.device_map import Over, weights_over
 from ttc.model.model_files import opened
 from ttc.model.multimodal import text_decoder
 from ttc.model.packed_linear import has_bfloat16
 from ttc.model.quantized import check_quantization
 from ttc.model.reward_heads import HeadedModel, read_head
+from ttc.model.stored_loading import read_stored, why_not
 from ttc.text.chat import check_template
 from ttc.time_limit import limited
 
@@ -43,6 +45,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
+    quantized: bool = False,
     over: Over | None = None,
     place_weights: PlaceWeights | None = None,
 ) -> tuple[Any, Any]:
@@ -51,12 +54,15 @@ def load(
     device: None or "auto" for CUDA where there is one, else the CPU. dtype: None or "auto" for
     bfloat16 where the device has units for it, else float32. gguf_file: which of a folder's or a
     hub model's .gguf files to read. trust_remote_code: run Python code that comes with the model.
+    quantized: keep the weights of a .gguf file as they are stored, on a CPU; without a C++ compiler
+    they are unpacked as ever, with a warning.
     over: the devices that layers run on, beginning with `device` (see `ttc.model.device_map`).
     place_weights: asked for a map before any weight is read.
 
     Raises UnsupportedModel for what cannot be loaded here, InvalidInput for wrong arguments.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import cached_file
 
     is_name = isinstance(name, str | os.PathLike)
     check_kind("name", name, is_name, "an alias, a hub id, a folder or a .gguf file")
@@ -65,7 +71,15 @@ def load(
     )
     place = chosen_device(device)
     precision = _dtype(dtype, place)
+    stays = _stays(quantized, place, precision, over is not None or place_weights is not None)
+    if stays and os.fspath(name) == SMOLLM2:
+        name = smollm2_file()
     with opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
+        if stays and "gguf_file" not in options:
+            raise InvalidInput(
+                f"quantized=True keeps the weights of a .gguf file as they are, and {name!r} is "
+                "none; name such a file, or leave quantized out"
+            )
         config = read_config(source, options)
         method = check_quantization(config, place)
         decoder = None
@@ -74,6 +88,10 @@ def load(
         kind: Any
         kind, config, renaming = decoder or (AutoModelForCausalLM, config, {})
         tokenizer = read_tokenizer(source, options)
+        if stays:
+            file = Path(str(cached_file(source, options["gguf_file"])))
+            stored = read_stored(kind, config, precision, file)
+            return stored.eval().requires_grad_(False), tokenizer
         empty = _without_weights(source, kind, config, precision, trust_remote_code)
         places: dict[str, Any] = {"": place}
         if place_weights is not None or over is not None:
@@ -94,11 +112,33 @@ def load(
     return model.eval().requires_grad_(False), tokenizer
 
 
+def _stays(quantized: bool, device: torch.device, dtype: torch.dtype, placed: bool) -> bool:
+    """Whether weights stay as a .gguf file stores them. Raises InvalidInput for what does not go
+    with that."""
+    check_kind("quantized", quantized, isinstance(quantized, bool), "True or False")
+    if not quantized:
+        return False
+    if device.type != "cpu":
+        raise InvalidInput(f"quantized=True runs on a CPU, not on {device}; give device='cpu'")
+    if placed:
+        raise InvalidInput(
+            "quantized=True keeps all weights on one device; leave placement and device_map out"
+        )
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise InvalidInput(
+            f"quantized=True computes in float32 or bfloat16, not in {dtype}; give one of these"
+        )
+    if reason := why_not():
+        warnings.warn(f"the model's weights are unpacked: {reason}", stacklevel=3)
+    return not reason
+
+
 def configuration(
     name: str | os.PathLike[str],
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    quantized: bool = False,
     **source: Any,
 ) -> tuple[Any, torch.dtype]:
     """Return (configuration, dtype) of what `load` would give, without reading weights.
@@ -106,6 +146,12 @@ def configuration(
     source: gguf_file, trust_remote_code. Raises UnsupportedModel for quantized weights, whose sizes
     a configuration does not tell.
     """
+    if quantized:
+        raise InvalidInput(
+            "memory=auto plans for weights of 16 or 32 bits, and quantized=True keeps them smaller; "
+            "give a policy, as memory=paged, or leave quantized out"
+        )
+
     place = chosen_device(device)
     with opened(os.fspath(name), **source) as (path, options):
         config = read_config(path, options)

@@ -1,0 +1,101 @@
+"""Products with weights as .gguf files store them: compiled by this machine's C++ compiler, called
+here.
+
+Built at first use and kept on disk. Without a compiler there are none (`why_not`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ttc.compiling import library
+from ttc.errors import UnsupportedModel
+from ttc.threads import team
+
+SOURCE = Path(__file__).with_name("stored_products.cpp")
+KINDS = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    8: "Q8_0",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    30: "BF16",
+}
+"""What the kernel reads, by ggml's numbers of types."""
+GRAIN = 100_000
+"""Multiplications worth another thread."""
+
+
+@cache
+def kernel() -> ctypes.CDLL | None:
+    """The library; None without a compiler."""
+    return library(SOURCE)
+
+
+@cache
+def products(dtype: torch.dtype, shared: bool = False) -> int:
+    """The address of what multiplies rows of this type; 0 where nothing does. shared: the one that
+    threads call together."""
+    name = f"{'share' if shared else 'products'}_{str(dtype).removeprefix('torch.')}"
+    function = getattr(kernel(), name, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def linear(x: Tensor, packed: Tensor, stored: int) -> Tensor:
+    """x @ weight.T for rows x (rows, width), in x's type. packed: the weight's rows as bytes.
+
+    Sums are float32. Rows of bfloat16 meet weights rounded to bfloat16 where the processor
+    multiplies such numbers (AVX512_BF16), else all is float32.
+    """
+    dtype = x.dtype
+    if not products(dtype):
+        x = x.float()
+    x = x.contiguous()
+    rows, width = x.shape
+    out = torch.empty(rows, len(packed))
+    part = (
+        x.data_ptr(),
+        width * x.element_size(),
+        packed.data_ptr(),
+        packed.stride(0),
+        rows,
+        len(packed),
+        width,
+        out.data_ptr(),
+        4 * len(packed),
+        0,
+    )
+    call = np.array([0, stored, *part], np.int64)
+    threads = min(1 + rows * out.shape[1] * width // GRAIN, torch.get_num_threads())
+    function = products(x.dtype, shared=True)
+    if threads == 1:
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(call.ctypes.data)
+    else:
+        team()(function, call.ctypes.data, threads)
+    return out.to(dtype)
+
+
+def unpacked(packed: Tensor, stored: int, width: int) -> Tensor:
+    """Rows of a weight (rows, bytes) as float32 numbers (rows, width)."""
+    loaded = kernel()
+    if loaded is None:
+        raise UnsupportedModel("there is no C++ compiler to read stored weights with")
+    packed = packed.contiguous()
+    out = torch.empty(*packed.shape[:-1], width)
+    numbers = ctypes.c_int64(out.numel())  # rows without gaps are one long row
+    loaded.unpack_float32(
+        ctypes.c_int64(stored),
+        ctypes.c_void_p(packed.data_ptr()),
+        numbers,
+        ctypes.c_void_p(out.data_ptr()),
+    )
+    return out

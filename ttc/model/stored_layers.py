@@ -1,0 +1,47 @@
+"""Modules whose weights stay as a .gguf file stores them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ttc.model import stored_kernel
+
+
+class StoredLinear(nn.Module):
+    """A linear layer. packed: the weight's rows as bytes (out_features, bytes), which may be part
+    of a file. stored: ggml's number of their type."""
+
+    packed: Tensor
+
+    def __init__(self, packed: Tensor, stored: int, in_features: int, bias: nn.Parameter | None):
+        super().__init__()
+        self.in_features, self.out_features = in_features, len(packed)
+        self.stored = stored
+        self.register_buffer("packed", packed, persistent=False)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features)
+        y = stored_kernel.linear(rows, self.packed, self.stored)
+        if self.bias is not None:
+            y += self.bias
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+class StoredEmbedding(nn.Module):
+    """An embedding. weight: an empty tensor whose type and device are those of what it gives."""
+
+    packed: Tensor
+    weight: Tensor
+
+    def __init__(self, packed: Tensor, stored: int, width: int, dtype: torch.dtype):
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = len(packed), width
+        self.stored = stored
+        self.register_buffer("packed", packed, persistent=False)
+        self.register_buffer("weight", torch.empty(0, dtype=dtype), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = stored_kernel.unpacked(self.packed[ids.reshape(-1)], self.stored, self.embedding_dim)
+        return rows.to(self.weight.dtype).view(*ids.shape, self.embedding_dim)

@@ -1,0 +1,152 @@
+"""Loading a .gguf file whose weights stay as they are in the file, mapped into memory."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ttc.errors import UnsupportedModel
+from ttc.model import stored_kernel
+from ttc.model.stored_kernel import KINDS
+from ttc.model.stored_layers import StoredEmbedding, StoredLinear
+
+WAY_OUT = "leave quantized out (model.quantized=false) to have its weights unpacked"
+PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "starcoder2", "stablelm")
+"""Architectures whose weights a file holds row by row, in the order of transformers' or with the
+rows of a head in turn."""
+
+
+def why_not() -> str:
+    """Why weights cannot stay as they are on this machine; empty if they can."""
+    if platform.system() == "Windows":
+        return "the kernels for stored weights are not built on Windows"
+    if stored_kernel.kernel() is None:
+        return "there is no C++ compiler (g++, clang++, or what CXX names)"
+    return ""
+
+
+def read_stored(kind: Any, config: Any, dtype: torch.dtype, file: Path) -> Any:
+    """The model of a .gguf file. Its linear layers and embeddings multiply by the file's own bytes;
+    the rest (norms, biases) is read as `dtype`.
+
+    kind: the class that makes it from a configuration. Raises UnsupportedModel for a file that is
+    cut off or lacks weights, and for types and architectures that are not read so.
+    """
+    from accelerate import init_empty_weights
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise UnsupportedModel(f"{file.name} is not a whole .gguf file: {error}") from error
+    architecture = reader.get_field("general.architecture")
+    name = "none" if architecture is None else architecture.contents()
+    if name not in PLAIN:
+        raise UnsupportedModel(
+            f"weights of the architecture {name!r} are not kept as {file.name} stores them, those "
+            f"of {', '.join(PLAIN)} are; {WAY_OUT}"
+        )
+    with init_empty_weights(include_buffers=False):
+        model = kind.from_config(config, dtype=dtype)
+    _Filling(model, file, reader, name, dtype).run()
+    return model
+
+
+class _Filling:
+    """Puts the tensors of a file in the places of a model's weights."""
+
+    def __init__(self, model: Any, file: Path, reader: Any, architecture: str, dtype: torch.dtype):
+        from transformers import modeling_gguf_pytorch_utils as theirs
+
+        self.model, self.file, self.dtype = model, file, dtype
+        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
+        made_by: Any = theirs.TENSOR_PROCESSORS.get(architecture, theirs.TensorProcessor)
+        self.processor = made_by(config=model.config.to_dict())
+        names = theirs.get_gguf_hf_weights_map(model, self.processor)
+        self.names = {ours: theirs for theirs, ours in names.items()}
+        size = file.stat().st_size
+        self.bytes: Any = torch.UntypedStorage.from_file(str(file), False, size)
+
+    def run(self) -> None:
+        head = self.model.get_output_embeddings()
+        tied = head is not None and "output.weight" not in self.tensors
+        for path, module in list(self.model.named_modules()):
+            if type(module) is nn.Embedding:
+                self._replace(path, self._embedding(path, module))
+            elif type(module) is nn.Linear:
+                source = "token_embd.weight" if tied and module is head else None
+                self._replace(path, self._linear(path, module, source))
+        for name, weight in list(self.model.named_parameters()):
+            if weight.is_meta:
+                path, _, last = name.rpartition(".")
+                self.model.get_submodule(path).register_parameter(last, self._plain(name, weight))
+
+    def _replace(self, path: str, module: nn.Module) -> None:
+        parent, _, name = path.rpartition(".")
+        setattr(self.model.get_submodule(parent), name, module)
+
+    def _linear(self, path: str, module: nn.Linear, source: str | None) -> StoredLinear:
+        tensor = self._tensor(f"{path}.weight", source)
+        packed = self._packed(tensor, module.weight)
+        bias = None if module.bias is None else self._plain(f"{path}.bias", module.bias)
+        return StoredLinear(packed, int(tensor.tensor_type), module.in_features, bias)
+
+    def _embedding(self, path: str, module: nn.Embedding) -> nn.Module:
+        tensor = self._tensor(f"{path}.weight", None)
+        packed = self._packed(tensor, module.weight)
+        stored = int(tensor.tensor_type)
+        return StoredEmbedding(packed, stored, module.embedding_dim, self.dtype)
+
+    def _tensor(self, name: str, source: str | None) -> Any:
+        stored = source or self.names.get(name, "")
+        if stored not in self.tensors:
+            raise UnsupportedModel(f"{self.file.name} lacks the weight {name}")
+        return self.tensors[stored]
+
+    def _packed(self, tensor: Any, like: Tensor) -> Tensor:
+        """The bytes of a weight's rows, (rows, bytes): the file's own, or a copy where it has rows
+        in another order."""
+        kind = int(tensor.tensor_type)
+        if kind not in KINDS:
+            raise UnsupportedModel(
+                f"{tensor.name} is stored as {tensor.tensor_type.name}, and what is multiplied as "
+                f"it is stored is {', '.join(KINDS.values())}; {WAY_OUT}"
+            )
+        shape = tuple(map(int, reversed(tensor.shape)))
+        if shape != tuple(like.shape):
+            raise UnsupportedModel(
+                f"{tensor.name} is {shape} in the file and {tuple(like.shape)} by its configuration"
+            )
+        if like.shape[1] % 32:
+            raise UnsupportedModel(
+                f"{tensor.name} has rows of {like.shape[1]} numbers, not a multiple of 32; {WAY_OUT}"
+            )
+        rows = len(like)
+        row_bytes = int(tensor.n_bytes) // rows
+        packed = torch.empty(0, dtype=torch.uint8).set_(
+            self.bytes, int(tensor.data_offset), (rows, row_bytes), (row_bytes, 1)
+        )
+        array = packed.numpy()
+        ordered = self.processor.process(array, name=tensor.name).weights
+        if ordered is array:
+            return packed
+        return torch.from_numpy(np.ascontiguousarray(ordered))
+
+    def _plain(self, name: str, like: Tensor) -> nn.Parameter:
+        """A weight that is no matrix, unpacked."""
+        from gguf import dequantize
+
+        tensor = self._tensor(name, None)
+        numbers = dequantize(tensor.data, tensor.tensor_type)
+        numbers = self.processor.process(weights=numbers, name=tensor.name).weights
+        if tuple(numbers.shape) != tuple(like.shape):
+            raise UnsupportedModel(
+                f"{tensor.name} is {tuple(numbers.shape)} in the file and {tuple(like.shape)} by "
+                "its configuration"
+            )
+        return nn.Parameter(torch.tensor(numbers).to(self.dtype), requires_grad=False)

@@ -1,0 +1,405 @@
+// Rows times the rows of a weight that stays as a .gguf file stores it: a few columns are unpacked
+// at a time, into the nearest cache, and multiplied with all rows.
+//
+// Unpacked numbers are float32, with the very bits that gguf's own `dequantize` gives. Where the
+// rows are bfloat16 they are rounded to the nearest bfloat16, and pairs of them are multiplied.
+// Sums are float32, added up in one order: a row's result does not depend on the rows beside it.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+constexpr int CELLS = 16;  // of 32 vector registers; the others hold what is multiplied
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+constexpr int CELLS = 8;  // of 16
+#else
+constexpr int LANES = 4;
+constexpr int CELLS = 16;
+#endif
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+// What is unpacked at a time, whatever the processor: the compiler cuts these into its own vectors.
+typedef float Float16 __attribute__((vector_size(64)));
+typedef int32_t Int16 __attribute__((vector_size(64)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+
+constexpr int64_t PANEL = 16;    // columns that are unpacked at a time
+constexpr int64_t SLICE = 2048;  // bytes of each
+constexpr int64_t APART = SLICE + 64;
+constexpr int64_t CHUNK = 128;  // rows that meet them
+
+template <typename Vector>
+Vector load(const void* from) {
+  Vector x;
+  memcpy(&x, from, sizeof x);
+  return x;
+}
+
+float half(const uint8_t* from) {
+  const uint16_t bits = load<uint16_t>(from);
+#if defined(__F16C__)
+  return _cvtsh_ss(bits);
+#elif defined(__aarch64__)
+  return (float)load<__fp16>(&bits);
+#else
+  const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7FFF;
+  if (rest < 0x0400) return (sign ? -1.0f : 1.0f) * (float)rest * 0x1p-24f;
+  const uint32_t wide = sign | (rest < 0x7C00 ? (rest << 13) + (112u << 23) : rest << 13 | 0x7F800000u);
+  return load<float>(&wide);
+#endif
+}
+
+Float16 widened(Bytes x) {
+  return __builtin_convertvector(__builtin_convertvector(x, Int16), Float16);
+}
+Bytes nibbles(Bytes x, bool upper) { return upper ? x >> 4 : x & 15; }
+
+// How ggml stores weights (ggml-common.h). Each has blocks of NUMBERS in BYTES; `unpack` gives 32
+// numbers of a block from the 32 * PART-th on.
+
+struct F32 {
+  static constexpr int NUMBERS = 32, BYTES = 128;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    for (int i = 0; i < 2; ++i) out[i] = load<Float16>(b + 64 * i);
+  }
+};
+
+struct F16 {
+  static constexpr int NUMBERS = 32, BYTES = 64;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    for (int i = 0; i < 32; ++i) ((float*)out)[i] = half(b + 2 * i);
+  }
+};
+
+struct BF16 {
+  static constexpr int NUMBERS = 32, BYTES = 64;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    typedef uint16_t Halves __attribute__((vector_size(32)));
+    for (int i = 0; i < 2; ++i)
+      out[i] = (Float16)(__builtin_convertvector(load<Halves>(b + 32 * i), Int16) << 16);
+  }
+};
+
+struct Q4_0 {
+  static constexpr int NUMBERS = 32, BYTES = 18;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    const float d = half(b);
+    const Bytes q = load<Bytes>(b + 2);
+    for (int i = 0; i < 2; ++i) out[i] = (widened(nibbles(q, i)) - 8.0f) * d;
+  }
+};
+
+struct Q4_1 {
+  static constexpr int NUMBERS = 32, BYTES = 20;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    const float d = half(b), m = half(b + 2);
+    const Bytes q = load<Bytes>(b + 4);
+    for (int i = 0; i < 2; ++i) out[i] = widened(nibbles(q, i)) * d + m;
+  }
+};
+
+struct Q8_0 {
+  static constexpr int NUMBERS = 32, BYTES = 34;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    const float d = half(b);
+    for (int i = 0; i < 2; ++i)  // as bytes without a sign: GCC widens the others one by one
+      out[i] = (widened(load<Bytes>(b + 2 + 16 * i) ^ 128) - 128.0f) * d;
+  }
+};
+
+// The scale and the least number of part J of a block of Q4_K or Q5_K, 6 bits each.
+template <int J>
+void scales(const uint8_t* b, float& d, float& m) {
+  const uint8_t* s = b + 4;
+  const int scale = J < 4 ? s[J] & 63 : (s[J + 4] & 15) | (s[J < 4 ? 0 : J - 4] >> 6) << 4;
+  const int least = J < 4 ? s[J + 4] & 63 : s[J + 4] >> 4 | (s[J] >> 6) << 4;
+  d = half(b) * (float)scale;
+  m = half(b + 2) * (float)least;
+}
+
+struct Q4_K {
+  static constexpr int NUMBERS = 256, BYTES = 144;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    float d, m;
+    scales<PART>(b, d, m);
+    for (int i = 0; i < 2; ++i) {
+      const Bytes q = load<Bytes>(b + 16 + PART / 2 * 32 + 16 * i);
+      out[i] = widened(nibbles(q, PART % 2)) * d - m;
+    }
+  }
+};
+
+struct Q5_K {
+  static constexpr int NUMBERS = 256, BYTES = 176;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    float d, m;
+    scales<PART>(b, d, m);
+    for (int i = 0; i < 2; ++i) {
+      const Bytes q = load<Bytes>(b + 48 + PART / 2 * 32 + 16 * i);
+      const Bytes fifth = (load<Bytes>(b + 16 + 16 * i) >> PART & 1) << 4;
+      out[i] = widened(nibbles(q, PART % 2) | fifth) * d - m;
+    }
+  }
+};
+
+struct Q6_K {
+  static constexpr int NUMBERS = 256, BYTES = 210;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    constexpr int side = PART / 4, k = PART % 4;
+    const float d = half(b + 208);
+    for (int i = 0; i < 2; ++i) {
+      const Bytes q = load<Bytes>(b + 64 * side + 32 * (k % 2) + 16 * i);
+      const Bytes upper = (load<Bytes>(b + 128 + 32 * side + 16 * i) >> 2 * k & 3) << 4;
+      const float scale = d * (float)(int8_t)b[192 + 8 * side + 2 * k + i];
+      out[i] = (widened(nibbles(q, k / 2) | upper) - 32.0f) * scale;
+    }
+  }
+};
+
+// How the model's numbers are kept, and multiplied.
+
+struct Float32 {
+  static constexpr int64_t SIZE = 4, VECTOR = 4 * LANES;
+  static Floats get(const char* from) {
+    Floats x = load<Floats>(from);
+#if defined(__x86_64__)
+    asm("" : "+v"(x));  // or GCC would load it anew at each use
+#endif
+    return x;
+  }
+  static void put(const Float16* x, char* to) { memcpy(to, x, 2 * sizeof *x); }
+  static Floats add(Floats x, Floats w, Floats sum) { return x * w + sum; }
+};
+
+#if defined(__AVX512BF16__)
+struct BFloat16 {
+  static constexpr int64_t SIZE = 2, VECTOR = 64;
+  static __m512i get(const char* from) {
+    __m512i x = _mm512_loadu_si512(from);
+    asm("" : "+v"(x));
+    return x;
+  }
+  static void put(const Float16* x, char* to) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]));
+  }
+  static Floats add(__m512i x, __m512i w, Floats sum) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
+  }
+};
+#endif
+
+template <typename Stored, typename Number, std::size_t... PART>
+__attribute__((always_inline)) inline void unpack_block(const uint8_t* from, char* to,
+                                                        std::index_sequence<PART...>) {
+  const auto part = [&](auto number) {
+    Float16 x[2];
+    Stored::template unpack<decltype(number)::value>(from, x);
+    Number::put(x, to + 32 * Number::SIZE * decltype(number)::value);
+  };
+  (part(std::integral_constant<int, PART>()), ...);
+}
+
+template <typename Stored, typename Number>
+void unpack(const char* from, int64_t numbers, char* to, int64_t ahead) {
+  const int64_t blocks = numbers / Stored::NUMBERS;
+  int64_t asked = 0;
+  for (int64_t i = 0; i < blocks; ++i) {
+    const char* block = from + i * Stored::BYTES;
+    for (; asked < (i + 1) * Stored::BYTES; asked += 64) __builtin_prefetch(from + asked + ahead);
+    unpack_block<Stored, Number>((const uint8_t*)block, to + i * Stored::NUMBERS * Number::SIZE,
+                                 std::make_index_sequence<Stored::NUMBERS / 32>());
+  }
+}
+
+template <int SPAN, std::size_t... I>
+Floats fold(Floats a, Floats b, std::index_sequence<I...>) {
+  return __builtin_shufflevector(a, b, (I & SPAN ? LANES + I - SPAN : I)...) +
+         __builtin_shufflevector(a, b, (I & SPAN ? LANES + I : I + SPAN)...);
+}
+
+// Vectors become half as many, and lanes that are SPAN apart one sum, until lane n is the sum of
+// vector n.
+template <int SPAN, int COUNT>
+__attribute__((always_inline)) inline void fold_all(Floats* cells) {
+  if constexpr (SPAN < LANES) {
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT / 2; ++i) {
+      cells[i] = fold<SPAN>(cells[2 * i], cells[2 * i + 1], std::make_index_sequence<LANES>());
+    }
+    fold_all<2 * SPAN, COUNT / 2>(cells);
+  }
+}
+
+// out[r, c] += x[r] . w[c] for a few rows and columns whose sums are held in registers; x_row is in
+// bytes.
+template <typename Number, int ROWS, int COLUMNS>
+void tile(const char* x, int64_t x_row, const char* w, int64_t vectors, float* out) {
+  Floats cells[ROWS * COLUMNS] = {};
+  for (int64_t v = 0; v < vectors; ++v) {
+    decltype(Number::get(x)) numbers[ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) numbers[r] = Number::get(x + r * x_row + v * Number::VECTOR);
+#pragma GCC unroll 16
+    for (int c = 0; c < COLUMNS; ++c) {
+      const auto weight = Number::get(w + c * APART + v * Number::VECTOR);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) {
+        auto& cell = cells[r * COLUMNS + c];
+        cell = Number::add(numbers[r], weight, cell);
+      }
+    }
+  }
+  fold_all<1, ROWS * COLUMNS>(cells);
+  float sums[ROWS * COLUMNS];
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS * COLUMNS / LANES; ++i)
+    memcpy(sums + i * LANES, &cells[i], sizeof cells[i]);
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < COLUMNS; ++c) out[r * PANEL + c] += sums[r * COLUMNS + c];
+}
+
+// As many rows at a time as there are, by the largest tile of so many.
+template <typename Number, int ROWS>
+int64_t tiles(const char* x, int64_t x_row, const char* w, int64_t row, int64_t rows,
+              int64_t vectors, float* sums) {
+  for (; rows - row >= ROWS; row += ROWS)
+    for (int64_t c = 0; c < PANEL; c += CELLS / ROWS)
+      tile<Number, ROWS, CELLS / ROWS>(x + row * x_row, x_row, w + c * APART, vectors,
+                                       sums + row * PANEL + c);
+  return row;
+}
+
+// The arguments of `products`: addresses, and strides in bytes. width: numbers of a row.
+struct Part {
+  const char* x;
+  int64_t x_row;
+  const char* w;
+  int64_t w_row, rows, columns, width;
+  char* out;
+  int64_t out_row, ahead;
+};
+
+// out[r, c] = x[r] . w[c] in float32, for up to CHUNK rows and PANEL columns.
+template <typename Stored, typename Number>
+void panel(const Part& p) {
+  alignas(64) char weights[PANEL * APART];
+  alignas(64) float sums[CHUNK * PANEL];
+  memset(sums, 0, p.rows * PANEL * sizeof *sums);
+  if (p.columns < PANEL) memset(weights, 0, sizeof weights);
+  constexpr int64_t SOME = SLICE / Number::SIZE;  // numbers at a time
+  for (int64_t begin = 0; begin < p.width; begin += SOME) {
+    const int64_t numbers = std::min(SOME, p.width - begin);
+    for (int64_t c = 0; c < p.columns; ++c)
+      unpack<Stored, Number>(p.w + c * p.w_row + begin / Stored::NUMBERS * Stored::BYTES, numbers,
+                             weights + c * APART, p.ahead);
+    const char* x = p.x + begin * Number::SIZE;
+    const int64_t vectors = numbers * Number::SIZE / Number::VECTOR;
+    int64_t row = 0;
+    if constexpr (CELLS == 16) row = tiles<Number, 8>(x, p.x_row, weights, row, p.rows, vectors, sums);
+    row = tiles<Number, 4>(x, p.x_row, weights, row, p.rows, vectors, sums);
+    row = tiles<Number, 2>(x, p.x_row, weights, row, p.rows, vectors, sums);
+    tiles<Number, 1>(x, p.x_row, weights, row, p.rows, vectors, sums);
+  }
+  for (int64_t r = 0; r < p.rows; ++r)
+    memcpy(p.out + r * p.out_row, sums + r * PANEL, p.columns * sizeof *sums);
+}
+
+// By ggml's number of a type.
+template <typename Number>
+void panel_of(int64_t stored, const Part& p) {
+  switch (stored) {
+    case 0: return panel<F32, Number>(p);
+    case 1: return panel<F16, Number>(p);
+    case 2: return panel<Q4_0, Number>(p);
+    case 3: return panel<Q4_1, Number>(p);
+    case 8: return panel<Q8_0, Number>(p);
+    case 12: return panel<Q4_K, Number>(p);
+    case 13: return panel<Q5_K, Number>(p);
+    case 14: return panel<Q6_K, Number>(p);
+    case 30: return panel<BF16, Number>(p);
+  }
+}
+
+// Any number of rows and columns, in parts.
+template <typename Number>
+void products(int64_t stored, const Part& all) {
+  for (int64_t row = 0; row < all.rows; row += CHUNK)
+    for (int64_t c = 0; c < all.columns; c += PANEL) {
+      Part p = all;
+      p.x += row * p.x_row;
+      p.w += c * p.w_row;
+      p.out += row * p.out_row + c * 4;
+      p.rows = std::min(CHUNK, all.rows - row);
+      p.columns = std::min(PANEL, all.columns - c);
+      if (c + PANEL < all.columns) p.ahead = PANEL * p.w_row;
+      else p.ahead = all.ahead - c * p.w_row;
+      panel_of<Number>(stored, p);
+    }
+}
+
+// A product that threads share: each takes the next columns.
+struct Shared {
+  int64_t next, stored;
+  Part part;
+};
+
+template <typename Number>
+void share(Shared* s) {
+  constexpr int64_t SOME = 4 * PANEL;
+  while (true) {
+    const int64_t first = __atomic_fetch_add(&s->next, SOME, __ATOMIC_RELAXED);
+    if (first >= s->part.columns) return;
+    Part p = s->part;
+    p.w += first * p.w_row;
+    p.out += 4 * first;
+    p.columns = std::min(SOME, p.columns - first);
+    p.ahead = std::min(SOME, s->part.columns - first - p.columns) * p.w_row;
+    products<Number>(s->stored, p);
+  }
+}
+
+template <typename Number>
+void unpack_row(int64_t stored, const char* from, int64_t numbers, char* to) {
+  switch (stored) {
+    case 0: return unpack<F32, Number>(from, numbers, to, 0);
+    case 1: return unpack<F16, Number>(from, numbers, to, 0);
+    case 2: return unpack<Q4_0, Number>(from, numbers, to, 0);
+    case 3: return unpack<Q4_1, Number>(from, numbers, to, 0);
+    case 8: return unpack<Q8_0, Number>(from, numbers, to, 0);
+    case 12: return unpack<Q4_K, Number>(from, numbers, to, 0);
+    case 13: return unpack<Q5_K, Number>(from, numbers, to, 0);
+    case 14: return unpack<Q6_K, Number>(from, numbers, to, 0);
+    case 30: return unpack<BF16, Number>(from, numbers, to, 0);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+void unpack_float32(int64_t stored, const char* from, int64_t numbers, char* to) {
+  unpack_row<Float32>(stored, from, numbers, to);
+}
+void products_float32(int64_t stored, const Part* part) { products<Float32>(stored, *part); }
+void share_float32(Shared* s) { share<Float32>(s); }
+#if defined(__AVX512BF16__)
+void products_bfloat16(int64_t stored, const Part* part) { products<BFloat16>(stored, *part); }
+void share_bfloat16(Shared* s) { share<BFloat16>(s); }
+#endif
+}

@@ -28,6 +28,7 @@ from ttc.attention.cpu_vectors import (
 from ttc.model.cpu_tiles import (
     VECTOR_BYTES,
     call,
+    call_of_kind,
     call_with,
     cycles,
     dots_1x1,
@@ -68,8 +69,9 @@ def scratch_bytes(columns: int) -> int:
 # number
 (
     KIND, NEXT, ENDED, NO_WAIT, ROWS, INPUT, INPUT_ROW, OUTPUT, OUTPUT_ROW, WIDTH, WEIGHT, BIAS, WEIGHT_2, BIAS_2,
-    COLUMNS, PANEL, RESIDUAL, NORM, EPSILON, COS, SIN, INDEX, FIELDS,
-) = range(23)  # fmt: skip
+    COLUMNS, PANEL, RESIDUAL, NORM, EPSILON, COS, SIN, INDEX, PRODUCTS, STORED, STORED_ROW, STORED_2, STORED_ROW_2,
+    FIELDS,
+) = range(28)  # fmt: skip
 
 KINDS = (NORMALISE, PROJECT, PROJECT_HEADS, GATE, NARROW, ATTEND) = range(6)
 LINEAR = (PROJECT, PROJECT_HEADS, GATE)
@@ -226,6 +228,17 @@ def finish_gated(like, op, row, first, gates, ups, columns, itemsize):  # type: 
 
 
 @njit(**FLAGS)
+def stored_products(  # type: ignore[no-untyped-def]
+    function, stored, scratch, x, x_row, w, w_row, rows, columns, width, out, out_row, ahead
+):
+    """out[r, c] = x[r] . w[c] in float32, by `products` of stored_products.cpp."""
+    part = carray(integers(scratch), (10,))
+    part[0], part[1], part[2], part[3], part[4] = x, x_row, w, w_row, rows
+    part[5], part[6], part[7], part[8], part[9] = columns, width, out, out_row, ahead
+    call_of_kind(function, stored, scratch)
+
+
+@njit(**FLAGS)
 def project(like, op, unit, following, scratch, itemsize):  # type: ignore[no-untyped-def]
     """Some columns of a linear layer, for up to `CHUNK` rows."""
     rows = op[ROWS]
@@ -235,22 +248,33 @@ def project(like, op, unit, following, scratch, itemsize):  # type: ignore[no-un
     chunks = (rows + CHUNK - 1) // CHUNK
     first = unit // chunks * panel
     columns = min(panel, op[COLUMNS] - first)
-    weight = op[WEIGHT] + first * width
-    weight_2 = op[WEIGHT_2] + first * width
+    stored = op[PRODUCTS] != 0  # weights as a .gguf file has them, for which there is a C function
+    w_row = op[STORED_ROW] if stored else width
+    weight = op[WEIGHT] + first * w_row
+    w_2_row = op[STORED_ROW_2] if stored else width
+    weight_2 = op[WEIGHT_2] + first * w_2_row
     bias = op[BIAS] + first * itemsize if op[BIAS] != 0 else 0
     bias_2 = op[BIAS_2] + first * itemsize if op[BIAS_2] != 0 else 0
-    ahead = (following // chunks * panel - first) * width
+    skipped = following // chunks * panel - first  # columns until the unit that follows
+    ahead = skipped * width
     pair = LANES if kind == GATE else 2 * LANES  # columns of the weight, or of each of the two
     start = unit % chunks * CHUNK
     end = min(start + CHUNK, rows)
-    many = is_short(like) and end - start >= MANY_ROWS and columns % pair == 0
-    block = CHUNK if many else BLOCK
+    many = not stored and is_short(like) and end - start >= MANY_ROWS and columns % pair == 0
+    block = CHUNK if many or stored else BLOCK
     sums_row = 4 * (2 * columns if kind == GATE else columns)
     results = scratch + 2 * LANES * PACKED
     for row in range(start, end, block):
         count = min(block, end - row)
         x = op[INPUT] + row * op[INPUT_ROW]
-        if many:
+        if stored:
+            numbers = width // itemsize
+            stored_products(op[PRODUCTS], op[STORED], scratch, x, op[INPUT_ROW], weight, w_row, count, columns,
+                            numbers, results, sums_row, skipped * w_row)  # fmt: skip
+            if kind == GATE:
+                stored_products(op[PRODUCTS], op[STORED_2], scratch, x, op[INPUT_ROW], weight_2, w_2_row, count,
+                                columns, numbers, results + 4 * columns, sums_row, skipped * w_2_row)  # fmt: skip
+        elif many:
             for c in range(0, columns, pair):
                 w = weight + c * width
                 w_2 = weight_2 + c * width if kind == GATE else w + LANES * width

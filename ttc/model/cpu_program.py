@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ttc.attention.fused_cpu import compiled
-from ttc.model.llama_structure import Decoder, DecoderLayer
+from ttc.model.llama_structure import Decoder, DecoderLayer, Linear
+from ttc.model.stored_kernel import products
+from ttc.model.stored_layers import StoredLinear
 from ttc.threads import team
 
 GRAIN = 100_000
@@ -202,8 +204,19 @@ class Program:
         }
         self._add(at.NORMALISE, self.x, self.normed, fields)
 
-    def _linear(self, linear: nn.Linear) -> dict[int, int]:
+    def _linear(self, linear: Linear) -> dict[int, int]:
         at = self.at
+        if isinstance(linear, StoredLinear):
+            return {
+                at.WEIGHT: linear.packed.data_ptr(),
+                at.BIAS: 0 if linear.bias is None else linear.bias.data_ptr(),
+                at.WIDTH: linear.in_features * self.dtype.itemsize,
+                at.COLUMNS: linear.out_features,
+                at.PANEL: PANEL,
+                at.PRODUCTS: products(self.dtype),
+                at.STORED: linear.stored,
+                at.STORED_ROW: linear.packed.stride(0),
+            }
         return {
             at.WEIGHT: linear.weight.data_ptr(),
             at.BIAS: 0 if linear.bias is None else linear.bias.data_ptr(),
@@ -212,14 +225,12 @@ class Program:
             at.PANEL: PANEL,
         }
 
-    def _project(
-        self, linear: nn.Linear, source: Tensor, target: Tensor, add: bool = False
-    ) -> None:
+    def _project(self, linear: Linear, source: Tensor, target: Tensor, add: bool = False) -> None:
         fields = self._linear(linear) | {self.at.RESIDUAL: int(add)}
         self._add(self.at.PROJECT, source, target, fields)
 
     def _heads(
-        self, linear: nn.Linear, target: Tensor, dim: int, norm: Any, more: dict[int, int]
+        self, linear: Linear, target: Tensor, dim: int, norm: Any, more: dict[int, int]
     ) -> None:
         at = self.at
         fields = self._linear(linear) | {at.PANEL: dim} | more
@@ -247,6 +258,8 @@ class Program:
         self.normalise(layer.mlp_norm)
         up = self._linear(layer.up)
         gate = self._linear(layer.gate) | {at.WEIGHT_2: up[at.WEIGHT], at.BIAS_2: up[at.BIAS]}
+        if isinstance(layer.up, StoredLinear):
+            gate |= {at.STORED_2: up[at.STORED], at.STORED_ROW_2: up[at.STORED_ROW]}
         self._add(at.GATE, self.normed, self.inner, gate)
         self._project(layer.down, self.inner, self.x, add=True)
 

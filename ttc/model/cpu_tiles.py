@@ -375,6 +375,18 @@ def call_with(typing: Any, address: Any, argument: Any) -> Any:
 
 
 @intrinsic
+def call_of_kind(typing: Any, address: Any, kind: Any, argument: Any) -> Any:
+    """Call a C function of a number and a pointer."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> None:
+        function_kind = ir.FunctionType(ir.VoidType(), [_I64, _BYTES])
+        function = builder.inttoptr(args[0], function_kind.as_pointer())
+        builder.call(function, [args[1], builder.inttoptr(args[2], _BYTES)])
+
+    return types.void(types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
 def cycles(typing: Any) -> Any:
     """The processor's clock, in ticks of its own."""
 

@@ -17,8 +17,10 @@ from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.model.cpu_program import Program, layers_kernel
-from ttc.model.llama_structure import Decoder
+from ttc.model.llama_structure import Decoder, Linear
 from ttc.model.runner import HuggingFaceRunner
+from ttc.model.stored_kernel import products
+from ttc.model.stored_layers import StoredLinear
 from ttc.trace import Trace
 
 ROWS = 16
@@ -166,7 +168,7 @@ class FusedRunner:
         )
         program.begin(rows)
         program.write_logits(index, logits)
-        program.x[:rows] = self._decoder.embedding.weight[torch.tensor(list(tokens))]
+        program.x[:rows] = self._decoder.embedding(torch.tensor(list(tokens)))
         for memory, table in zip(
             (program.cos, program.sin), self._rotation(plan.positions), strict=True
         ):
@@ -189,6 +191,8 @@ def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
     weights, first = list(decoder.weights), decoder.layers[0]
     if dtype == torch.bfloat16 and not has("avx512bf16"):
         raise UnsupportedModel("this processor does not multiply bfloat16 (AVX512_BF16)")
+    if isinstance(first.q, StoredLinear) and not products(dtype):
+        raise UnsupportedModel(f"no kernel multiplies stored weights by {dtype} here")
     if dtype not in (torch.float32, torch.bfloat16):
         raise UnsupportedModel(
             f"its numbers are {dtype}, and the compiled layers take float32 and bfloat16"
@@ -196,7 +200,11 @@ def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
     if any(weight.dtype != dtype or not weight.is_contiguous() for weight in weights):
         raise UnsupportedModel("its weights differ in type, or do not lie row by row")
     for layer in decoder.layers:
-        if [x.weight.shape for x in layer.linears] != [x.weight.shape for x in first.linears]:
+        if isinstance(layer.gate, StoredLinear) != isinstance(layer.up, StoredLinear):
+            raise UnsupportedModel(
+                "one of gate and up is stored as in a file, and the other is not"
+            )
+        if [*map(_shape, layer.linears)] != [*map(_shape, first.linears)]:
             raise UnsupportedModel("its layers differ in width")
         if (
             layer.head_dim != first.head_dim
@@ -209,6 +217,10 @@ def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
             raise UnsupportedModel(
                 f"its rows of {linear.in_features} {dtype} numbers are not whole vectors"
             )
+
+
+def _shape(linear: Linear) -> tuple[int, int]:
+    return linear.out_features, linear.in_features
 
 
 @cache

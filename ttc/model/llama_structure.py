@@ -22,6 +22,9 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from ttc.errors import UnsupportedModel
 from ttc.model.packed_linear import is_plain
+from ttc.model.stored_layers import StoredEmbedding, StoredLinear
+
+Linear = nn.Linear | StoredLinear
 
 FAMILIES = ((llama, "Llama"), (mistral, "Mistral"), (qwen2, "Qwen2"), (qwen3, "Qwen3"))
 """The files whose code is known, and what the names of their classes begin with."""
@@ -32,21 +35,21 @@ class DecoderLayer:
     """A layer's modules. q_norm, k_norm: norms of each head, None without."""
 
     input_norm: Any
-    q: nn.Linear
-    k: nn.Linear
-    v: nn.Linear
-    o: nn.Linear
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
     q_norm: Any
     k_norm: Any
     head_dim: int
     scale: float
     mlp_norm: Any
-    gate: nn.Linear
-    up: nn.Linear
-    down: nn.Linear
+    gate: Linear
+    up: Linear
+    down: Linear
 
     @property
-    def linears(self) -> tuple[nn.Linear, ...]:
+    def linears(self) -> tuple[Linear, ...]:
         return self.q, self.k, self.v, self.o, self.gate, self.up, self.down
 
     @property
@@ -59,11 +62,11 @@ class DecoderLayer:
 class Decoder:
     """The parts of a model of Llama's kind. norm, head: None of a model's first layers alone."""
 
-    embedding: nn.Embedding
+    embedding: nn.Embedding | StoredEmbedding
     rotary: nn.Module
     layers: tuple[DecoderLayer, ...]
     norm: Any
-    head: nn.Linear | None
+    head: Linear | None
 
     def first(self, layers: int) -> Decoder:
         """The first so many layers."""
@@ -84,11 +87,11 @@ def decoder_of(model: Any) -> Decoder:
     inner = _expect(model, "ForCausalLM").model
     _expect(inner, "Model")
     return Decoder(
-        embedding=_exactly(inner.embed_tokens, nn.Embedding),
+        embedding=_exactly(inner.embed_tokens, nn.Embedding, StoredEmbedding),
         rotary=inner.rotary_emb,
         layers=tuple(map(_layer, inner.layers)),
         norm=_expect(inner.norm, "RMSNorm"),
-        head=_exactly(model.lm_head, nn.Linear),
+        head=_exactly(model.lm_head, nn.Linear, StoredLinear),
     )
 
 
@@ -111,7 +114,7 @@ def _layer(layer: Any) -> DecoderLayer:
         mlp_norm=layer.post_attention_layernorm,
         head_dim=attention.head_dim,
         scale=attention.scaling,
-        **{name: _exactly(linear, nn.Linear) for name, linear in linears.items()},
+        **{name: _exactly(linear, nn.Linear, StoredLinear) for name, linear in linears.items()},
         **head_norms,
     )
     for norm in parts.norms:

@@ -230,6 +230,11 @@ def parser() -> argparse.ArgumentParser:
         "plan", help="every placement and memory policy, predicted and measured on this CPU"
     )
     chosen.add_argument("--out", type=Path, default=RESULTS / "plan.json")
+    stored = commands.add_parser(
+        "quantized", help="weights as .gguf files store them, beside bfloat16, on this CPU"
+    )
+    stored.add_argument("--quick", action="store_true", help="one kind, two cases")
+    stored.add_argument("--out", type=Path, default=RESULTS / "quantized.json")
     forms = commands.add_parser(
         "kernel_form", help="one CPU kernel as numba, as portable numba and as C++"
     )
@@ -433,6 +438,12 @@ def _plan(arguments: argparse.Namespace) -> None:
     plan.run(arguments.out)
 
 
+def _quantized(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import quantized
+
+    quantized.run(arguments.quick, arguments.out)
+
+
 def _kernel_form(arguments: argparse.Namespace) -> None:
     from experiments.lab.trials.kernel_form import measure
 
@@ -468,6 +479,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "cost_model": _cost_model,
     "placement": _placement,
     "plan": _plan,
+    "quantized": _quantized,
     "kernel_form": _kernel_form,
     "kernel_form-case": _kernel_form_case,
 }

@@ -18,9 +18,10 @@ row is -1, own keys (a decode step: the tail of the row `own row`; else the new 
 on, causal), as many as its position is behind their start, and those of this pass. Rows that attend
 the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head; its
 keys are cut too, into parts of about `KEYS` keys, or of n x `KEYS` where the rows are n tasks
-already. Where tasks share rows, task t leaves the sums for its row r in slot `slot + r - first
-row`; a task of slot -1 is alone with its rows and writes the result itself. How rows are cut
-depends on neither the layer nor the number of threads, so results do not either.
+already; a tail is not cut, and is a part by itself where there are several. Where tasks share rows,
+task t leaves the sums for its row r in slot `slot + r - first row`; a task of slot -1 is alone with
+its rows and writes the result itself. How rows are cut depends on neither the layer nor the number
+of threads, so results do not either.
 """
 
 from __future__ import annotations
@@ -68,12 +69,12 @@ class PlanArrays:
         self.own_places = np.array(places, np.int64)
         self.own_starts = self.positions - np.array(filled, np.int64)
         self.starts = np.array([entry.start for entry in entries], np.int64)
-        self._cut(runs, task_rows(groups))
+        self._cut(runs, task_rows(groups), tails is not None)
         # what the addresses point to must outlive them
         self.addresses, self.read = addresses_of([entry.kv for entry in entries])
         self.absent = [set(np.flatnonzero(layer[:, 0] == 0).tolist()) for layer in self.addresses]
 
-    def _cut(self, runs: Sequence[tuple[int, int]], max_rows: int) -> None:
+    def _cut(self, runs: Sequence[tuple[int, int]], max_rows: int, decoding: bool) -> None:
         together: dict[tuple[int, int], list[int]] = {}
         for index, entry in enumerate(self.entries):
             if entry.rows.start < entry.rows.stop:
@@ -86,6 +87,8 @@ class PlanArrays:
         for (start, stop), indices in together.items():
             spans = even(start, stop, max_rows)
             blocks = self._pieces(indices, KEYS * len(spans))
+            if decoding and len(blocks) > 1 and (start, stop) in with_own_keys:
+                blocks.append([])  # a tail grows, and is a task of its own beside a long text
             for i, block in enumerate(blocks):
                 first = len(pieces)
                 pieces += block

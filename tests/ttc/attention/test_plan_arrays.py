@@ -1,0 +1,67 @@
+"""How the keys of a decoding step are cut into programs, counted for a GPU of 132 units."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttc.attention.entry import Entry
+from ttc.attention.plan_arrays import PlanArrays
+from ttc.cost_model.policies import MERGE_RATIO
+from ttc.memory.kv import KV
+from ttc.scheduler.growth import SHORT_TOKENS
+
+UNITS = 132
+KV_HEADS, GROUPS = 8, 4
+PROMPT = 256
+
+
+def chain(tokens: int) -> list[int]:
+    """The segments of a text that was written `SHORT_TOKENS` at a time, as the tree joins them."""
+    lengths = list[int]()
+    for _ in range(tokens // SHORT_TOKENS):
+        lengths.append(SHORT_TOKENS)
+        while len(lengths) > 1 and lengths[-2] <= MERGE_RATIO * lengths[-1]:
+            lengths[-2:] = [sum(lengths[-2:])]
+    return lengths
+
+
+def programs(branches: int, own_tokens: int, tail: int) -> list[int]:
+    """The keys that each program of a step walks: branches on one prompt, each with a text of its
+    own and a tail."""
+    entries = [Entry(KV(0, PROMPT), 0, PROMPT, slice(0, branches))]
+    for row in range(branches):
+        start = PROMPT
+        for length in chain(own_tokens):
+            entries.append(Entry(KV(0, length), start, length, slice(row, row + 1)))
+            start += length
+    position = PROMPT + own_tokens + tail
+    arrays = PlanArrays(
+        entries,
+        [(row, row + 1) for row in range(branches)],
+        [position] * branches,
+        GROUPS,
+        (range(branches), [tail] * branches),
+    )
+    keys = []
+    for *_, first, end, _, own_row in arrays.tasks.tolist():
+        own = tail + 1 if own_row >= 0 else 0
+        keys.append(sum(count for _, _, count in arrays.pieces[first:end].tolist()) + own)
+    seen = branches * (own_tokens + tail + 1) + PROMPT * -(-branches // (64 // GROUPS))
+    assert sum(keys) == seen  # nothing twice, nothing left out
+    return keys * KV_HEADS
+
+
+@pytest.mark.parametrize("tail", [0, 100, SHORT_TOKENS - 1])
+@pytest.mark.parametrize(
+    ("branches", "own_tokens"), [(1, 32_256), (1, 8192), (4, 16_384), (16, 4096), (64, 2048)]
+)
+def test_long_texts_are_programs_for_all_processors(
+    branches: int, own_tokens: int, tail: int
+) -> None:
+    lengths = programs(branches, own_tokens, tail)
+    assert len(lengths) >= UNITS
+    assert max(lengths) <= 1.5 * sum(lengths) / len(lengths)
+
+
+def test_a_short_text_and_its_tail_are_one_program() -> None:
+    assert sorted(set(programs(2, SHORT_TOKENS, 50))) == [PROMPT, SHORT_TOKENS + 51]

@@ -169,6 +169,7 @@ class RunningBatch:
     def forget(self, branches: Iterable[Branch]) -> None:
         """Branches that are about to be released leave without their step being over."""
         gone = set(branches)
+        self.admission.crowded = False  # those who wait may find the room of any branch
         if gone.isdisjoint(self.branches):
             return
         self._drop_plan()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,6 +10,10 @@ from typing import TypeVar
 from ttc.errors import InvalidInput
 
 T = TypeVar("T")
+
+AGAIN_S = 1.0
+"""Seconds after which a cut is tried again, as Python ignores exceptions in some places, such as
+destructors."""
 
 
 class TimeIsUp(BaseException):
@@ -24,28 +27,45 @@ def limited(call: Callable[[], T], seconds: float, what: str, way_out: str) -> T
 
     It is cut off between two operations of Python: one long call into C is waited for.
     """
-    thread = ctypes.c_ulong(threading.get_ident())
-    lock = threading.Lock()
-    over = cut = False
-
-    def cut_off() -> None:
-        nonlocal cut
-        with lock:
-            if not over:
-                cut = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(TimeIsUp))
-
-    timer = threading.Timer(seconds, cut_off)
-    timer.daemon = True
+    watch = _Watch(seconds)
     try:
-        timer.start()
-        try:
-            return call()
-        finally:
-            with lock:
-                over = True
-            timer.cancel()
-            while cut and not isinstance(sys.exception(), TimeIsUp):  # it is still on its way
-                pass
+        watch.start()
+        return call()
     except TimeIsUp:
         raise InvalidInput(f"{what} takes more than {seconds:g} s; {way_out}") from None
+    finally:
+        watch.stop()
+
+
+class _Watch(threading.Thread):
+    """Cuts off the thread that made it, after some seconds and until it is stopped."""
+
+    def __init__(self, seconds: float):
+        super().__init__(daemon=True)
+        self.seconds = seconds
+        self.watched = ctypes.c_ulong(threading.get_ident())
+        self.lock = threading.Lock()
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        wait = self.seconds
+        while not self.stopped.wait(wait):
+            with self.lock:
+                if not self.stopped.is_set():
+                    self._send(TimeIsUp)
+            wait = AGAIN_S
+
+    def stop(self) -> None:
+        """Nothing is cut off from here on, nor by what was sent and has not come yet."""
+        while True:
+            try:
+                with self.lock:
+                    self.stopped.set()
+                    self._send(None)
+                return
+            except TimeIsUp:  # it came just now
+                continue
+
+    def _send(self, error: type[BaseException] | None) -> None:
+        what = None if error is None else ctypes.py_object(error)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(self.watched, what)

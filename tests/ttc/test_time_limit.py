@@ -47,3 +47,15 @@ def test_nothing_arrives_after_the_end() -> None:
             outcomes.add("cut off")
         sum(range(1000))
     assert outcomes == {"returned", "cut off"}
+
+
+def test_it_is_cut_off_again_where_the_first_time_was_ignored() -> None:
+    def stubborn() -> None:
+        with suppress(BaseException):
+            forever()
+        forever()
+
+    started = time.monotonic()
+    with pytest.raises(InvalidInput, match="it takes more than"):
+        limited(stubborn, 0.2, "it", "wait")
+    assert time.monotonic() - started < 10

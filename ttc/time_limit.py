@@ -46,26 +46,34 @@ class _Watch(threading.Thread):
         self.watched = ctypes.c_ulong(threading.get_ident())
         self.lock = threading.Lock()
         self.stopped = threading.Event()
+        self.sent = False
 
     def run(self) -> None:
         wait = self.seconds
         while not self.stopped.wait(wait):
             with self.lock:
                 if not self.stopped.is_set():
-                    self._send(TimeIsUp)
+                    self.sent = True
+                    self._send()
             wait = AGAIN_S
 
     def stop(self) -> None:
-        """Nothing is cut off from here on, nor by what was sent and has not come yet."""
+        """Nothing is cut off from here on, nor by what was sent and has not come yet. Taking that
+        back would leave the interpreter's mark that something is to come, so it is awaited."""
+        awaited = False
         while True:
             try:
                 with self.lock:
                     self.stopped.set()
-                    self._send(None)
+                if self.sent and not awaited:
+                    awaited = True
+                    self._send()  # in place of what has not come yet
+                    while True:
+                        pass
                 return
-            except TimeIsUp:  # it came just now
+            except TimeIsUp:
                 continue
 
-    def _send(self, error: type[BaseException] | None) -> None:
-        what = None if error is None else ctypes.py_object(error)
+    def _send(self) -> None:
+        what = ctypes.py_object(TimeIsUp)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(self.watched, what)

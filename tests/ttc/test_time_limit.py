@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import suppress
 
@@ -59,3 +60,20 @@ def test_it_is_cut_off_again_where_the_first_time_was_ignored() -> None:
     with pytest.raises(InvalidInput, match="it takes more than"):
         limited(stubborn, 0.2, "it", "wait")
     assert time.monotonic() - started < 10
+
+
+def test_profilers_work_afterwards() -> None:
+    """A mark left with the interpreter that something is to come would have them wait for ever."""
+    assert limited(lambda: 3, 10, "it", "wait") == 3
+    calls = 0
+
+    def note(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(note)
+    try:
+        suppress(Exception)
+    finally:
+        sys.setprofile(None)
+    assert calls

@@ -9,11 +9,13 @@ from tests.helpers.tiers import slow, some_quick
 
 ROOT = Path(__file__).parents[1]
 SLOW_FILES = {
+    "tests/experiments/test_serve_soak.py",
     "tests/search/test_real_model.py",
     "tests/ttc/model/test_default_model.py",
     "tests/ttc/placement/test_placed_loading.py",
 }
-"""Files whose tests are all slow: what they try needs real weights, or a process of its own."""
+"""Files whose tests are all slow: what they try needs real weights, a process of its own, or
+minutes."""
 
 
 def marks(case: object) -> list[str]:

@@ -87,7 +87,13 @@ def written(
     lines = []
     for i, (correct, score, tokens) in enumerate(rows):
         branches = [
-            {"path": [j], "score": score + 0.01 * j, "tokens": tokens, "correct": correct}
+            {
+                "path": [j],
+                "answer": "1",
+                "score": score + 0.01 * j,
+                "tokens": tokens,
+                "correct": correct,
+            }
             for j in range(3)
         ]
         usage = {"generated_tokens": 3 * tokens, "verifier_tokens": 3}

@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from experiments.cli.output import say, show
 from experiments.cli.tables import Table
-from experiments.runs.provenance import machine
+from experiments.runs.provenance import machine, provenance
 from search import BeamSearch, BestOfN, Search
 from search.solving import solve_each
 from ttc.model.generation_settings import GenerationSettings
@@ -39,6 +39,9 @@ from ttc.remote.endpoint import Endpoint
 from ttc.remote.replies import Reply, read_reply
 from ttc.remote.server import Server
 from ttc.sampling import Sampling
+
+COMMAND = "python -m experiments.bench scale"
+SIMULATED = "servers that answer after a drawn time"
 
 SLOTS = 64
 """Requests that one server answers at a time."""
@@ -285,7 +288,8 @@ def run(problems: int, branches: int, servers: int, tokens: int, out: Path) -> N
         say(f"{name}, {count} problems")
         row = {"search": name, **in_a_process_of_its_own(search, count, servers)}
         record["rows"].append(row)
-        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        head = provenance(COMMAND, model="none", simulated=SIMULATED)
+        out.write_text(json.dumps(record | head, indent=1) + "\n", encoding="utf-8")
     show(table(record))
 
 

@@ -174,7 +174,7 @@ def test_programs_end_with_the_one_who_started_them() -> None:
     assert starter.stdout is not None and starter.stdout.readline() == b"started\n"
     before = workers_of(starter.pid)
     starter.send_signal(signal.SIGKILL)
-    starter.wait()
+    starter.wait(timeout=20)
     starter.stdout.close()
     until = time.monotonic() + 20
     while any(map(alive, before)) and time.monotonic() < until:

@@ -210,7 +210,7 @@ def test_a_family_that_cannot_be_spread_is_refused_before_weights_are_read(
     (tmp_path / "model.safetensors").write_text("not weights")
     with pytest.raises(error, match=reason):
         Engine.from_pretrained(tmp_path, device_map=places(model), dtype="float32")
-    with pytest.raises(UnsupportedModel, match=r"cannot load the model.*[Hh]eader"):
+    with pytest.raises(UnsupportedModel, match=r"cannot load the model.*files hold 11 bytes"):
         Engine.from_pretrained(tmp_path, device_map="cpu", dtype="float32")
 
 

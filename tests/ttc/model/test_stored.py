@@ -199,7 +199,11 @@ def check_products() -> None:
 def test_other_processors_compute_the_same(processor: str) -> None:
     environment: dict[str, Any] = os.environ | {"TTC_CPU": processor}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 

@@ -66,7 +66,7 @@ def test_a_steady_token_of_a_beam_search_is_few_calls(monkeypatch: pytest.Monkey
         search, engine=engine, verifier=ArithmeticVerifier(), problem="What is 3 * 4 - 2?", seed=0
     )
     files = calls.steady(16)
-    assert len(files) <= 200
+    assert len(files) <= 220
     assert len({file for file in files if file.startswith(ROOMS)}) <= 19
 
 

@@ -1,5 +1,4 @@
-"""Compiling the CPU kernels at their first use on a machine: C++ here, the others by numba; with a
-word to whoever waits."""
+"""Compiling the CPU kernels at their first use on a machine, with a word to whoever waits."""
 
 from __future__ import annotations
 
@@ -7,13 +6,13 @@ import ctypes
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from ttc.errors import InvalidInput
 
@@ -21,56 +20,44 @@ LINE = "compiling the CPU kernels, once on this machine; it takes up to a minute
 
 
 @cache
-def announce_compiling() -> None:
-    """Log `LINE`, once in this process, when numba begins to compile a function of this package.
-
-    What it has kept on disk from an earlier process is loaded, not compiled. Raises ImportError
-    without numba.
-    """
-    from numba.core import event
-
-    class Announcer(event.Listener):
-        told = False
-
-        def on_start(self, started: Any) -> None:
-            ours = started.data["dispatcher"].py_func.__module__.startswith("ttc.")
-            if ours and not self.told:
-                self.told = True
-                logging.getLogger("ttc").warning(LINE)
-
-        def on_end(self, ended: Any) -> None:
-            pass
-
-    event.register("numba:compile", Announcer())
+def announce() -> None:
+    """Log `LINE`, once in this process."""
+    logging.getLogger("ttc").warning(LINE)
 
 
 CPU = "TTC_CPU"
 """The environment variable that names another processor than this one, in the compiler's words, as
 haswell for one without AVX-512."""
+LIMITED = {"avx2": "haswell", "default": "x86-64"}
+"""The processors that PyTorch's own variable, ATEN_CPU_CAPABILITY, limits it to."""
+WITHOUT_COMPILER = "there is no C++ compiler; install g++ or clang++, or name one by CXX"
+INCLUDE = re.compile(rb'^#include "(.+)"', re.MULTILINE)
 
 
 @cache
-def library(source: Path) -> ctypes.CDLL | None:
+def library(source: Path, *options: str) -> ctypes.CDLL | None:
     """A C++ file as a library for this processor; None without a compiler (GCC, Clang, or what CXX
     names).
 
-    It is kept beside what numba compiles, under a name with a hash of all that it was made of.
-    Raises InvalidInput where the compiler refuses the file.
+    It is kept in TTC_CACHE, under a name with a hash of all that it was made of, the headers of
+    ours that it includes among them. options: for the compiler, besides the usual ones. Raises
+    InvalidInput where the compiler refuses the file.
     """
     compiler = cxx()
     if compiler is None:
         return None
-    processor = os.environ.get(CPU, "native")
+    limited = LIMITED.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), "native")
+    processor = os.environ.get(CPU, limited)
     option = "-mcpu" if platform.machine() in ("arm64", "aarch64") else "-march"
     words = [compiler, "-std=c++17", "-O3", "-shared", "-fPIC", f"{option}={processor}"]
-    words.append("-Wno-psabi")
+    words += ["-Wno-psabi", *options]
     version = subprocess.run([compiler, "--version"], capture_output=True).stdout
-    made_of = [*map(str.encode, words), version, source.read_bytes(), _processor().encode()]
+    made_of = [*map(str.encode, words), version, *_texts(source), _processor().encode()]
     place = Path(os.environ.get("TTC_CACHE") or Path.home() / ".cache" / "ttc").expanduser()
     file = place / "cpp" / f"{source.stem}-{sha256(b'|'.join(made_of)).hexdigest()[:16]}.so"
     if file.is_file():
         return ctypes.CDLL(str(file))
-    logging.getLogger("ttc").warning(LINE)
+    announce()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.mkdtemp(dir=file.parent)
@@ -94,9 +81,16 @@ def library(source: Path) -> ctypes.CDLL | None:
 
 
 def cxx() -> str | None:
-    """The C++ compiler of this machine: what CXX names, else g++ or clang++; None without one."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+    """The C++ compiler of this machine: what CXX names, else g++, clang++ or c++; None without one."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
     return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def _texts(source: Path) -> list[bytes]:
+    """A C++ file, and the headers of ours that it includes."""
+    text = source.read_bytes()
+    headers = [source.parent / os.fsdecode(name) for name in INCLUDE.findall(text)]
+    return [text, *(part for header in headers for part in _texts(header))]
 
 
 def _processor() -> str:

@@ -3,11 +3,14 @@ position alone."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +18,11 @@ import torch
 from torch import Tensor
 
 from ttc.checks import check_fields
-from ttc.compiling import announce_compiling
+from ttc.compiling import WITHOUT_COMPILER, library
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.threads import run_parts
+
+SOURCE = Path(__file__).with_name("sampling_kernel.cpp")
 
 HEAD = 10.0
 """Tokens that are exp(HEAD) times less likely than the likeliest, or less, take part in a draw as
@@ -178,7 +183,7 @@ def _columns(logits: Tensor, sampling: Sampling, states: np.ndarray, top: int) -
         compiled_kernel() if logits.device.type == "cpu" and logits.dtype != torch.float64 else None
     )
     if kernel is not None:
-        return _draw_with_numba(kernel, logits, sampling, states, top)
+        return draw_compiled(kernel, logits, sampling, states, top)
     return draw_with_torch(logits, sampling, states, top)
 
 
@@ -297,52 +302,65 @@ def filter_logits(
 # ---------------------------------------------------------------- on a CPU
 
 
+class Settings(ctypes.Structure):
+    """`Settings` of sampling_kernel.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_float) for name in ("temperature", "log_min_p", "head")),
+        *((name, ctypes.c_int64) for name in ("top_k", "confidence_k")),
+        ("top_p", ctypes.c_double),
+        ("tail", ctypes.c_uint64),
+    ]
+
+
+def settings_of(sampling: Sampling, k: int) -> Settings:
+    log_min_p = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+    top_k = min(sampling.top_k, 2**62)
+    return Settings(sampling.temperature, log_min_p, HEAD, top_k, k, sampling.top_p, TAIL)
+
+
 @cache
-def compiled_kernel() -> Callable[..., None] | None:
-    """The compiled function, or None where numba is missing or finds no folder to keep what it
-    compiles."""
+def compiled_kernel() -> ctypes.CDLL | None:
+    """The compiled functions, whose products are rounded before they are added; None, with a
+    warning, without a C++ compiler that takes their source."""
     try:
-        from ttc.sampling_kernel import draw_rows
-    except (ImportError, RuntimeError) as error:
-        warnings.warn(
-            f"sampling on the CPU is slow without numba ({error}): pip install numba", stacklevel=3
-        )
+        kernel, reason = library(SOURCE, "-ffp-contract=off"), WITHOUT_COMPILER
+    except InvalidInput as error:
+        kernel, reason = None, str(error)
+    if kernel is None:
+        warnings.warn(f"sampling on the CPU is slow: {reason}", stacklevel=3)
         return None
-    announce_compiling()
-    kernel: Callable[..., None] = draw_rows
+    number, address = ctypes.c_int64, ctypes.c_void_p
+    for function in (kernel.draw_float32, kernel.draw_bfloat16):
+        function.argtypes = [address, number, number, ctypes.POINTER(Settings), address, address]
     return kernel
 
 
-def _draw_with_numba(
-    kernel: Callable[..., None], logits: Tensor, sampling: Sampling, states: np.ndarray, k: int
+def draw_compiled(
+    kernel: ctypes.CDLL, logits: Tensor, sampling: Sampling, states: np.ndarray, k: int
 ) -> np.ndarray:
-    """`draw_with_torch` by the compiled function, the rows shared among as many threads as PyTorch
+    """`draw_with_torch` by the compiled functions, the rows shared among as many threads as PyTorch
     uses."""
     half = logits.dtype == torch.bfloat16
-    bits = (
-        (logits if half else logits.float())
-        .detach()
-        .contiguous()
-        .view(torch.int16 if half else torch.int32)
-        .numpy()
-    )
-    log_min_p = np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf
-    settings = (
-        np.float32(sampling.temperature),
-        sampling.top_k,
-        float(sampling.top_p),
-        np.float32(log_min_p),
-    )
-    figures = np.empty((len(bits), 6 if k else 3))
-
-    parts = max(1, min(torch.get_num_threads(), len(bits) // ROWS_PER_THREAD))
+    draw_rows = kernel.draw_bfloat16 if half else kernel.draw_float32
+    logits = (logits if half else logits.float()).contiguous()
+    seeds = torch.from_numpy(states.view(np.int64)).contiguous()
+    rows, vocab = logits.shape
+    figures = torch.empty(rows, 6 if k else 3, dtype=torch.float64)
+    settings = settings_of(sampling, k)
+    parts = max(1, min(torch.get_num_threads(), rows // ROWS_PER_THREAD))
 
     def work(part: int) -> None:
-        rows = slice(len(bits) * part // parts, len(bits) * (part + 1) // parts)
-        shift = np.int32(16 if half else 0)
-        head = np.float32(HEAD)
-        tail = np.uint64(TAIL)
-        kernel(bits[rows], shift, *settings, head, tail, states[rows], k, figures[rows])
+        first, end = rows * part // parts, rows * (part + 1) // parts
+        draw_rows(
+            logits[first:].data_ptr(),
+            end - first,
+            vocab,
+            settings,
+            seeds[first:].data_ptr(),
+            figures[first:].data_ptr(),
+        )
 
     run_parts(work, parts)
-    return figures.T
+    columns: np.ndarray = figures.numpy().T
+    return columns

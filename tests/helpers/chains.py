@@ -20,10 +20,19 @@ def chain(text: str, tokenizer: Any, after: str = ":") -> LlamaForCausalLM:
     size = max(len(tokenizer), *numbers) + 1
     width = size + size % 2
     config = LlamaConfig(
-        vocab_size=size, hidden_size=width, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=1024, tie_word_embeddings=False,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
+        vocab_size=size,
+        hidden_size=width,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         for weights in model.parameters():

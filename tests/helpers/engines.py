@@ -24,9 +24,17 @@ def words_engine(tokenizer: type[Words] = Words) -> Engine:
     """Its tokens are whole words, its questions are answered with yes and no."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, initializer_range=0.5, eos_token_id=0, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        eos_token_id=0,
+        bos_token_id=None,
+    )
     return Engine(LlamaForCausalLM(config), tokenizer())
 
 
@@ -34,9 +42,17 @@ def numbers_engine() -> Engine:
     """Its texts are numbers, some of which end soon."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=24, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.6, eos_token_id=0, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=24,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        initializer_range=0.6,
+        eos_token_id=0,
+        bos_token_id=None,
+    )
     return Engine(LlamaForCausalLM(config), Numbers())
 
 

@@ -127,18 +127,33 @@ def small(layers: int = 2, context: int = 64, eos: int | None = None) -> LlamaFo
     """A random Llama of 16 units and one KV head. eos: the token that ends its texts."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=context, initializer_range=0.4, eos_token_id=eos,
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=context,
+        initializer_range=0.4,
+        eos_token_id=eos,
         bos_token_id=None,
-    )  # fmt: skip
+    )
     return LlamaForCausalLM(config).eval()
 
 
 def deep(layers: int, heads: int, context: int, width: int = 8) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=128, hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads, head_dim=width, max_position_embeddings=context, initializer_range=0.4,
-        eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=128,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=width,
+        max_position_embeddings=context,
+        initializer_range=0.4,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
     return LlamaForCausalLM(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
@@ -23,7 +23,7 @@ from search.options import SolveOptions
 from tests.helpers.models import small
 from tests.helpers.servers import EOS, Ascii
 from ttc import Branch, Engine
-from ttc.protocols import Backend
+from ttc.protocols import Backend, Verifier
 
 
 class Chatting(Ascii):
@@ -120,10 +120,14 @@ def running(
     shutdown_s: int = 20,
     pass_s: float = 0.0,
     patience: Patience | None = None,
+    searches: Mapping[str, Search] = SEARCHES,
+    verifier: Verifier | None = None,
 ) -> Iterator[Running]:
-    offer = Offer("tiny", SEARCHES, 900, 16)
+    offer = Offer("tiny", searches, 900, 16)
     service = Service(make_engine(pass_s), most)
-    options = SolveOptions(verifier=Asks(), budget=Budget(max_generated_tokens=2000, max_wall_s=60))
+    options = SolveOptions(
+        verifier=verifier or Asks(), budget=Budget(max_generated_tokens=2000, max_wall_s=60)
+    )
     api = Api(service, offer, options, 20_000)
     socket = bind("127.0.0.1", 0)
     web = server(api, key, hosts, patience or Patience(shutdown_s))

@@ -31,14 +31,17 @@ WORDS = [
     "Let us begin again: 7 + 5 = 12, and the answer of the question is 12.",
 ]
 CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' "
+    "}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LLAMA3 = (
-    "{{ '<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nToday Date: 26 Jul 2024\n\n<|eot_id|>' }}"
-    "{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim "
-    "+ '<|eot_id|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+    "{{ '<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nToday Date: 26 Jul "
+    "2024\n\n<|eot_id|>' }}"
+    "{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + "
+    "m['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% "
+    "endif %}"
 )
 IM = ["<|im_start|>", "<|im_end|>"]
 HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -103,13 +106,23 @@ def configuration(family: str, tokenizer: Any, **settings: Any) -> Any:
         "max_position_embeddings": 512,
         "initializer_range": 0.3,
     } | settings
-    return {"qwen2": hf.Qwen2Config, "mistral": hf.MistralConfig, "llama": hf.LlamaConfig, "gemma2": hf.Gemma2Config}[
-        family
-    ](
-        vocab_size=len(tokenizer) + 3, hidden_size=32, intermediate_size=48, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+    return {
+        "qwen2": hf.Qwen2Config,
+        "mistral": hf.MistralConfig,
+        "llama": hf.LlamaConfig,
+        "gemma2": hf.Gemma2Config,
+    }[family](
+        vocab_size=len(tokenizer) + 3,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
         **extra,
-    )  # fmt: skip
+    )
 
 
 def seeded(build: Any, *arguments: Any) -> Any:

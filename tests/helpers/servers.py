@@ -147,7 +147,7 @@ class ServedModel:
             choice["logprobs"] = self._logprobs(shown, of, body)
         usage = {"prompt_tokens": len(tokens) + self.extra_token, "completion_tokens": len(own)}
         if self.cached:
-            usage["prompt_tokens_details"] = {"cached_tokens": min(self.cached, len(tokens))}  # type: ignore[assignment]
+            usage["prompt_tokens_details"] = {"cached_tokens": min(self.cached, len(tokens))}
         return {"choices": [choice], "usage": usage}
 
     def _logprobs(self, tokens: list[int], rows: list[Any], body: dict[str, Any]) -> dict[str, Any]:

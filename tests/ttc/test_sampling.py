@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,19 +21,22 @@ from experiments.lab.bench.sampling import (
     filter_by_sorting,
     numpy_gumbels,
 )
+from tests.helpers.processors import PROCESSORS, skip_unless_runs
 from tests.helpers.tiers import slow, some_quick
 from ttc import InvalidInput, Sampling, UnsupportedModel
+from ttc.compiling import CPU, library
 from ttc.sampling import (
     HEAD,
     Draws,
+    compiled_kernel,
     draw,
     draw_with_torch,
     filter_logits,
     gumbels,
     random_key,
     random_states,
+    settings_of,
 )
-from ttc.sampling_kernel import BLOCK, cut_of
 
 
 def by_torch(logits: Tensor, sampling: Sampling, states: np.ndarray, **arguments: Any) -> Draws:
@@ -142,25 +145,31 @@ def test_thousands_of_draws_from_a_large_vocabulary_are_the_same() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_compiled_filters_keep_what_sorting_keeps(kind: str) -> None:
+    kernel = compiled_kernel()
+    if kernel is None:
+        pytest.skip("there is no C++ compiler")
+    cut_of = kernel.cut_float32
+    cut_of.restype = ctypes.c_int64
     logits = many_logits(kind)
     for sampling in FILTERS[2:]:
         temperature = np.float32(sampling.temperature)
         expected = filter_by_sorting(logits / sampling.temperature, sampling) > float("-inf")
         for row, kept in zip(logits.numpy(), expected.numpy(), strict=True):
             scaled = row / temperature
-            maxima = np.array([row[i : i + BLOCK].max() for i in range(0, len(row), BLOCK)])
-            total = np.exp(row.astype(np.float64) - row.max()).sum()
-            with np.errstate(divide="ignore"):
-                log_min_p = np.log(np.float32(sampling.min_p))
-            cut, last = cut_of(
-                row.view(np.int32), np.int32(0), temperature, maxima, scaled.max(), total, sampling.top_k,
-                float(sampling.top_p), log_min_p, np.float32(HEAD),
-            )  # fmt: skip
-            found = (scaled > cut) | ((scaled == cut) & (np.arange(len(row)) <= last))
+            cut = ctypes.c_float()
+            last = cut_of(
+                ctypes.c_void_p(row.ctypes.data),
+                ctypes.c_int64(len(row)),
+                ctypes.byref(settings_of(sampling, 0)),
+                ctypes.byref(cut),
+            )
+            found = (scaled > cut.value) | ((scaled == cut.value) & (np.arange(len(row)) <= last))
             differing = (found & (scaled > -np.inf)) != kept
             if sampling.top_p == 1:
                 assert not differing.any()
-            else:  # sorting adds up in float32, so only tokens where the sum is within rounding of top-p may differ
+            # sorting adds up in float32, so that tokens may differ where the sum is within rounding
+            # of top-p, and there alone
+            else:
                 order = np.argsort(-scaled, kind="stable")
                 considered = order[: sampling.top_k or None]
                 probs = np.exp(scaled[considered].astype(np.float64) - scaled.max())
@@ -222,20 +231,47 @@ def test_logits_that_are_not_finite_are_refused(way: Way, sampling: Sampling, va
         way(logits.bfloat16(), sampling, states)
 
 
-def test_without_numba_the_draws_are_the_same_and_one_line_says_so(
+def test_without_a_compiler_the_draws_are_the_same_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logits, states = many_logits("ties"), random_states(range(40), range(40))
     expected = draw(logits, Sampling(), states)
     ttc.sampling.compiled_kernel.cache_clear()
-    monkeypatch.setitem(sys.modules, "ttc.sampling_kernel", None)
+    monkeypatch.setattr(ttc.sampling, "library", lambda *_: None)
     try:
-        with pytest.warns(UserWarning, match="slow without numba") as warned:
+        with pytest.warns(UserWarning, match="is slow: there is no C\\+\\+ compiler") as warned:
             assert draw(logits, Sampling(), states).tokens == expected.tokens
             assert draw(logits, Sampling(), states).tokens == expected.tokens
         assert len(warned) == 1
     finally:
         ttc.sampling.compiled_kernel.cache_clear()
+
+
+def test_every_processor_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[Draws]] = []
+    try:
+        for processor in PROCESSORS:
+            skip_unless_runs(processor)
+            monkeypatch.setenv(CPU, processor)
+            library.cache_clear()
+            compiled_kernel.cache_clear()
+            found.append(
+                [
+                    draw(
+                        logits.to(dtype),
+                        sampling,
+                        random_states(range(40), range(40)),
+                        statistics=True,
+                    )
+                    for logits in map(many_logits, KINDS)
+                    for dtype in (torch.float32, torch.bfloat16)
+                    for sampling in FILTERS
+                ]
+            )
+    finally:
+        library.cache_clear()
+        compiled_kernel.cache_clear()
+    assert found[0] == found[1] == found[2]
 
 
 def test_threads_and_the_layout_of_logits_change_nothing() -> None:

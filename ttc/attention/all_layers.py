@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ttc.attention.fused_cpu import NumbaAttention
+from ttc.attention.fused_cpu import COUNTERS, CompiledAttention
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import DecodePlan, Plan
 
@@ -46,7 +46,7 @@ def all_layers(
     if (
         type(plan) is not DecodePlan
         or plan.stream is not None
-        or not isinstance(fused, NumbaAttention)
+        or not isinstance(fused, CompiledAttention)
     ):
         return None
     if any(fused.arrays.absent) or not all(fused.takes(layer, q) for layer in layers):
@@ -57,4 +57,4 @@ def all_layers(
         if tails is None:
             return None
         fused.describe(row, layer, q, *tails.both, new, out, lse, threads)
-    return Calls(fused.function, parameters, parameters[:, : fused.names.SCRATCH])
+    return Calls(fused.kernel.function, parameters, parameters[:, :COUNTERS])

@@ -4,15 +4,11 @@ run it."""
 from __future__ import annotations
 
 import ctypes
-import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
-from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,89 +17,67 @@ from torch import Tensor
 from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays
-from ttc.compiling import announce_compiling
+from ttc.compiling import WITHOUT_COMPILER, library
+from ttc.errors import InvalidInput
 from ttc.threads import team
 
-ELEMENTS = {torch.float32: "float32", torch.bfloat16: "uint16", torch.float16: "int16"}
-"""What the kernel calls the types that it takes (float16 by a name of its own)."""
+SOURCE = Path(__file__).with_name("cpu_kernel.cpp")
+
+COUNTERS = 4
+"""The first numbers of a call's parameters: counters that its threads share, 0 at first."""
 
 GRAIN = 100_000
 """Multiplications worth another thread: about 10 us, a few times what it takes to wake one."""
-
 
 TILES_TOKENS = 128
 """Runs of so many new tokens go by PyTorch's operations where these have tiles: an estimate, as
 tiles multiply several times faster than vectors."""
 
 
+class Kernel(NamedTuple):
+    """The compiled kernel for one type of KV, and what its source says of its parameters."""
+
+    function: int
+    """Its address."""
+    numbers: int
+    """How many int64 numbers it takes."""
+    scratch_bytes: Callable[[int, int, int], int]
+    """A thread's memory for so many queries, their width, and that of values."""
+
+
 @cache
-def kernel(dtype: torch.dtype) -> int | None:
-    """The address of the kernel for KV of this type; None where there is none."""
-    return compiled("ttc.attention.cpu_kernel", dtype) if dtype in ELEMENTS else None
-
-
-def compiled(module: str, dtype: torch.dtype) -> int | None:
-    """The address of what a module of kernels calls `run`, for numbers of a type in `ELEMENTS`;
-    None without numba. Compiled at first use, which is announced, and kept on disk."""
-    try:
-        import numba
-    except ImportError as error:
-        warnings.warn(
-            f"numba cannot be imported ({error}), so attention is several times slower; pip "
-            "install numba",
-            stacklevel=2,
-        )
+def kernel(dtype: torch.dtype) -> Kernel | None:
+    """The kernel for KV of this type, compiled at first use; None for other types, and, with a
+    warning, without a C++ compiler that takes its source."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
-    announce_compiling()
-    signature = numba.types.void(numba.types.CPointer(getattr(numba.types, ELEMENTS[dtype])))
-    with _cache_folder(numba.config):
-        source = import_module(module)
-        compiled: Any
-        try:
-            compiled = numba.cfunc(signature, cache=True, **source.FLAGS)(source.run)
-        except RuntimeError:  # there is no folder to write to
-            compiled = numba.cfunc(signature, **source.FLAGS)(source.run)
-    _compiled.append(compiled)
-    address: int = compiled.address
-    return address
-
-
-_compiled: list[Any] = []
-"""Kernels whose addresses are in use."""
-
-
-@contextmanager
-def _cache_folder(config: Any) -> Iterator[None]:
-    """Let numba keep what it compiles with this project's models, unless the user has said where.
-    The folder's name holds a hash of the kernels' files: numba itself looks at one of them only."""
-    before = config.CACHE_DIR
-    if not before:
-        place = Path(os.environ.get("TTC_CACHE", Path.home() / ".cache" / "ttc"))
-        files = sorted(Path(__file__).parents[1].glob("*/cpu_*.py"))
-        version = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-        config.CACHE_DIR = str(place / "numba" / version)
     try:
-        yield
-    finally:
-        config.CACHE_DIR = before
+        loaded, reason = library(SOURCE), WITHOUT_COMPILER
+    except InvalidInput as error:
+        loaded, reason = None, str(error)
+    if loaded is None:
+        warnings.warn(f"attention is several times slower: {reason}", stacklevel=2)
+        return None
+    function = getattr(loaded, f"attend_{str(dtype).removeprefix('torch.')}")
+    loaded.scratch_bytes.argtypes = [ctypes.c_int64] * 3
+    loaded.scratch_bytes.restype = ctypes.c_int64
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    return Kernel(address, loaded.call_numbers(), loaded.scratch_bytes)
 
 
-class NumbaAttention:
+class CompiledAttention:
     """The kernel, ready for one plan (see `FusedAttention`).
 
-    function: what `kernel` returned for dtype. pairs: rows times the keys that each attends.
+    kernel: the one for dtype. pairs: rows times the keys that each attends.
         own_rows: rows with own keys.
     """
 
-    def __init__(self, arrays: PlanArrays, dtype: torch.dtype, function: int):
-        from ttc.attention import cpu_kernel
-
+    def __init__(self, arrays: PlanArrays, dtype: torch.dtype, kernel: Kernel):
         self.arrays = arrays
         self.dtype = dtype
-        self.names = cpu_kernel
-        self.function = function
-        self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
-        self.parameters = np.zeros(cpu_kernel.PARAMETERS, np.int64)
+        self.kernel = kernel
+        self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.function)
+        self.parameters = np.zeros(kernel.numbers, np.int64)
         self.address = self.parameters.ctypes.data
         self.layer_addresses = [layer.ctypes.data for layer in arrays.addresses]
         self.buffers: dict[tuple[int, ...], tuple[Any, ...]] = {}
@@ -144,7 +118,7 @@ class NumbaAttention:
         if threads == 1:
             self.single(self.address)
         else:
-            team()(self.function, self.address, threads)
+            team()(self.kernel.function, self.address, threads)
         return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
     def describe(  # noqa: PLR0913 - a kernel's arrays
@@ -162,22 +136,22 @@ class NumbaAttention:
         """Write the parameters of a call by at most so many threads to P. out: (rows, heads,
         value_dim), contiguous."""
         kv_heads, groups, _, dim = q.shape
-        value_dim, at = own_values.shape[-1], self.names
-        P[: at.SCRATCH] = 0
+        value_dim = own_values.shape[-1]
+        P[:COUNTERS] = 0
         buffers = self.buffers.get((threads, kv_heads, groups, dim, value_dim))
         if buffers is None:
             buffers = self._allocate(threads, kv_heads, groups, dim, value_dim)
         new_at = (0,) * 6 if new is None else (*_strided(new[0]), *_strided(new[1]))
         index = layer.index
-        P[at.SCRATCH : at.SCALE] = (
+        P[COUNTERS:-2] = (
             *buffers[0], self.layer_addresses[index] if index < len(self.layer_addresses) else 0,
             q.data_ptr(), *q.stride()[:3], out.data_ptr(), lse.data_ptr(),
             own_keys.data_ptr(), *own_keys.stride()[:3], own_values.data_ptr(), *own_values.stride()[:3],
             *new_at, layer.window or 0, layer.chunk or 0,
         )  # fmt: skip
         floats = P.view(np.float32)
-        floats[2 * at.SCALE] = layer.scale
-        floats[2 * at.SOFTCAP] = layer.softcap or 0.0
+        floats[-4] = layer.scale
+        floats[-2] = layer.softcap or 0.0
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
         return False  # a copy for each run costs little here
@@ -189,10 +163,7 @@ class NumbaAttention:
         results."""
         arrays, heads = self.arrays, kv_heads * groups
         queries = arrays.max_rows * groups
-        width, block = self.names.padded(value_dim), self.names.BLOCK
-        stride = 4 * self.names.padded(
-            queries * (self.names.padded(dim) + block + width + 2) + (dim + width) * block
-        )
+        stride = self.kernel.scratch_bytes(queries, dim, value_dim)
         scratch = np.zeros(threads * stride + 64, np.uint8)
         sums = np.empty((arrays.slots, heads, value_dim + 2), np.float32)
         part_out = sums.ctypes.data
@@ -203,7 +174,7 @@ class NumbaAttention:
             arrays.own_places.ctypes.data, arrays.own_starts.ctypes.data, arrays.rows,
             arrays.part_first.ctypes.data, arrays.parts.ctypes.data if arrays.slots else 0,
             part_out, part_out + 4 * arrays.slots * heads * value_dim,
-            kv_heads, groups, dim, value_dim, queries, torch.empty(0, dtype=self.dtype).element_size(),
+            kv_heads, groups, dim, value_dim, queries,
         )  # fmt: skip
         self.buffers[threads, kv_heads, groups, dim, value_dim] = fixed, scratch, sums
         return fixed, scratch, sums
@@ -215,14 +186,14 @@ def fused_attention(
     positions: Sequence[int],
     q: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
-) -> NumbaAttention | None:
+) -> CompiledAttention | None:
     """See `ttc.attention.fused.fused_attention`."""
-    function = kernel(q.dtype)
+    found = kernel(q.dtype)
     long_runs = len(positions) >= TILES_TOKENS * len(runs)
-    if function is None or (long_runs and q.dtype == torch.bfloat16 and has_tiles()):
+    if found is None or (long_runs and q.dtype == torch.bfloat16 and has_tiles()):
         return None
-    return NumbaAttention(
-        PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, function
+    return CompiledAttention(
+        PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, found
     )
 
 

@@ -53,8 +53,8 @@ TILES = {
     2: {64: Tiles(64, 32, 2), 128: Tiles(32, 64, 2), 256: Tiles(32, 16, 2)},
     4: {64: Tiles(16, 32, 1), 128: Tiles(16, 16, 1), 256: Tiles(16, 16, 1)},
 }
-"""By the bytes of a number, and by how many numbers a head has at most. With them nothing spills and
-two programs share a multiprocessor of any GPU from compute capability 8.0 on (`python -m
+"""By the bytes of a number, and by how many numbers a head has at most. With them nothing spills
+and two programs share a multiprocessor of any GPU from compute capability 8.0 on (`python -m
 experiments.bench gpu_resources`). Larger heads take the last, and fit as they can."""
 
 
@@ -161,8 +161,8 @@ class TritonAttention:
                     own_keys, *own_keys.stride()[:3], own_values, *own_values.stride()[:3],
                     new_key, *new_key.stride()[:2], new_value, *new_value.stride()[:2],
                     tasks[6 * first :], pieces, starts, places, positions, *own,
-                    layer.window or FAR, layer.chunk or FAR, layer.scale, layer.softcap or 0.0, dim, value_dim,
-                    GROUPS=groups, TILE=tile, NEW=new is not None,
+                    layer.window or FAR, layer.chunk or FAR, layer.scale, layer.softcap or 0.0, dim,
+                    value_dim, GROUPS=groups, TILE=tile, NEW=new is not None,
                     CAPPED=layer.softcap is not None, WIDEN=device.type == "cpu", ALIGN=self.align,
                     BLOCK=sizes.keys, WIDTH=_width(dim), VALUE_WIDTH=_width(value_dim),
                     num_warps=WARPS, num_stages=sizes.stages, maxnreg=MAX_REGISTERS,
@@ -190,8 +190,9 @@ class TritonAttention:
         dim, value_dim = key.shape[-1], value.shape[-1]
         with torch.cuda.device_of(key):
             self.kernels.store_new[len(self.stores), key.shape[0]](
-                key, *key.stride()[:2], value, *value.stride()[:2], stores, _of(addresses, layer, 6 * len(self.stores)),
-                dim, value_dim, ROWS=16, WIDTH=_width(dim), VALUE_WIDTH=_width(value_dim),
+                key, *key.stride()[:2], value, *value.stride()[:2], stores,
+                _of(addresses, layer, 6 * len(self.stores)), dim, value_dim, ROWS=16,
+                WIDTH=_width(dim), VALUE_WIDTH=_width(value_dim),
             )  # fmt: skip
         return True
 
@@ -211,7 +212,8 @@ class TritonAttention:
         self.on_device = upload(
             (
                 self.tasks, arrays.pieces, arrays.starts, arrays.addresses, arrays.positions,
-                arrays.own_places, arrays.own_starts, arrays.part_first, arrays.parts, self.stores, self.store_places,
+                arrays.own_places, arrays.own_starts, arrays.part_first, arrays.parts, self.stores,
+                self.store_places,
             ),
             device,
         )  # fmt: skip

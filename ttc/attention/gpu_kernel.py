@@ -77,12 +77,12 @@ def attend_run(
 @triton.jit
 def attend_tasks(
     q_at, q_head, q_group, q_row, out_at, lse_at, part_out, part_sum,
-    own_key, own_key_row, own_key_head, own_key_token, own_value, own_value_row, own_value_head, own_value_token,
-    new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
-    tasks, pieces, starts, addresses, positions, own_places, own_starts,
-    window, chunk, scale, softcap, dim, value_dim,
-    GROUPS: tl.constexpr, TILE: tl.constexpr, NEW: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    own_key, own_key_row, own_key_head, own_key_token, own_value, own_value_row, own_value_head,
+    own_value_token, new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
+    tasks, pieces, starts, addresses, positions, own_places, own_starts, window, chunk, scale,
+    softcap, dim, value_dim, GROUPS: tl.constexpr, TILE: tl.constexpr, NEW: tl.constexpr,
+    CAPPED: tl.constexpr, WIDEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Some tasks of a layer: program (task, KV head, tile of queries)."""
     task, head = tasks + 6 * tl.program_id(0), tl.program_id(1)
@@ -121,8 +121,9 @@ def attend_tasks(
             key, value = tl.multiple_of(key, 16), tl.multiple_of(value, 16)
         start = tl.load(starts + entry) + skipped
         top, total, out = attend_run(
-            top, total, out, q, position, low, high, key, key_token, value, value_token, key, value, 0, count, start,
-            window, chunk, scale, softcap, dim, value_dim, False, False, CAPPED, WIDEN, BLOCK, WIDTH, VALUE_WIDTH,
+            top, total, out, q, position, low, high, key, key_token, value, value_token, key, value,
+            0, count, start, window, chunk, scale, softcap, dim, value_dim, False, False, CAPPED,
+            WIDEN, BLOCK, WIDTH, VALUE_WIDTH,
         )  # fmt: skip
     if own_row >= 0:
         owner, start = tl.load(own_places + own_row), tl.load(own_starts + own_row)
@@ -134,7 +135,8 @@ def attend_tasks(
         top, total, out = attend_run(
             top, total, out, q, position, low, high, key, own_key_token, value, own_value_token,
             fresh_key, fresh_value, filled, filled + end - own_row, start,
-            window, chunk, scale, softcap, dim, value_dim, True, NEW, CAPPED, WIDEN, BLOCK, WIDTH, VALUE_WIDTH,
+            window, chunk, scale, softcap, dim, value_dim, True, NEW, CAPPED, WIDEN, BLOCK, WIDTH,
+            VALUE_WIDTH,
         )  # fmt: skip
         if NEW:
             tl.store(

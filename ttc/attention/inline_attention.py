@@ -157,7 +157,9 @@ class _ByMethod(CallsAttention):
 
         def row(position: int) -> Tensor:
             mine = hidden(seen(position + 1, None)[:, :, -1:])
-            return mine if mask is None else torch.minimum(mine, mask.row(position))  # type: ignore[attr-defined]
+            if mask is None:
+                return mine
+            return torch.minimum(mine, mask.row(position))  # type: ignore[attr-defined]
 
         square = hidden(seen(query.shape[2], mask))
         square.row = row  # type: ignore[attr-defined]
@@ -167,7 +169,8 @@ class _ByMethod(CallsAttention):
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> Tensor:
         key = key.transpose(2, 3) if self._method(query).transposed else key
-        out: Tensor = self.original._attn(self, query, key, value, mask)[0]  # type: ignore[attr-defined]
+        attend = self.original._attn  # type: ignore[attr-defined]
+        out: Tensor = attend(self, query, key, value, mask)[0]
         return out
 
     def _method(self, query: Tensor) -> _Method:

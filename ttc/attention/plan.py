@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -28,7 +28,6 @@ from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, LayerKV
 from ttc.memory.manager import KVMemory
 from ttc.memory.states import StateBatch
-from ttc.tree.segment import Segment
 
 ALL_HEADS = slice(None)
 
@@ -403,43 +402,3 @@ class ExtendPlan(Plan):
             places = torch.tensor(positions, device=device)
             self._bands[key] = layer.sees(places, places)
         return self._bands[key]
-
-
-def shared_entries(paths: Sequence[Sequence[Segment]], counts: Sequence[int]) -> list[Entry]:
-    """The entries for branches whose root-to-leaf segments are `paths`, in depth-first order (see
-    `depth_first`), with `counts` packed rows each."""
-    spans: dict[Segment, list[int]] = {}
-    row = 0
-    for path, rows in zip(paths, counts, strict=True):
-        for segment in path:
-            spans.setdefault(segment, [row, row])[1] = row + rows
-        row += rows
-    return [
-        Entry(s.storage, s.start, len(s.tokens), slice(first, last))
-        for s, (first, last) in spans.items()
-    ]
-
-
-def private_entries(
-    paths: Sequence[Sequence[Segment]],
-    counts: Sequence[int],
-    copies: Mapping[KV, Sequence[KV]] | None = None,
-) -> list[Entry]:
-    """Like `shared_entries`, but nothing is shared: an entry for each path and segment, of the next
-    of its `copies`."""
-    entries = []
-    taken: Counter[KV] = Counter()
-    row = 0
-    for path, rows in zip(paths, counts, strict=True):
-        for segment in path:
-            kv = segment.storage
-            mine = copies[kv][taken[kv]] if copies else kv
-            taken[kv] += 1
-            entries.append(Entry(mine, segment.start, len(segment.tokens), slice(row, row + rows)))
-        row += rows
-    return entries
-
-
-def depth_first(paths: Sequence[Sequence[Segment]]) -> list[int]:
-    """An order of the paths in which all paths through any one segment are neighbours."""
-    return sorted(range(len(paths)), key=lambda i: [segment.serial for segment in paths[i]])

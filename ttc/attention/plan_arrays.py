@@ -6,11 +6,12 @@ a CPU and a GPU kernel; addresses are in bytes, strides in numbers of the KV's t
     tasks      (tasks, 6)            first row, end row, first piece, end piece, slot, own row
     pieces     (pieces, 3)           entry, first key, keys
     starts     (entries,)            position of an entry's first token
-    addresses  (layers, entries, 6)  of keys, of values; strides of keys by head and token, of values by head and token;
-                                     all 0 where the layer is not on the device
+    addresses  (layers, entries, 6)  of keys, of values; strides of keys by head and token, of
+                                     values by head and token; all 0 where the layer is not on the
+                                     device
     positions  (rows,)               position of each row's token
-    own_places, own_starts (rows,)   of a row that own keys begin with: which of those with own keys it is, and the
-                                     position of the first of its own keys
+    own_places, own_starts (rows,)   of a row that own keys begin with: which of those with own keys
+                                     it is, and the position of the first of its own keys
     part_first (rows + 1,), parts    row r merges the slots parts[part_first[r]:part_first[r + 1]]
 
 A task is a range of rows and what all of them attend: pieces of entries, and then, unless its own

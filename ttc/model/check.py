@@ -8,24 +8,19 @@ keys, values and logits have to be the same again.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ttc.attention.entry import Entry
-from ttc.attention.hf_hook import IMPLEMENTATION, PLACES, Place, attending, tree_attention
-from ttc.attention.inline_attention import CallsAttention
+from ttc.attention.hf_hook import PLACES, Place, attending
 from ttc.attention.installing import attention_set_to, install, uninstall
-from ttc.attention.plan import ExtendPlan, Piece
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
-from ttc.memory.kv import KV, LayerKV, LayerShape
+from ttc.memory.kv import LayerShape
+from ttc.model.attention_check import CheckTree, check_function
 from ttc.model.cache_windows import check_windows
 from ttc.model.device_map import is_spread
 from ttc.model.extra_arguments import ExtraArguments, all_chosen
@@ -34,21 +29,18 @@ from ttc.model.recording import (
     RECORD,
     REPLAY,
     AllRead,
-    Attention,
     Call,
     MaskReader,
     Pack,
     Recorder,
     Replay,
     Rows,
-    eager_attention,
-    named_attention,
     weights_on,
 )
 from ttc.model.recurrent import Recurrent
 from ttc.model.recurrent_check import check_recurrent
 from ttc.model.recurrent_search import find_recurrent, layers_without_tokens
-from ttc.model.tolerance import deviation, is_precise
+from ttc.model.tolerance import check_same, is_precise
 
 WAY_OUT = (
     ". Use plain transformers for this model, or one that the engine serves (Llama, Qwen 3, "
@@ -58,9 +50,6 @@ WAY_OUT = (
 CHECK_TOKENS = 16
 LONGEST_CHECK = 160
 """The check has more than twice the tokens of any stated window or chunk, but no more than this."""
-
-SPREAD = 10.0
-"""Queries are enlarged until the largest score is this, so that a wrong scale shows."""
 
 
 @torch.inference_mode()
@@ -90,39 +79,6 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
     return layout
 
 
-class _CheckTree:
-    """A prefix and two branches on it: packed rows, or two sequences of a batch."""
-
-    def __init__(self, tokens: int):
-        self.tokens = tokens
-        self.prefix = tokens // 2
-        self.positions = [*range(tokens), *range(self.prefix, tokens)]
-        ends = [0, self.prefix, tokens, len(self.positions)]
-        self.spans = [slice(start, end) for start, end in pairwise(ends)]
-
-    def pack(self, batch: Tensor, axis: int) -> Tensor:
-        """Packed rows (1, ..., rows, ...) of a batch (2, ..., tokens, ...), tokens at `axis`."""
-        second = batch[1:].narrow(axis, self.prefix, self.tokens - self.prefix)
-        return torch.cat([batch[:1], second], axis)
-
-    def pack_backwards(self, batch: Tensor, axis: int) -> Tensor:
-        """The packed rows in reverse: no row follows the one that it follows in the batch."""
-        return self.pack(batch, axis).flip(axis)
-
-    def plan(self, layer: int, key: Tensor, value: Tensor) -> ExtendPlan:
-        """Attention in one layer, with KV like `key` and `value` (1, kv_heads, rows, dim)."""
-        pieces = []
-        for rows in self.spans:
-            kv = KV(layer + 1, rows.stop - rows.start)
-            copy = LayerKV(torch.empty_like(key[0, :, rows]), torch.empty_like(value[0, :, rows]))
-            # a module that serves several layers takes the first of them
-            kv.device = [copy] * (layer + 1)
-            pieces.append(Piece(rows, [(kv, 0, kv.tokens)]))
-        prefix = pieces[0].blocks[0][0]
-        entry = Entry(prefix, 0, self.prefix, slice(self.prefix, len(self.positions)))
-        return ExtendPlan([entry], self.positions, pieces)
-
-
 class ModelCheck:
     """The check of one model, whose attention is its own."""
 
@@ -138,7 +94,7 @@ class ModelCheck:
         self.context = min(self.context, all_chosen(model) or self.context)
         lengths = [2 * window + 8 for window in self.windows]
         longest = max(length for length in [CHECK_TOKENS, *lengths] if length <= LONGEST_CHECK)
-        self.tree = _CheckTree(min(longest, self.context))
+        self.tree = CheckTree(min(longest, self.context))
 
     def run(self) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
         ids = self._tokens()
@@ -161,9 +117,9 @@ class ModelCheck:
             check_windows(self.model, zip(numbers, sights, strict=True), self.context)
             for number, call in enumerate(calls):
                 with weights_on(call.query.device, call.module):
-                    self.check_function(number, call, implementation)
+                    check_function(self.tree, number, call, implementation, self.precise)
         what = "its logits differ between its own and its eager attention"
-        self.same(what, plain, logits, 1e-3, 0.25)
+        check_same(what, plain, logits, self.precise, 1e-3, 0.25)
         with attention_set_to(self.model, REPLAY):
             if recurrent is None:
                 self._check_packed(calls, ids, logits)
@@ -199,14 +155,6 @@ class ModelCheck:
         for call, again in zip(calls, replay.calls, strict=True):
             self._check_call(call, again, rows.pack, spans, backwards)
         return logits
-
-    def same(
-        self, what: str, expected: Tensor, result: Tensor, exact: float, rounded: float
-    ) -> None:
-        """Raise UnsupportedModel for a result that differs; see `deviation`."""
-        error, limit = deviation(expected, result, self.precise, exact, rounded)
-        if not error <= limit:
-            raise UnsupportedModel(f"{what}, by {error:.3g} (limit {limit:.3g})")
 
     # ---------------------------------------------------------------- runs
 
@@ -316,48 +264,6 @@ class ModelCheck:
             kv_heads, key_dim, value_dim, sight.window, chunk=sight.chunk, device=device
         )
 
-    # ---------------------------------------------------------------- the attention function
-
-    def check_function(self, number: int, call: Call, implementation: str) -> None:
-        """The engine's function against the model's own, on the model's queries, keys, values."""
-        dtype = torch.promote_types(call.query.dtype, torch.float32)
-        query, key, value = (x.to(dtype) for x in (call.query, call.key, call.value))
-        query = query * _enlargement(query, key, call.options.get("scaling"))
-        result = self._tree_attention(number, call, query, key, value)
-        functions: list[tuple[Attention, bool]] = [(eager_attention(call.module), True)]
-        if not isinstance(call.module, CallsAttention):
-            functions += named_attention(implementation)
-        for function, masked in functions:
-            mask = call.mask if masked else None
-            if mask is not None and mask.is_floating_point():
-                mask = mask.to(dtype)
-            out, _ = function(call.module, query, key, value, mask, **call.options)
-            expected = self.tree.pack(out, 1)
-            error = float((result - expected).abs().max())
-            limit = 1e-3 * float(expected.abs().max()) + 1e-9
-            if not error <= limit:
-                raise UnsupportedModel(
-                    f"in layer {call.layer} the engine's attention differs from the model's own "
-                    f"on the same queries, keys and values, by {error:.3g} in {dtype} (limit "
-                    f"{limit:.3g}); the model uses something in attention that the engine does "
-                    f"not know{_unknown_tensors(call.options)}"
-                )
-        if dtype != call.query.dtype:
-            expected = self.tree.pack(call.out, 1)
-            result = self._tree_attention(number, call, call.query, call.key, call.value)
-            what = f"layer {call.layer} differs in {call.query.dtype}"
-            self.same(what, expected, result, 0, 0.1)
-
-    def _tree_attention(
-        self, number: int, call: Call, query: Tensor, key: Tensor, value: Tensor
-    ) -> Tensor:
-        """The engine's attention over the packed rows: (1, rows, heads, value_dim)."""
-        query, key, value = (self.tree.pack(x, 2) for x in (query, key, value))
-        function = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
-        with attending(self.tree.plan(number, key, value)):
-            out: Tensor = function(call.module, query, key, value, None, **call.options)[0]
-        return out
-
     # ---------------------------------------------------------------- around attention
 
     def _check_packed(self, calls: list[Call], ids: Tensor, logits: Tensor) -> None:
@@ -365,7 +271,8 @@ class ModelCheck:
         ends = [len(tree.positions) - rows.stop for rows in tree.spans[1:]]
         rows = Rows(tree.pack_backwards(ids, 1), tree.positions[::-1], tree.pack_backwards)
         packed = self.replay(calls, rows, ends, tree.spans, backwards=True)
-        self.same("its logits differ over packed rows", logits[:, 0], packed[0], 1e-3, 0.25)
+        what = "its logits differ over packed rows"
+        check_same(what, logits[:, 0], packed[0], self.precise, 1e-3, 0.25)
 
     def _check_call(
         self, call: Call, again: Call, pack: Pack, spans: Sequence[slice], backwards: bool
@@ -404,19 +311,3 @@ class ModelCheck:
                     "counts them from another number than 0, or mixes neighbouring tokens outside "
                     "attention"
                 )
-
-
-def _unknown_tensors(options: dict[str, Any]) -> str:
-    """The tensors among attention's options that the engine's function does not take."""
-    known = inspect.signature(tree_attention).parameters
-    names = [n for n, value in options.items() if isinstance(value, Tensor) and n not in known]
-    return f" ({', '.join(names)})" if names else ""
-
-
-def _enlargement(query: Tensor, key: Tensor, scaling: float | None) -> float:
-    """What brings the largest score of the first KV head to `SPREAD`; 1 when it is larger."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    group = query.shape[1] // key.shape[1]
-    scores = query[:, :group] @ key[:, :1].transpose(-1, -2)
-    largest = float(scores.abs().max()) * abs(scale)
-    return SPREAD / largest if 0 < largest < SPREAD else 1.0

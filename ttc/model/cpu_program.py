@@ -1,18 +1,17 @@
-"""A decoder of Llama's kind as a list of operations that compiled code runs (see `cpu_layers`)."""
+"""A decoder of Llama's kind as a list of operations that compiled code runs (see `cpu_layers.cpp`)."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.attention.fused_cpu import compiled
+from ttc.model import layers_kernel
 from ttc.model.llama_structure import Decoder, DecoderLayer, Linear
 from ttc.model.stored_kernel import products
 from ttc.model.stored_layers import StoredLinear
@@ -24,12 +23,6 @@ PANEL = 16
 """Columns of a unit of a linear layer, twice as many where rows are many."""
 LINE = 64
 """Bytes of a cache line."""
-
-
-@cache
-def layers_kernel(dtype: torch.dtype) -> int | None:
-    """The address of what runs a program of such numbers; None without numba."""
-    return compiled("ttc.model.cpu_layers", dtype)
 
 
 @cache
@@ -51,20 +44,19 @@ class Program:
     gives where the program runs as a whole.
     """
 
-    def __init__(self, decoder: Decoder, capacity: int, function: int):
-        from ttc.model import cpu_layers
-
-        self.at: ModuleType = cpu_layers
+    def __init__(self, decoder: Decoder, capacity: int):
+        self.at = layers_kernel.names()
         self.capacity = capacity
-        self.function = function
-        self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
         self.dtype = decoder.embedding.weight.dtype
+        self.given = layers_kernel.given(self.dtype)
+        self.function = layers_kernel.address(self.dtype)
+        self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.function)
         self.rows = 0
         layer = decoder.layers[0]
-        self.x = self._apart(layer.q.in_features)
-        self.normed = self._apart(layer.q.in_features)
-        self.inner = self._apart(layer.down.in_features)
-        self.attended = self._apart(layer.o.in_features)
+        self.x = self._apart(layer.q.in_features, self.dtype)
+        self.normed = self._apart(layer.q.in_features, self.given)
+        self.inner = self._apart(layer.down.in_features, self.given)
+        self.attended = self._apart(layer.o.in_features, self.given)
         self.q = self._memory(layer.q.out_features)
         self.key = self._memory(layer.k.out_features)
         self.value = self._memory(layer.v.out_features)
@@ -94,7 +86,7 @@ class Program:
     def _make_head(self) -> None:
         at = self.at
         widest = max(2 * PANEL, int(self.table[:, at.PANEL].max()))
-        stride = at.scratch_bytes(widest)
+        stride = layers_kernel.scratch_bytes(widest)
         self.threads = max(1, torch.get_num_threads())
         self.scratch = np.zeros(self.threads * stride + LINE, np.uint8)
         address = self.scratch.ctypes.data
@@ -178,13 +170,14 @@ class Program:
     def _memory(self, columns: int) -> Tensor:
         return torch.empty(self.capacity, columns, dtype=self.dtype)
 
-    def _apart(self, columns: int) -> Tensor:
-        """The same with rows a cache line further apart: rows whose distance is a power of two
+    def _apart(self, columns: int, dtype: torch.dtype) -> Tensor:
+        """Memory with rows a cache line further apart: rows whose distance is a power of two
         would take each other's places in the nearest cache."""
-        return self._memory(columns + LINE // self.dtype.itemsize)[:, :columns]
+        apart = columns + LINE // dtype.itemsize
+        return torch.empty(self.capacity, apart, dtype=dtype)[:, :columns]
 
     def _row_bytes(self, tensor: Tensor) -> int:
-        return tensor.stride(0) * self.dtype.itemsize
+        return tensor.stride(0) * tensor.itemsize
 
     def _add(
         self, kind: int, source: Tensor | None, target: Tensor, fields: dict[int, int]
@@ -213,7 +206,7 @@ class Program:
                 at.WIDTH: linear.in_features * self.dtype.itemsize,
                 at.COLUMNS: linear.out_features,
                 at.PANEL: PANEL,
-                at.PRODUCTS: products(self.dtype),
+                at.PRODUCTS: products(self.given),
                 at.STORED: linear.stored,
                 at.STORED_ROW: linear.packed.stride(0),
             }

@@ -4,7 +4,6 @@ between attentions."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from time import perf_counter
 from weakref import ref
 
@@ -12,11 +11,13 @@ import torch
 from torch import Tensor
 
 from ttc.attention.all_layers import Calls, all_layers
+from ttc.attention.hf_hook import IMPLEMENTATION
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
-from ttc.model.cpu_program import Program, layers_kernel
+from ttc.model import layers_kernel
+from ttc.model.cpu_program import Program
 from ttc.model.llama_structure import Decoder, Linear
 from ttc.model.runner import HuggingFaceRunner
 from ttc.model.stored_kernel import products
@@ -46,11 +47,7 @@ class CompiledLayers:
             raise UnsupportedModel(
                 f"its weights are on {elsewhere.pop()}, and the compiled layers run on a CPU"
             )
-        function = layers_kernel(dtype)
-        if function is None:
-            raise UnsupportedModel("numba cannot be imported")
         self.decoder, self.shapes, self.dtype = decoder, shapes, dtype
-        self._function: int = function
         self._program: Program | None = None
         self._described: tuple[ref[Plan], Program, Calls] | None = None
         self._layers = [
@@ -62,9 +59,7 @@ class CompiledLayers:
         """The program for so many rows, whose `x`, `cos` and `sin` are to be filled before
         `run`."""
         if self._program is None or self._program.capacity < rows:
-            self._program = Program(
-                self.decoder, 1 << (max(rows, ROWS) - 1).bit_length(), self._function
-            )
+            self._program = Program(self.decoder, 1 << (max(rows, ROWS) - 1).bit_length())
         return self._program
 
     def run(self, program: Program, plan: Plan) -> None:
@@ -144,11 +139,13 @@ class FusedRunner:
         self.recurrent = modules.recurrent
         self.device, self.dtype = modules.device, modules.dtype
         self.trace: Trace | None = None
+        self._config = self.model.config.get_text_config()
         self._decoder = decoder
         assert decoder.head is not None
         self._vocabulary = decoder.head.out_features
         self._layers = CompiledLayers(decoder, self.shapes, self.dtype)
         self.watch = modules.watch
+        self.reason = f"compiled layers, built for {layers_kernel.processor()}"
 
     @torch.no_grad()
     def forward(
@@ -156,7 +153,8 @@ class FusedRunner:
     ) -> Tensor:
         """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no
         longer the engine's."""
-        self.modules.check_attention()
+        if self._config._attn_implementation != IMPLEMENTATION:
+            self.modules.check_attention()
         if not self.watch.may_leave_out_modules():
             self.modules.trace = self.trace
             return self.modules.forward(tokens, plan, keep)
@@ -187,11 +185,11 @@ class FusedRunner:
 
 def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
     """Raises UnsupportedModel unless the compiled code multiplies such weights, wherever they are
-    now."""
+    now, and where there is none."""
     weights, first = list(decoder.weights), decoder.layers[0]
-    if dtype == torch.bfloat16 and not has("avx512bf16"):
-        raise UnsupportedModel("this processor does not multiply bfloat16 (AVX512_BF16)")
-    if isinstance(first.q, StoredLinear) and not products(dtype):
+    if reason := layers_kernel.why_not():
+        raise UnsupportedModel(reason)
+    if isinstance(first.q, StoredLinear) and not products(layers_kernel.given(dtype)):
         raise UnsupportedModel(f"no kernel multiplies stored weights by {dtype} here")
     if dtype not in (torch.float32, torch.bfloat16):
         raise UnsupportedModel(
@@ -221,11 +219,3 @@ def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
 
 def _shape(linear: Linear) -> tuple[int, int]:
     return linear.out_features, linear.in_features
-
-
-@cache
-def has(feature: str) -> bool:
-    """Whether numba compiles for a processor with this feature, in LLVM's words."""
-    from numba.core.registry import cpu_target
-
-    return f"+{feature}" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")

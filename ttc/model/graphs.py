@@ -112,6 +112,7 @@ class Graphs:
     pass may run twice, so models whose layers keep a state get none.
 
     watch: follows a model that is all on `device`. reason: why there are no graphs any more.
+    replayed: the passes that were replays so far.
     """
 
     def __init__(self, watch: Watch, device: torch.device, recorder: Recorder | None = None):
@@ -120,6 +121,7 @@ class Graphs:
         self.device = device
         self.recorder: Recorder = recorder or CudaRecorder(device)
         self.reason = ""
+        self.replayed = 0
         self.checked = False  # a replay has given what the modules give
         # of each plan its graph, the number of its passes so far, or None when it gets no graph
         self._plans: WeakKeyDictionary[DecodePlan, _Recorded | int | None] = WeakKeyDictionary()
@@ -172,6 +174,7 @@ class Graphs:
         return result
 
     def _replay(self, recorded: _Recorded, tokens: Sequence[int], plan: DecodePlan) -> Tensor:
+        self.replayed += 1
         recorded.ids.copy_(self._upload(tokens))
         if self.checked:
             recorded.graph.replay()

@@ -148,8 +148,8 @@ def configuration(
     """
     if quantized:
         raise InvalidInput(
-            "memory=auto plans for weights of 16 or 32 bits, and quantized=True keeps them smaller; "
-            "give a policy, as memory=paged, or leave quantized out"
+            "memory=auto plans for weights of 16 or 32 bits, and quantized=True keeps them "
+            "smaller; give a policy, as memory=paged, or leave quantized out"
         )
 
     place = chosen_device(device)

@@ -80,8 +80,8 @@ class Watch:
     """Follows a model from look to look.
 
     at_load, last: the model when this was made, and at the last look. as_at_load: whether its
-    structure was the same both times. on_change: called by the look that sees a change; what they
-    raise is raised by every look until the cause is gone.
+    structure was the same both times. changes: how many looks have seen a change. on_change: called
+    by the look that sees one; what they raise is raised by every look until the cause is gone.
     """
 
     def __init__(self, model: nn.Module):
@@ -89,6 +89,7 @@ class Watch:
         self.at_load = Snapshot(model)
         self.last = self.at_load
         self.as_at_load = True
+        self.changes = 0
         self.on_change: list[Callable[[], None]] = []
 
     def unchanged(self, *, samples: bool = True) -> bool:
@@ -102,6 +103,7 @@ class Watch:
         for react in self.on_change:
             react()
         self.last = Snapshot(self.model)
+        self.changes += 1
         self.as_at_load = self.at_load.same_structure()
         return False
 

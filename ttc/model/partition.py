@@ -145,8 +145,11 @@ def _observed(model: Any) -> _Observed:
         return _run(model)
     except RuntimeError:  # it looks at values, which there are none of
         values = copy.deepcopy(model)
-        zeros = lambda tensor: torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)  # noqa: E731
-        return _run(values._apply(zeros))
+        return _run(values._apply(_zeros))
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from ttc.errors import UnsupportedModel
 from ttc.memory.states import StateBatch, StateShape, Tensors
 from ttc.model.recording import Call, Rows
 from ttc.model.recurrent import Recurrent
-from ttc.model.tolerance import deviation, is_precise
+from ttc.model.tolerance import check_same, deviation, is_precise
 
 SINGLE_TOKENS = 5
 
@@ -27,15 +27,14 @@ Place = tuple[int, int]
 
 
 class Check(Protocol):
-    """What `ModelCheck` lends: a pass that is answered from the record, and a comparison."""
+    """What `ModelCheck` lends: a pass that is answered from the record, and whether the model's
+    numbers are of 32 bits or more."""
+
+    precise: bool
 
     def replay(
         self, calls: list[Call], rows: Rows, keep: list[int], spans: Sequence[slice]
     ) -> Tensor: ...
-
-    def same(
-        self, what: str, expected: Tensor, result: Tensor, exact: float, rounded: float
-    ) -> None: ...
 
 
 def check_recurrent(
@@ -143,7 +142,8 @@ class _Passes:
         try:
             with self.recurrent.running(batches):
                 result = self.check.replay(self.calls, rows, [*range(len(places))], spans)
-            self.check.same("the logits differ", pack(self.logits, 1), result, 1e-4, 0.25)
+            expected = pack(self.logits, 1)
+            check_same("the logits differ", expected, result, self.check.precise, 1e-4, 0.25)
         except UnsupportedModel as error:
             what = str(error).partition(" when branches")[0]
             raise UnsupportedModel(

@@ -135,7 +135,8 @@ def _read(path: Path) -> dict[str, Tensor]:
         from safetensors import safe_open
 
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys() if _is_head(name)}  # noqa: SIM118
+            names = list(file.keys())
+            return {name: file.get_tensor(name) for name in names if _is_head(name)}
     tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return {name: tensor for name, tensor in tensors.items() if _is_head(name)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -72,6 +73,7 @@ class HuggingFaceRunner:
         self.trace: Trace | None = None
         self.extras = ExtraArguments(model)
         self.watch = Watch(model)
+        self.watch.on_change.append(partial(check_adapters, model))
         by_modules = self.recurrent is not None or bool(self.extras)
         self.graphs = None if by_modules else graphs_for(self.watch, self.device)
 

@@ -15,8 +15,9 @@ from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan import ExtendPlan, Piece, Plan
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape
+from ttc.model import layers_kernel
 from ttc.model.check import CHECK_TOKENS
-from ttc.model.fused_runner import FusedRunner, check_numbers, has
+from ttc.model.fused_runner import FusedRunner, check_numbers
 from ttc.model.llama_structure import Decoder, decoder_of
 from ttc.model.packed_linear import pack_linears
 from ttc.model.runner import HuggingFaceRunner, ModelRunner
@@ -89,14 +90,7 @@ def _why_not() -> str:
     """Why compiled layers are not tried on this machine, "" if they are."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
-    try:
-        return (
-            ""
-            if has("avx512f")
-            else "without AVX-512 the compiled layers are slower than the modules"
-        )
-    except ImportError as error:
-        return f"numba cannot be imported ({error})"
+    return layers_kernel.why_not()
 
 
 class _Watched(ExtendPlan):

@@ -124,7 +124,8 @@ class _Filling:
             )
         if like.shape[1] % 32:
             raise UnsupportedModel(
-                f"{tensor.name} has rows of {like.shape[1]} numbers, not a multiple of 32; {WAY_OUT}"
+                f"{tensor.name} has rows of {like.shape[1]} numbers, not a multiple of 32; "
+                f"{WAY_OUT}"
             )
         rows = len(like)
         row_bytes = int(tensor.n_bytes) // rows

@@ -6,26 +6,10 @@
 // Sums are float32, added up in one order: a row's result does not depend on the rows beside it.
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <utility>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "../vectors.h"
 
 namespace {
-#if defined(__AVX512F__)
-constexpr int LANES = 16;
-constexpr int CELLS = 16;  // of 32 vector registers; the others hold what is multiplied
-#elif defined(__AVX__)
-constexpr int LANES = 8;
-constexpr int CELLS = 8;  // of 16
-#else
-constexpr int LANES = 4;
-constexpr int CELLS = 16;
-#endif
-typedef float Floats __attribute__((vector_size(4 * LANES)));
 // What is unpacked at a time, whatever the processor: the compiler cuts these into its own vectors.
 typedef float Float16 __attribute__((vector_size(64)));
 typedef int32_t Int16 __attribute__((vector_size(64)));
@@ -35,27 +19,6 @@ constexpr int64_t PANEL = 16;    // columns that are unpacked at a time
 constexpr int64_t SLICE = 2048;  // bytes of each
 constexpr int64_t APART = SLICE + 64;
 constexpr int64_t CHUNK = 128;  // rows that meet them
-
-template <typename Vector>
-Vector load(const void* from) {
-  Vector x;
-  memcpy(&x, from, sizeof x);
-  return x;
-}
-
-float half(const uint8_t* from) {
-  const uint16_t bits = load<uint16_t>(from);
-#if defined(__F16C__)
-  return _cvtsh_ss(bits);
-#elif defined(__aarch64__)
-  return (float)load<__fp16>(&bits);
-#else
-  const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7FFF;
-  if (rest < 0x0400) return (sign ? -1.0f : 1.0f) * (float)rest * 0x1p-24f;
-  const uint32_t wide = sign | (rest < 0x7C00 ? (rest << 13) + (112u << 23) : rest << 13 | 0x7F800000u);
-  return load<float>(&wide);
-#endif
-}
 
 Float16 widened(Bytes x) {
   return __builtin_convertvector(__builtin_convertvector(x, Int16), Float16);
@@ -177,13 +140,7 @@ struct Q6_K {
 
 struct Float32 {
   static constexpr int64_t SIZE = 4, VECTOR = 4 * LANES;
-  static Floats get(const char* from) {
-    Floats x = load<Floats>(from);
-#if defined(__x86_64__)
-    asm("" : "+v"(x));  // or GCC would load it anew at each use
-#endif
-    return x;
-  }
+  static Floats get(const char* from) { return held(load<Floats>(from)); }
   static void put(const Float16* x, char* to) { memcpy(to, x, 2 * sizeof *x); }
   static Floats add(Floats x, Floats w, Floats sum) { return x * w + sum; }
 };
@@ -191,17 +148,11 @@ struct Float32 {
 #if defined(__AVX512BF16__)
 struct BFloat16 {
   static constexpr int64_t SIZE = 2, VECTOR = 64;
-  static __m512i get(const char* from) {
-    __m512i x = _mm512_loadu_si512(from);
-    asm("" : "+v"(x));
-    return x;
-  }
+  static Pairs get(const char* from) { return held(load<Pairs>(from)); }
   static void put(const Float16* x, char* to) {
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]));
   }
-  static Floats add(__m512i x, __m512i w, Floats sum) {
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
-  }
+  static Floats add(Pairs x, Pairs w, Floats sum) { return add_products(x, w, sum); }
 };
 #endif
 
@@ -225,25 +176,6 @@ void unpack(const char* from, int64_t numbers, char* to, int64_t ahead) {
     for (; asked < (i + 1) * Stored::BYTES; asked += 64) __builtin_prefetch(from + asked + ahead);
     unpack_block<Stored, Number>((const uint8_t*)block, to + i * Stored::NUMBERS * Number::SIZE,
                                  std::make_index_sequence<Stored::NUMBERS / 32>());
-  }
-}
-
-template <int SPAN, std::size_t... I>
-Floats fold(Floats a, Floats b, std::index_sequence<I...>) {
-  return __builtin_shufflevector(a, b, (I & SPAN ? LANES + I - SPAN : I)...) +
-         __builtin_shufflevector(a, b, (I & SPAN ? LANES + I : I + SPAN)...);
-}
-
-// Vectors become half as many, and lanes that are SPAN apart one sum, until lane n is the sum of
-// vector n.
-template <int SPAN, int COUNT>
-__attribute__((always_inline)) inline void fold_all(Floats* cells) {
-  if constexpr (SPAN < LANES) {
-#pragma GCC unroll 16
-    for (int i = 0; i < COUNT / 2; ++i) {
-      cells[i] = fold<SPAN>(cells[2 * i], cells[2 * i + 1], std::make_index_sequence<LANES>());
-    }
-    fold_all<2 * SPAN, COUNT / 2>(cells);
   }
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ttc.errors import UnsupportedModel
+
 
 def is_precise(dtype: torch.dtype) -> bool:
     """Whether numbers are of 32 bits or more."""
@@ -24,3 +26,12 @@ def deviation(
     if precise:
         return float(gap.max()), exact * float(size.max()) + 1e-6
     return float(gap.mean()), rounded * float(size.mean()) + 1e-6
+
+
+def check_same(
+    what: str, expected: Tensor, result: Tensor, precise: bool, exact: float, rounded: float
+) -> None:
+    """Raise UnsupportedModel for a result that differs; see `deviation`."""
+    error, limit = deviation(expected, result, precise, exact, rounded)
+    if not error <= limit:
+        raise UnsupportedModel(f"{what}, by {error:.3g} (limit {limit:.3g})")

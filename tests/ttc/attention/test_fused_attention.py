@@ -3,18 +3,20 @@ plan's own operations."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.attention import LAYERS, SHAPES, SIGHTS, TREE, DecodeCase, Segments, trees
-from tests.helpers.processes import finished
+from experiments.lab.attention_cases import DecodeCase, Segments
+from tests.helpers.attention import LAYERS, SHAPES, SIGHTS, TREE, trees
+from tests.helpers.processors import PROCESSORS, skip_unless_runs
+from ttc import compiling
 from ttc.attention import fused_cpu
 from ttc.attention.fused import SWITCH
-from ttc.attention.fused_cpu import NumbaAttention
+from ttc.attention.fused_cpu import CompiledAttention
 from ttc.attention.kernels import Layer
 from ttc.attention.plan_arrays import PlanArrays, even
 from ttc.memory.kv import LayerShape
@@ -111,9 +113,9 @@ def test_results_are_the_same_bits_for_any_number_of_threads(
 def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:
     case = DecodeCase(LayerShape(1, 16, 16), 1, [(20, 0, 2)], 2, 0, torch.float32)
     entry = case.entries[0]
-    function = fused_cpu.kernel(torch.float32)
-    assert function is not None
-    alone = NumbaAttention(PlanArrays([entry], [], [100, 22], 1), torch.float32, function)
+    kernel = fused_cpu.kernel(torch.float32)
+    assert kernel is not None
+    alone = CompiledAttention(PlanArrays([entry], [], [100, 22], 1), torch.float32, kernel)
     out, lse = alone.attend(Layer(0, 1.0, window=10), case.q, *case.tails.on_device(0).both, None)
     assert out[:, :, 0].abs().max() == 0 and lse[0, 0, 0] == float("-inf")
     assert out[:, :, 1].abs().min() > 0 and lse[0, 0, 1] > -100
@@ -133,25 +135,50 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_without_numba_a_plan_runs_operation_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    fused_cpu.kernel.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="numba cannot be imported"):
-            DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32).check(
-                LAYERS[0], 1e-5, fused=False
-            )
-    finally:
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """The kernel is looked for again, and again afterwards."""
+    for function in (compiling.library, fused_cpu.kernel):
+        function.cache_clear()
+    yield
+    for function in (compiling.library, fused_cpu.kernel):
+        function.cache_clear()
+
+
+def test_without_a_compiler_a_plan_runs_operation_by_operation(
+    compiled_anew: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler.*install"):
+        DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32).check(
+            LAYERS[0], 1e-5, fused=False
+        )
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_other_processors_attend_as_well(
+    processor: str, compiled_anew: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_unless_runs(processor)
+    monkeypatch.setenv(compiling.CPU, processor)
+    for shape, groups in SHAPES:
+        DecodeCase(shape, groups, TREE, 7, 5, torch.float32).check(LAYERS[1], 1e-5)
+    for dtype in (torch.bfloat16, torch.float16):
+        DecodeCase(LayerShape(3, 64, 48), 3, TREE, 7, 5, dtype).check(LAYERS[3], 1e-5)
+
+
+def test_all_processors_that_multiply_and_add_at_once_give_the_same_bits_in_float32(
+    compiled_anew: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for processor in ("haswell", "skylake-avx512"):
+        skip_unless_runs(processor)
+        compiling.library.cache_clear()
         fused_cpu.kernel.cache_clear()
-
-
-@pytest.mark.slow
-def test_importing_a_plan_imports_no_numba() -> None:
-    code = (
-        "import sys, ttc.attention.plan; assert 'numba' not in sys.modules and 'llvmlite' not in "
-        "sys.modules"
-    )
-    finished([sys.executable, "-c", code], check=True)
+        monkeypatch.setenv(compiling.CPU, processor)
+        case = DecodeCase(LayerShape(3, 64, 80), 3, TREE, 7, 21, torch.float32)
+        found.append(case.plan().attend(LAYERS[3], case.q, case.key, case.value))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize(("start", "stop", "most"), [(0, 0, 4), (3, 4, 4), (0, 8, 4), (5, 14, 4)])

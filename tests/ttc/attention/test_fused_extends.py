@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.attention import COUNTS, LAYERS, SHAPES, SIGHTS, TREE, ExtendCase
+from experiments.lab.attention_cases import ExtendCase
+from tests.helpers.attention import COUNTS, LAYERS, SHAPES, SIGHTS, TREE
 from ttc.attention import fused_cpu
 from ttc.attention.entry import Reads
 from ttc.attention.fused import SWITCH

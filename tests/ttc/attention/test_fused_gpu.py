@@ -13,7 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.attention import LAYERS, SIGHTS, DecodeCase, ExtendCase, Segments, trees
+from experiments.lab.attention_cases import DecodeCase, ExtendCase, Segments
+from tests.helpers.attention import LAYERS, SIGHTS, trees
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import build, prompt

@@ -57,7 +57,7 @@ def test_it_is_measured_once_for_each_power_of_two_of_rows_and_counts_nowhere() 
     engine = Engine(opt(), Letters(), memory=Capture(block_tokens=8, budget_gib=1 / 2**10))
     times, passes = measured(engine), list[int]()
     run = times.run_pass
-    times.run_pass = lambda tokens, plan: passes.append(len(tokens)) or run(tokens, plan)  # type: ignore[func-returns-value]
+    times.run_pass = lambda tokens, plan: passes.append(len(tokens)) or run(tokens, plan)
     for rows in (1, 5, 8, 6, 1):
         times(0, rows, 100)
     # numbers of blocks, and a first time and five
@@ -74,7 +74,10 @@ def test_waits_for_weights_are_no_part_of_it_and_count_nowhere() -> None:
     engine = Engine(model, Letters(), runner=runner, memory=Capture(block_tokens=8))
     before = dict(engine.memory.link.to_device_bytes)
     times = measured(engine)(0, 1, 64)
-    assert times.load_w > 0.03 > times.forward_s > 0
+    # the link's speed is pretended, but the time of a copy is measured: it differs a little
+    over_the_link_s = runner.streamed_layer_bytes / 1e6
+    assert times.load_w == pytest.approx(over_the_link_s, rel=0.5)
+    assert 0 < times.forward_s < over_the_link_s / 2
     assert dict(engine.memory.link.to_device_bytes) == before and engine.memory.link.exposed_s == 0
 
 

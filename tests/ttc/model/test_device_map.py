@@ -26,9 +26,13 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def empty_model(tied: bool = False) -> Any:
     config = LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2,
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
         tie_word_embeddings=tied,
-    )  # fmt: skip
+    )
     with torch.device("meta"):
         return LlamaForCausalLM(config)
 
@@ -67,7 +71,10 @@ def test_passes_begin_on_the_first_of_several_devices(two_gpus: None) -> None:
 
 def test_layers_on_the_host_or_a_disk_are_refused_with_the_ways_out(two_gpus: None) -> None:
     for place in ("cpu", "disk"):
-        refused = rf"weights on {place}, in a map of cuda:0, {place}.*placement=split.*placement=streamed.*openai"
+        refused = (
+            rf"weights on {place}, in a map of cuda:0, {place}"
+            ".*placement=split.*placement=streamed.*openai"
+        )
         with pytest.raises(InvalidInput, match=refused):
             devices_of({"model": 0, "lm_head": place})
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +24,10 @@ from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, UnsupportedModel
 from ttc.attention.fused import SWITCH
 from ttc.attention.plan import ExtendPlan, Piece
+from ttc.compiling import cxx, library
 from ttc.memory.kv import KV, LayerKV
-from ttc.model.fused_runner import FusedRunner, has
+from ttc.model import layers_kernel
+from ttc.model.fused_runner import FusedRunner
 from ttc.model.llama_structure import decoder_of
 from ttc.model.packed_linear import can_pack
 from ttc.model.runner import HuggingFaceRunner
@@ -36,6 +42,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+pytestmark = pytest.mark.skipif(cxx() is None, reason="there is no C++ compiler")
+
 MODELS: dict[str, tuple[type, dict[str, Any]]] = {
     "llama": (hf.LlamaConfig, {}),
     "biases everywhere": (hf.LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
@@ -91,7 +99,6 @@ def test_trees_by_compiled_layers_are_plain_transformers(
 
 
 @torch.no_grad()
-@pytest.mark.skipif(not has("avx512bf16"), reason="this processor does not multiply bfloat16")
 @pytest.mark.parametrize("name", ["llama", "qwen 3, which normalises heads", "biases everywhere"])
 def test_bfloat16_is_rounded_where_the_modules_round(name: str) -> None:
     config = {"intermediate_size": 64, "head_dim": 64, "num_hidden_layers": 3}
@@ -131,6 +138,10 @@ def logits_of(runner: FusedRunner, tokens: list[int]) -> torch.Tensor:
 )
 @torch.inference_mode()
 def test_a_row_gives_the_same_bits_beside_any_others(name: str, threads: int) -> None:
+    a_row_is_the_same_bits(name, threads)
+
+
+def a_row_is_the_same_bits(name: str, threads: int) -> None:
     runner = fused(model_of(name))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -148,8 +159,6 @@ def test_a_row_gives_the_same_bits_beside_any_others(name: str, threads: int) ->
 def test_two_threads_that_wait_for_each_other_find_what_one_finds(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if dtype == torch.bfloat16 and not has("avx512bf16"):
-        pytest.skip("this processor does not multiply bfloat16")
     model, before, teams = model_of("wide rows", dtype), torch.get_num_threads(), list[int]()
     run = ttc.model.cpu_program.team()
 
@@ -169,7 +178,6 @@ def test_two_threads_that_wait_for_each_other_find_what_one_finds(
     assert torch.equal(*found)
 
 
-@pytest.mark.skipif(not has("avx512bf16"), reason="this processor does not multiply bfloat16")
 @pytest.mark.parametrize("rows", [96, 109, 270])
 @torch.inference_mode()
 def test_many_rows_of_bfloat16_are_as_near_to_the_truth_as_few(rows: int) -> None:
@@ -327,3 +335,78 @@ def test_only_models_that_run_by_their_modules_are_packed() -> None:
     wide = build("llama", torch.bfloat16)
     runner_for(wide, "modules", pack=True)
     assert not any(type(m) is nn.Linear for m in wide.modules())
+
+
+PROGRAM = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("fused_runner_tests", sys.argv[1])
+tests = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tests)
+tests.check_this_processor(*sys.argv[2:])
+"""
+
+
+def check_this_processor(kind: str, *names: str) -> None:
+    """The sweep over models and types, for a process that is told of another processor."""
+    assert kind in layers_kernel.processor()
+    with torch.inference_mode():
+        for name in names:
+            a_row_is_the_same_bits(name, 2)
+    for name in names:
+        with pytest.MonkeyPatch.context() as patch:
+            test_trees_by_compiled_layers_are_plain_transformers(name, patch)
+    test_bfloat16_is_rounded_where_the_modules_round(names[0])
+    test_many_rows_of_bfloat16_are_as_near_to_the_truth_as_few(109)
+
+
+@pytest.mark.parametrize(
+    ("processor", "needed", "kind"),
+    [
+        ("haswell", "avx2", "AVX2"),
+        slow(("x86-64", "sse2", "vectors of 4")),
+        slow(("skylake-avx512", "avx512f", "AVX-512")),
+    ],
+)
+def test_other_processors_compute_the_same(processor: str, needed: str, kind: str) -> None:
+    flags = Path("/proc/cpuinfo")
+    if not flags.exists() or needed not in flags.read_text().split():
+        pytest.skip(f"needs a processor with {needed}")
+    names = (
+        "qwen 3, which normalises heads",
+        "biases everywhere",
+        "a vocabulary that fills no vector",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, __file__, kind, *names],
+        env=os.environ | {"TTC_CPU": processor},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_runner_says_which_build_runs() -> None:
+    reason = fused(small()).reason
+    assert reason == f"compiled layers, built for {layers_kernel.processor()}"
+
+
+def test_without_a_compiler_modules_run_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers_kernel, "kernel", lambda: None)
+    runner = runner_for(small(), "auto")
+    assert isinstance(runner, HuggingFaceRunner)
+    assert runner.reason == "there is no C++ compiler; install g++ or clang++, or name one by CXX"
+    with pytest.raises(UnsupportedModel, match=r"install g\+\+ or clang"):
+        runner_for(small(), "fused")
+
+
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setenv("TTC_CACHE", str(tmp_path))
+    library.cache_clear()
+    try:
+        runner = runner_for(small(), "auto")
+    finally:
+        library.cache_clear()
+    assert isinstance(runner, HuggingFaceRunner)
+    assert "cannot compile cpu_layers.cpp" in runner.reason

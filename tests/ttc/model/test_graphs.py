@@ -1,6 +1,5 @@
-"""Decode passes as graphs. On a CPU a stand-in takes the place of a CUDA graph: it writes down what
-PyTorch and the kernels are given, with the numbers that they are given, and gives it to them again,
-while no code of the model runs."""
+"""Decode passes as graphs. On a CPU a stand-in takes the place of a CUDA graph (see
+`experiments.lab.taped_graphs`)."""
 
 from __future__ import annotations
 
@@ -8,14 +7,12 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
+from experiments.lab.taped_graphs import Kernels, StandIn
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import build, prompt, small
@@ -33,84 +30,6 @@ pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
 CPU = torch.device("cpu")
 interpreted = pytest.mark.skipif(ON_GPU, reason="the stand-in is for Triton's interpreter")
-
-
-class Tape(TorchDispatchMode):
-    """What PyTorch and the kernels were given."""
-
-    def __init__(self, recorder: StandIn):
-        super().__init__()
-        self.recorder, self.steps = recorder, list[Callable[[], Any]]()
-
-    def replay(self) -> None:
-        self.recorder.replays += 1
-        for step in self.steps:
-            step()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        result = func(*args, **given)
-        places = {
-            x.untyped_storage().data_ptr()
-            for x in tree_leaves((args, given))
-            if isinstance(x, Tensor)
-        }
-        made = tree_leaves(result)
-
-        def again() -> None:
-            for old, new in zip(made, tree_leaves(func(*args, **given)), strict=True):
-                old.copy_(new)
-
-        if func._schema.is_mutable:
-            self.steps.append(lambda: func(*args, **given))
-        elif any(
-            x.untyped_storage().data_ptr() not in places for x in made
-        ):  # else a view, which stays one
-            self.steps.append(again)
-        return result
-
-
-class StandIn:
-    """A recorder on the CPU. fails: what a recording raises. calls, replays: how many there
-    were."""
-
-    def __init__(self, fails: Exception | None = None):
-        self.fails, self.calls, self.replays = fails, 0, 0
-        self.tapes: WeakSet[Tape] = WeakSet()
-        self.open: Tape | None = None
-
-    def record(self, function: Callable[[], Tensor]) -> tuple[Tensor, Tape, Tensor]:
-        self.calls += 1
-        result = function()
-        if self.fails is not None:
-            raise self.fails
-        self.open = tape = Tape(self)
-        self.tapes.add(tape)
-        with tape:
-            left = function()
-        self.open = None
-        left.fill_(float("nan"))  # a recording computes nothing
-        return result, tape, left
-
-    def launch(self, kernel: Any, *args: Any, **kwargs: Any) -> None:
-        """Launch a kernel, and put it on the tape that is open."""
-        with _disable_current_modes():
-            kernel(*args, **kwargs)
-        if self.open is not None:
-            self.open.steps.append(lambda: kernel(*args, **kwargs))
-
-
-class Kernels:
-    """The module of the kernels, as `TritonAttention` calls them."""
-
-    def __init__(self, module: Any, recorder: StandIn):
-        self.module, self.recorder = module, recorder
-
-    def __getattr__(self, name: str) -> Any:
-        return Kernels(getattr(self.module, name), self.recorder)
-
-    def __getitem__(self, grid: Any) -> Any:
-        return lambda *args, **kwargs: self.recorder.launch(self.module[grid], *args, **kwargs)
 
 
 @pytest.fixture
@@ -337,10 +256,14 @@ def test_a_recording_that_breaks_off_is_ended_and_named_by_its_first_error(
             raise RuntimeError("Invalid capture.")
 
     for name, value in {
-        "device": lambda device: nullcontext(), "stream": lambda stream: nullcontext(), "Stream": Stream,
-        "current_stream": Stream, "graph_pool_handle": lambda: (0, 1), "synchronize": lambda: None,
+        "device": lambda device: nullcontext(),
+        "stream": lambda stream: nullcontext(),
+        "Stream": Stream,
+        "current_stream": Stream,
+        "graph_pool_handle": lambda: (0, 1),
+        "synchronize": lambda: None,
         "CUDAGraph": BrokenGraph,
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     recorder = CudaRecorder(CPU)
     recorder.first = None, torch.zeros(1)  # type: ignore[assignment]

@@ -100,7 +100,9 @@ CASES: dict[str, Damage] = {
     "no weights": holds("model.safetensors", b""),
     "a long head": weights(b"{}", 2**62),
     "a deep head": weights(b"[" * 1000),
-    "a large tensor": weights(b'{"a":{"dtype":"F32","shape":[1000000000000000000],"data_offsets":[0,4]}}'),
+    "a large tensor": weights(
+        b'{"a":{"dtype":"F32","shape":[1000000000000000000],"data_offsets":[0,4]}}'
+    ),
     "other tensors": weights(b"{}"),
     "gguf": gguf(b""),
     "gguf junk": gguf(os.urandom(200)),
@@ -108,9 +110,13 @@ CASES: dict[str, Damage] = {
     "gguf keys": gguf(b"GGUF", struct.pack("<IQQ", 3, 0, 2**60)),
     "gguf tensors": gguf(b"GGUF", struct.pack("<IQQ", 3, 2**60, 0)),
     "gguf text": gguf(b"GGUF", struct.pack("<IQQQ", 3, 0, 1, 2**50), b"x"),
-    "gguf model": gguf(b"GGUF", struct.pack("<IQQ", 3, 0, 1), ARCHITECTURE, struct.pack("<IQ", 8, 4), b"nope"),
+    "gguf model": gguf(
+        b"GGUF", struct.pack("<IQQ", 3, 0, 1), ARCHITECTURE, struct.pack("<IQ", 8, 4), b"nope"
+    ),
     "gguf type": gguf(b"GGUF", struct.pack("<IQQ", 3, 0, 1), ARCHITECTURE, struct.pack("<I", 99)),
-    "gguf array": gguf(b"GGUF", struct.pack("<IQQ", 3, 0, 1), ARCHITECTURE, struct.pack("<IIQ", 9, 9, 2**40)),
+    "gguf array": gguf(
+        b"GGUF", struct.pack("<IQQ", 3, 0, 1), ARCHITECTURE, struct.pack("<IIQ", 9, 9, 2**40)
+    ),
     "raises": template("{{ raise_exception('no') }}"),
     "zero": template("{{ 1 // 0 }}"),
     "type": template("{{ 'a' + 1 }}"),
@@ -123,8 +129,10 @@ CASES: dict[str, Damage] = {
     "surrogate": template("{{ '\\ud800' }}"),
     "escape": template("{{ ''.__class__.__mro__ }}"),
     "power": template("{{ 9 ** (9 ** 9) }}"),
-    "endless": template("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"),
-}  # fmt: skip
+    "endless": template(
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    ),
+}
 
 
 @pytest.fixture(scope="module")

@@ -64,10 +64,19 @@ def test_longrope_is_served_up_to_its_original_length() -> None:
         "long_factor": [2.0] * 2,
     }
     config = Phi3Config(
-        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, original_max_position_embeddings=32, pad_token_id=0,
-        rope_parameters=rope | {"original_max_position_embeddings": 32}, eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        original_max_position_embeddings=32,
+        pad_token_id=0,
+        rope_parameters=rope | {"original_max_position_embeddings": 32},
+        eos_token_id=None,
+        bos_token_id=None,
+    )
     torch.manual_seed(0)
     engine = Engine(Phi3ForCausalLM(config).eval(), None)
     reason = r"context of 32 \(its configuration states 128, .* 'longrope', change for all tokens"

@@ -31,8 +31,12 @@ def save(folder: Path) -> LlamaForCausalLM:
     """Write a tiny random model and a tokenizer of single letters into `folder`."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-    )  # fmt: skip
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
     save_tokenizer(folder)
@@ -186,7 +190,8 @@ def test_a_name_that_does_not_exist_is_refused_at_once_without_a_network(tmp_pat
     """In a process of its own, so that no other test's cache or settings are seen."""
     program = (
         "import time\nfrom ttc import UnsupportedModel\nfrom ttc.model.loading import load\n"
-        "import transformers.models.auto.modeling_auto, transformers.models.auto.tokenization_auto\n"
+        "import transformers.models.auto.modeling_auto, "
+        "transformers.models.auto.tokenization_auto\n"
         "start = time.monotonic()\n"
         "try:\n    load('no-such-org/no-such-model')\n"
         "except UnsupportedModel as error:\n    print(time.monotonic() - start, error)"
@@ -246,7 +251,8 @@ def test_a_model_in_the_hubs_cache_loads_without_a_network(tmp_path: Path) -> No
     (home / "refs").mkdir()
     (home / "refs" / "main").write_text(commit)
     program = (
-        "from ttc.model.loading import load\nmodel, tokenizer = load('a/b', device='cpu', dtype='float32')\n"
+        "from ttc.model.loading import load\nmodel, tokenizer = load('a/b', device='cpu', "
+        "dtype='float32')\n"
         "print(float(model.lm_head.weight.sum()), tokenizer.encode('a j'))"
     )
     nowhere = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path)}

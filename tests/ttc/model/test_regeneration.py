@@ -31,7 +31,10 @@ def inputs_of(model: Any, regeneration: Regeneration, tokens: list[int]) -> list
     """What plain transformers gives to the attention module of each layer: (tokens, width)."""
     found, handles = list[Tensor](), []
     for module in regeneration.modules:
-        before = lambda _, args, kwargs: found.append((args or list(kwargs.values()))[0][0])  # noqa: E731
+
+        def before(_: Any, args: Any, kwargs: Any) -> None:
+            found.append((args or list(kwargs.values()))[0][0])
+
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
     with attention_set_to(model, "eager"):
         model(torch.tensor([tokens]), use_cache=False)

@@ -1,7 +1,7 @@
 """Models whose layers lie on two devices, each with its KV beside it, against plain transformers on
 one.
 
-The devices are pretended ones (see `tests.helpers.pretended`), which refuse what mixes them.
+The devices are pretended ones (see `experiments.lab.pretended`), which refuse what mixes them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from accelerate import dispatch_model
 
 import ttc.residency.resident
 from experiments.lab.bench import small_models
+from experiments.lab.pretended import pretended_devices
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import build, deep, prompt
-from tests.helpers.pretended import pretended_devices
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from tests.ttc.model.test_loading import save_tokenizer

@@ -132,6 +132,7 @@ def test_the_weights_are_the_file_itself(tmp_path: Path) -> None:
     assert not any(weight.is_meta for weight in model.parameters())
 
 
+@pytest.mark.slow
 def test_the_default_model_is_read_from_its_own_file() -> None:
     model, tokenizer = load("smollm2-135m", device="cpu", dtype="float32", quantized=True)
     plain, theirs = load("smollm2-135m", device="cpu", dtype="float32")
@@ -189,6 +190,7 @@ def check_products() -> None:
             test_products_are_those_of_the_stored_numbers(kind, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "avx2" not in Path("/proc/cpuinfo").read_text().split()
     if Path("/proc/cpuinfo").exists()

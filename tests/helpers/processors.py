@@ -1,0 +1,30 @@
+"""Processors that a test compiles kernels for, and whether this machine runs what comes of it."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+PROCESSORS = {
+    "x86-64": set[str](),
+    "haswell": {"avx2", "fma", "bmi2"},
+    "skylake-avx512": {"avx512f", "avx512vl", "avx512dq", "avx512bw"},
+}
+"""Processors by the compiler's names, and what a machine must have to run what is built for one."""
+
+
+def skip_unless_runs(processor: str) -> None:
+    """Skip the test where this machine cannot run what is built for one of `PROCESSORS`."""
+    if platform.machine() != "x86_64" or not PROCESSORS[processor] <= _features():
+        pytest.skip(f"this machine cannot run what is built for {processor}")
+
+
+def _features() -> set[str]:
+    """What this machine's processor has, where Linux says so."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line for line in lines if line.startswith("flags")), "").split())

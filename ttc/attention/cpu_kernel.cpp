@@ -1,0 +1,619 @@
+// The attention of a layer over the tree in one call, which threads share. `plan_arrays.py` says
+// what the arrays hold.
+//
+// A unit of work is one task for one KV head: its queries are gathered once, its keys are read
+// once, in blocks, and online softmax runs over them (Milakov and Gimelshein, 2018). Threads take
+// units from a shared counter; where several tasks share a row, their results are merged by
+// log-sum-exp once all units are done.
+//
+// Sums are added up in an order that depends on neither the threads nor the length of vectors: in
+// float32 all processors that multiply and add in one instruction (AVX2, AVX-512, NEON) give the
+// same bits.
+
+#include <algorithm>
+#include <cmath>
+
+#include "../vectors.h"
+
+namespace {
+
+constexpr int64_t BLOCK = 64;      // keys at a time
+constexpr float NOTHING = -1e30f;  // the largest score of a query that has seen no key
+constexpr float HIDDEN = -3e38f;   // the score of a key that a query does not see
+
+struct Task {
+  int64_t row, end, first_piece, end_piece, slot, own_row;
+};
+
+struct Piece {
+  int64_t entry, skipped, keys;
+};
+
+// Where an entry's KV of a layer is; strides count numbers.
+struct Place {
+  const char *key, *value;
+  int64_t key_head, key_token, value_head, value_token;
+};
+
+// What a call is told, 8 bytes each (`fused_cpu.describe`); strides count numbers.
+struct Call {
+  int64_t ticket, next_unit, done_units, next_row;  // counters that threads share, 0 at first
+  char* scratch;
+  int64_t scratch_bytes;  // of a thread
+  const Task* tasks;
+  int64_t units;
+  const Piece* pieces;
+  const int64_t *starts, *positions, *own_places, *own_starts;
+  int64_t rows;
+  const int64_t *part_first, *parts;  // parts: null where no tasks share a row
+  float* part_out;                    // (slots, heads, value_dim)
+  float (*part_sum)[2];               // (slots, heads): the largest score, and the sum of weights
+  int64_t kv_heads, groups, key_dim, value_dim, most_queries;
+  const Place* places;  // (entries,)
+  const char* q;
+  int64_t q_head, q_group, q_row;
+  float* out;  // (rows, heads, value_dim)
+  float* lse;  // (rows, heads)
+  char* own_key;
+  int64_t own_key_row, own_key_head, own_key_token;
+  char* own_value;
+  int64_t own_value_row, own_value_head, own_value_token;
+  const char* new_key;  // null where all own keys are in their places
+  int64_t new_key_head, new_key_row;
+  const char* new_value;
+  int64_t new_value_head, new_value_row;
+  int64_t window, chunk;  // 0 for none
+  alignas(8) float scale;
+  alignas(8) float softcap;  // 0 for none
+
+  // The first position that a row at `position` sees; it may be negative.
+  int64_t first_seen(int64_t position) const {
+    const int64_t in_window = window > 0 ? position - window + 1 : 0;
+    return chunk > 0 ? std::max(in_window, position - position % chunk) : in_window;
+  }
+};
+
+int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+// A thread's memory for one unit.
+struct Scratch {
+  float* queries;  // (queries, dim), float32 or pairs of bfloat16
+  float* scores;   // (queries, BLOCK), later the weights
+  float* results;  // (queries, width): values times weights; width: value_dim in whole vectors
+  float* keys;     // (dim, BLOCK), float32 or pairs of bfloat16
+  float* values;   // (BLOCK, width)
+  float* tops;     // (queries,): the largest scores
+  float* sums;     // (queries,): the sums of weights
+  float* end;
+
+  Scratch(char* memory, int64_t count, int64_t dim, int64_t value_dim) : end((float*)memory) {
+    const auto next = [&](int64_t numbers) {
+      float* const begin = end;
+      end += (numbers + 15) / 16 * 16;
+      return begin;
+    };
+    const int64_t width = whole(value_dim);
+    queries = next(count * dim);
+    scores = next(count * BLOCK);
+    results = next(count * width);
+    keys = next(dim * BLOCK);
+    values = next(BLOCK * width);
+    tops = next(count);
+    sums = next(count);
+  }
+};
+
+// ---------------------------------------------------------------- numbers
+
+// How KV is stored, and read as float32.
+struct Float32 {
+  static constexpr int64_t SIZE = 4;
+  static constexpr bool MULTIPLIED_IN_PAIRS = false;
+  static Floats vector(const char* from) { return load<Floats>(from); }
+  static float single(const char* from) { return load<float>(from); }
+};
+
+struct BFloat16 {
+  static constexpr int64_t SIZE = 2;
+#if defined(MULTIPLIES_BFLOAT16)
+  static constexpr bool MULTIPLIED_IN_PAIRS = true;
+#else
+  static constexpr bool MULTIPLIED_IN_PAIRS = false;
+#endif
+  static Floats vector(const char* from) { return widened(load<Halves>(from)); }
+  static float single(const char* from) { return widened(load<uint16_t>(from)); }
+};
+
+struct Float16 {
+  static constexpr int64_t SIZE = 2;
+  static constexpr bool MULTIPLIED_IN_PAIRS = false;
+  static Floats vector(const char* from) {
+    Floats x;
+    for (int i = 0; i < LANES; ++i) x[i] = half(from + SIZE * i);
+    return x;
+  }
+  static float single(const char* from) { return half(from); }
+};
+
+// Calls `work` with the first number of each vector of `count` numbers, at least LANES. The last
+// vector may begin within the one before.
+template <typename Work>
+INLINE void each_vector(int64_t count, Work work) {
+  for (int64_t i = 0; i < count; i += LANES) work(std::min(i, count - LANES));
+}
+
+template <typename Number>
+void widen(const char* from, int64_t count, float* to) {
+  if (count < LANES) {
+    for (int64_t i = 0; i < count; ++i) to[i] = Number::single(from + i * Number::SIZE);
+  } else {
+    each_vector(count, [&](int64_t i) { store(to + i, Number::vector(from + i * Number::SIZE)); });
+  }
+}
+
+template <std::size_t... I>
+constexpr Ints numbered(std::index_sequence<I...>) {
+  return Ints{(int32_t)I...};
+}
+constexpr Ints LANE = numbered(std::make_index_sequence<LANES>());  // 0, 1, 2, ...
+
+// e to the x for x <= 0, to about 1e-7 of it (Cephes' expf); no less than 1e-38. Not a number stays
+// one.
+INLINE Floats power(Floats x) {
+  x = larger(held(all(-87.0f)), x);
+  const Floats n = floor(x * 1.44269504f + 0.5f);
+  const Floats r = x + n * -0.693359375f + n * 2.12194440e-4f;
+  Floats p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = (r * r) * p + (r + 1.0f);
+  return p * (Floats)((__builtin_convertvector(n, Ints) + 127) << 23);
+}
+
+float power(float x) { return power(all(x))[0]; }
+
+// To about 1e-7 of it (Cephes' tanhf).
+INLINE Floats tanh(Floats x) {
+  const Bits sign = (Bits)x & 0x80000000u;
+  const Floats size = (Floats)((Bits)x ^ sign), z = x * x;
+  const Floats e = power(size * -2.0f);
+  const Floats far = (1.0f - e) / (1.0f + e);
+  Floats p = all(-5.70498872745e-3f);
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const Floats near = (size * z) * p + size;
+  return (Floats)((Bits)(size < 0.625f ? near : far) | sign);
+}
+
+// ---------------------------------------------------------------- matrix products
+
+// c (rows, columns) = a (rows, terms) @ b (terms, columns), or c + that, at these distances between
+// rows. columns: whole vectors.
+struct Product {
+  const float* a;
+  int64_t a_row;
+  const float* b;
+  int64_t b_row;
+  float* c;
+  int64_t c_row, rows, terms, columns;
+  bool adds;
+};
+
+struct Singles {
+  static Floats add(Floats x, Floats y, Floats sum) { return x * y + sum; }
+};
+
+#if defined(MULTIPLIES_BFLOAT16)
+struct InPairs {  // a and b hold pairs of bfloat16
+  static Floats add(Floats x, Floats y, Floats sum) {
+    return add_products((Pairs)x, (Pairs)y, sum);
+  }
+};
+#else
+using InPairs = Singles;  // never called
+#endif
+
+// A part of c, whose sums are held in registers.
+template <typename Terms, int ROWS, int VECTORS>
+void tile(const Product& p, int64_t row, int64_t column) {
+  const float* a = p.a + row * p.a_row;
+  const float* b = p.b + column;
+  float* c = p.c + row * p.c_row + column;
+  Floats sums[ROWS][VECTORS] = {};
+  if (p.adds)
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+      for (int v = 0; v < VECTORS; ++v) sums[r][v] = load<Floats>(c + r * p.c_row + v * LANES);
+  for (int64_t t = 0; t < p.terms; ++t) {
+    Floats numbers[ROWS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+      numbers[r] = held((Floats)(Ints{} + load<int32_t>(a + r * p.a_row + t)));
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; ++v) {
+      const Floats vector = held(load<Floats>(b + t * p.b_row + v * LANES));
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; ++r) sums[r][v] = Terms::add(numbers[r], vector, sums[r][v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS; ++v) store(c + r * p.c_row + v * LANES, sums[r][v]);
+}
+
+// Some rows of c from a column on, as many vectors at a time as there are.
+template <typename Terms, int ROWS, int VECTORS>
+void tiles(const Product& p, int64_t row, int64_t column) {
+  for (; p.columns - column >= VECTORS * LANES; column += VECTORS * LANES)
+    tile<Terms, ROWS, VECTORS>(p, row, column);
+  if constexpr (VECTORS > 1) tiles<Terms, ROWS, VECTORS / 2>(p, row, column);
+}
+
+// All rows of c from a row on, as many at a time as there are.
+template <typename Terms, int ROWS = 4>
+void multiply(const Product& p, int64_t row = 0) {
+  constexpr int VECTORS = std::min(8, CELLS / (ROWS == 3 ? 4 : ROWS));
+  for (; p.rows - row >= ROWS; row += ROWS) tiles<Terms, ROWS, VECTORS>(p, row, 0);
+  if constexpr (ROWS > 1) multiply<Terms, ROWS - 1>(p, row);
+}
+
+// ---------------------------------------------------------------- keys as columns
+
+// Write number d of key k to to[d * BLOCK + k], for LANES keys at these addresses.
+template <typename Number>
+void pack_some(const char* const* keys, int64_t dim, float* to) {
+  if (dim < LANES) {
+    for (int64_t d = 0; d < dim; ++d)
+      for (int k = 0; k < LANES; ++k)
+        to[d * BLOCK + k] = Number::single(keys[k] + d * Number::SIZE);
+    return;
+  }
+  each_vector(dim, [&](int64_t d) {
+    Floats rows[LANES];
+#pragma GCC unroll 16
+    for (int k = 0; k < LANES; ++k) rows[k] = Number::vector(keys[k] + d * Number::SIZE);
+    transpose(rows);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) store(to + (d + i) * BLOCK, rows[i]);
+  });
+}
+
+// The same for a block of keys, `token` bytes apart. The last one fills up the last vector.
+template <typename Number>
+void pack(const char* keys, int64_t token, int64_t count, int64_t dim, float* to) {
+  for (int64_t first = 0; first < count; first += LANES) {
+    const char* some[LANES];
+    for (int64_t k = 0; k < LANES; ++k) some[k] = keys + std::min(first + k, count - 1) * token;
+    pack_some<Number>(some, dim, to + first);
+  }
+}
+
+// ---------------------------------------------------------------- runs of keys
+
+// Keys of one head with their values, at these distances in bytes.
+struct Run {
+  const char* key;
+  int64_t key_token;
+  const char* value;
+  int64_t value_token;
+  int64_t keys, start;  // how many, and the position of the first
+  bool causal;
+};
+
+// What a task attends of an entry; without keys where the entry is not on the device.
+template <typename Number>
+Run piece_of(const Call& call, int64_t head, const Piece& piece) {
+  const Place& place = call.places[piece.entry];
+  const int64_t key_token = place.key_token * Number::SIZE;
+  const int64_t value_token = place.value_token * Number::SIZE;
+  return {place.key + head * place.key_head * Number::SIZE + piece.skipped * key_token,
+          key_token,
+          place.value + head * place.value_head * Number::SIZE + piece.skipped * value_token,
+          value_token,
+          place.key ? piece.keys : 0,
+          call.starts[piece.entry] + piece.skipped,
+          false};
+}
+
+// A task's own keys, those of its rows included.
+template <typename Number>
+Run own_keys(const Call& call, int64_t head, const Task& task) {
+  const int64_t owner = call.own_places[task.own_row], start = call.own_starts[task.own_row];
+  const int64_t key = owner * call.own_key_row + head * call.own_key_head;
+  const int64_t value = owner * call.own_value_row + head * call.own_value_head;
+  return {call.own_key + key * Number::SIZE,
+          call.own_key_token * Number::SIZE,
+          call.own_value + value * Number::SIZE,
+          call.own_value_token * Number::SIZE,
+          call.positions[task.own_row] - start + task.end - task.own_row,
+          start,
+          true};
+}
+
+// Put a row's new key and value behind its own ones.
+template <typename Number>
+void store_new(const Call& call, int64_t head, const Task& task) {
+  if (!call.new_key) return;
+  const Run own = own_keys<Number>(call, head, task);
+  const int64_t last = own.keys - 1;
+  const int64_t key = head * call.new_key_head + task.row * call.new_key_row;
+  const int64_t value = head * call.new_value_head + task.row * call.new_value_row;
+  memcpy((char*)own.key + last * own.key_token, call.new_key + key * Number::SIZE,
+         call.key_dim * Number::SIZE);
+  memcpy((char*)own.value + last * own.value_token, call.new_value + value * Number::SIZE,
+         call.value_dim * Number::SIZE);
+}
+
+// Ask for a block of a run from a key on, ahead of its use.
+template <typename Number>
+void expect(const Call& call, const Run& run, int64_t first) {
+  const int64_t end = std::min(run.keys, first + BLOCK);
+  for (int64_t k = first; k < end; ++k) {
+    for (int64_t i = 0; i < call.key_dim * Number::SIZE; i += 64)
+      __builtin_prefetch(run.key + k * run.key_token + i);
+    for (int64_t i = 0; i < call.value_dim * Number::SIZE; i += 64)
+      __builtin_prefetch(run.value + k * run.value_token + i);
+  }
+}
+
+// ---------------------------------------------------------------- one unit: a task for one KV head
+
+// Write a query's result: its weighted values over the sum of its weights, and the log-sum-exp.
+void finish(const Call& call, int64_t place, const float* values, float top, float sum) {
+  float* out = call.out + place * call.value_dim;
+  const bool nothing = top <= NOTHING;
+  const float share = 1.0f / sum;
+  for (int64_t d = 0; d < call.value_dim; ++d) out[d] = nothing ? 0.0f : values[d] * share;
+  call.lse[place] = nothing ? -INFINITY : top + std::log(sum);
+}
+
+template <typename Number>
+struct Unit {
+  const Call& call;
+  const Task& task;
+  int64_t head, queries, width;
+  int64_t lowest, highest;  // positions of its rows
+  bool in_pairs;            // whether queries and keys stay bfloat16
+  Scratch at;
+
+  Unit(const Call& call, int64_t unit, char* memory)
+      : call(call),
+        task(call.tasks[unit / call.kv_heads]),
+        head(unit % call.kv_heads),
+        queries((task.end - task.row) * call.groups),
+        width(whole(call.value_dim)),
+        in_pairs(Number::MULTIPLIED_IN_PAIRS && call.key_dim % (2 * LANES) == 0),
+        at(memory, call.most_queries, call.key_dim, call.value_dim) {
+    const auto ends = std::minmax_element(call.positions + task.row, call.positions + task.end);
+    lowest = *ends.first;
+    highest = *ends.second;
+  }
+
+  void run() {
+    gather_queries();
+    for (int64_t i = task.first_piece; i < task.end_piece; ++i)
+      attend(piece_of<Number>(call, head, call.pieces[i]));
+    if (task.own_row >= 0) {
+      store_new<Number>(call, head, task);
+      attend(own_keys<Number>(call, head, task));
+    }
+    leave_results();
+  }
+
+  // Calls `work` with each query's number, row (of the pass) and head (of all).
+  template <typename Work>
+  void each_query(Work work) {
+    int64_t query = 0;
+    for (int64_t row = task.row; row < task.end; ++row)
+      for (int64_t g = 0; g < call.groups; ++g) work(query++, row, head * call.groups + g);
+  }
+
+  void gather_queries() {
+    const int64_t dim = call.key_dim;
+    each_query([&](int64_t query, int64_t row, int64_t of) {
+      const int64_t place = head * call.q_head + of % call.groups * call.q_group + row * call.q_row;
+      const char* from = call.q + place * Number::SIZE;
+      float* to = at.queries + query * dim;
+      if (in_pairs) memcpy(to, from, dim * Number::SIZE);
+      else widen<Number>(from, dim, to);
+    });
+    std::fill_n(at.results, queries * width, 0.0f);
+    std::fill_n(at.tops, queries, NOTHING);
+    std::fill_n(at.sums, queries, 0.0f);
+  }
+
+  void attend(const Run& run) {
+    for (int64_t first = 0; first < run.keys; first += BLOCK) {
+      const int64_t begin = run.start + first, count = std::min(BLOCK, run.keys - first);
+      if (run.causal && begin > highest) break;
+      if (begin + count <= call.first_seen(lowest)) continue;
+      expect<Number>(call, run, first + BLOCK);
+      multiply_keys(run.key + first * run.key_token, run.key_token, count);
+      int64_t query = 0;
+      for (int64_t row = task.row; row < task.end; ++row) {
+        const int64_t position = call.positions[row];
+        const int64_t from = std::clamp<int64_t>(call.first_seen(position) - begin, 0, count);
+        const int64_t end = run.causal ? std::min(count, position - begin + 1) : count;
+        for (int64_t g = 0; g < call.groups; ++g) weigh(query++, from, end, count);
+      }
+      multiply_values(run.value + first * run.value_token, run.value_token, count);
+    }
+  }
+
+  // scores = queries @ keys
+  void multiply_keys(const char* keys, int64_t token, int64_t count) {
+    const int64_t dim = call.key_dim, terms = in_pairs ? dim / 2 : dim;
+    const Product product = {at.queries, dim,   at.keys,      BLOCK, at.scores, BLOCK,
+                             queries,    terms, whole(count), false};
+    if (in_pairs) {
+      pack<Float32>(keys, token, count, terms, at.keys);  // pairs are moved as they are
+      multiply<InPairs>(product);
+    } else {
+      pack<Number>(keys, token, count, terms, at.keys);
+      multiply<Singles>(product);
+    }
+  }
+
+  // Make weights of a query's scores of a block, of which it sees those in [from, end); its sums so
+  // far shrink where the block has a larger score.
+  void weigh(int64_t query, int64_t from, int64_t end, int64_t count) {
+    float* scores = at.scores + query * BLOCK;
+    const bool capped = call.softcap > 0;
+    if (capped) cap(scores, count);
+    const float scale = capped ? 1.0f : call.scale;
+    Floats tops = all(at.tops[query]);
+    for (int64_t j = 0; j < count; j += LANES) {
+      const Floats x = seen(load<Floats>(scores + j) * scale, j, from, end);
+      tops = larger(x, tops);
+      store(scores + j, x);
+    }
+    const float top = largest(tops);
+    constexpr int SUMS = 16 / LANES;
+    Floats sums[SUMS] = {};  // of 16 lanes, however long vectors are
+    for (int64_t j = 0; j < count; j += LANES) {
+      const Floats weights = power(load<Floats>(scores + j) - top);
+      sums[j / LANES % SUMS] += weights;
+      store(scores + j, weights);
+    }
+    if (top != at.tops[query]) shrink(query, top);
+    at.sums[query] += sum_of<SUMS>(sums);
+  }
+
+  // Scale scores and press them softly into (-softcap, softcap).
+  void cap(float* scores, int64_t count) {
+    const float inverse = 1.0f / call.softcap;
+    for (int64_t j = 0; j < count; j += LANES) {
+      const Floats x = load<Floats>(scores + j) * call.scale;
+      store(scores + j, tanh(x * inverse) * call.softcap);
+    }
+  }
+
+  // Scores of keys from j on, hidden where they are not in [from, end).
+  Floats seen(Floats scores, int64_t j, int64_t from, int64_t end) {
+    const uint32_t count = (uint32_t)std::max<int64_t>(0, end - from);
+    return (Bits)(LANE + (int32_t)(j - from)) < count ? scores : all(HIDDEN);
+  }
+
+  template <int COUNT>
+  static float sum_of(Floats* sums) {
+    if constexpr (COUNT > 1) {
+      for (int i = 0; i < COUNT / 2; ++i) sums[i] += sums[i + COUNT / 2];
+      return sum_of<COUNT / 2>(sums);
+    } else {
+      return total(*sums);
+    }
+  }
+
+  // Weigh what a query has summed up by a larger score than before.
+  void shrink(int64_t query, float top) {
+    const float by = power(at.tops[query] - top);
+    at.tops[query] = top;
+    at.sums[query] *= by;
+    float* results = at.results + query * width;
+    for (int64_t d = 0; d < width; d += LANES) store(results + d, load<Floats>(results + d) * by);
+  }
+
+  // results += weights @ values. Whole vectors of float32 are read where they lie.
+  void multiply_values(const char* values, int64_t token, int64_t count) {
+    Product product = {at.scores,  BLOCK, at.values, width, at.results, width,
+                       queries, count, width,     true};
+    if (Number::SIZE == 4 && width == call.value_dim) {
+      product.b = (const float*)values;
+      product.b_row = token / Number::SIZE;
+    } else {
+      for (int64_t j = 0; j < count; ++j)
+        widen<Number>(values + j * token, call.value_dim, at.values + j * width);
+    }
+    multiply<Singles>(product);
+  }
+
+  void leave_results() {
+    const int64_t heads = call.kv_heads * call.groups, dim = call.value_dim;
+    each_query([&](int64_t query, int64_t row, int64_t of) {
+      const float* values = at.results + query * width;
+      if (task.slot < 0) {
+        finish(call, row * heads + of, values, at.tops[query], at.sums[query]);
+      } else {
+        const int64_t place = (task.slot + row - task.row) * heads + of;
+        memcpy(call.part_out + place * dim, values, dim * sizeof *values);
+        call.part_sum[place][0] = at.tops[query];
+        call.part_sum[place][1] = at.sums[query];
+      }
+    });
+  }
+};
+
+// ---------------------------------------------------------------- a call
+
+// Ask for the keys and values that a unit begins with.
+template <typename Number>
+void expect_unit(const Call& call, int64_t unit) {
+  const Task& task = call.tasks[unit / call.kv_heads];
+  const int64_t head = unit % call.kv_heads;
+  if (task.first_piece < task.end_piece)
+    expect<Number>(call, piece_of<Number>(call, head, call.pieces[task.first_piece]), 0);
+  if (task.own_row >= 0) expect<Number>(call, own_keys<Number>(call, head, task), 0);
+}
+
+// Merge what several tasks found for one row, by log-sum-exp. merged: memory for value_dim numbers.
+void merge_row(const Call& call, int64_t row, float* merged) {
+  const int64_t heads = call.kv_heads * call.groups, dim = call.value_dim;
+  const int64_t* begin = call.parts + call.part_first[row];
+  const int64_t* end = call.parts + call.part_first[row + 1];
+  if (begin == end) return;
+  for (int64_t head = 0; head < heads; ++head) {
+    float top = NOTHING, sum = 0.0f;
+    for (const int64_t* slot = begin; slot < end; ++slot)
+      top = std::max(top, call.part_sum[*slot * heads + head][0]);
+    std::fill_n(merged, dim, 0.0f);
+    for (const int64_t* slot = begin; slot < end; ++slot) {
+      const int64_t place = *slot * heads + head;
+      const float weight = power(call.part_sum[place][0] - top);
+      sum += weight * call.part_sum[place][1];
+      const float* values = call.part_out + place * dim;
+      for (int64_t d = 0; d < dim; ++d) merged[d] += weight * values[d];
+    }
+    finish(call, row * heads + head, merged, top, sum);
+  }
+}
+
+int64_t next(int64_t& counter) { return __atomic_fetch_add(&counter, 1, __ATOMIC_SEQ_CST); }
+
+// One thread's part of a call.
+template <typename Number>
+void attend(Call& call) {
+  char* const memory = call.scratch + next(call.ticket) * call.scratch_bytes;
+  for (int64_t unit = next(call.next_unit); unit < call.units;) {
+    const int64_t following = next(call.next_unit);
+    if (following < call.units) expect_unit<Number>(call, following);
+    Unit<Number>(call, unit, memory).run();
+    next(call.done_units);
+    unit = following;
+  }
+  if (!call.parts) return;
+  while (__atomic_load_n(&call.done_units, __ATOMIC_SEQ_CST) < call.units) {
+  }  // others are at work on the last units
+  for (int64_t row = next(call.next_row); row < call.rows; row = next(call.next_row))
+    merge_row(call, row, (float*)memory);
+}
+
+}  // namespace
+
+extern "C" {
+void attend_float32(Call* call) { attend<Float32>(*call); }
+void attend_bfloat16(Call* call) { attend<BFloat16>(*call); }
+void attend_float16(Call* call) { attend<Float16>(*call); }
+
+// How many numbers a call is told, and the bytes of a thread's memory, for the caller to use.
+int64_t call_numbers() { return sizeof(Call) / 8; }
+int64_t scratch_bytes(int64_t queries, int64_t dim, int64_t value_dim) {
+  return (char*)Scratch(nullptr, queries, dim, value_dim).end - (char*)nullptr;
+}
+}

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         Result as Result,
     )
     from ttc.sampling import Sampling as Sampling
-    from ttc.text.thoughts import ThinkingMarks as ThinkingMarks
+    from ttc.text.thinking_marks import ThinkingMarks as ThinkingMarks
     from ttc.tree.branch import Branch as Branch, Substitution as Substitution
     from ttc.tree.eviction import BlockCache as BlockCache
     from ttc.tree.sharing import Sharing as Sharing

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from os import PathLike
-from threading import RLock
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import torch
 
@@ -18,10 +15,9 @@ from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.installing import lent
 from ttc.checks import check_kind
-from ttc.errors import UnsupportedModel
+from ttc.errors import OutOfMemory
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
-from ttc.model.adapters import check_adapters
 from ttc.model.binding import bind_policy
 from ttc.model.device_map import DeviceMap, devices_of
 from ttc.model.generation_settings import GenerationSettings
@@ -39,7 +35,7 @@ from ttc.passes.arguments import (
     step_of,
 )
 from ttc.passes.outputs import Outputs
-from ttc.passes.pass_by_pass import PassByPass, Passes, all_of
+from ttc.passes.pass_by_pass import PassByPass, Passes
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime, check_parts
 from ttc.passes.scoring import score
@@ -50,6 +46,7 @@ from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.batch import RunningBatch
+from ttc.scheduler.calls import Calls
 from ttc.scheduler.stops import Gate
 from ttc.trace import Trace
 from ttc.tree.branch import Branch, check_branches, check_live
@@ -59,9 +56,6 @@ from ttc.tree.tree import Tree
 from ttc.usage import Usage
 
 T = TypeVar("T")
-
-RESTARTS = 3
-"""How often a call begins again because the model has changed between its passes."""
 
 
 class Engine:
@@ -134,14 +128,10 @@ class Engine:
         )
         self.cache = None if cache is None else cache.fresh()
         self.gate = gate
-        self.live: WeakSet[Branch] = WeakSet()  # branches that were not released
-        self.batches: WeakSet[RunningBatch] = WeakSet()
-        self.under_way: set[PassByPass[Any]] = set()
-        self.calls = 0
-        self.lock = RLock()
+        self.calls = Calls(self.runtime, self.cache)
+        self.live = self.calls.live
+        self.lock = self.calls.lock
         self.chosen: Chosen | None = None  # what memory="auto" came to
-        self._changes = 0  # of the model since load
-        self._refused: UnsupportedModel | None = None  # for what was made of the model after load
 
     @classmethod
     def from_pretrained(  # noqa: PLR0913 - what a model is read as, each by its name
@@ -277,7 +267,7 @@ class Engine:
                     for c, s in zip(children, after, strict=True)
                     if len(root.tokens) + len(s) < limit
                 ]
-                with self._with_kv_present([root]), self.runtime.metered(children):
+                with self.calls.present([root]), self.runtime.metered(children):
                     share_similar(self.runtime, root, fitting)
             for child, suffix in zip(children, after, strict=True):
                 child.tokens += suffix
@@ -329,13 +319,13 @@ class Engine:
 
         def new() -> Passes[list[Branch]]:
             try:
-                yield from self._with_others_between(branches, passes, wake=False)
+                yield from self.calls.between(branches, passes, wake=False)
             except BaseException:
                 self.release(branches)
                 raise
             return branches
 
-        return PassByPass(branches, new(), self.lock, self.under_way)
+        return PassByPass(branches, new(), self.lock, self.runtime.under_way)
 
     @one_at_a_time
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
@@ -379,14 +369,14 @@ class Engine:
         extended = list(branches)
 
         def passes() -> Passes[None]:
-            changes = self._changes
+            changes = self.calls.changes
             before = [self.tree.hold(branch.leaf) for branch in extended]
             try:
                 targets = [b.tokens + new for b, new in zip(extended, added, strict=True)]
                 yield from prefill(self.runtime, extended, targets, purpose)
             except BaseException:
                 for branch, leaf in zip(extended, before, strict=True):
-                    if not branch.released and changes == self._changes:
+                    if not branch.released and changes == self.calls.changes:
                         self.tree.move(branch, leaf)
                 raise
             finally:
@@ -397,9 +387,7 @@ class Engine:
                     branch.give(new)
 
         wake = self.sharing.rule != "none"  # else one pass for both
-        return PassByPass(
-            extended, self._with_others_between(extended, passes, wake), self.lock, self.under_way
-        )
+        return self.calls.pass_by_pass(extended, passes, wake)
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
@@ -408,7 +396,7 @@ class Engine:
         check_kind("branches", branches, isinstance(branches, Iterable), "a list of branches")
         branches = list(branches)
         check_branches(branches)
-        for batch in list(self.batches):
+        for batch in list(self.calls.batches):
             batch.forget(branches)
         for branch in branches:
             if (leaf := branch.detach()) is not None:
@@ -451,16 +439,13 @@ class Engine:
         batch = self.running_batch()
         batch.add(branches, step, sampling, limits)
         batch.finish()
-        self._trim()
+        self.calls.trim()
 
     @one_at_a_time
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
         """A batch that branches join and leave while others decode, at most `max_rows` at once (see
         `RunsBatches`)."""
-        present, follow = self._with_kv_present, self._before_token
-        return RunningBatch(
-            self.runtime, self.gate, self.lock, present, follow, self.batches, self._idle, max_rows
-        )
+        return RunningBatch(self.runtime, self.gate, self.calls, max_rows)
 
     # ---------------------------------------------------------------- scoring
 
@@ -508,16 +493,26 @@ class Engine:
             self.limits, branches, continuations, given, exit is not None
         )
 
-        def passes() -> Passes[list[list[list[float]]]]:
-            if exit is None:
-                return score(self.runtime, branches, between, checked, likeliest)
-            single = [[token for (token,) in group] for group in checked]
-            return score_with_exit(
-                self.runtime, branches, between, single, exit, report or ExitReport()
-            )
+        def scored(part: slice) -> Passes[list[list[list[float]]]]:
+            of, more, groups = branches[part], between[part], checked[part]
 
-        made = self._with_others_between(branches, passes, wake=True)
-        return PassByPass(branches, made, self.lock, self.under_way)
+            def passes() -> Passes[list[list[list[float]]]]:
+                if exit is None:
+                    return score(self.runtime, of, more, groups, likeliest)
+                single = [[token for (token,) in group] for group in groups]
+                return score_with_exit(self.runtime, of, more, single, exit, report or ExitReport())
+
+            try:
+                return (yield from self.calls.between(of, passes, wake=True))
+            except OutOfMemory:
+                if len(of) == 1 or exit is not None:  # which may compare them all
+                    raise
+            middle = (part.start + part.stop) // 2
+            first = yield from scored(slice(part.start, middle))
+            return first + (yield from scored(slice(middle, part.stop)))
+
+        made = scored(slice(0, len(branches)))
+        return PassByPass(branches, made, self.lock, self.runtime.under_way)
 
     def score_within(
         self,
@@ -544,126 +539,20 @@ class Engine:
         options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(tokens), **options))
 
-    # ---------------------------------------------------------------- around a call
-
-    @contextmanager
-    def _with_kv_present(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
-        """Keep the cache within its capacity around a call, and have the KV of `branches` there
-        meanwhile."""
-        self._begin_call(branches)
-        all_of(self._woken(branches if wake else []))
-        try:
-            yield
-        finally:
-            self._trim()
-
-    def _begin_call(self, branches: Sequence[Branch]) -> None:
-        self._finish_others()
-        self._follow_model()
-        self.calls += 1
-        for branch in branches:
-            branch.used_at = self.calls
-        self._make_way()
-        self._trim(branches)
-
-    def _before_token(self) -> None:
-        if self.under_way:
-            self._finish_others()
-        self._follow_model(samples=False)
-
-    def _make_way(self) -> None:
-        for batch in list(self.batches):
-            batch.make_way()
-
-    def _woken(self, branches: Sequence[Branch]) -> Passes[None]:
-        """Compute the KV of branches that has been evicted."""
-        missing = [branch for branch in branches if branch.leaf.end < len(branch.tokens) - 1]
-        purpose: Purpose = "prompt" if self.sharing.rule == "none" else "recompute"
-        yield from prefill(self.runtime, missing, [b.tokens for b in missing], purpose)
-
-    def _with_others_between(
-        self, branches: Sequence[Branch], passes: Callable[[], Passes[T]], wake: bool
-    ) -> Passes[T]:
-        """What stands around a call (see `_with_kv_present`), where others may use the engine
-        between its passes. If the model has changed there, all passes are made again: `RESTARTS`
-        times at most, as a model may change with each of its own passes."""
-
-        def from_the_start() -> Passes[T]:
-            yield from self._woken([branch for branch in branches if wake and not branch.released])
-            return (yield from passes())
-
-        self._begin_call(branches)
-        starts = 0
-        try:
-            while True:
-                changes = self._changes
-                starts += 1
-                with closing(from_the_start()) as made:
-                    if starts > RESTARTS:
-                        return all_of(made)  # with nobody between
-                    while changes == self._changes:
-                        try:
-                            next(made)
-                        except StopIteration as end:
-                            result: T = end.value
-                            return result
-                        yield
-                        self._follow_model(samples=False)
-                        if changes == self._changes:
-                            self._make_way()
-        finally:
-            self._trim()
-
-    def _finish_others(self) -> None:
-        """Calls that others have begun are finished first where room is tight: it was theirs when
-        they began."""
-        if not self.residency.roomy:
-            for call in list(self.under_way):
-                while not call.step():
-                    pass
-
-    def _follow_model(self, samples: bool = True) -> None:
-        """Where the model is another one than in the last call (adapters, weights, code), let go of
-        all KV: for the branches that go on it is computed again.
-
-        samples: see `Watch.unchanged`. Raises UnsupportedModel while the model has adapters that
-            cannot be served.
-        """
-        if not self.runner.watch.unchanged(samples=samples):
-            for batch in list(self.batches):
-                if batch.runtime is self.runtime:
-                    batch.interrupt()
-            for branch in list(self.live):
-                self.tree.move(branch, self.tree.trunk)
-            self._changes += 1
-            self._refused = None
-            try:
-                check_adapters(self.model)
-            except UnsupportedModel as error:
-                self._refused = error
-        if self._refused is not None:
-            raise self._refused
+    # ---------------------------------------------------------------- between calls
 
     @one_at_a_time
     def model_changes(self) -> int:
         """How often the model was another one than at the look before, this look included: what
         somebody has computed with it holds while this number stays."""
-        self._follow_model()
-        return self._changes
+        self.calls.follow_model()
+        return self.calls.changes
 
-    def _trim(self, at_work: Sequence[Branch] = ()) -> None:
-        """Keep the cache within its capacity, without the KV of these branches and of those that
-        decode."""
-        if self.cache is not None:
-            begun = (call.branches for call in self.under_way)
-            decoding = (batch.branches for batch in self.batches)
-            self.cache.trim(self.tree, self.live, chain(at_work, *begun, *decoding))
-
-    def _idle(self) -> list[Branch]:
-        """The branches that no call works on, that of the longest ago first."""
-        at_work = chain(*(call.branches for call in self.under_way))
-        decoding = chain(*(batch.branches for batch in self.batches))
-        return sorted(self.live - {*at_work, *decoding}, key=lambda branch: branch.used_at)
+    def take_turns_with(self, other: Engine) -> None:
+        """Before any call: share another engine's lock, and let each make way for the other's
+        passes."""
+        self.calls.take_turns_with(other.calls)
+        self.lock = self.calls.lock
 
     def context_left(self, branch: Branch) -> int | None:
         """How many tokens a branch can still grow by, None for no limit."""

@@ -29,6 +29,10 @@ class VerifierError(TTCError):
     """A verifier that raised, or returned NaN or the wrong number of scores."""
 
 
+class UnusableScores(VerifierError):
+    """Scores that a setting of the search cannot use, as those below zero for a product."""
+
+
 class BudgetExceeded(TTCError):
     """A search that asked for more tokens or model calls than its budget allows."""
 

@@ -326,10 +326,11 @@ class Bounded(Protocol):
 
 @runtime_checkable
 class WritesAhead(Protocol):
-    """A backend that may write beyond the end of a step and cut it off, so that each more of a
-    thought's ends costs it a request: `Step.thinking` is left out there."""
+    """A backend that says whether it may write beyond the marks of a thought: `Step.thinking` is
+    left out there."""
 
-    writes_ahead: bool
+    @property
+    def writes_ahead(self) -> bool: ...
 
 
 @runtime_checkable
@@ -492,6 +493,12 @@ class PricesChildren(Protocol):
     """A verifier that knows what rating a branch's child will cost, which has `tokens` more."""
 
     def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int: ...
+
+
+def score_range(verifier: object) -> tuple[float, float] | None:
+    """The smallest and the largest score of a verifier, where it says so by `score_range`: one
+    whose scores leave [0, 1] does, so that searches which cannot use them refuse it at the start."""
+    return getattr(verifier, "score_range", None)
 
 
 def child_price(

@@ -248,7 +248,8 @@ class Result:
         drawn = tree_svg(nodes, None if self.best is None else self.best.path)
         left_out = f", {len(self.tree) - len(nodes)} pruned nodes left out" if large else ""
         return (
-            f'<div style="background:#fff;color:#1c2128"><p><b>{written(str(self.problem.question))}</b><br>'
+            '<div style="background:#fff;color:#1c2128">'
+            f"<p><b>{written(str(self.problem.question))}</b><br>"
             f"{written(self._outcome())}<br>{self._size()}{left_out}</p>"
             f'<div style="overflow:auto;max-height:40em">{drawn}</div></div>'
         )

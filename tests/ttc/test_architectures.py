@@ -12,9 +12,8 @@ import pytest
 import torch
 import transformers as hf
 
-import ttc.attention.plan
+import ttc.attention.entry
 import ttc.model.check
-import ttc.model.model_changes
 import ttc.residency.base
 from experiments.lab.bench import architectures, small_models
 from tests.helpers.exactness import assert_like_plain, grow
@@ -24,6 +23,7 @@ from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling, UnsupportedModel
 from ttc.attention.fused import SWITCH
 from ttc.model.masks import Sight
+from ttc.model.model_changes import Watch
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -74,7 +74,7 @@ def wrong_merge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lost_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = ttc.attention.plan.shared_entries
+    original = ttc.attention.entry.shared_entries
     monkeypatch.setattr(ttc.residency.base, "shared_entries", lambda *a: original(*a)[1:])
 
 
@@ -221,7 +221,7 @@ def test_without_the_check_of_masks_the_sweep_would_call_a_model_wrong(
         lambda calls, *_: [Sight(call.told_window) for call in calls],
     )
     monkeypatch.setattr(ttc.model.check, "check_windows", lambda *_: None)
-    monkeypatch.setattr(ttc.model.check.ModelCheck, "check_function", lambda *_: None)
+    monkeypatch.setattr(ttc.model.check, "check_function", lambda *_: None)
     row = architectures.examine(case)
     assert row["verdict"] == "wrong" and row["worst_nats"] > 0.1
 
@@ -238,7 +238,11 @@ def test_without_the_check_of_the_caches_windows_the_sweep_would_call_a_model_wr
 def test_a_model_whose_own_passes_change_it_is_called_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ttc.model.model_changes.Watch, "unchanged", lambda *_, **__: False)
+    def changed(watch: Watch, **_: Any) -> bool:
+        watch.changes += 1
+        return False
+
+    monkeypatch.setattr(Watch, "unchanged", changed)
     row = architectures.examine("llama")
     assert row == row | {"verdict": "wrong", "reason": "its own passes count as changes of it"}
 

@@ -335,10 +335,21 @@ def test_settings_that_change_nothing_are_taken() -> None:
         "llama", plain("llama").generation_config._get_default_generation_params()
     )
     for name, value in {
-        "guidance_scale": 1.0, "temperature": 0.6, "top_k": 20, "top_p": 0.8, "min_p": 0.1, "do_sample": True,
-        "max_new_tokens": 3, "num_return_sequences": 2, "cache_implementation": "static", "penalty_alpha": 0.0,
-        "early_stopping": True, "length_penalty": 2.0, "renormalize_logits": True, "use_cache": False,
-    }.items():  # fmt: skip
+        "guidance_scale": 1.0,
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.8,
+        "min_p": 0.1,
+        "do_sample": True,
+        "max_new_tokens": 3,
+        "num_return_sequences": 2,
+        "cache_implementation": "static",
+        "penalty_alpha": 0.0,
+        "early_stopping": True,
+        "length_penalty": 2.0,
+        "renormalize_logits": True,
+        "use_cache": False,
+    }.items():
         setattr(model.generation_config, name, value)
     engine = Engine(model, Letters())
     assert engine.generation_settings.asked == {} and engine.generation_settings.processors == ()

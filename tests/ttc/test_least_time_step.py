@@ -84,9 +84,14 @@ def test_tokens_are_those_of_generate(case: str, length: int) -> None:
     branches = engine.fork(engine.root(ids), 2)
     engine.generate(branches, 6, sampling=GREEDY)
     expected = plain(case).generate(
-        torch.tensor([ids]), max_new_tokens=6, min_new_tokens=6, do_sample=False, output_logits=True,
-        return_dict_in_generate=True, pad_token_id=0,
-    )  # fmt: skip
+        torch.tensor([ids]),
+        max_new_tokens=6,
+        min_new_tokens=6,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    )
     for branch in branches:
         assert branch.tokens == expected.sequences[0].tolist()
         for token, logprob, logits in zip(

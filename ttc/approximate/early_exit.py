@@ -97,11 +97,6 @@ class ExitReport:
         """Rows x layers that were computed."""
         return sum(self.rows)
 
-    @property
-    def saved_layer_rows(self) -> int:
-        """Rows x layers that were left out."""
-        return self.rows[0] * len(self.rows) - self.layer_rows if self.rows else 0
-
 
 # -------------------------------------------------------------------- the rules
 

@@ -21,7 +21,7 @@ from transformers import Qwen3Config
 
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.bandwidth import measure_cache, read_bandwidth
-from ttc.cost_model.device_profile import GROUP, DeviceProfile, LinkProfile
+from ttc.cost_model.device_profile import GROUP, RUN, DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES, PLAIN
 from ttc.cost_model.unit import Pass
 from ttc.errors import TTCError
@@ -30,9 +30,6 @@ from ttc.model.partition import partition_units
 from ttc.model.runner_choice import Choice
 from ttc.residency.base import Residency
 from ttc.residency.headwise import Headwise
-
-Seconds = Callable[[PassTimer, int, int], float]
-"""From what times passes, rows and the tokens of the shared prefix to the seconds of a pass."""
 
 ROWS = (1, 4, 16, 64, 256)
 SHORT, LONG = 16, 8192
@@ -66,6 +63,10 @@ DEPTH = 4
 
 TURN_S = 0.05
 """After how many seconds the passes of a model end in each turn, after the least number of them."""
+
+TURNS = 5
+"""How often both depths of a model are timed, in turn: the median difference counts, as a machine's
+speed changes within seconds."""
 
 PAUSE_S = 0.01
 """About as long as a pass computes between two copies."""
@@ -108,13 +109,15 @@ class Attention(NamedTuple):
     fetch_s: float = 0.0
     row_s: float = 0.0
     logit_s: float = 0.0
+    step_s: float = 0.0
 
 
 def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
     """Measure attention to a shared prefix, by rows: where it is on the device, and where it comes
     over the link, waits for it left out; and what a piece that comes so costs besides: the prefix,
-    and what each branch has; and what a copy costs, as each KV head comes by itself. Between two
-    passes, measure what a branch costs with a small vocabulary and with a large one.
+    and runs of `RUN` tokens that each branch has; and what a copy costs, as each KV head comes by itself. Between two
+    passes, measure what a branch costs with a small vocabulary and with a large one; and what a
+    step costs before its first pass and after its last one.
 
     Raises TTCError when the machine was too busy for times to make sense.
     """
@@ -125,14 +128,18 @@ def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
     )
     least = {rows: there.seconds(rows, SHORT) for rows in ROWS}
     streamed_least = {rows: streamed.seconds(rows, SHORT) for rows in ROWS if rows <= MANY}
-    piece_s = max(0.0, (streamed_least[MANY] - least[MANY]) / DEPTH / (1 + MANY))
+    short_piece_s = max(0.0, (streamed_least[MANY] - least[MANY]) / DEPTH / (1 + MANY))
+    run_s, streamed_run_s = (timed.seconds(MANY, SHORT, own=RUN) for timed in (there, streamed))
+    step_s = there.around_s
+    # the prefix, and of each branch its run and the tokens of the first passes
+    piece_s = max(0.0, (streamed_run_s - run_s) / DEPTH / (1 + 2 * MANY))
     heads = ATTENDING["num_key_value_heads"]
     by_head_s = timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS, head_group=1)).seconds(
         1, SHORT
     )
     fetch_s = (by_head_s - streamed_least[1]) / DEPTH / (
         heads - 1
-    ) - 2 * piece_s  # of the prefix and of the branch
+    ) - 2 * short_piece_s  # of the prefix and of the branch
     return Attention(
         _attention(dtype, least, {rows: there.seconds(rows, LONG) for rows in least}),
         _attention(
@@ -141,6 +148,7 @@ def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
         piece_s,
         max(0.0, fetch_s),
         *_drawing(timer),
+        step_s,
     )
 
 
@@ -173,7 +181,7 @@ def profile_device(
     make sense.
     """
     by = "" if runner != "modules" else BY_MODULES if pack else PLAIN
-    layers = _Layers(device, dtype, runner, pack)
+    layers = _Layers(device, dtype, runner, pack, TURNS)
     block_overhead_s, pass_overhead_s = layers.overheads()
     flops, block_overheads = layers.products_and_overheads(ROWS, block_overhead_s)
     return DeviceProfile(
@@ -217,11 +225,11 @@ class ProfileBeside:
         )
         bandwidth = read_bandwidth(self.device)
         pass_s = timer.seconds(rows, context, TURN_S, prefixes)
-        block_overhead_s, pass_overhead_s = self._layers.overheads(_in_a_turn)
+        block_overhead_s, pass_overhead_s = self._layers.overheads()
         profile = DeviceProfile(
             name=str(self.device),
             **self.memory._replace(bandwidth=bandwidth)._asdict(),
-            flops=self._layers.products([rows], block_overhead_s, _in_a_turn),
+            flops=self._layers.products([rows], block_overhead_s),
             attention_flops=_attention(self.dtype, near, far),
             block_overhead_s=block_overhead_s,
             pass_overhead_s=pass_overhead_s,
@@ -268,38 +276,33 @@ def _copy(link: Link, copy: Callable[..., Transfer], pair: tuple[Tensor, Tensor]
     link.wait_on_host(copy([pair], "profile"))
 
 
-def _seconds(timer: PassTimer, rows: int, context: int) -> float:
-    return timer.seconds(rows, context)
-
-
-def _in_a_turn(timer: PassTimer, rows: int, context: int) -> float:
-    return timer.seconds(rows, context, TURN_S)
-
-
 class _Layers:
     """Models whose layers cost little but their overhead, and models whose layers are mostly
-    products."""
+    products; each is timed in so many turns."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, runner: Choice, pack: bool = True):
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        runner: Choice,
+        pack: bool = True,
+        turns: int = 1,
+    ):
+        self.turns = turns
         self.timer = partial(_timer, device=device, dtype=dtype, runner=runner, pack=pack)
         self.narrow = {layers: self.timer(NARROW, layers) for layers in (2, 10)}
         self.wide = {layers: self.timer(WIDE, layers) for layers in (1, 3)}
         self.block = partition_units(model_config(WIDE, 1), dtype)[1]
 
-    def overheads(self, seconds: Seconds = _seconds) -> tuple[float, float]:
+    def overheads(self) -> tuple[float, float]:
         """(delta, what a pass costs besides) in seconds, of one row."""
-        (few, shallow_s), (many, deep_s) = (
-            (layers, seconds(x, 1, SHORT)) for layers, x in self.narrow.items()
-        )
-        block_s = _positive(deep_s - shallow_s, "a narrow layer") / (many - few)
-        return block_s, max(0.0, shallow_s - few * block_s)
+        layer_s, rest_s = self._parts(self.narrow, 1)
+        return _positive(layer_s, "a narrow layer"), max(0.0, rest_s)
 
-    def products(
-        self, counts: Iterable[int], block_overhead_s: float, seconds: Seconds = _seconds
-    ) -> dict[int, float]:
+    def products(self, counts: Iterable[int], block_overhead_s: float) -> dict[int, float]:
         """FLOP/s of matrix products, by rows."""
         return {
-            rows: self._rate(rows, _layer_s(self.wide, rows, seconds) - block_overhead_s)
+            rows: self._rate(rows, self._parts(self.wide, rows)[0] - block_overhead_s)
             for rows in counts
         }
 
@@ -312,9 +315,10 @@ class _Layers:
         half, flops, overheads = {layers: self.timer(HALF, layers) for layers in (1, 5)}, {}, {}
         overhead_s = block_overhead_s
         for rows in sorted(counts):
-            wide_s = _layer_s(self.wide, rows)
+            wide_s = self._parts(self.wide, rows)[0]
             if rows <= MANY:
-                overhead_s = max(block_overhead_s, (4 * _layer_s(half, rows) - wide_s) / 3)
+                half_s = self._parts(half, rows)[0]
+                overhead_s = max(block_overhead_s, (4 * half_s - wide_s) / 3)
                 overheads[rows] = overhead_s
             flops[rows] = self._rate(rows, wide_s - overhead_s)
         return flops, overheads
@@ -322,13 +326,15 @@ class _Layers:
     def _rate(self, rows: int, layer_s: float) -> float:
         return self.block.f_proj(rows) / _positive(layer_s, f"a wide layer at {rows} rows")
 
-
-def _layer_s(timers: Mapping[int, PassTimer], rows: int, seconds: Seconds = _seconds) -> float:
-    """Seconds of a layer, from the passes of two depths."""
-    (few, shallow_s), (many, deep_s) = (
-        (layers, seconds(timer, rows, SHORT)) for layers, timer in timers.items()
-    )
-    return (deep_s - shallow_s) / (many - few)
+    def _parts(self, timers: Mapping[int, PassTimer], rows: int) -> tuple[float, float]:
+        """Seconds of a layer, and of the rest of a pass, from the passes of two depths."""
+        (few, shallow), (many, deep) = timers.items()
+        layers_s, rests_s = list[float](), list[float]()
+        for _ in range(self.turns):
+            shallow_s, deep_s = (timer.seconds(rows, SHORT, TURN_S) for timer in (shallow, deep))
+            layers_s.append((deep_s - shallow_s) / (many - few))
+            rests_s.append(shallow_s - few * layers_s[-1])
+        return median(layers_s), median(rests_s)
 
 
 def _attention(

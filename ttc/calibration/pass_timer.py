@@ -61,21 +61,30 @@ class PassTimer:
         self.engine.limits.eos_ids = frozenset()
         self.passes_s: list[float] = []
         self.gaps_s: list[float] = []
+        self.around_s = 0.0
+        """What the last call took before its first pass and after its last one."""
+        self._begun = 0.0  # when the first pass of a call began
         self._ended: float | None = None  # when the last pass of a call was over
         self._roots: list[Branch] = []
         self._forward = self.engine.runner.forward
         self.engine.runner.forward = self._timed  # type: ignore[method-assign]
 
-    def seconds(self, rows: int, context: int, enough_s: float = 0.3, prefixes: int = 1) -> float:
+    def seconds(
+        self, rows: int, context: int, enough_s: float = 0.3, prefixes: int = 1, own: int = 0
+    ) -> float:
         """The median time of a pass of `rows` branches, one token each, on shared prefixes of
         `context` tokens, as many on each. Waits for copies are left out.
 
-        The first pass is not counted, and after `enough_s` no more are timed. A branch has a dozen
-        tokens of its own at most. The prefixes are kept for the next call, until that wants others.
+        own: what each branch has of its own in a run, which is not computed; a dozen tokens at most
+        are added. The first pass is not counted, and after `enough_s` no more are timed. The
+        prefixes are kept for the next call, until that wants others.
         """
         roots = self.roots(context, prefixes)
         branches = [branch for root in roots for branch in self.engine.fork(root, rows // prefixes)]
         try:
+            if own:
+                with uncomputed(self.engine):
+                    self.engine.generate(branches, own)
             self.passes_s.clear()
             self.gaps_s.clear()
             self._decode(branches, 1 + LEAST)
@@ -94,7 +103,10 @@ class PassTimer:
 
     def _decode(self, branches: Sequence[Branch], tokens: int) -> None:
         self._ended = None
+        start = perf_counter()
         self.engine.generate(branches, tokens)
+        if self._ended is not None:
+            self.around_s = perf_counter() - self._ended + self._begun - start
 
     def prefix(self, context: int) -> Branch:
         """The branch that others stand on, with a prefix of `context` tokens, which is not
@@ -127,7 +139,9 @@ class PassTimer:
             return self._forward(tokens, plan, keep)
         link = self.engine.memory.link
         start, waited_s = perf_counter(), link.exposed_s
-        if self._ended is not None:
+        if self._ended is None:
+            self._begun = start
+        else:
             self.gaps_s.append(start - self._ended)
         logits = self._forward(tokens, plan, keep)
         if logits.device.type == "cuda":

@@ -19,6 +19,8 @@ Rates = Mapping[int, float]
 
 GROUP = 2
 """Queries to a KV head, of the layers that attention is measured with."""
+RUN = 128
+"""Tokens of a branch's own runs of KV that `piece_s` is measured with."""
 RATES = ("flops", "attention_flops", "streamed_flops")
 """The fields of a profile that hold rates by rows."""
 BY_ROWS = (*RATES, "block_overheads")
@@ -37,11 +39,13 @@ class DeviceProfile:
     attention_flops: the same of attention with `GROUP` queries to a KV head. Without any, attention
     runs at P, as in the paper. streamed_flops: the same of attention to KV that comes over the
     link, which is attended piece by piece; without any, it is like all other. piece_s: what each of
-    these pieces costs besides. fetch_s: the same of each copy to the device.
+    these pieces costs besides, with `RUN` tokens of its own where it is a branch's. fetch_s: what
+    each copy to the device costs.
     bandwidth: M, bytes a second read from memory.
     l3_bytes, l3_bandwidth: C_L3 and B_L3; 0 where no such cache counts.
     row_s, logit_s: what a branch costs between two passes, as its token is drawn: besides, and for
-    each token of the vocabulary.
+    each token of the vocabulary. step_s: what a step costs before its first pass and after its
+    last one.
     block_overhead_s: delta of Table 6.5, what a block costs in any pass. block_overheads: the same
     by rows; without any, it is always `block_overhead_s`. pass_overhead_s: what any pass costs
     besides.
@@ -61,6 +65,7 @@ class DeviceProfile:
     fetch_s: float = 0
     row_s: float = 0
     logit_s: float = 0
+    step_s: float = 0
     block_overhead_s: float = 0
     pass_overhead_s: float = 0
     eta_c: float = 1.0
@@ -84,6 +89,7 @@ class DeviceProfile:
             "fetch_s",
             "row_s",
             "logit_s",
+            "step_s",
             "block_overhead_s",
             "pass_overhead_s",
         ):

@@ -352,6 +352,7 @@ def _step_s(
     meanwhile."""
     rows = ceil(search.branches / traffic.rounds)
     groups_s = search.step_tokens * _pass_s(layout, traffic, rates, machine, search.work_of(rows))
+    groups_s += rates.step_s
     bandwidth = machine.link.to_device_bandwidth
     ahead_s = min(traffic.ahead_bytes / bandwidth, (traffic.rounds - 1) * groups_s)
     return traffic.rounds * groups_s + max(0.0, traffic.step_bytes / bandwidth - ahead_s)

@@ -14,7 +14,7 @@ from math import ceil, inf
 from typing import NamedTuple, Self
 
 from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, allocation
-from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
+from ttc.cost_model.device_profile import BUFFERS, RUN, DeviceProfile, LinkProfile
 from ttc.cost_model.dims import KVShape
 from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.split_search import Generation
@@ -121,8 +121,8 @@ class Read:
 
     load_bytes: what of it crosses. shared_tokens, own_tokens: of each prompt, and of each branch.
     shared_pieces,
-    own_pieces: in how many runs all prompts lie, and those of each branch; each run is attended by
-    itself. fetches: how many copies are made, one after the other. generate_s: what it takes to
+    own_pieces: in how many runs all prompts lie, and what each branch has, on average; each run is
+    attended by itself. fetches: how many copies are made, one after the other. generate_s: what it takes to
     generate keys and values.
     """
 
@@ -130,7 +130,7 @@ class Read:
     shared_tokens: float
     own_tokens: float
     shared_pieces: int
-    own_pieces: int
+    own_pieces: float
     fetches: int = 1
     generate_s: float = 0.0
 
@@ -142,7 +142,8 @@ class Read:
         shared_s = self.shared_tokens * (
             1 / rates.p_streamed(alike, group) - 1 / rates.p_attn(alike, group)
         )
-        own_s = self.own_tokens * (1 / rates.p_streamed(1, group) - 1 / rates.p_attn(1, group))
+        longer = max(0.0, self.own_tokens - RUN * self.own_pieces)  # than what pieces were measured
+        own_s = longer * (1 / rates.p_streamed(1, group) - 1 / rates.p_attn(1, group))
         pieces = self.shared_pieces + rows * self.own_pieces
         return max(0.0, flops * (shared_s + own_s)) + rates.piece_s * pieces
 
@@ -211,14 +212,17 @@ def _reads(
         hidden = 0 if block.window is None else max(0, there - block.window)
         prompt = max(0.0, shared - min(hidden, search.prompt_tokens) // PIECE_TOKENS * PIECE_TOKENS)
         branch = max(0.0, own - max(0, hidden - search.prompt_tokens))
-        pieces = ceil(prompt / PIECE_TOKENS), 0
+        of_prompts, of_branches = prompts * ceil(prompt / PIECE_TOKENS), 0
+        if shared < search.prompt_tokens:  # not all of each prompt: whole blocks of any
+            of_prompts = ceil(prompts * prompt / PIECE_TOKENS)
         if branch:
-            all_pieces = segments(search.frozen_tokens, search.step_tokens, PIECE_TOKENS)
-            pieces = pieces[0], ceil(all_pieces * branch / search.frozen_tokens)
-        pieces = prompts * pieces[0], pieces[1]
-        count = pieces[0] + branches * pieces[1]
+            of_each = segments(search.frozen_tokens, search.step_tokens, PIECE_TOKENS)
+            # whole runs, not of each branch one
+            of_branches = ceil(branches * of_each * branch / search.frozen_tokens)
+        count = of_prompts + of_branches
         load = (prompts * prompt + branches * (branch + tail)) * block.kv_token_bytes
-        reads.append(Read(load, prompt, branch, *pieces, fetches or count) if load else None)
+        read = Read(load, prompt, branch, of_prompts, of_branches / branches, fetches or count)
+        reads.append(read if load else None)
     return reads
 
 
@@ -287,8 +291,9 @@ def _paged(cache: Cache, room: float) -> Traffic:
     missing = max(
         0.0, cache.tokens(search.branches, search.frozen_tokens) - kept / cache.token_bytes
     )
-    of_each = ceil(missing / search.problems / PIECE_TOKENS) * PIECE_TOKENS
-    shared = min(search.prompt_tokens, of_each)  # the oldest, in whole blocks
+    # the oldest, in whole blocks of any of the prompts
+    blocks = ceil(missing / PIECE_TOKENS) * PIECE_TOKENS
+    shared = min(search.prompt_tokens, blocks / search.problems)
     own = max(0.0, missing - search.problems * shared) / search.branches
     end = cache.tokens(search.branches, search.output_tokens) * cache.token_bytes
     return Traffic(

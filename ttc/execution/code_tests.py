@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from threading import Event
 from typing import Any
 
 from ttc.errors import InvalidInput
@@ -95,16 +96,24 @@ def _asserted_call(code: str) -> CallTest | None:
 
 
 def failures(
-    program: str, tests: Sequence[Test], limits: Limits | None = None, until_first: bool = False
+    program: str,
+    tests: Sequence[Test],
+    limits: Limits | None = None,
+    until_first: bool = False,
+    stop: Event | None = None,
 ) -> list[str | None]:
     """For each test None where the program passes it, else why not.
 
     until_first: stop at the first failure; the tests that were not run fail with that reason.
+    stop: once it is set, by whoever needs the verdicts no more, no further test is run.
     """
     verdicts = list[str | None]()
     order = sorted(range(len(tests)), key=lambda place: _KINDS.index(type(tests[place])))
     for verdict in _verdicts(program, [tests[place] for place in order], limits or Limits()):
         verdicts.append(verdict)
+        if stop is not None and stop.is_set():
+            verdicts += ["not run: it was stopped"] * (len(tests) - len(verdicts))
+            break
         if until_first and verdict is not None:
             verdicts += [f"not run: {verdict}"] * (len(tests) - len(verdicts))
             break
@@ -207,8 +216,8 @@ _ASSERTION = re.compile(r"^[ \t]*`?(assert[ (].+?)`?[ \t]*$", re.MULTILINE)
 
 
 def examples_in(question: str) -> list[Test]:
-    """The tests that a question shows: examples of doctest, lines as `f(2) == 4` or `f(2) -> 4`, and
-    assertions. Only those that are one call of literals."""
+    """The tests that a question shows: examples of doctest, lines as `f(2) == 4` or `f(2) -> 4`,
+    and assertions. Only those that are one call of literals."""
     pairs = [(match[1], match[2]) for match in _DOCTEST.finditer(question)]
     pairs += [(match[1], match[2]) for match in _EXAMPLE.finditer(question)]
     written = [f"assert {call.strip()} == {value.strip()}" for call, value in pairs]
@@ -218,7 +227,8 @@ def examples_in(question: str) -> list[Test]:
 
 
 def whole_program(answer: str, about: Mapping[str, Any]) -> str:
-    """An answer as it is run: after the `preamble` of its problem's metadata, where there is one."""
+    """An answer as it is run: after the `preamble` of its problem's metadata, where there is
+    one."""
     return f"{preamble}\n{answer}" if (preamble := about.get("preamble")) else answer
 
 

@@ -1,7 +1,7 @@
 """The sandbox: what a program that a model wrote may do on this machine, and what it may not.
 
-It is for Linux on x86-64 and ARM64. Each program runs in a Python process of its own, which gives up
-its rights before it reads a line of the program (`confine`). Where bubblewrap is installed, that
+It is for Linux on x86-64 and ARM64. Each program runs in a Python process of its own, which gives
+up its rights before it reads a line of the program (`confine`). Where bubblewrap is installed, that
 process also has name spaces of its own (`wrapped`).
 
 What it protects from, tried in tests/ttc/execution/test_sandbox.py:
@@ -20,10 +20,10 @@ What it protects from, tried in tests/ttc/execution/test_sandbox.py:
 What it does not protect from:
 - Faults of the kernel and of the processor. Programs of people who may want to attack you belong
   into a virtual machine.
-- Without Landlock and without bubblewrap, a program can read what you can read and write it into its
-  output, which lands in the records. `protections` says what there is.
-- Programs take processor time and memory from whatever else runs, up to the limits, one for each core
-  at a time.
+- Without Landlock and without bubblewrap, a program can read what you can read and write it into
+  its output, which lands in the records. `protections` says what there is.
+- Programs take processor time and memory from whatever else runs, up to the limits, one for each
+  core at a time.
 
 Where the kernel offers neither seccomp nor bubblewrap, no program is run.
 """
@@ -85,7 +85,8 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _REFUSE, _MISSING, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-"""Verdicts: allowed, refused as not permitted, refused as unknown to the kernel, end the process."""
+"""Verdicts: allowed, refused as not permitted, refused as unknown to the kernel, end the
+process."""
 
 Instruction = tuple[int, int, int, int]
 
@@ -242,7 +243,7 @@ def wrapped(words: Sequence[str], readable: Sequence[str]) -> list[str]:
         return list(words)
     needed = [*readable, sys.executable, sys.base_prefix, str(Path(__file__).parent)]
     binds = [word for path in dict.fromkeys(needed) for word in ("--ro-bind", path, path)]
-    return [*bubblewrap, *binds, "--dev", "/dev", "--tmpfs", "/tmp", "--", *words]
+    return [*bubblewrap, "--dev", "/dev", "--tmpfs", "/tmp", *binds, "--", *words]
 
 
 @lru_cache

@@ -60,6 +60,8 @@ class Link:
     needed later has a stream of its own. On a CPU copies are made at once or, with `gbps`, by a
     worker that takes as long as a link of so many 1e9 bytes a second would. Times so obtained are
     simulated; bytes never are.
+
+    uncharged: bytes to the device and to the host that no problem has been charged for yet.
     """
 
     def __init__(self, device: torch.device, gbps: float | None = None):
@@ -67,6 +69,7 @@ class Link:
         self.gbps = gbps
         self.to_device_bytes: Counter[str] = Counter()
         self.to_host_bytes: Counter[str] = Counter()
+        self.uncharged = [0, 0]
         self._exposed_s = 0.0
         self._device_waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.trace: Trace | None = None
@@ -89,12 +92,14 @@ class Link:
         exposed_s = self.exposed_s
         counters = self.to_device_bytes, self.to_host_bytes
         counts = [Counter(counter) for counter in counters]
+        uncharged = list(self.uncharged)
         try:
             yield
         finally:
             for now, before in zip(counters, counts, strict=True):
                 now.clear()
                 now.update(before)
+            self.uncharged[:] = uncharged
             self._device_waits.clear()
             self._exposed_s = exposed_s
 
@@ -195,6 +200,7 @@ class Queue:
     ) -> Transfer:
         nbytes = _nbytes(copies)
         counter[cause] += nbytes
+        self.link.uncharged[1 - self.host] += nbytes
         if self.stream is None and self.link.gbps is not None:
             worker, asked = self.worker or _Worker(self.name), time.perf_counter()
             self.worker = worker

@@ -33,6 +33,7 @@ class PassByPass(Generic[T]):
     result: what the call gives, once all passes are made.
     lock: held during each pass. under_way: the calls of the engine that have begun and not ended,
     this one among them.
+    running: whether a pass of it is being made now, so that whoever asks is a part of it.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class PassByPass(Generic[T]):
         self.lock = lock
         self.under_way = under_way
         self.done = False
+        self.running = False
         self.result: T
         self.error: BaseException | None = None
 
@@ -58,6 +60,7 @@ class PassByPass(Generic[T]):
                 raise self.error
             try:
                 if not self.done:
+                    self.running = True
                     next(self.passes)
                     self.under_way.add(self)
             except StopIteration as end:
@@ -67,6 +70,7 @@ class PassByPass(Generic[T]):
                 self.error = error
                 raise
             finally:
+                self.running = False
                 if self.done or self.error is not None:
                     self.under_way.discard(self)
             return self.done

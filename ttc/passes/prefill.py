@@ -45,6 +45,8 @@ def prefill(
         yield from _compute(
             runtime, chosen, purpose, outputs.of([target.index for target in chosen])
         )
+        if waiting:
+            yield
 
 
 @dataclass
@@ -111,7 +113,8 @@ def _compute(
                 _run(runtime, chunk, outputs, starts)
             for i, tokens in chunk.counts.items():
                 _count(runs[i].usage, tokens, purpose)
-            yield
+            if cutter.left:
+                yield
             for i in [i for i, branch in enumerate(branches) if branch.released]:
                 cutter.leave_out(i)
         for branch, segment in zip(branches, held, strict=True):

@@ -16,6 +16,7 @@ from ttc.model.generation_settings import GenerationSettings
 from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
+from ttc.passes.pass_by_pass import PassByPass
 from ttc.passes.shrinking import checked_lens
 from ttc.residency.base import Residency
 from ttc.tree.branch import Branch
@@ -71,6 +72,7 @@ class Runtime:
 
     prefill_tokens: the largest number of rows of a prefill pass. decode: tokens to text, special
         tokens left out unless `special=True`. settings: what the model's files ask of each token.
+    under_way: calls that were begun, and have passes left.
     """
 
     runner: ModelRunner
@@ -81,7 +83,7 @@ class Runtime:
     prefill_tokens: int
     decode: Callable[..., str]
     settings: GenerationSettings
-    charged_bytes: list[int] = field(init=False, default_factory=lambda: [0, 0])
+    under_way: set[PassByPass[Any]] = field(init=False, default_factory=set)
 
     @property
     def memory(self) -> KVMemory:
@@ -103,21 +105,21 @@ class Runtime:
 
     @contextmanager
     def metered(self, branches: Sequence[Branch]) -> Iterator[None]:
-        """Charge what crosses the link meanwhile to the branches' problems, in equal parts; not what
-        is charged to others within."""
-        before = self._uncharged()
+        """Charge what crosses the link meanwhile to the branches' problems, in equal parts; not
+        what is charged to others within."""
+        before = list(self.memory.link.uncharged)
         try:
             yield
         finally:
-            moved = tuple(now - then for now, then in zip(self._uncharged(), before, strict=True))
-            for i, nbytes in enumerate(moved):
-                self.charged_bytes[i] += nbytes
-            for i, branch in enumerate(branches if any(moved) else ()):
-                part = [n // len(branches) + (i < n % len(branches)) for n in moved]
-                branch.usage.host_to_device_bytes += part[0]
-                branch.usage.device_to_host_bytes += part[1]
+            self.charge(branches, before)
 
-    def _uncharged(self) -> tuple[int, int]:
-        """Bytes that have crossed to the device and to the host, and were charged to nobody."""
-        link, charged = self.memory.link, self.charged_bytes
-        return link.to_device_bytes.total() - charged[0], link.to_host_bytes.total() - charged[1]
+    def charge(self, branches: Sequence[Branch], before: Sequence[int]) -> None:
+        """Charge these branches for what the link has carried since its `uncharged` were
+        `before`."""
+        uncharged = self.memory.link.uncharged
+        moved = [now - then for now, then in zip(uncharged, before, strict=True)]
+        uncharged[:] = before
+        for i, branch in enumerate(branches if any(moved) else ()):
+            to_device, to_host = (n // len(branches) + (i < n % len(branches)) for n in moved)
+            branch.usage.host_to_device_bytes += to_device
+            branch.usage.device_to_host_bytes += to_host

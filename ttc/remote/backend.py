@@ -55,8 +55,6 @@ class RemoteBackend:
     does not serve and for a tokenizer that is not its model's.
     """
 
-    writes_ahead = True
-
     def __init__(
         self, endpoint: Endpoint, tokenizer: Any, settings: GenerationSettings | None = None
     ):
@@ -95,6 +93,13 @@ class RemoteBackend:
     def lacks(self) -> Mapping[Need, str]:
         """What the server cannot do, and why, with the way out (see `ttc.Limited`)."""
         return self.capabilities.lacks
+
+    @property
+    def writes_ahead(self) -> bool:
+        """Whether texts may go on beyond the marks of a thought: the server cannot be told to stop
+        there, or does not name its tokens."""
+        can = self.capabilities
+        return not (can.stops and can.prompt_tokens and can.reply_tokens)
 
     @property
     def most_rows(self) -> int:

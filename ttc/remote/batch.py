@@ -18,7 +18,8 @@ from ttc.remote.replies import TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.stops import Stops
-from ttc.text.thoughts import Thoughts, spelt
+from ttc.text.thinking_marks import spelt
+from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, StepEnd, check_live
 
 SEEDS = 2**31

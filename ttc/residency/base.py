@@ -12,8 +12,7 @@ from weakref import ReferenceType, ref
 
 import torch
 
-from ttc.attention.entry import Entry, Reads
-from ttc.attention.plan import shared_entries
+from ttc.attention.entry import Entry, Reads, shared_entries
 from ttc.attention.stream import KVReader
 from ttc.checks import check_fields, check_positive
 from ttc.memory.kv import KV, LayerShape

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
-from ttc.attention.entry import Entry
-from ttc.attention.plan import private_entries
+from ttc.attention.entry import Entry, private_entries
 from ttc.memory.kv import KV
 from ttc.memory.states import State
 from ttc.memory.tails import mirror

@@ -32,8 +32,8 @@ class Capture(Offloading):
     blocks live on the host.
 
     act_share: the part of each branch's blocks that are ACT blocks; None for what Algorithm 1
-        chooses by times measured on this machine: none where they gain less than a tenth by these
-        times, and `reason` says so.
+        chooses by times measured on this machine: none where they gain less than a quarter by these
+        times (`MIN_GAIN`), and `reason` says so.
     mini_batch_tokens: the largest number of tokens that a layer fetches and generates at once.
     balanced: give these mini-batches the ratio of all blocks (Eqs. 6 and 7); off, blocks are taken
         as they come.
@@ -73,8 +73,9 @@ class Capture(Offloading):
             )
         if self.mini_batch_tokens < 2 * self.block_tokens:
             raise InvalidInput(
-                f"memory.mini_batch_tokens={self.mini_batch_tokens} must be at least twice memory.block_tokens="
-                f"{self.block_tokens}: a mini-batch has room for a KV block and an ACT block"
+                f"memory.mini_batch_tokens={self.mini_batch_tokens} must be at least twice "
+                f"memory.block_tokens={self.block_tokens}: a mini-batch has room for a KV block "
+                "and an ACT block"
             )
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ttc.attention.entry import Entry, Reads
-from ttc.attention.plan import private_entries
+from ttc.attention.entry import Entry, Reads, private_entries
 from ttc.attention.stream import Unit
 from ttc.memory.kv import KV
 from ttc.memory.tiers import Block

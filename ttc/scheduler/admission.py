@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from math import inf
 
-from ttc.attention.plan import depth_first
+from ttc.attention.entry import depth_first
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.passes.runtime import Runtime
 from ttc.scheduler.growth import Lengths, tail_tokens

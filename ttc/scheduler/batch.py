@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from threading import RLock
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from ttc.attention.entry import Reads
-from ttc.attention.plan import DecodePlan, depth_first
+from ttc.attention.entry import Reads, depth_first
+from ttc.attention.plan import DecodePlan
 from ttc.errors import InvalidInput
 from ttc.lookout import look_up
 from ttc.memory.kv import KV
@@ -21,11 +18,12 @@ from ttc.passes.runtime import Runtime
 from ttc.protocols import Step
 from ttc.sampling import SAMPLED, Sampling
 from ttc.scheduler.admission import Admission
+from ttc.scheduler.calls import Calls
 from ttc.scheduler.rows import Request, Row, draw_tokens, paths
 from ttc.scheduler.running_tails import RunningTails
 from ttc.scheduler.stops import Gate, Stops
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
-from ttc.usage import count_pass
+from ttc.usage import Usage, distinct
 
 
 class RunningBatch:
@@ -44,11 +42,8 @@ class RunningBatch:
 
     What a branch decodes does not depend on who decodes with it.
 
-    gate: stops branches that have fallen behind. lock: held during each call. present: around a
-        call, has the KV of branches there.
-    follow: asked before a token; where the model has changed it lets go of all KV.
-    batches: all batches of the engine. Where two of them do not find room side by side, they take
-        turns. idle: see `Admission`.
+    gate: stops branches that have fallen behind. calls: of the engine, which all its batches are
+        part of. Where two of them do not find room side by side, they take turns.
     max_rows: how many branches decode at once at most, None for no limit; those of one call of
         `add` are never parted.
     """
@@ -57,25 +52,21 @@ class RunningBatch:
         self,
         runtime: Runtime,
         gate: Gate | None,
-        lock: RLock,
-        present: Callable[..., AbstractContextManager[None]],
-        follow: Callable[[], None],
-        batches: WeakSet[RunningBatch],
-        idle: Callable[[], Sequence[Branch]],
+        calls: Calls,
         max_rows: int | None = None,
     ):
         self.runtime = runtime
         self.gate = gate
-        self.lock = lock
-        self.present = present
-        self.follow = follow
-        self.batches = batches
-        self.admission = Admission(runtime, gate, max_rows, self._preempt_others, self._wake, idle)
+        self.calls = calls
+        self.admission = Admission(
+            runtime, gate, max_rows, self._preempt_others, self._wake, calls.idle
+        )
         self.running_tails = RunningTails(runtime)
         self.rows: list[Row] = []  # at work, in depth-first order
         self.plan: DecodePlan | None = None
+        self.meters: list[Usage] = []  # of the problems in the plan
         self.recuts = 0  # the tree's count when the plan was made
-        batches.add(self)
+        calls.batches.add(self)
 
     # ---------------------------------------------------------------- calls
 
@@ -90,7 +81,7 @@ class RunningBatch:
 
         A gate compares the branches of one call. Raises InvalidInput, and changes nothing then.
         """
-        with self.lock:
+        with self.calls.lock:
             check_live(branches)
             at_work = self.branches
             if busy := [branch for branch in branches if branch in at_work]:
@@ -99,7 +90,7 @@ class RunningBatch:
                 )
             model = self.runtime.limits
             step_tokens = check_step(model, branches, step, sampling, limits)
-            with self.present(branches, wake=False):  # whose KV is there once they find room
+            with self.calls.present(branches, wake=False):  # whose KV is there once they find room
                 problems = [[branches[i] for i in rows] for rows in by_problem(branches)]
                 stops = Stops(step.delimiters, step.end, model, self.runtime.decode)
                 request = Request(stops, sampling, step.statistics, problems)
@@ -118,9 +109,11 @@ class RunningBatch:
         Where the model has changed since the last call, as by another adapter, all KV is computed
         again first.
         """
-        with self.lock:
+        with self.calls.lock:
             try:
-                self.follow()
+                watch = self.runtime.runner.watch
+                if self.runtime.under_way or not watch.unchanged(samples=False):
+                    self.calls.before_token()
             except BaseException:
                 self.close()
                 raise
@@ -129,7 +122,7 @@ class RunningBatch:
     @torch.inference_mode()
     def finish(self) -> None:
         """Decode until every step is over, for a caller that leaves the model alone meanwhile."""
-        with self.lock:
+        with self.calls.lock:
             while len(self):
                 self._token()
                 try:
@@ -139,24 +132,28 @@ class RunningBatch:
                     raise
 
     def _token(self) -> list[Branch]:
-        charged: list[Branch] = []
-        with self.runtime.metered(charged):
-            try:
-                charged += [row.branch for row in self.schedule()]
-                ended = list[Branch]()
-                while self.rows:
-                    ended += self.postprocess(self.run())
-                    if not self.runtime.residency.keeps_groups or self.full:
-                        break
-                return ended
-            except BaseException:
-                self.close()
-                raise
+        link = self.runtime.residency.memory.link
+        before = list(link.uncharged)
+        rows = list[Row]()
+        try:
+            rows += self.schedule()
+            ended = list[Branch]()
+            while self.rows:
+                ended += self.postprocess(self.run())
+                if not self.runtime.residency.keeps_groups or self.full:
+                    break
+            return ended
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if link.uncharged != before:
+                self.runtime.charge([row.branch for row in rows], before)
 
     @torch.inference_mode()
     def close(self) -> None:
         """Break off: every branch keeps what it has decoded, its step "interrupted"."""
-        with self.lock:
+        with self.calls.lock:
             self._drop_plan()
             try:
                 for row in [row for row in self._all_rows() if len(row.branch.tokens) > row.start]:
@@ -214,7 +211,7 @@ class RunningBatch:
         return max(filled) >= self.tails.tokens
 
     def __len__(self) -> int:
-        with self.lock:
+        with self.calls.lock:
             return sum(1 for _ in self._all_rows())
 
     def _all_rows(self) -> Iterator[Row]:
@@ -259,8 +256,10 @@ class RunningBatch:
     def postprocess(self, logits: Tensor) -> list[Branch]:
         """Draw a token for every row, and let go of those whose step is over, which are
         returned."""
-        self.running_tails.write_back(self.rows)
-        count_pass(row.branch.usage for row in self.rows)
+        if self.tails is not None and self.tails.mirrored_tokens is not None:
+            self.running_tails.write_back(self.rows)
+        for meter in self.meters:
+            meter.forward_passes += 1
         draw_tokens(self.rows, logits, self.runtime.settings.processors)
         ended = self._ended()
         if ended:
@@ -275,6 +274,7 @@ class RunningBatch:
             self._drop_plan()
         if self.plan is None:
             self.plan = self._make_plan()
+            self.meters = distinct(row.branch.usage for row in self.rows)
             self.recuts = tree.recuts
         if states is not None:
             states.note_opening(self.runtime.opening)
@@ -360,14 +360,21 @@ class RunningBatch:
     def _preempt_others(self) -> bool:
         """Have the engine's other batches wait, for this one needs their room. Says whether any was
         at work."""
-        at_work = [batch for batch in list(self.batches) if batch is not self and batch.at_work]
+        at_work = [
+            batch for batch in list(self.calls.batches) if batch is not self and batch.at_work
+        ]
         for batch in at_work:
             batch.preempt()
         return bool(at_work)
 
+    def youngest(self) -> list[Branch]:
+        """The branches whose step is not over, the last that came first."""
+        rows = sorted(self._all_rows(), key=lambda row: row.number, reverse=True)
+        return [row.branch for row in rows]
+
     def _wake(self, branches: Sequence[Branch]) -> None:
         """Compute the KV of branches again."""
-        with self.present(branches):
+        with self.calls.present(branches):
             pass
 
     @property

@@ -11,7 +11,7 @@ SHORT_TOKENS = 256
 """A tail has room for a step of at most so many tokens from the beginning. In a longer step it has
 room for a part of it, and becomes a segment each time it is full."""
 
-FIRST_TOKENS = 16
+FIRST_TOKENS = 8
 """The room of such a tail where nothing is written yet."""
 
 WRITTEN_PER_ROOM = 8

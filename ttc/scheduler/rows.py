@@ -98,9 +98,12 @@ def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Proces
 
     processors: change what tokens are drawn by first; what is kept of a token stays the model's.
     """
-    alike: dict[tuple[Sampling, bool], list[int]] = {}
+    requests: dict[Request, list[int]] = {}
     for i, row in enumerate(rows):
-        alike.setdefault((row.request.sampling, row.request.statistics), []).append(i)
+        requests.setdefault(row.request, []).append(i)
+    alike: dict[tuple[Sampling, bool], list[int]] = {}
+    for request, places in requests.items():
+        alike.setdefault((request.sampling, request.statistics), []).extend(places)
     for (sampling, statistics), chosen in alike.items():
         alike_rows = [rows[i] for i in chosen]
         branches = [row.branch for row in alike_rows]

@@ -11,7 +11,8 @@ from ttc.text.boxes import boxed
 from ttc.text.code import find_program
 from ttc.text.multiple_choice import find_choice, stated_choice
 from ttc.text.numbers import as_number, hyphened, without_unit
-from ttc.text.thoughts import ANY, ThinkingMarks
+from ttc.text.thinking_marks import ThinkingMarks
+from ttc.text.thinking_models import ANY
 
 __all__ = ["KINDS", "boxed", "check_gold", "extract_answer"]
 

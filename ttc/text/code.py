@@ -14,8 +14,8 @@ CUTS = 8
 
 
 def fenced_blocks(text: str) -> list[str]:
-    """What stands between fences (three backticks or tildes), of Python or of no named language. The
-    last block may have no end."""
+    """What stands between fences (three backticks or tildes), of Python or of no named language.
+    The last block may have no end."""
     marks = list(_FENCE.finditer(text))
     blocks = []
     while marks:

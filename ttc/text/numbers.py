@@ -21,7 +21,8 @@ _WORDS = (
     "percent|percentage|degrees?|deg|dollars?|cents?|euros?|usd|eur|rupees"
     "|mm|cm|dm|km|in|inch|inches|foot|feet|ft|yards?|meters?|metres?|miles?|mph|kmph|km/h|m/s"
     "|mg|gm|kg|grams?|pounds?|lbs?|ounces?|oz|ml|liters?|litres?|gallons?"
-    "|seconds?|minutes?|hours?|days?|weeks?|months?|years?|units?|points?|ways?|integers?|digits?|students?"
+    "|seconds?|minutes?|hours?|days?|weeks?|months?|years?|units?|points?|ways?"
+    "|integers?|digits?|students?"
 )
 _SQUARE, _POWER = "(?:(?:square|cubic|sq) )?", r"(?:\^ ?\{?[23]\}?|[²³])?"
 _UNIT = re.compile(

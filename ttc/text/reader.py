@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ttc.text.answers import extract_answer
 from ttc.text.equality import Same, ballots
-from ttc.text.thoughts import ThinkingMarks
+from ttc.text.thinking_marks import ThinkingMarks
 
 
 @dataclass(frozen=True)

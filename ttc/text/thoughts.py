@@ -1,308 +1,27 @@
-"""Which part of a model's text is thought, and which is its answer.
-
-A text is cut at marks, the strings with which a model begins and ends to think. The last of them
-counts: what follows an end is the answer, and after a beginning there is none yet.
-"""
+"""A model's thoughts in its tokens: where its marks stand, and what lies between them."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from ttc.checks import check_kind
-from ttc.errors import InvalidInput
 from ttc.text.prompt import raw_tokens
-
-
-class Parted(NamedTuple):
-    """A text in two. thought: what stands before the answer. answer: None while it is not begun."""
-
-    thought: str
-    answer: str | None
-
-
-class Cut(NamedTuple):
-    """A mark from `start` to `end` (excluded). thinks: whether a thought follows; None if it
-    changes nothing."""
-
-    start: int
-    end: int
-    thinks: bool | None
-
-
-class Piece(NamedTuple):
-    """What lies between two marks, from `start` to `end` (excluded)."""
-
-    start: int
-    end: int
-    thought: bool
-
-
-class Header(NamedTuple):
-    """A mark with the model's words in it, as gpt-oss's
-    `<|channel|>final <|constrain|>json<|message|>`: from `start` to the next `end`, which stands at
-    most `HEADER_TOKENS` tokens or `HEADER_CHARS` characters later."""
-
-    start: str
-    end: str
-
-
-HEADER_TOKENS, HEADER_CHARS = 20, 200
-"""The first is that of vLLM's parser for gpt-oss."""
-
-Mark = str | Header
-
-
-@dataclass(frozen=True)
-class ThinkingMarks:
-    r"""The strings that part a model's thoughts from its answers.
-
-    begin, end: any of `begin` opens a thought, any of `end` closes it. wraps: strings that belong
-    to neither, as the tags around an answer. One string may be given for a tuple of one, and a
-    `Header` for a string. closing: what is written to end a thought, by default the first of `end`.
-
-    What follows the last end of thinking is the answer, whatever stands before: thoughts don't
-    nest, and all before an end that nothing opened was thought. A text whose last mark opens a
-    thought has no answer.
-    Raises InvalidInput where `end` is empty, and for strings that are empty or both `begin` and
-    `end`.
-    """
-
-    begin: Sequence[Mark]
-    end: Sequence[Mark]
-    wraps: Sequence[Mark] = ()
-    closing: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("begin", "end", "wraps"):
-            given = getattr(self, name)
-            strings = (given,) if isinstance(given, Mark) else given
-            listed = isinstance(strings, Sequence) and all(map(_is_mark, strings))
-            check_kind(name, given, listed, "a string, or a list of strings that are not empty")
-            object.__setattr__(self, name, tuple(strings))
-        if not self.end:
-            raise InvalidInput(
-                "end is empty; name the string that ends the model's thoughts, as </think>"
-            )
-        if not self.closing:
-            object.__setattr__(self, "closing", spelt(self.end[0]))
-        if both := set(self.begin) & set(self.end):
-            raise InvalidInput(
-                f"{min(both)!r} is among begin and end; a mark either opens a thought or closes it"
-            )
-
-    @cached_property
-    def kinds(self) -> dict[Mark, bool | None]:
-        """All marks; for each whether a thought follows it."""
-        return (
-            dict.fromkeys(self.wraps, None)
-            | dict.fromkeys(self.begin, True)
-            | dict.fromkeys(self.end, False)
-        )
-
-    @cached_property
-    def _ordered(self) -> list[Mark]:
-        """The marks, the longest first."""
-        return sorted(self.kinds, key=lambda mark: len(spelt(mark)), reverse=True)
-
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        """Finds marks, the longest at each place, each as a group of its number."""
-        starts = "|".join(re.escape(_start(mark)) for mark in self._ordered)
-        return re.compile(
-            "|".join(f"({_expression(mark, starts)})" for mark in self._ordered), re.DOTALL
-        )
-
-    def cuts(self, text: str) -> list[Cut]:
-        """The marks in a text, in order."""
-        kinds = [self.kinds[mark] for mark in self._ordered]
-        return [
-            Cut(*found.span(), kinds[(found.lastindex or 1) - 1])
-            for found in self.pattern.finditer(text)
-        ]
-
-    def unsettled(self, text: str) -> int:
-        """How many characters at the end of a text may be the beginning of a mark."""
-        held = max(_overlap(text, spelt(mark)) for mark in self.kinds)
-        for mark in self.kinds:
-            if isinstance(mark, Header):
-                start = text.rfind(mark.start, max(0, len(text) - HEADER_CHARS - len(spelt(mark))))
-                if start >= 0 and mark.end not in text[start + len(mark.start) :]:
-                    held = max(held, len(text) - start)
-        return held
-
-    def split(self, text: str, begun: bool = False) -> Parted:
-        """The thought and the answer of a text. begun: whether a thought is open at first."""
-        return _split(len(text), self.cuts(text), begun, lambda start, end: text[start:end])
-
-
-def spelt(mark: Mark) -> str:
-    """A mark as it is written where it holds no other words."""
-    return mark if isinstance(mark, str) else mark.start + mark.end
-
-
-def _is_mark(given: Any) -> bool:
-    parts = given if isinstance(given, Header) else (given,)
-    return all(isinstance(part, str) and part for part in parts)
-
-
-def _start(mark: Mark) -> str:
-    return mark if isinstance(mark, str) else mark.start
-
-
-def _expression(mark: Mark, starts: str) -> str:
-    """starts: an expression for what no header holds, the starts of all marks."""
-    if isinstance(mark, str):
-        return re.escape(mark)
-    start, end = map(re.escape, mark)
-    return f"{start}(?:(?!{starts}).){{0,{HEADER_CHARS}}}?{end}"
-
-
-def pieces(length: int, cuts: Sequence[Cut], begun: bool) -> list[Piece]:
-    """What lies between the marks of so many characters or tokens, empty pieces left out."""
-    between = list[Piece]()
-    start, thought = 0, begun
-    for cut in (*cuts, Cut(length, length, None)):
-        if cut.start > start:
-            between.append(Piece(start, cut.start, thought))
-        start = cut.end
-        thought = thought if cut.thinks is None else cut.thinks
-    return between
-
-
-def _split(
-    length: int, cuts: Sequence[Cut], begun: bool, text: Callable[[int, int], str]
-) -> Parted:
-    """The thought and the answer, what follows the last end of thinking, of so many characters or
-    tokens. text: gives that of a piece."""
-    found = pieces(length, cuts, begun)
-    if ends_in_thought(cuts, begun):
-        return Parted("".join(text(piece.start, piece.end) for piece in found), None)
-    end = max((cut.end for cut in cuts if cut.thinks is False), default=0)
-    thought = [text(piece.start, piece.end) for piece in found if piece.start < end]
-    answer = [text(piece.start, piece.end) for piece in found if piece.start >= end]
-    return Parted("".join(thought), "".join(answer))
-
-
-def ends_in_thought(cuts: Sequence[Cut], begun: bool) -> bool:
-    """Whether the last mark leaves a thought open."""
-    return next((cut.thinks for cut in reversed(cuts) if cut.thinks is not None), begun)
-
-
-# ---------------------------------------------------------------- the marks of known models
-
-
-@dataclass(frozen=True)
-class Family:
-    """Models that think alike.
-
-    signs: all stand in the chat template, or are tokens of the vocabulary. written: they are
-    ordinary words, so that the chat template alone tells.
-    """
-
-    marks: ThinkingMarks
-    signs: tuple[str, ...]
-    written: bool = False
-
-
-TAGS = ThinkingMarks("<think>", "</think>")
-"""DeepSeek-R1, Qwen3, QwQ, SmolLM3, GLM-4.5, MiniMax-M2, Phi-4-reasoning, OLMo 3 Think, Nemotron,
-ERNIE 4.5 and EXAONE 4."""
-
-FAMILIES = (
-    Family(
-        ThinkingMarks("<think>", "</think>", ("<answer>", "</answer>")),
-        ("</think>", "<answer>"),
-        written=True,
-    ),
-    Family(TAGS, ("</think>",)),
-    Family(  # gpt-oss: channels of the harmony format
-        ThinkingMarks(
-            (
-                Header("<|channel|>analysis", "<|message|>"),
-                Header("<|channel|>commentary", "<|message|>"),
-            ),
-            Header("<|channel|>final", "<|message|>"),
-            ("<|start|>assistant",),
-            "<|end|><|start|>assistant<|channel|>final<|message|>",
-        ),
-        ("<|channel|>", "<|message|>"),
-    ),
-    Family(ThinkingMarks("[THINK]", "[/THINK]"), ("[/THINK]",)),  # Magistral
-    Family(  # Granite 3.2
-        ThinkingMarks(
-            ("Here is my thought process:", "Here's my thought process:"),
-            ("Here is my response:", "Here's my response:"),
-        ),
-        ("Here is my thought process:", "Here is my response:"),
-        written=True,
-    ),
-    Family(ThinkingMarks("<thought>", "</thought>"), ("</thought>",)),  # EXAONE Deep
-    Family(ThinkingMarks("<seed:think>", "</seed:think>"), ("</seed:think>",)),  # Seed-OSS
-    Family(
-        ThinkingMarks(("<|channel>thought\n", "<|channel>"), "<channel|>"),
-        ("<|channel>", "<channel|>"),
-    ),  # Gemma 4
-    Family(  # Command A Reasoning
-        ThinkingMarks(
-            "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
-        ),
-        ("<|END_THINKING|>",),
-    ),
-    Family(ThinkingMarks("<|inner_prefix|>", "<|inner_suffix|>"), ("<|inner_suffix|>",)),  # Apertus
-    Family(ThinkingMarks("◁think▷", "◁/think▷"), ("◁/think▷",)),  # Kimi-VL-Thinking
-    Family(
-        ThinkingMarks("<longcat_think>", "</longcat_think>"), ("</longcat_think>",)
-    ),  # LongCat-Flash-Thinking
-    Family(  # Apriel 1.5
-        ThinkingMarks(
-            "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)
-        ),
-        ("[BEGIN FINAL RESPONSE]",),
-        written=True,
-    ),
+from ttc.text.thinking_marks import (
+    HEADER_TOKENS,
+    Cut,
+    Parted,
+    ThinkingMarks,
+    ends_in_thought,
+    overlap,
+    pieces,
+    spelt,
+    split_at,
 )
-"""More particular ones first. Sources: the models' chat templates, and vLLM's reasoning parsers."""
-
-
-def _all_tags() -> ThinkingMarks:
-    tagged = [family.marks for family in FAMILIES if not family.written]
-    begin, end, wraps = (
-        tuple(dict.fromkeys(mark for marks in tagged for mark in getattr(marks, name)))
-        for name in ("begin", "end", "wraps")
-    )
-    return ThinkingMarks(begin, end, wraps)
-
-
-ANY = _all_tags()
-"""The marks of all known models that no other text holds, for texts of an unknown model."""
-
-
-def marks_of(tokenizer: Any) -> ThinkingMarks | None:
-    """The marks of a tokenizer's model, by its chat template or its vocabulary; None for none."""
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):
-        template = "\n".join(map(str, template.values()))
-    for family in FAMILIES:
-        if isinstance(template, str) and all(sign in template for sign in family.signs):
-            return family.marks
-    for family in FAMILIES:
-        if not family.written and all(_is_token(sign, tokenizer) for sign in family.signs):
-            return family.marks
-    return None
-
-
-def _is_token(text: str, tokenizer: Any) -> bool:
-    number_of = getattr(tokenizer, "convert_tokens_to_ids", None)
-    number = None if number_of is None else number_of(text)
-    return number is not None and number != getattr(tokenizer, "unk_token_id", None)
-
-
-# ---------------------------------------------------------------- thoughts in tokens
+from ttc.text.thinking_models import marks_of
 
 Setting = ThinkingMarks | Literal[False] | None
 """Marks that a user sets: None for the model's own, False for none."""
@@ -334,7 +53,9 @@ class Thoughts:
         if not self.hidden:
             return self.marks.split(self._decode(tokens), begun)
         cuts = self._cuts(tokens)
-        return _split(len(tokens), cuts, begun, lambda start, end: self._decode(tokens[start:end]))
+        return split_at(
+            len(tokens), cuts, begun, lambda start, end: self._decode(tokens[start:end])
+        )
 
     def pieces(self, tokens: Sequence[int], begun: bool = False) -> list[tuple[bool, str]]:
         """(whether it is thought, text) of what lies between the marks, in order.
@@ -480,7 +201,7 @@ class Thoughts:
 
     def _unsettled(self, tokens: Sequence[int]) -> int:
         """How many of the last tokens may be the beginning of a mark."""
-        held = [_overlap(tokens, mark.tokens) for mark in self._sequences]
+        held = [overlap(tokens, mark.tokens) for mark in self._sequences]
         for mark in self._sequences:
             if mark.end:
                 first = max(0, len(tokens) - len(mark.tokens) - HEADER_TOKENS)
@@ -540,9 +261,3 @@ class _Ends(Sequence[int]):
 
     def __getitem__(self, count: Any) -> Any:
         return len(self.decode(self.tokens[:count]))
-
-
-def _overlap(text: Sequence[Any], mark: Sequence[Any]) -> int:
-    """How much of the end of `text` is the beginning of `mark`, but not all of it."""
-    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if text[len(text) - size :] == mark[:size]), 0)

@@ -12,7 +12,8 @@ from weakref import WeakSet
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
 from ttc.sampling import random_key
-from ttc.text.thoughts import Parted, Thoughts
+from ttc.text.thinking_marks import Parted
+from ttc.text.thoughts import Thoughts
 from ttc.tree.segment import Segment
 from ttc.usage import Usage
 

@@ -50,7 +50,7 @@ def test_without_an_exit_firing_the_scores_are_the_models_own(family: str) -> No
     expected, _ = ask(engine, branches, given, None)
     assert "lens" not in vars(engine)
     found, report = ask(engine, branches, given, NEVER)
-    assert report.depths == [LAYERS] * 5 and report.saved_layer_rows == 0
+    assert report.depths == [LAYERS] * 5 and report.layer_rows == report.rows[0] * LAYERS
     for branch, more, full, row in zip(branches, given, expected, found, strict=True):
         assert row == pytest.approx(full, abs=1e-5, rel=1e-5)
         logits = cut_off(plain, branch.tokens + more, LAYERS)
@@ -279,7 +279,8 @@ def test_what_is_counted() -> None:
         assert usage.lens_rows == sum(depths)  # looked at from layer l_min - 1 = 1 on
     usages = [branches[i].usage for i in (0, 3)]
     assert report.layer_rows == sum(u.exit_layer_rows for u in usages) > 0
-    assert report.saved_layer_rows == sum(u.exit_layer_rows_saved for u in usages) > 0
+    saved = report.rows[0] * len(report.rows) - report.layer_rows
+    assert saved == sum(u.exit_layer_rows_saved for u in usages) > 0
     assert report.lens_rows == sum(u.lens_rows for u in usages)
 
 

@@ -34,6 +34,10 @@ def test_a_prefix_is_there_without_having_been_computed(monkeypatch: pytest.Monk
     root = timer.prefix(20)
     assert (len(root.tokens), timer.prefix(20)) == (21, root) and not passes
     assert timer.seconds(2, 20) > 0 and passes
+    passes.clear()
+    assert timer.seconds(2, 20, own=9) > 0  # nor were these
+    assert len(passes) == len(timer.passes_s)
+    assert 0 < timer.around_s < 60
     timer.release()
     assert timer.engine.kv_bytes() == 0
 
@@ -44,16 +48,19 @@ class Timer:
     where it has 16 heads."""
 
     speed = 1.0
+    around_s = 0.3
 
     def __init__(self, config: object, *_: object):
         self.layers = config.num_hidden_layers  # type: ignore[attr-defined]
         self.between_s = 0.8 + 16 * 1e-4 * config.vocab_size  # type: ignore[attr-defined]
-        products_s = {2048: 0.01, 1024: 0.0025}.get(config.hidden_size)  # type: ignore[attr-defined]
+        products_s = {2048: 0.01, 1024: 0.0025}.get(config.hidden_size)
         self.row_s = 0.0 if products_s is None else products_s + 0.001
         heads = config.num_attention_heads  # type: ignore[attr-defined]
         self.token_s = {16: 1e-5, 8: 0.25e-5}.get(heads, 0.0)
 
-    def seconds(self, rows: int, context: int, enough_s: float = 1.0, prefixes: int = 1) -> float:
+    def seconds(
+        self, rows: int, context: int, enough_s: float = 1.0, prefixes: int = 1, own: int = 0
+    ) -> float:
         return self.speed * (7 + self.layers * (0.1 + rows * (self.row_s + context * self.token_s)))
 
 
@@ -81,6 +88,7 @@ def test_rates_are_operations_over_the_difference_between_two_depths() -> None:
     assert found.block_overheads == pytest.approx({rows: 0.1 + 0.001 * rows for rows in (1, 4, 16)})
     assert found.pass_overhead_s == pytest.approx(7)
     assert (found.row_s, found.logit_s) == pytest.approx((0.05, 1e-4))  # of 16
+    assert found.step_s == 0.3
     assert [found.flops[rows] for rows in (1, 4, 16)] == pytest.approx([PRODUCT_FLOPS] * 3)
     for rows in (64, 256):  # as if the layer cost no more besides than with 16 rows
         layer_s = rows * (0.01 + 16e-5) + 0.001 * (rows - 16)
@@ -112,12 +120,12 @@ def test_a_machine_that_is_too_busy_is_refused(monkeypatch: pytest.MonkeyPatch) 
         def __init__(self, config: object, *_: object):
             self.layers = config.num_hidden_layers  # type: ignore[attr-defined]
 
-        def seconds(self, rows: int, context: int) -> float:
+        def seconds(self, rows: int, context: int, enough_s: float) -> float:
             return 1 / self.layers
 
     monkeypatch.setattr(measure_device, "PassTimer", Timer)
     with pytest.raises(
-        TTCError, match=r"a narrow layer seemed to take -400\.000 ms; the machine is too busy"
+        TTCError, match=r"a narrow layer seemed to take -50\.000 ms; the machine is too busy"
     ):
         profile_device(CPU, torch.bfloat16)
 

@@ -178,6 +178,12 @@ def test_whatever_is_allocated_is_no_slower_than_kv_blocks_alone(
     assert times.layer_s(kv, act, act_gpu) <= times.layer_s(blocks, 0, 0)
 
 
+def test_act_blocks_that_take_as_long_as_kv_blocks_are_not_made() -> None:
+    alike = CaptureTimes(kv_gen=Line(0.5), load_kv=Line(1), load_act=Line(1))
+    assert hybrid_cache_allocation(alike, 0, 10) == (10, 0)
+    assert allocation(alike, 0, 10) == (0, 0, 10)
+
+
 def test_what_generating_any_block_costs_besides_counts_in_the_budget() -> None:
     """Weights take 12, a KV block 2, regenerating an ACT block 1 and 4 besides."""
     times = CaptureTimes(kv_gen=Line(1.0, 4.0), load_kv=Line(2.0), load_w=12.0)

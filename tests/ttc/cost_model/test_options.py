@@ -57,7 +57,7 @@ def machine(device_bytes: int | None = None, host_bytes: int | None = None) -> M
 def plan(
     device_bytes: int | None = None, host_bytes: int | None = None, **options_: object
 ) -> dict[tuple[str, str], Option]:
-    found = options(UNITS, 1, machine(device_bytes, host_bytes), SEARCH, **options_)  # type: ignore[arg-type]
+    found = options(UNITS, 1, machine(device_bytes, host_bytes), SEARCH, **options_)
     return {(option.placement, option.memory): option for option in found}
 
 
@@ -202,6 +202,23 @@ def test_tokens_are_drawn_between_passes() -> None:
     units = (*UNITS[:-1], replace(UNITS[-1], hidden=2))  # logits of 100 tokens
     found = options(units, 1, drawing, SEARCH, ["resident"])[0]
     assert found.step_s == pytest.approx(4 * (4 * LAYER_S + OUTPUT_S + 2 * (5 + 100 * 0.1)))
+
+
+def test_what_comes_ahead_is_hidden_no_longer_than_other_groups_decode() -> None:
+    search = replace(SEARCH, branches=6)  # two at a time
+    link = LinkProfile(to_device_bandwidth=0.01, to_host_bandwidth=0.01)
+    slow = replace(machine(WEIGHTS + 4 * 10 * 32), link=link)
+    found = {o.memory: o for o in options(UNITS, 1, slow, search, ["resident"])}["beam_groups"]
+    one_group_s = found.step_s - found.link_bytes / 0.01
+    assert one_group_s == pytest.approx(4 * (4 * LAYER_S + OUTPUT_S))
+
+
+def test_each_group_of_a_step_has_a_beginning_and_an_end() -> None:
+    for memory, budget, groups in (("resident", None, 1), ("beam_groups", WEIGHTS + KV // 2, 2)):
+        slow = replace(machine(budget), compiled=replace(DEVICE, step_s=100))
+        found = {o.memory: o for o in options(UNITS, 1, slow, SEARCH, ["resident"])}
+        quick = plan(budget)["resident", memory]
+        assert found[memory].step_s == pytest.approx(quick.step_s + groups * 100)
 
 
 def test_layers_whose_weights_stream_run_by_plain_modules() -> None:

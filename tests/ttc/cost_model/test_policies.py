@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.device_profile import RUN, DeviceProfile, LinkProfile
 from ttc.cost_model.policies import (
     CAPTURE_TOKENS,
     MINI_BATCH_TOKENS,
@@ -62,7 +62,11 @@ def test_captures_forward_s_is_of_the_rows_that_decode_and_of_kv_that_is_read_in
     rates = replace(RATES, streamed_flops={1: 25})
     cache = replace(cache_of(), rates=rates)
     more_s = capture_times(cache, READ, SEARCH.work_of(1)).forward_s - FORWARD_S
-    assert more_s == pytest.approx(2 * 8 * 14 * (1 / 12.5 - 1 / 50))
+    assert more_s == pytest.approx(2 * 8 * 10 * (1 / 12.5 - 1 / 50))
+    # of what a branch has of its own, pieces hold `RUN` tokens each as they were measured
+    longer = replace(READ, own_tokens=2 * RUN + 4, own_pieces=2)
+    longer_s = capture_times(cache, longer, SEARCH.work_of(1)).forward_s - FORWARD_S - more_s
+    assert longer_s == pytest.approx(0.5 + 2 * 8 * 4 * (1 / 12.5 - 1 / 50))
     # of three branches each has pieces of its own
     three = capture_times(cache_of(), READ, replace(SEARCH, branches=3).work_of(3)).forward_s
     alone = capture_times(

@@ -18,9 +18,15 @@ def test_what_is_bound_by_memory_is_as_fast_as_memory_now(
 ) -> None:
     # Two operations for a number of two bytes: one row at 40 GB/s is 40e9 operations a second.
     cpu = DeviceProfile(
-        name="cpu bfloat16", bandwidth=40e9, flops={1: 40e9, 4: 80e9, 16: 64e9}, attention_flops={1: 40e9},
-        l3_bytes=1e6, l3_bandwidth=1e11, block_overhead_s=1e-5, piece_s=1e-5,
-    )  # fmt: skip
+        name="cpu bfloat16",
+        bandwidth=40e9,
+        flops={1: 40e9, 4: 80e9, 16: 64e9},
+        attention_flops={1: 40e9},
+        l3_bytes=1e6,
+        l3_bandwidth=1e11,
+        block_overhead_s=1e-5,
+        piece_s=1e-5,
+    )
     gpu = DeviceProfile(name="cuda bfloat16", bandwidth=2e11, flops={1: 1e11})
     file = write_profile(tmp_path / "profile.json", [cpu, gpu], LINK)
     monkeypatch.setattr("ttc.cost_model.read_now.read_bandwidth", lambda: 20e9)

@@ -51,7 +51,10 @@ def test_a_right_program_passes_and_a_wrong_one_is_told_why() -> None:
 @runs
 @pytest.mark.slow
 def test_each_test_stands_alone() -> None:
-    program = "import os\ndef f(x):\n  if x == 1: os._exit(0)\n  if x == 2:\n    while 1: pass\n  return x"
+    program = (
+        "import os\ndef f(x):\n  if x == 1: os._exit(0)\n"
+        "  if x == 2:\n    while 1: pass\n  return x"
+    )
     tests = [as_test(f"assert f({x}) == {x}") for x in range(4)]
     programs = [ProgramTest(f"y = f({x})\nassert y == {x}") for x in range(4)]
     for verdicts in (failures(program, tests, SHORT), failures(program, programs, SHORT)):
@@ -60,7 +63,8 @@ def test_each_test_stands_alone() -> None:
 
 CHEATS = {
     "leaves": "import os\nos._exit(0)",
-    "prints the mark": "print('passed'); print('{\"test\": 0, \"error\": null}')\ndef f(x): return 1",
+    "prints the mark": "print('passed'); print('{\"test\": 0, \"error\": null}')\ndef f(x): "
+    "return 1",
     "writes to all pipes": (
         "import os\n"
         "for i in range(3, 64):\n"
@@ -83,7 +87,8 @@ CHEATS = {
         "sys.settrace(trace)\ndef f(x): return 1"
     ),
     "looks at its callers": (
-        "import sys\ndef f(x):\n  frame = sys._getframe()\n  while frame.f_back: frame = frame.f_back\n"
+        "import sys\ndef f(x):\n  frame = sys._getframe()\n  while frame.f_back: frame = "
+        "frame.f_back\n"
         "  return frame.f_locals.get('expected', 1)"
     ),
     "collects objects": (

@@ -59,7 +59,8 @@ CHANGES = {
     "a folder": "import os; os.mkdir('/tmp/made')",
     "a removed file": "import os; os.unlink('/usr/bin/env')",
     "a mount": "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\n"
-    "assert c.mount(b'none', b'/tmp', b'tmpfs', 0, None) < 0\nraise OSError('Operation not permitted')",
+    "assert c.mount(b'none', b'/tmp', b'tmpfs', 0, None) < 0\nraise OSError('Operation not "
+    "permitted')",
     "a trace": "import ctypes\nc = ctypes.CDLL(None, use_errno=True)\n"
     "assert c.ptrace(16, 1, 0, 0) < 0\nraise OSError('Operation not permitted')",
 }

@@ -128,7 +128,7 @@ def test_a_failed_fetch_is_not_forgotten_when_the_next_one_works(link_gbps: floa
     branch = engine.root([1, 2, 3, 4, 5])
     memory, (kv,) = engine.memory, engine.memory.live
     memory.evict(kv, "test")
-    memory.link.to_device.copy = failing_at(1, memory.link.to_device.copy)  # type: ignore[method-assign]
+    memory.link.to_device.copy = failing_at(1, memory.link.to_device.copy)
     for layer in (0, 1):
         memory.fetch(kv, "test", [layer])
     with pytest.raises(OSError, match="the link is down"):

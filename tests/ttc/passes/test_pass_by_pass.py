@@ -218,7 +218,7 @@ def test_an_error_of_a_pass_reaches_whoever_began_it() -> None:
     for _ in range(2):
         with pytest.raises(OutOfMemory):
             prefill.step()
-    assert not engine.live and not engine.under_way
+    assert not engine.live and not engine.runtime.under_way
 
 
 def test_a_small_engine_has_no_passes_left_over() -> None:

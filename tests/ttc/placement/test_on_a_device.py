@@ -1,7 +1,7 @@
 """Policies and placements where device and host are two processors that do not take each other's
 tensors.
 
-The device is a pretended one (see `tests.helpers.pretended`).
+The device is a pretended one (see `experiments.lab.pretended`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from experiments.lab.bench import architectures, small_models
+from experiments.lab.pretended import pretended_devices
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import build, prompt
 from tests.helpers.placements import deeper
-from tests.helpers.pretended import pretended_devices
 from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from tests.ttc.model.test_loading import save_tokenizer

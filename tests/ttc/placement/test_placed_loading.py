@@ -22,7 +22,8 @@ ttc.model.loading.read_tokenizer = lambda *_: None
 
 def own_bytes():
     lines = open("/proc/self/status").read().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))  # no file's
+    # no file's
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 def load(folder, placement):
     return load_placed(folder, placement, device="cpu", dtype="float32")[2]
@@ -49,9 +50,15 @@ for placement in (Streamed(), Split(k=3)):
 def save(folder: Path, width: int) -> int:
     """Write a Llama of so many units; the bytes of a layer."""
     config = LlamaConfig(
-        vocab_size=128, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=LAYERS,
-        num_attention_heads=8, num_key_value_heads=8, max_position_embeddings=64, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=128,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
     with no_init_weights():
         model = LlamaForCausalLM(config)
     for weight in model.parameters():

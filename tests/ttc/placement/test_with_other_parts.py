@@ -131,7 +131,7 @@ def test_any_policy_governs_what_a_placement_leaves_it(
         # of those with KV, two of four are fixed
         layers = 0.5 if (case, placement) == ("llama", "split") else 1.0
         states = 2 * placed(case, placement).memory.states.nbytes
-        memory = policy((96 * layers * token_bytes + states) / 2**30, block_tokens=8)  # type: ignore[call-arg]
+        memory = policy((96 * layers * token_bytes + states) / 2**30, block_tokens=8)
         engine = placed(case, placement, memory=memory)
         assert engine.memory.bytes_per_token == layers * token_bytes
         branches = grow(engine)

@@ -23,12 +23,37 @@ NOTHING = {"ids_in": False, "ids_out": False, "extras": False, "logprobs": 0, "s
 @pytest.mark.parametrize(
     ("served", "expected"),
     [
-        ({}, {"prompt_tokens": True, "reply_tokens": True, "extras": True, "logprobs": 20, "seeds": True,
-              "varied": True, "stops": True, "echo": True, "chosen": True}),
-        (NOTHING, {"prompt_tokens": False, "reply_tokens": False, "extras": False, "logprobs": 0, "stops": False,
-                   "echo": False, "chosen": False}),
+        (
+            {},
+            {
+                "prompt_tokens": True,
+                "reply_tokens": True,
+                "extras": True,
+                "logprobs": 20,
+                "seeds": True,
+                "varied": True,
+                "stops": True,
+                "echo": True,
+                "chosen": True,
+            },
+        ),
+        (
+            NOTHING,
+            {
+                "prompt_tokens": False,
+                "reply_tokens": False,
+                "extras": False,
+                "logprobs": 0,
+                "stops": False,
+                "echo": False,
+                "chosen": False,
+            },
+        ),
         ({"ids_out": False}, {"prompt_tokens": True, "stops": True}),
-        ({"ids_in": False, "ids_out": False}, {"prompt_tokens": False, "extras": True, "stops": True, "echo": False}),
+        (
+            {"ids_in": False, "ids_out": False},
+            {"prompt_tokens": False, "extras": True, "stops": True, "echo": False},
+        ),
         ({"ids_in": False, "ids_out": False, "stop": "named"}, {"stops": True}),
         ({"ids_in": False, "ids_out": False, "stop": "ignored"}, {"stops": False}),
         ({"stop": "trimmed"}, {"reply_tokens": True, "stops": False}),
@@ -40,7 +65,7 @@ NOTHING = {"ids_in": False, "ids_out": False, "extras": False, "logprobs": 0, "s
         ({"chosen": False}, {"echo": True, "chosen": False}),
         ({"context": 99}, {"context_length": 99}),
     ],
-)  # fmt: skip
+)
 def test_the_probe_finds_what_a_server_offers(
     served: dict[str, Any], expected: dict[str, Any]
 ) -> None:

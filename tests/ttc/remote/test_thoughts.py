@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from search import Greedy, solve
-from tests.helpers.servers import Ascii, Fault, ServedModel, connected
-from ttc import RemoteError, Result, ThinkingMarks
+from search import BeamSearch, Greedy, solve
+from tests.helpers.models import small
+from tests.helpers.servers import EOS, Ascii, Fault, ServedModel, connected
+from ttc import Engine, RemoteError, Result, ThinkingMarks
 
 
 class Thinker(Ascii):
@@ -29,6 +30,7 @@ def says(**fields: Any) -> Fault:
 
 def asked(*faults: Fault, tokenizer: Any = None, ids_out: bool = False, **options: Any) -> Result:
     served = ServedModel(faults=list(faults), ids_out=ids_out, logprobs=0, seeds=False)
+    served.stop = "ignored"  # such a server answers with thought and text at once
     served.tokenizer = tokenizer or Thinker()
     with connected(served, concurrency=1) as backend:
         result: Result = solve(Greedy(max_tokens=40), problem="q", engine=backend, **options)
@@ -88,3 +90,62 @@ def test_a_thought_is_put_back_between_the_users_own_marks(tokenizer: Any) -> No
 def test_a_text_that_is_null_beside_a_thought_is_empty(thought: str | None) -> None:
     result = asked(says(text=None, reasoning_content=thought))
     assert result.answer is None and result.error is None
+
+
+class Opening(Thinker):
+    """Its prompt begins a thought; the marks are letters that a random model writes now and then."""
+
+    def apply_chat_template(self, messages: Any, **_: Any) -> str:
+        return f"{messages[-1]['content']}<"
+
+
+MARKS = ThinkingMarks("<", "P")
+
+
+@pytest.mark.parametrize("ways", [{}, {"stop": "named"}])
+@pytest.mark.parametrize("limit", [0, 3, 12, 40])
+def test_limits_of_thoughts_are_those_of_an_engine(limit: int, ways: dict[str, Any]) -> None:
+    problems = ["1 + 1", "How many? 7", "a"]
+    searches = [
+        Greedy(max_tokens=9, thinking_tokens=limit, final="So:"),
+        BeamSearch(
+            beam_size=1, beam_width=1, step_tokens=4, max_steps=6, thinking_step=5,
+            thinking_tokens=limit, temperature=0,
+        ),
+    ]  # fmt: skip
+    engine = Engine(small(context=1024, eos=EOS), Opening())
+    served = ServedModel(**ways)
+    served.tokenizer = Opening()
+    with connected(served) as backend:
+        assert not backend.writes_ahead
+        for search in searches:
+            here, there = (
+                solve(search, problem=problems, engine=one, thinking_marks=MARKS, verifier=Equal())
+                for one in (engine, backend)
+            )
+            for mine, theirs in zip(here, there, strict=True):
+                assert mine.best is not None and theirs.best is not None
+                assert theirs.best.text == mine.best.text
+                assert theirs.best.thought == mine.best.thought
+                assert theirs.usage.thinking_tokens == mine.usage.thinking_tokens
+                if limit:
+                    assert 0 < theirs.usage.thinking_tokens <= limit
+
+
+def test_limits_are_left_out_where_a_server_writes_on() -> None:
+    served = ServedModel(stop="ignored")
+    served.tokenizer = Opening()
+    with connected(served) as backend:
+        assert backend.writes_ahead
+        result = solve(
+            Greedy(max_tokens=9, thinking_tokens=3),
+            problem="a",
+            engine=backend,
+            thinking_marks=MARKS,
+        )
+        assert result.best is not None and len(result.best.text) <= 9
+
+
+class Equal:
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        return [[1.0] for _ in branches]

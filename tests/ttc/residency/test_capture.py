@@ -261,7 +261,7 @@ def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches
         return generate(layer, inputs, positions)
 
     residency.regenerate = counted
-    residency.enter = lambda paths, upcoming, capacity: engine.memory.allocate(capacity, len(paths))  # type: ignore[method-assign]
+    residency.enter = lambda paths, upcoming, capacity: engine.memory.allocate(capacity, len(paths))
     before = dict(engine.memory.link.to_device_bytes)
     plan = residency.stream(
         Reads(residency.entries([b.leaf.path() for b in forks]), [32] * branches)

@@ -10,7 +10,7 @@ from math import isnan
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
@@ -148,7 +148,8 @@ def make(kind: str, case: Case, budget_bytes: int, host_bytes: int | None) -> En
 
 def check(kind: str, case: Case) -> None:
     """Run a case; where it is refused, see that nothing is lost, and run it again with the budget
-    that would do. Only a branch that does not fit alone is refused: others may have decoded then."""
+    that would do. Only a branch that does not fit alone is refused: others may have decoded
+    then."""
     engine, live = Engine(model(), Letters()), list[Branch]()
     expected = [step(engine, live, op) for op in case.program]
     peak = engine.memory.device.peak_bytes
@@ -193,8 +194,20 @@ cases = st.builds(
 )
 
 
+RATED_IN_PARTS = Case(
+    (("roots", [(3,)]), ("fork", [0], 2), ("generate", range(8), [3]), ("score", [0, 1], (3,))),
+    budget=0.15625,
+    host=None,
+    block_tokens=2,
+    prefetch=False,
+    late=False,
+    cache=None,
+)
+
+
 @pytest.mark.parametrize("kind", some_quick(KINDS, ["beam_groups"]))
 @given(case=cases)
+@example(case=RATED_IN_PARTS)
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_every_policy_gives_what_resident_gives(kind: str, case: Case) -> None:
     check(kind, case)

@@ -140,7 +140,7 @@ class EndsAt:
         return [b for b in problem if len(b.generated) == self.lengths[b.path[-1]]]
 
 
-@pytest.mark.parametrize(("limit", "written"), [(4000, 60), (4000, 300), (1500, 900)])
+@pytest.mark.parametrize(("limit", "written"), [(4000, 33), (4000, 60), (4000, 300), (1500, 900)])
 def test_the_most_kv_at_a_time_is_little_more_than_what_is_written(
     limit: int, written: int
 ) -> None:
@@ -265,3 +265,44 @@ def test_a_pass_that_fails_leaves_what_was_written(case: str, failing: int, tiny
         assert_like_plain(model, branch)
         assert len(branch.generated) == 20
     assert_nothing_left(engine, branches)
+
+
+# ---------------------------------------------------------------- other passes
+
+
+CONTINUATIONS = [[[3, 4], [5]]] * 4
+
+
+def test_branches_that_do_not_fit_together_are_rated_in_parts(tiny: None) -> None:
+    roomy = make_engine()
+    wanted = grown(roomy)
+    engine = make_engine(memory=Resident(75 * KIB / 8))
+    branches = grown(engine)
+    assert [b.tokens for b in branches] == [b.tokens for b in wanted]
+    found = engine.score(branches, CONTINUATIONS)
+    expected = roomy.score(wanted, CONTINUATIONS)
+    for one, other in zip(found, expected, strict=True):
+        assert one == [pytest.approx(row) for row in other]
+    for branch, other in zip(branches, wanted, strict=True):
+        assert branch.usage.verifier_tokens == other.usage.verifier_tokens
+    assert engine.memory.device.peak_bytes <= 75 * 128
+    assert_nothing_left(engine, branches)
+
+
+def test_a_prompt_finds_the_room_of_those_that_decode(tiny: None) -> None:
+    expected = make_engine(context=256)
+    wanted = forked(expected, 3)
+    expected.generate(wanted, 30)
+    engine = make_engine(context=256, memory=Resident(120 * KIB / 8))
+    branches = forked(engine, 3)
+    batch = engine.running_batch()
+    batch.add(branches, Step(30))
+    for _ in range(24):
+        batch.step()
+    root = engine.root(prompt(9, 60))
+    batch.finish()
+    assert [b.tokens for b in branches] == [b.tokens for b in wanted]
+    assert engine.memory.device.peak_bytes <= 120 * 128
+    with pytest.raises(OutOfMemory, match="a budget of"):
+        engine.root(prompt(8, 119 + 60))
+    assert_nothing_left(engine, [*branches, root])

@@ -181,15 +181,15 @@ def test_the_reason_says_what_ended_the_step() -> None:
     ("arguments", "message"),
     [
         ((5,), "step=5 is of type int; give a ttc.Step"),
-        ((Step(5, delimiter=3),), "delimiter=3 is of type int; give a list of strings"),  # type: ignore[arg-type]
+        ((Step(5, delimiter=3),), "delimiter=3 is of type int; give a list of strings"),
         ((Step(5, end="abc"),), "end='abc' is one string"),  # type: ignore[arg-type]
         ((Step(5, ("",)),), "a delimiter string is empty"),
         ((Step(0),), "max_tokens=0 must be at least 1"),
         ((Step(9), SAMPLED, [0]), "max_tokens=0 must be at least 1"),
         ((Step(1), SAMPLED, [1, 1]), "1 branches came with 2"),
         ((Step(1), 0.7), "sampling=0.7 is of type float"),
-        ((Step(1, statistics="yes"),), "statistics='yes' is of type str; give True or False"),  # type: ignore[arg-type]
-        ((Step(1, statistics=1),), "statistics=1 is of type int; give True or False"),  # type: ignore[arg-type]
+        ((Step(1, statistics="yes"),), "statistics='yes' is of type str; give True or False"),
+        ((Step(1, statistics=1),), "statistics=1 is of type int; give True or False"),
     ],
 )
 def test_a_step_that_cannot_be_made_is_refused(arguments: tuple[Any, ...], message: str) -> None:

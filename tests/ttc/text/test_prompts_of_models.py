@@ -240,9 +240,9 @@ def test_a_template_that_leaves_answers_out_is_refused_a_second_turn() -> None:
 
 LLAVA = (
     "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
-    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}{% endfor %}"
-    "{% if message['role'] == 'assistant' %}{{ '</s>' }}{% else %}{{ ' ' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ "
+    "content['text'] }}{% endfor %}{% if message['role'] == 'assistant' %}{{ '</s>' }}{% else "
+    "%}{{ ' ' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 """llava-hf/llava-1.5-7b-hf, chat_template.json, its images left out. A text in place of the list is
 passed over."""

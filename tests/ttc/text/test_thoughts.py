@@ -15,7 +15,9 @@ from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
-from ttc.text.thoughts import ANY, FAMILIES, TAGS, Header, ThinkingMarks, Thoughts, marks_of
+from ttc.text.thinking_marks import Header, ThinkingMarks
+from ttc.text.thinking_models import ANY, FAMILIES, TAGS, marks_of
+from ttc.text.thoughts import Thoughts
 
 HARMONY = (
     "<|start|>",
@@ -358,18 +360,37 @@ FORMS: dict[str, tuple[PromptTemplate, str | None, bool]] = {
     "instruction": (PromptTemplate("{question} Use <think>."), None, False),
     "raw": (PromptTemplate("Q: {question}\nA:", raw=True), None, False),
     "raw that opens one": (PromptTemplate("Q: {question}\nA: <think>\n", raw=True), None, True),
-    "example": (PromptTemplate("{question}", examples=(("1?", "<think>a</think>1"), ("2?", "<think>"))), None, False),
+    "example": (
+        PromptTemplate("{question}", examples=(("1?", "<think>a</think>1"), ("2?", "<think>"))),
+        None,
+        False,
+    ),
     "chat": (PromptTemplate("{question}"), TURNS, False),
     "chat, system text": (PromptTemplate("{question}", system="Begin with <think>."), TURNS, False),
-    "chat without special tokens": (PromptTemplate("{question}"), "{{ messages[-1].content }}\nAnswer:", False),
+    "chat without special tokens": (
+        PromptTemplate("{question}"),
+        "{{ messages[-1].content }}\nAnswer:",
+        False,
+    ),
     "chat without special tokens that opens one": (
-        PromptTemplate("{question}"), "{{ messages[-1].content }}\nAnswer: <think>", True),
-    "Llama 2": (PromptTemplate("{question}"), "[INST] {{ messages[-1].content.strip() }} [/INST]", False),
+        PromptTemplate("{question}"),
+        "{{ messages[-1].content }}\nAnswer: <think>",
+        True,
+    ),
+    "Llama 2": (
+        PromptTemplate("{question}"),
+        "[INST] {{ messages[-1].content.strip() }} [/INST]",
+        False,
+    ),
     "Qwen3-Thinking": (PromptTemplate("{question}"), OPENING, True),
     "Qwen3": (PromptTemplate("{question}"), SWITCHED, False),
-    "Qwen3 without thinking": (PromptTemplate("{question}", options={"enable_thinking": False}), SWITCHED, False),
+    "Qwen3 without thinking": (
+        PromptTemplate("{question}", options={"enable_thinking": False}),
+        SWITCHED,
+        False,
+    ),
     "DeepSeek-R1": (PromptTemplate("{question}"), CHATS["deepseek_r1_distill"].template, True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -546,11 +567,21 @@ def test_the_whole_text_is_read_without_marks_and_by_marks_of_ones_own() -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["<think>" * 14_300, "</think>" * 12_500, "<think></think>" * 6_700, "<" * 100_000, "<think" * 16_700,
-     "Here is my " * 9_100, "<|channel|>" * 9_100, "[" * 100_000, "<|start|>assistant" * 5_600,
-     "<|channel|>final" * 6_250, "<|channel|>final <" * 5_600],
+    [
+        "<think>" * 14_300,
+        "</think>" * 12_500,
+        "<think></think>" * 6_700,
+        "<" * 100_000,
+        "<think" * 16_700,
+        "Here is my " * 9_100,
+        "<|channel|>" * 9_100,
+        "[" * 100_000,
+        "<|start|>assistant" * 5_600,
+        "<|channel|>final" * 6_250,
+        "<|channel|>final <" * 5_600,
+    ],
     ids=lambda text: text[:20],
-)  # fmt: skip
+)
 def test_a_hundred_thousand_characters_take_linear_time(text: str) -> None:
     assert len(text) > 99_000
     start = time.process_time()

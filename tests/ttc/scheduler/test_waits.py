@@ -1,0 +1,31 @@
+"""A token waits for the device once: for the tokens that were drawn. Counted on a pretended device,
+where all but the kernels is the code that runs on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.lab.pretended import Waits, pretended_devices
+from tests.helpers.engines import GREEDY
+from tests.helpers.models import prompt, small
+from tests.helpers.tokenizers import Letters
+from ttc import Engine, Sampling
+from ttc.protocols import Step
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, top_p=0.9)], ids=["greedy", "top_p"])
+def test_a_token_waits_for_the_device_once(sampling: Sampling) -> None:
+    device, _ = pretended_devices()
+    engine = Engine(small(1).to(device), Letters())
+    branches = engine.fork(engine.root(prompt(1, 9)), 3)
+    batch = engine.running_batch()
+    batch.add(branches[:2], Step(9), sampling, limits=[4, 9])
+    batch.step()  # the first pass of a plan uploads it
+    waits = list[int]()
+    while len(batch):
+        if len(waits) == 2:
+            batch.add(branches[2:], Step(4), sampling)
+        with Waits() as counted:
+            batch.step()
+        waits.append(counted.total)
+    assert len(waits) == 8 and waits == [1] * 8

@@ -1,0 +1,223 @@
+"""What stands around each call of an engine: its KV is of the model as it is now and lies where the
+call needs it, others have made way, and the cache stays within its capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import chain
+from threading import RLock
+from typing import Protocol, TypeVar
+from weakref import WeakSet
+
+from ttc.errors import OutOfMemory
+from ttc.passes.pass_by_pass import PassByPass, Passes, all_of
+from ttc.passes.prefill import prefill
+from ttc.passes.runtime import Runtime
+from ttc.protocols import Purpose
+from ttc.tree.branch import Branch
+from ttc.tree.eviction import BlockCache
+from ttc.usage import distinct
+
+T = TypeVar("T")
+
+RESTARTS = 3
+"""How often a call begins again because the model has changed between its passes."""
+
+
+class Decoding(Protocol):
+    """A batch whose branches decode (`RunningBatch`)."""
+
+    runtime: Runtime
+
+    @property
+    def branches(self) -> set[Branch]: ...
+
+    @property
+    def at_work(self) -> bool: ...
+
+    def make_way(self) -> None: ...
+
+    def interrupt(self) -> None: ...
+
+    def preempt(self) -> None: ...
+
+    def youngest(self) -> list[Branch]: ...
+
+    def forget(self, branches: Iterable[Branch]) -> None: ...
+
+
+class Calls:
+    """The calls of one engine, and of those that take turns with it.
+
+    lock: held during each call, or during each pass of one that others may come between.
+    live: the branches that were not released. batches: where branches decode.
+    count: of calls so far. changes: of the model that KV has followed, since load.
+    """
+
+    def __init__(self, runtime: Runtime, cache: BlockCache | None):
+        self.runtime = runtime
+        self.cache = cache
+        self.lock = RLock()
+        self.live: WeakSet[Branch] = WeakSet()
+        self.batches: WeakSet[Decoding] = WeakSet()
+        self.count = 0
+        self.changes = runtime.runner.watch.changes
+
+    def take_turns_with(self, other: Calls) -> None:
+        """Share another engine's lock, before any call: each makes way for the other's passes."""
+        self.lock = other.lock
+        self.batches = other.batches
+        self.runtime.under_way = other.runtime.under_way
+
+    # ---------------------------------------------------------------- a call
+
+    @contextmanager
+    def present(self, branches: Sequence[Branch], wake: bool = True) -> Iterator[None]:
+        """Keep the cache within its capacity around a call, and have the KV of `branches` there
+        meanwhile."""
+        self._begin(branches)
+        all_of(self._woken(branches if wake else []))
+        try:
+            yield
+        finally:
+            self.trim()
+
+    def pass_by_pass(
+        self, branches: Sequence[Branch], passes: Callable[[], Passes[T]], wake: bool
+    ) -> PassByPass[T]:
+        """A call that is made one pass at a time; see `between`."""
+        made = self.between(branches, passes, wake)
+        return PassByPass(branches, made, self.lock, self.runtime.under_way)
+
+    def between(
+        self, branches: Sequence[Branch], passes: Callable[[], Passes[T]], wake: bool
+    ) -> Passes[T]:
+        """What stands around a call (see `present`), where others may use the engine between its
+        passes. If the model has changed there, all passes are made again: `RESTARTS` times at most,
+        as a model may change with each of its own passes. So they are where others have to make
+        room, with nobody between from then on."""
+
+        def from_the_start() -> Passes[T]:
+            yield from self._woken([branch for branch in branches if wake and not branch.released])
+            return (yield from passes())
+
+        self._begin(branches)
+        starts = 0
+        spent = [(usage, replace(usage)) for usage in distinct(b.usage for b in branches)]
+        try:
+            while True:
+                changes = self.changes
+                starts += 1
+                with closing(from_the_start()) as made:
+                    try:
+                        if starts > RESTARTS:
+                            return all_of(made)  # with nobody between
+                        while changes == self.changes:
+                            next(made)
+                            yield
+                            self.follow_model(samples=False)
+                            if changes == self.changes:
+                                self._make_way()
+                    except StopIteration as end:
+                        result: T = end.value
+                        return result
+                    except OutOfMemory:
+                        if not self._let_go_of_others(branches):
+                            raise
+                        starts = RESTARTS
+                        for usage, before in spent:  # the attempt costs the search nothing
+                            usage.prompt_tokens = before.prompt_tokens
+                            usage.verifier_tokens = before.verifier_tokens
+        finally:
+            self.trim()
+
+    def before_token(self) -> None:
+        """A batch is about to decode a token."""
+        if self.runtime.under_way:
+            self._finish_others()
+        self.follow_model(samples=False)
+
+    def _begin(self, branches: Sequence[Branch]) -> None:
+        self._finish_others()
+        self.follow_model()
+        self.count += 1
+        for branch in branches:
+            branch.used_at = self.count
+        self._make_way()
+        self.trim(branches)
+
+    # ---------------------------------------------------------------- its parts
+
+    def follow_model(self, samples: bool = True) -> None:
+        """Where the model is another one than in the last call (adapters, weights, code), let go of
+        all KV: for the branches that go on it is computed again.
+
+        samples: see `Watch.unchanged`. Raises UnsupportedModel while the model has adapters that
+        cannot be served.
+        """
+        watch = self.runtime.runner.watch
+        watch.unchanged(samples=samples)
+        if watch.changes == self.changes:
+            return
+        self.changes = watch.changes
+        for batch in list(self.batches):
+            if batch.runtime is self.runtime:
+                batch.interrupt()
+        tree = self.runtime.tree
+        for branch in list(self.live):
+            tree.move(branch, tree.trunk)
+
+    def _finish_others(self) -> None:
+        """Calls that others have begun are finished first where room is tight: it was theirs when
+        they began."""
+        if not self.runtime.residency.roomy:
+            for call in list(self.runtime.under_way):
+                while not call.running and not call.step():
+                    pass
+
+    def _make_way(self) -> None:
+        for batch in list(self.batches):
+            batch.make_way()
+
+    def _woken(self, branches: Sequence[Branch]) -> Passes[None]:
+        """Compute the KV of branches that has been evicted."""
+        missing = [branch for branch in branches if branch.leaf.end < len(branch.tokens) - 1]
+        purpose: Purpose = "prompt" if self.runtime.sharing.rule == "none" else "recompute"
+        yield from prefill(self.runtime, missing, [b.tokens for b in missing], purpose)
+        if missing:
+            yield
+
+    def _let_go_of_others(self, branches: Sequence[Branch]) -> bool:
+        """Have all that decode wait, and free the KV of a branch that is not one of these, to be
+        computed again when it goes on: an idle one first, else the youngest that waits. Says
+        whether there was any."""
+        at_work = [batch for batch in list(self.batches) if batch.at_work]
+        for batch in at_work:
+            batch.preempt()
+        own = {
+            branch
+            for call in self.runtime.under_way
+            for branch in call.branches
+            if not set(branches).isdisjoint(call.branches)
+        }
+        youngest = chain(*(batch.youngest() for batch in list(self.batches)))
+        others = [branch for branch in (*self.idle(), *own, *youngest) if branch not in branches]
+        tree = self.runtime.tree
+        return bool(at_work) or any(tree.let_go(branch) for branch in others)
+
+    def trim(self, at_work: Iterable[Branch] = ()) -> None:
+        """Keep the cache within its capacity, without the KV of these branches and of those that
+        calls or batches work on."""
+        if self.cache is not None:
+            self.cache.trim(self.runtime.tree, self.live, chain(at_work, self._at_work()))
+
+    def idle(self) -> list[Branch]:
+        """The branches that no call works on, that of the longest ago first."""
+        return sorted(self.live.difference(self._at_work()), key=lambda branch: branch.used_at)
+
+    def _at_work(self) -> Iterator[Branch]:
+        begun = (call.branches for call in self.runtime.under_way)
+        decoding = (batch.branches for batch in self.batches)
+        return chain(*begun, *decoding)

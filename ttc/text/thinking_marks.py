@@ -1,0 +1,197 @@
+"""Which part of a model's text is thought, and which is its answer.
+
+A text is cut at marks, the strings with which a model begins and ends to think. The last of them
+counts: what follows an end is the answer, and after a beginning there is none yet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ttc.checks import check_kind
+from ttc.errors import InvalidInput
+
+
+class Parted(NamedTuple):
+    """A text in two. thought: what stands before the answer. answer: None while it is not begun."""
+
+    thought: str
+    answer: str | None
+
+
+class Cut(NamedTuple):
+    """A mark from `start` to `end` (excluded). thinks: whether a thought follows; None if it
+    changes nothing."""
+
+    start: int
+    end: int
+    thinks: bool | None
+
+
+class Piece(NamedTuple):
+    """What lies between two marks, from `start` to `end` (excluded)."""
+
+    start: int
+    end: int
+    thought: bool
+
+
+class Header(NamedTuple):
+    """A mark with the model's words in it, as gpt-oss's
+    `<|channel|>final <|constrain|>json<|message|>`: from `start` to the next `end`, which stands at
+    most `HEADER_TOKENS` tokens or `HEADER_CHARS` characters later."""
+
+    start: str
+    end: str
+
+
+HEADER_TOKENS, HEADER_CHARS = 20, 200
+"""The first is that of vLLM's parser for gpt-oss."""
+
+Mark = str | Header
+
+
+@dataclass(frozen=True)
+class ThinkingMarks:
+    r"""The strings that part a model's thoughts from its answers.
+
+    begin, end: any of `begin` opens a thought, any of `end` closes it. wraps: strings that belong
+    to neither, as the tags around an answer. One string may be given for a tuple of one, and a
+    `Header` for a string. closing: what is written to end a thought, by default the first of `end`.
+
+    What follows the last end of thinking is the answer, whatever stands before: thoughts don't
+    nest, and all before an end that nothing opened was thought. A text whose last mark opens a
+    thought has no answer.
+    Raises InvalidInput where `end` is empty, and for strings that are empty or both `begin` and
+    `end`.
+    """
+
+    begin: Sequence[Mark]
+    end: Sequence[Mark]
+    wraps: Sequence[Mark] = ()
+    closing: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("begin", "end", "wraps"):
+            given = getattr(self, name)
+            strings = (given,) if isinstance(given, Mark) else given
+            listed = isinstance(strings, Sequence) and all(map(_is_mark, strings))
+            check_kind(name, given, listed, "a string, or a list of strings that are not empty")
+            object.__setattr__(self, name, tuple(strings))
+        if not self.end:
+            raise InvalidInput(
+                "end is empty; name the string that ends the model's thoughts, as </think>"
+            )
+        if not self.closing:
+            object.__setattr__(self, "closing", spelt(self.end[0]))
+        if both := set(self.begin) & set(self.end):
+            raise InvalidInput(
+                f"{min(both)!r} is among begin and end; a mark either opens a thought or closes it"
+            )
+
+    @cached_property
+    def kinds(self) -> dict[Mark, bool | None]:
+        """All marks; for each whether a thought follows it."""
+        return (
+            dict.fromkeys(self.wraps, None)
+            | dict.fromkeys(self.begin, True)
+            | dict.fromkeys(self.end, False)
+        )
+
+    @cached_property
+    def _ordered(self) -> list[Mark]:
+        """The marks, the longest first."""
+        return sorted(self.kinds, key=lambda mark: len(spelt(mark)), reverse=True)
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Finds marks, the longest at each place, each as a group of its number."""
+        starts = "|".join(re.escape(_start(mark)) for mark in self._ordered)
+        return re.compile(
+            "|".join(f"({_expression(mark, starts)})" for mark in self._ordered), re.DOTALL
+        )
+
+    def cuts(self, text: str) -> list[Cut]:
+        """The marks in a text, in order."""
+        kinds = [self.kinds[mark] for mark in self._ordered]
+        return [
+            Cut(*found.span(), kinds[(found.lastindex or 1) - 1])
+            for found in self.pattern.finditer(text)
+        ]
+
+    def unsettled(self, text: str) -> int:
+        """How many characters at the end of a text may be the beginning of a mark."""
+        held = max(overlap(text, spelt(mark)) for mark in self.kinds)
+        for mark in self.kinds:
+            if isinstance(mark, Header):
+                start = text.rfind(mark.start, max(0, len(text) - HEADER_CHARS - len(spelt(mark))))
+                if start >= 0 and mark.end not in text[start + len(mark.start) :]:
+                    held = max(held, len(text) - start)
+        return held
+
+    def split(self, text: str, begun: bool = False) -> Parted:
+        """The thought and the answer of a text. begun: whether a thought is open at first."""
+        return split_at(len(text), self.cuts(text), begun, lambda start, end: text[start:end])
+
+
+def spelt(mark: Mark) -> str:
+    """A mark as it is written where it holds no other words."""
+    return mark if isinstance(mark, str) else mark.start + mark.end
+
+
+def _is_mark(given: Any) -> bool:
+    parts = given if isinstance(given, Header) else (given,)
+    return all(isinstance(part, str) and part for part in parts)
+
+
+def _start(mark: Mark) -> str:
+    return mark if isinstance(mark, str) else mark.start
+
+
+def _expression(mark: Mark, starts: str) -> str:
+    """starts: an expression for what no header holds, the starts of all marks."""
+    if isinstance(mark, str):
+        return re.escape(mark)
+    start, end = map(re.escape, mark)
+    return f"{start}(?:(?!{starts}).){{0,{HEADER_CHARS}}}?{end}"
+
+
+def pieces(length: int, cuts: Sequence[Cut], begun: bool) -> list[Piece]:
+    """What lies between the marks of so many characters or tokens, empty pieces left out."""
+    between = list[Piece]()
+    start, thought = 0, begun
+    for cut in (*cuts, Cut(length, length, None)):
+        if cut.start > start:
+            between.append(Piece(start, cut.start, thought))
+        start = cut.end
+        thought = thought if cut.thinks is None else cut.thinks
+    return between
+
+
+def split_at(
+    length: int, cuts: Sequence[Cut], begun: bool, text: Callable[[int, int], str]
+) -> Parted:
+    """The thought and the answer, what follows the last end of thinking, of so many characters or
+    tokens. text: gives that of a piece."""
+    found = pieces(length, cuts, begun)
+    if ends_in_thought(cuts, begun):
+        return Parted("".join(text(piece.start, piece.end) for piece in found), None)
+    end = max((cut.end for cut in cuts if cut.thinks is False), default=0)
+    thought = [text(piece.start, piece.end) for piece in found if piece.start < end]
+    answer = [text(piece.start, piece.end) for piece in found if piece.start >= end]
+    return Parted("".join(thought), "".join(answer))
+
+
+def ends_in_thought(cuts: Sequence[Cut], begun: bool) -> bool:
+    """Whether the last mark leaves a thought open."""
+    return next((cut.thinks for cut in reversed(cuts) if cut.thinks is not None), begun)
+
+
+def overlap(text: Sequence[Any], mark: Sequence[Any]) -> int:
+    """How much of the end of `text` is the beginning of `mark`, but not all of it."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text[len(text) - size :] == mark[:size]), 0)

@@ -1,0 +1,115 @@
+"""The thinking marks of known models, and which of them a tokenizer's model uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ttc.text.thinking_marks import Header, ThinkingMarks
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that think alike.
+
+    signs: all stand in the chat template, or are tokens of the vocabulary. written: they are
+    ordinary words, so that the chat template alone tells.
+    """
+
+    marks: ThinkingMarks
+    signs: tuple[str, ...]
+    written: bool = False
+
+
+TAGS = ThinkingMarks("<think>", "</think>")
+"""DeepSeek-R1, Qwen3, QwQ, SmolLM3, GLM-4.5, MiniMax-M2, Phi-4-reasoning, OLMo 3 Think, Nemotron,
+ERNIE 4.5 and EXAONE 4."""
+
+FAMILIES = (
+    Family(
+        ThinkingMarks("<think>", "</think>", ("<answer>", "</answer>")),
+        ("</think>", "<answer>"),
+        written=True,
+    ),
+    Family(TAGS, ("</think>",)),
+    Family(  # gpt-oss: channels of the harmony format
+        ThinkingMarks(
+            (
+                Header("<|channel|>analysis", "<|message|>"),
+                Header("<|channel|>commentary", "<|message|>"),
+            ),
+            Header("<|channel|>final", "<|message|>"),
+            ("<|start|>assistant",),
+            "<|end|><|start|>assistant<|channel|>final<|message|>",
+        ),
+        ("<|channel|>", "<|message|>"),
+    ),
+    Family(ThinkingMarks("[THINK]", "[/THINK]"), ("[/THINK]",)),  # Magistral
+    Family(  # Granite 3.2
+        ThinkingMarks(
+            ("Here is my thought process:", "Here's my thought process:"),
+            ("Here is my response:", "Here's my response:"),
+        ),
+        ("Here is my thought process:", "Here is my response:"),
+        written=True,
+    ),
+    Family(ThinkingMarks("<thought>", "</thought>"), ("</thought>",)),  # EXAONE Deep
+    Family(ThinkingMarks("<seed:think>", "</seed:think>"), ("</seed:think>",)),  # Seed-OSS
+    Family(
+        ThinkingMarks(("<|channel>thought\n", "<|channel>"), "<channel|>"),
+        ("<|channel>", "<channel|>"),
+    ),  # Gemma 4
+    Family(  # Command A Reasoning
+        ThinkingMarks(
+            "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+        ),
+        ("<|END_THINKING|>",),
+    ),
+    Family(ThinkingMarks("<|inner_prefix|>", "<|inner_suffix|>"), ("<|inner_suffix|>",)),  # Apertus
+    Family(ThinkingMarks("◁think▷", "◁/think▷"), ("◁/think▷",)),  # Kimi-VL-Thinking
+    Family(
+        ThinkingMarks("<longcat_think>", "</longcat_think>"), ("</longcat_think>",)
+    ),  # LongCat-Flash-Thinking
+    Family(  # Apriel 1.5
+        ThinkingMarks(
+            "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)
+        ),
+        ("[BEGIN FINAL RESPONSE]",),
+        written=True,
+    ),
+)
+"""More particular ones first. Sources: the models' chat templates, and vLLM's reasoning parsers."""
+
+
+def _all_tags() -> ThinkingMarks:
+    tagged = [family.marks for family in FAMILIES if not family.written]
+    begin, end, wraps = (
+        tuple(dict.fromkeys(mark for marks in tagged for mark in getattr(marks, name)))
+        for name in ("begin", "end", "wraps")
+    )
+    return ThinkingMarks(begin, end, wraps)
+
+
+ANY = _all_tags()
+"""The marks of all known models that no other text holds, for texts of an unknown model."""
+
+
+def marks_of(tokenizer: Any) -> ThinkingMarks | None:
+    """The marks of a tokenizer's model, by its chat template or its vocabulary; None for none."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, Mapping):
+        template = "\n".join(map(str, template.values()))
+    for family in FAMILIES:
+        if isinstance(template, str) and all(sign in template for sign in family.signs):
+            return family.marks
+    for family in FAMILIES:
+        if not family.written and all(_is_token(sign, tokenizer) for sign in family.signs):
+            return family.marks
+    return None
+
+
+def _is_token(text: str, tokenizer: Any) -> bool:
+    number_of = getattr(tokenizer, "convert_tokens_to_ids", None)
+    number = None if number_of is None else number_of(text)
+    return number is not None and number != getattr(tokenizer, "unk_token_id", None)

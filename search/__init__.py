@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from search.parallel_probe import ParallelProbe as ParallelProbe
     from search.particle_filter import ParticleFilter as ParticleFilter
     from search.particle_gibbs import ParticleGibbs as ParticleGibbs
+    from search.phi_decoding import PhiDecoding as PhiDecoding
     from search.rating import try_verifier as try_verifier
     from search.rebase import REBASE as REBASE
     from search.revision import Revision as Revision

@@ -428,7 +428,7 @@ class ActiveSearch:
         """What a step added to a branch."""
         node = self.nodes[child]
         node.text, node.tokens = text, len(child.generated)
-        node.thought = _thought_in(text, child)
+        node.thought = thought_in(text, child)
         self._keep_tokens(child)
 
     def count_thinking(self, child: Branch) -> None:
@@ -477,7 +477,7 @@ class ActiveSearch:
         return Progress(self.problem, self.answered, did, nodes, replace(self.root.usage), result)
 
 
-def _thought_in(text: str, branch: Branch) -> int:
+def thought_in(text: str, branch: Branch) -> int:
     """How many characters at the beginning of a branch's last text are thought."""
     if branch.thoughts is None:
         return 0

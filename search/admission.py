@@ -10,6 +10,7 @@ from typing import NamedTuple
 from search.generate_batch import GenerateBatch
 from ttc.cost_model.options import MOST_ROWS
 from ttc.protocols import Backend, Batch, RunsBatches
+from ttc.scheduler.growth import SHORT_TOKENS
 from ttc.tree.branch import Branch
 from ttc.tree.tree import SNAPSHOT_TOKENS
 
@@ -22,7 +23,7 @@ WINDOW = 64
 
 
 class Demand(NamedTuple):
-    """The most that one problem has asked for at once.
+    """The most that one problem has needed at once.
 
     rows: of the batch. tokens: of KV. states: recurrent ones.
     """
@@ -52,12 +53,14 @@ class Admission:
     most branches that decode at once, None for `most_rows` where `concurrency` is None too, else
     for no limit.
 
-    A problem is taken to need the most that any problem of late has asked for at once. Its tokens
-    are its prompt, a step for each branch that it keeps, and for each branch of the next step a
-    tail and what that is frozen into. Its recurrent states are those along the prompt, and two of
-    each branch: its state and where it parted from others, or the one that changes and the one that
-    is kept. Half of the memory is left to trees that grow larger. So the first problem begins
-    alone.
+    A problem is taken to need the most that any problem of late has needed at once. Its tokens are
+    its prompt, a step for each branch that it keeps, and for each branch of the next step a tail
+    and what that is frozen into. A step counts for what branches have written in it, not for its
+    limit; one that is not over yet counts for `SHORT_TOKENS` at most. Where that was too little,
+    the youngest branches of the batch wait. The recurrent states of a problem are those along the
+    prompt, and two of each branch: its state and where it parted from others, or the one that
+    changes and the one that is kept. Half of the memory is left to trees that grow larger. So the
+    first problem begins alone.
 
     at_first: the most problems under way before one has ended. ended: how many have.
     recent_demand, earlier_demand: since the last `WINDOW` problems had ended, and before that.
@@ -90,6 +93,15 @@ class Admission:
     ) -> None:
         """A problem that keeps `kept` branches asks for `rows` more of up to `step_tokens`
         tokens."""
+        self._note(rows, prompt_tokens, min(step_tokens, SHORT_TOKENS), kept)
+
+    def note_step(self, children: Sequence[Branch], prompt_tokens: int, kept: int = 0) -> None:
+        """The step of these branches is over, which are all that a problem has asked for beside the
+        `kept` ones."""
+        written = sum(len(child.tokens) - _start(child) for child in children)
+        self._note(len(children), prompt_tokens, -(-written // len(children)), kept)
+
+    def _note(self, rows: int, prompt_tokens: int, step_tokens: int, kept: int) -> None:
         tokens = prompt_tokens + (kept + 2 * rows) * step_tokens
         states = 1 + prompt_tokens // SNAPSHOT_TOKENS + 2 * (kept + rows)
         self.recent_demand = self.recent_demand.larger(Demand(rows, tokens, states))
@@ -128,3 +140,8 @@ class Admission:
             fitting = self.batch.fits(demand.tokens, demand.states) // 2 if demand.tokens else 1
             admitted = int(min(admitted, fitting - active, self.at_first - active))
         return max(admitted, int(not active))
+
+
+def _start(branch: Branch) -> int:
+    """How many of its tokens a branch had when its last step began."""
+    return branch.prompt_length if branch.parent is None else len(branch.parent.tokens)

@@ -9,7 +9,7 @@ from typing import Any
 from search.base import Search
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem, check_needs
+from ttc.protocols import Problem, check_needs, score_range
 
 
 def check_parts(search: Any, engine: Any, verifier: Any) -> None:
@@ -27,12 +27,19 @@ def check_parts(search: Any, engine: Any, verifier: Any) -> None:
         check_needs(verifier, engine)
         if verifier is None:
             raise InvalidInput(f"{name} selects by score; give it verifier=...")
+        check_scores(search, verifier)
     elif verifier is not None:
         warnings.warn(
             f"{name} does not rate branches, so {type(verifier).__name__} is not used; leave the "
             "verifier out",
             stacklevel=4,
         )
+
+
+def check_scores(search: Search, verifier: Any) -> None:
+    """Refuse a verifier that says of its scores that the search cannot use them."""
+    if (scores := score_range(verifier)) is not None:
+        search.check_scores(type(verifier).__name__, *scores)
 
 
 def check_concurrency(concurrency: int | None, max_rows: int | None) -> None:

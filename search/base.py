@@ -178,6 +178,15 @@ class Search(ABC):
         """What the search reads of its branches that not every backend offers."""
         return ()
 
+    def check_scores(self, verifier: str, least: float, most: float) -> None:
+        """Raise InvalidInput for a verifier whose scores, from `least` to `most`, are of no use
+        here. verifier: its name."""
+        if getattr(self, "aggregation", None) == "product" and least < 0:
+            raise InvalidInput(
+                f"aggregation='product' and {verifier}, whose scores go below zero: their product "
+                "would rank by how many there are; use aggregation=mean, min or last"
+            )
+
     @property
     def compares_ratings(self) -> bool:
         """Whether scores of an earlier step compete with those of a later one."""
@@ -211,10 +220,10 @@ sentence is over belongs to it."""
 class StepwiseSearch(Search):
     """A search that rates unfinished branches.
 
-    thinking_step: where a step ends inside of a thought: after a "paragraph", a "sentence" or a word
-        like "Wait" ("wait"), after another string, or after a number of tokens. Steps of thoughts
-        count among the search's steps, and the end of the thought ends one too. None: a thought is
-        written as a whole, in the step of the answer that follows it.
+    thinking_step: where a step ends inside of a thought: after a "paragraph", a "sentence" or a
+        word like "Wait" ("wait"), after another string, or after a number of tokens. Steps of
+        thoughts count among the search's steps, and the end of the thought ends one too. None: a
+        thought is written as a whole, in the step of the answer that follows it.
     """
 
     thinking_step: int | str | None = None

@@ -51,6 +51,11 @@ class ComputeOptimal(Search):
     def compares_ratings(self) -> bool:
         return any(strategy.compares_ratings for strategy in self.strategies)
 
+    def check_scores(self, verifier: str, least: float, most: float) -> None:
+        super().check_scores(verifier, least, most)
+        for strategy in self.strategies:
+            strategy.check_scores(verifier, least, most)
+
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.answer(self.max_tokens)
         samples = yield from expand([root], self.n, step, self.sampling)

@@ -62,8 +62,8 @@ class SearchConfig:
         limited = not (isinstance(engine, WritesAhead) and engine.writes_ahead)
         if closes and not limited:
             raise InvalidInput(
-                "thinking=off, and the chat template has no switch for it; on a server no thought "
-                "can be ended, so use a model whose template has one, or thinking=auto"
+                "thinking=off, and the chat template has no switch for it; on this server no "
+                "thought can be ended, so use a model whose template has one, or thinking=auto"
             )
         return cls(
             search,

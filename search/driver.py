@@ -10,15 +10,15 @@ of its own; its result depends on nothing else.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
 
 from search.active_search import ActiveSearch, Chat, steps_of
 from search.admission import Admission
+from search.appends import Appends
 from search.config import SearchConfig
-from search.prefills import begin_extend, begin_roots, begin_variants
+from search.prefills import Task, begin_extend, begin_roots, begin_variants, passes_of
 from search.rating import aggregate
 from search.thinking import ThinkingStep
 from ttc.errors import BranchRefused, ContextExceeded, InvalidInput, RemoteError, VerifierError
@@ -39,47 +39,28 @@ from ttc.protocols import (
 from ttc.results import Progress, Result, Stopped
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
-from ttc.tree.segment import common_prefix
 from ttc.usage import Usage
 
 Events = Generator[tuple[int, Progress], None, None]
 """What happened, each with the number of its problem."""
 
 
-Task = Iterator[tuple[int, Progress] | None]
-"""Work that makes passes of the model: what happened, and None after each pass, where it may be
-left for a while."""
-
-
 @dataclass(eq=False)
 class Work:
-    """A task and the problems that it is for, by their numbers. tokens: of the prompts or ratings
-    that it computes."""
+    """A task and the problems that it is for, by their numbers.
+
+    tokens: of the prompts or ratings that it computes. begins: whether problems begin with it.
+    """
 
     task: Task
     indices: set[int]
     tokens: int = 0
+    begins: bool = False
 
     def close(self) -> None:
         """Let it be."""
         if isinstance(self.task, Generator):
             self.task.close()
-
-
-class Given(NamedTuple):
-    """What an `Append` puts after the first `keep` tokens of a branch."""
-
-    keep: int
-    tokens: list[int]
-
-
-class Family(NamedTuple):
-    """The children of one `Append`, and the tokens that each is given."""
-
-    active: ActiveSearch
-    request: Append
-    children: list[Branch]
-    tokens: list[list[int]]
 
 
 @dataclass
@@ -209,7 +190,7 @@ class Driver:
 
     def start(self, indices: Sequence[int], tokens: int = 0) -> None:
         """Have these problems begin. tokens: of their prompts."""
-        self.works.append(Work(self._start(indices), set(indices), tokens))
+        self.works.append(Work(self._start(indices), set(indices), tokens, begins=True))
 
     def begin_decoding(
         self, active: ActiveSearch, children: list[Branch], step: Step, sampling: Sampling
@@ -310,7 +291,7 @@ class Driver:
         begun = [self.active[index] for index in roots]
         yield from failed
         for prefill in prefills:
-            yield from _passes(prefill)
+            yield from passes_of(prefill)
         for active in begun:
             if not active.over:
                 active.begin()
@@ -356,12 +337,7 @@ class Driver:
         """Answer the requests of those who don't decode, equal kinds merged, and say what was
         done."""
         for active in resting:
-            while isinstance(active.request, Release):
-                branches = active.released(active.request.branches)
-                self.engine.release(branches)
-                _forget(active, branches)
-                if active.request is not None:
-                    active.advance(None)
+            self._let_go(active)
         pending = [(active, active.request) for active in resting]
         for active, request in pending:
             if isinstance(request, Vary) and not active.over:
@@ -369,7 +345,7 @@ class Driver:
         appends = [
             (active, r) for active, r in pending if isinstance(r, Append) and not active.over
         ]
-        yield from self._append(appends)
+        yield from Appends(self.engine).answer(appends)
         rates: dict[tuple[int, Aggregation], list[tuple[ActiveSearch, Rate]]] = defaultdict(list)
         for active, request in pending:
             if active.over:
@@ -382,6 +358,15 @@ class Driver:
                 )
         for (_, aggregation), rated in rates.items():
             yield from self._rate(_under_way(rated), aggregation)
+
+    def _let_go(self, active: ActiveSearch) -> None:
+        """Free the branches that a search needs no more, until it asks for something else."""
+        while isinstance(active.request, Release):
+            branches = active.released(active.request.branches)
+            self.engine.release(branches)
+            _forget(active, branches)
+            if active.request is not None:
+                active.advance(None)
 
     def _vary(self, active: ActiveSearch, request: Vary) -> Task:
         template = active.config.template
@@ -402,131 +387,11 @@ class Driver:
             active.record(branch, request.root)
             start = len(branch.tokens) - len(suffixes[place])
             active.begin_turn(branch, Chat(templates[place % len(templates)], (), start), tokenizer)
-        yield from _passes(prefill)
+        yield from passes_of(prefill)
         if not active.over:
             progress = active.progress("prompted", prefill.branches)
             active.advance(prefill.branches)
             yield active.index, progress
-
-    def _append(self, requests: Sequence[tuple[ActiveSearch, Append]]) -> Task:
-        """Children with the given text, all problems' in one pass where none of them is refused."""
-        families: list[Family] = []
-        for active, request in requests:
-            try:
-                texts = request.texts()
-                given = [
-                    self._given(active, branch, text, request)
-                    for branch, text in zip(request.branches, texts, strict=True)
-                ]
-            except InvalidInput as error:
-                active.refuse(error)
-                continue
-            families.append(self._forked(active, request, given))
-        for prefill, extended in self._extended(families):
-            yield from _passes(prefill)
-            for family in extended:
-                if not family.active.over:
-                    yield self._appended(family)
-
-    def _appended(self, family: Family) -> tuple[int, Progress]:
-        """The children of a family have their texts."""
-        active, request, children, tokens = family
-        for child, text, added in zip(children, request.texts(), tokens, strict=True):
-            if request.turn:
-                template, said, _ = active.chats[child]
-                chat = Chat(template, (*said, text), len(child.tokens))
-                active.begin_turn(child, chat, self.engine.tokenizer)
-            active.wrote(child, self.engine.decode(added))
-        progress = active.progress("appended", children)
-        active.advance(children)
-        return active.index, progress
-
-    def _forked(self, active: ActiveSearch, request: Append, given: Sequence[Given]) -> Family:
-        """A child of each branch, ready for its text. given: what `_given` says of each branch."""
-        children = []
-        for branch, (keep, _) in zip(request.branches, given, strict=True):
-            dropped, ended = len(branch.tokens) - keep, branch.finish_reason == "eos"
-            differs = request.turn and dropped > ended  # the whole chat begins otherwise
-            (child,) = self.engine.fork(branch, 1, keep) if differs else self.engine.fork(branch, 1)
-            children.append(active.record(child, branch))
-            child.reopen(0 if differs else dropped)
-            if request.turn:
-                template, said, _ = active.chats[branch]
-                active.chats[child] = Chat(template, (*said, self._answer(active, branch)), keep)
-                child.begin_answer()
-            if request.ends_thinking:
-                child.thinking_ended = len(child.tokens)
-        return Family(active, request, children, [tokens for _, tokens in given])
-
-    def _extended(self, families: Sequence[Family]) -> list[tuple[Prefill, Sequence[Family]]]:
-        """What gives the children their texts. Where not all can have it, each family is tried by
-        itself."""
-        if not families:
-            return []
-        try:
-            return [(self._begin_extend(families), families)]
-        except InvalidInput:
-            begun = list[tuple[Prefill, Sequence[Family]]]()
-        for family in families:
-            try:
-                begun.append((self._begin_extend([family]), [family]))
-            except InvalidInput as error:
-                self.engine.release(family.active.retire(family.children))
-                family.active.refuse(error)
-        return begun
-
-    def _begin_extend(self, families: Sequence[Family]) -> Prefill:
-        children = [child for family in families for child in family.children]
-        tokens = [given for family in families for given in family.tokens]
-        return begin_extend(self.engine, children, tokens)
-
-    def _given(self, active: ActiveSearch, branch: Branch, text: str, request: Append) -> Given:
-        """How many tokens of a branch stay before a text, and the text's tokens."""
-        if request.turn:
-            return self._next_turn(active, branch, text)
-        given, eos = self.engine.encode(text), branch.finish_reason == "eos"
-        if not request.drop or not self._drops(branch, request.drop):
-            return Given(len(branch.tokens) - eos, given)
-        return Given(len(branch.tokens) - 1, given)
-
-    def _drops(self, branch: Branch, drop: str) -> bool:
-        """Whether the last token of a branch holds the text that is to give way, and nothing
-        else."""
-        eos, generated = branch.finish_reason == "eos", branch.generated
-        if not eos and generated and generated[-1:] == self.engine.encode(drop):
-            return True
-        words = self.engine.decode(generated[:-1] if eos else generated)
-        if not words.endswith(drop):
-            return False
-        if eos or self.engine.decode(generated[:-1]).rstrip() != words.removesuffix(drop).rstrip():
-            raise InvalidInput(
-                f"drop={drop!r} is more than the last token of {branch!r}, and no other can be "
-                "taken back; leave it out, or let steps end with it"
-            )
-        return True
-
-    def _next_turn(self, active: ActiveSearch, branch: Branch, words: str) -> Given:
-        """The tokens of a branch that the prompt with the user's next words begins with, and the
-        rest of that."""
-        template, said, _ = active.chats[branch]
-        before = branch.tokens[: len(branch.tokens) - (branch.finish_reason == "eos")]
-        said, question = (*said, self._answer(active, branch)), active.problem.question
-        prompt = template.next_prompt(words, self.engine.tokenizer, question, said, before)
-        keep = min(common_prefix(before, prompt), len(prompt) - 1)
-        return Given(keep, prompt[keep:])
-
-    def _answer(self, active: ActiveSearch, branch: Branch) -> str:
-        """The model's last answer as a message of a chat: all that follows the prompt, without an
-        end of sequence.
-
-        Where the marks of thoughts are special tokens, which no message holds, it is what follows
-        the thought."""
-        start, thoughts = active.chats[branch].start, branch.thoughts
-        tokens = branch.tokens[start : len(branch.tokens) - (branch.finish_reason == "eos")]
-        if thoughts is not None and thoughts.hidden:
-            answer = thoughts.split(tokens, branch.thinks_at(start, thoughts)).answer
-            return self.engine.decode(tokens) if answer is None else answer
-        return self.engine.decode(tokens)
 
     def _expand(self, active: ActiveSearch, request: Expand) -> None:
         """Let the next children that the budget pays for decode their step."""
@@ -597,7 +462,7 @@ class Driver:
                 child.end_step("length")
             yield from self._stepped(children)
             return
-        yield from _passes(prefill)
+        yield from passes_of(prefill)
         if active.over:
             return
         for child in children:
@@ -650,6 +515,8 @@ class Driver:
                 active.count_thinking(child)
                 active.wrote(child, child.steps[-1])
             active.thinking = {}
+            kept = len(active.live) - 1 - len(children)
+            self.admission.note_step(children, len(active.root.tokens), kept)
             del active.waiting[: len(children)]
             active.made += children
             yield active.index, active.progress("expanded", children)
@@ -696,7 +563,7 @@ class Driver:
                 progress = active.progress("rated", request.branches)
                 active.advance([branch.score for branch in request.branches])
             except VerifierError as error:  # a search may say so too, of ratings that it cannot use
-                active.fail(f"{VerifierError.__name__}: {error}")
+                active.fail(_named(error))
             else:
                 yield active.index, progress
         if paid:
@@ -771,15 +638,6 @@ def _under_way(
 ) -> list[tuple[ActiveSearch, Rate]]:
     """Those of problems that have not ended."""
     return [(active, request) for active, request in requests if not active.over]
-
-
-def _passes(prefill: Prefill) -> Task:
-    """Make the passes of a prefill, with a pause after each."""
-    try:
-        while not prefill.step():
-            yield None
-    finally:
-        prefill.close()
 
 
 def _forget(active: ActiveSearch, branches: Sequence[Branch]) -> None:

@@ -95,7 +95,8 @@ class ParallelProbe(CertaintyProbe):
                 yield Release([before, *([probe] if probe else [])])
 
     def ask(self, chains: Sequence[Chain], case: Case) -> Generator[Request, Any, None]:
-        """Have chains say their answers. Where there is no room to ask, they keep their last ones."""
+        """Have chains say their answers. Where there is no room to ask, they keep their last
+        ones."""
         try:
             asked = yield Append([c.branch for c in chains], self.suffix, ends_thinking=True)
         except ContextExceeded:

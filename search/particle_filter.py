@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from search.base import Case, Limit, Request, SearchSteps, StepwiseSearch, expand
-from ttc.errors import VerifierError
+from ttc.errors import InvalidInput, UnusableScores
 from ttc.protocols import Aggregation, Rate, Release
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
@@ -62,6 +62,14 @@ class ParticleFilter(StepwiseSearch):
     @property
     def compares_ratings(self) -> bool:
         return True
+
+    def check_scores(self, verifier: str, least: float, most: float) -> None:
+        super().check_scores(verifier, least, most)
+        if least < 0 or most > 1:
+            raise InvalidInput(
+                f"{type(self).__name__} takes scores as probabilities, and {verifier} gives scores "
+                f"from {least:g} to {most:g}; use a verifier whose scores lie from 0 to 1"
+            )
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         particles, _ = yield from self.sweep(root, case)
@@ -119,7 +127,7 @@ class ParticleFilter(StepwiseSearch):
         """log(r / (1 - r)) over the temperature, the score r kept 1e-7 away from 0 and 1."""
         score = comparable(branch.score)
         if not 0 <= score <= 1:
-            raise VerifierError(
+            raise UnusableScores(
                 f"{type(self).__name__} takes scores as probabilities, and {score:g} is not from "
                 "0 to 1; use another verifier or aggregation"
             )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ttc.protocols import Backend, Prefill, PrefillsByPass
+from ttc.results import Progress
 from ttc.tree.branch import Branch
+
+Task = Iterator[tuple[int, Progress] | None]
+"""Work that makes passes of the model: what happened, and None after each pass, where it may be
+left for a while."""
 
 
 @dataclass
@@ -51,3 +56,12 @@ def begin_extend(
         return backend.begin_extend(branches, tokens_per_branch)
     backend.extend(branches, tokens_per_branch, purpose="prompt")
     return MadeAtOnce(list(branches))
+
+
+def passes_of(prefill: Prefill) -> Task:
+    """Make the passes of a prefill, with a pause after each."""
+    try:
+        while not prefill.step():
+            yield None
+    finally:
+        prefill.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
-from ttc.errors import VerifierError
+from ttc.errors import UnusableScores, VerifierError
 from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.ratings import passes_of_rating
 from ttc.protocols import (
@@ -77,7 +77,7 @@ class Rater:
     def check_product(self, scores: Sequence[Sequence[float]]) -> None:
         """Refuse scores below zero, whose product says how many there are before how good."""
         if min(map(min, scores), default=0.0) < 0:
-            raise VerifierError(
+            raise UnusableScores(
                 f"{self.name} gives scores below zero, and their product would rank by how many "
                 "there are; use aggregation=mean, min or last"
             )

@@ -12,9 +12,9 @@ from verifiers.written_tests import Agreement, by_program
 
 @dataclass(eq=False)
 class CodeT(Agreement):
-    """Dual execution agreement: programs that pass the same tests are a group, which rates the number
-    of its programs times the number of the tests that they pass (section 2.2), as a share of all
-    programs times all tests.
+    """Dual execution agreement: programs that pass the same tests are a group, which rates the
+    number of its programs times the number of the tests that they pass (section 2.2), as a share of
+    all programs times all tests.
 
     The tests are the shown ones and those that the model writes, right or wrong. It compares the
     branches that are rated together, as those of best_of_n are.

@@ -12,7 +12,7 @@ from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
-from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price
+from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price, score_range
 from ttc.tree.branch import Branch, by_problem
 
 
@@ -60,6 +60,11 @@ class ConfidenceGatedVerifier:
     @property
     def needs(self) -> tuple[Need, ...]:
         return ("logprobs", *getattr(self.inner, "needs", ()))
+
+    @property
+    def score_range(self) -> tuple[float, float] | None:
+        found = score_range(self.inner)
+        return None if found is None else (min(0.0, found[0]), max(1.0, found[1]))
 
     @pass_by_pass
     def rate(

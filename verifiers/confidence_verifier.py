@@ -35,6 +35,10 @@ class ConfidenceVerifier:
         if self.metric not in WORST:
             raise InvalidInput(f"metric={self.metric!r} is unknown; use top1 or logprob")
 
+    @property
+    def score_range(self) -> tuple[float, float]:
+        return (0.0, 1.0) if self.metric == "top1" else (-math.inf, 0.0)
+
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[float]]:

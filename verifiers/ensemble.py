@@ -10,7 +10,7 @@ from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
-from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price
+from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price, score_range
 from ttc.tree.branch import Branch
 
 JOINS: dict[str, Callable[[Sequence[float]], float]] = {
@@ -48,6 +48,13 @@ class EnsembleVerifier:
     @property
     def needs(self) -> tuple[Need, ...]:
         return tuple(need for part in self.parts for need in getattr(part, "needs", ()))
+
+    @property
+    def score_range(self) -> tuple[float, float] | None:
+        ranges = [found for part in self.parts if (found := score_range(part)) is not None]
+        if not ranges:
+            return None
+        return min(least for least, _ in ranges), max(most for _, most in ranges)
 
     @pass_by_pass
     def rate(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from threading import Event
 from typing import TypeVar
 
 from ttc.errors import InvalidInput
 from ttc.execution.code_tests import failures, shown_tests, whole_program
 from ttc.execution.programs import Functions, Limits, check_sandbox
+from ttc.passes.pass_by_pass import Passes, all_of
+from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
 from ttc.text.code import fenced_blocks, find_program, in_a_block
 from ttc.tree.branch import Branch
@@ -18,6 +21,9 @@ from ttc.tree.branch import Branch
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 MIB = 2**20
+
+LOOK_S = 0.02
+"""Seconds after which it is seen whether programs have ended."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class ExecutionVerifier:
     assertions in its question. Those that grade the answer are never used. Without any test, a
     program rates 1 if it can be loaded. A branch without a program rates 0, one that is still
     being written `neutral`. The program is read from the answer as answer_kind=code reads it.
+    While programs run, other problems of a server go on.
 
     time_s: processor seconds for a call or a run. memory_mib: memory of a program.
     Raises TTCError where this machine cannot confine a program.
@@ -47,9 +54,10 @@ class ExecutionVerifier:
     def limits(self) -> Limits:
         return Limits(self.time_s, self.memory_mib * MIB)
 
+    @pass_by_pass
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
+    ) -> Passes[list[list[float]]]:
         check_sandbox()
         programs = [program_of(branch) for branch in branches]
         asked = [
@@ -61,15 +69,16 @@ class ExecutionVerifier:
             for question, branch in zip(questions, branches, strict=True)
         }
 
-        def share(key: tuple[str, str, int]) -> float:
+        def share(key: tuple[str, str, int], stop: Event) -> float:
             program, question, root = key
-            verdicts = failures(program, tests[question, root], self.limits)
+            verdicts = failures(program, tests[question, root], self.limits, stop=stop)
             if verdicts:
                 return verdicts.count(None) / len(verdicts)
             with Functions(program, self.limits) as functions:
                 return float(functions.error is None)
 
-        shares = each(share, ((p, q, root) for p, q, root in asked if p is not None))
+        found = ((p, q, root) for p, q, root in asked if p is not None)
+        shares = yield from runs_of_each(share, found)
         return [
             [unrated(branch, self.neutral) if p is None else shares[p, q, root]]
             for (p, q, root), branch in zip(asked, branches, strict=True)
@@ -90,8 +99,23 @@ def unrated(branch: Branch, neutral: float) -> float:
     return 0.0 if branch.finished else neutral
 
 
-def each(function: Callable[[K], V], keys: Iterable[K]) -> dict[K, V]:
-    """What a function that runs programs gives for each key, some of them at a time."""
+def runs_of_each(function: Callable[[K, Event], V], keys: Iterable[K]) -> Passes[dict[K, V]]:
+    """What a function that runs programs gives for each key, some of them at a time. While they
+    run, whoever asks may do something else every `LOOK_S` seconds. Its second argument is set
+    where nobody waits for the rest."""
     different = list(dict.fromkeys(keys))
-    with ThreadPoolExecutor(max(1, min(len(different), os.cpu_count() or 1))) as pool:
-        return dict(zip(different, pool.map(function, different), strict=True))
+    stop = Event()
+    pool = ThreadPoolExecutor(max(1, min(len(different), os.cpu_count() or 1)))
+    try:
+        runs = [pool.submit(function, key, stop) for key in different]
+        while wait(runs, LOOK_S).not_done:
+            yield
+        return dict(zip(different, [run.result() for run in runs], strict=True))
+    finally:
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def each(function: Callable[[K], V], keys: Iterable[K]) -> dict[K, V]:
+    """`runs_of_each`, at once."""
+    return all_of(runs_of_each(lambda key, _: function(key), keys))

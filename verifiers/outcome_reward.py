@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,6 +30,7 @@ class OutcomeReward(RewardModel):
     system: str | None = None
     thoughts: bool = False
     rates_steps: ClassVar[bool] = False
+    score_range: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
 
     def check_tokenizer(self) -> None:
         self.chat([{"role": "user", "content": "?"}])

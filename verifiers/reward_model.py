@@ -240,9 +240,7 @@ class RewardModel(ABC):
             generation_settings=self.writes,
         )
         engine.residency.join(backend.residency)
-        engine.lock = backend.lock
-        engine.under_way = backend.under_way
-        engine.batches = backend.batches  # what decodes makes way for both engines' passes
+        engine.take_turns_with(backend)
         return engine
 
     # ---------------------------------------------------------------- text and tokens

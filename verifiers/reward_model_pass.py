@@ -243,8 +243,8 @@ def _present(mirrored: Sequence[int], tokens: Sequence[int]) -> int:
 def read_apart(
     engine: Engine, kept: Callable[[Tensor], Any], layouts: Sequence[Layout]
 ) -> list[list[Any]]:
-    """What is read of texts that belong to no search, by a mirror of their own. What they share from
-    the beginning is computed once. kept: see `TreeMirror.score`."""
+    """What is read of texts that belong to no search, by a mirror of their own. What they share
+    from the beginning is computed once. kept: see `TreeMirror.score`."""
     mirror = TreeMirror(engine, kept)
     branches = engine.fork(engine.root([0]), len(layouts))
     try:

@@ -16,7 +16,7 @@ from ttc.text.chat import chat_tokens, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch
 from verifiers.self_verifier import spellings, yes_share
-from verifiers.written_tests import WrittenTests, by_program, side_texts
+from verifiers.written_tests import ProblemPrograms, WrittenTests, by_program, side_texts
 
 TELL_APART = (
     "{question}\n\nHere are two programs.\n\nA:\n```python\n{a}\n```\n\nB:\n```python\n{b}\n```\n\n"
@@ -61,20 +61,14 @@ class SStar(WrittenTests):
         super().__post_init__()
         check_whole("groups", self.groups, 2)
 
-    def rate_problem(
-        self,
-        branch: Branch,
-        question: str,
-        programs: Sequence[str],
-        tests: Sequence[CallTest],
-        backend: Backend,
-    ) -> list[float]:
-        shown = shown_tests(question, branch.about)
+    def rate_problem(self, given: ProblemPrograms) -> list[float]:
+        programs = given.programs
+        shown = shown_tests(given.question, given.branch.about)
         verdicts = by_program(lambda p: failures(p, shown, self.limits), programs)
         shares = [v.count(None) / len(v) if v else 1.0 for v in verdicts]
         best = [place for place, share in enumerate(shares) if share == max(shares)]
-        groups = self._groups([programs[place] for place in best], tests)
-        wins = self._wins(branch, question, groups, tests, backend)
+        groups = self._groups([programs[place] for place in best], given.tests)
+        wins = self._wins(given, groups)
         scores = [share / 2 for share in shares]
         for members, won in zip(groups, wins, strict=False):
             for place in best:
@@ -99,63 +93,49 @@ class SStar(WrittenTests):
         with Functions(program, self.limits) as functions:
             return [functions.call(test.function, test.arguments) for test in tests]
 
-    def _wins(
-        self,
-        branch: Branch,
-        question: str,
-        groups: Sequence[Sequence[str]],
-        tests: Sequence[CallTest],
-        backend: Backend,
-    ) -> list[float]:
+    def _wins(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> list[float]:
         """The share of the other groups that each of the largest ones wins against."""
         compared = list(groups[: self.groups])
         if len(compared) < 2:
             return [1.0] * len(compared)
-        duels = self._duels(branch, question, compared, tests, backend)
+        duels = self._duels(given, compared)
         wins = [0.0] * len(compared)
-        for duel, share in zip(duels, self._choices(branch, question, duels, backend), strict=True):
+        for duel, share in zip(duels, self._choices(given, duels), strict=True):
             winner = duel.first if share >= 0.5 else duel.second
             wins[winner] += 1 / (len(compared) - 1)
         return wins
 
-    def _duels(
-        self,
-        branch: Branch,
-        question: str,
-        groups: Sequence[Sequence[str]],
-        tests: Sequence[CallTest],
-        backend: Backend,
-    ) -> list[Duel]:
+    def _duels(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> list[Duel]:
         """Each two groups with the first call that tells them apart, the model's before others."""
         pairs = list(combinations(range(len(groups)), 2))
-        name = tests[0].function
+        name = given.tests[0].function
+        question, backend = given.question, given.backend
         asked: list[tuple[Branch, Any, list[int]]] = []
         for i, j in pairs:
             text = TELL_APART.format(question=question, a=groups[i][0], b=groups[j][0], name=name)
-            asked.append((branch, name, _prompt(text, backend)))
+            asked.append((given.branch, name, _prompt(text, backend)))
         texts = side_texts(backend, asked, 1, self.max_tokens, self.sampling)
         duels = []
         for (i, j), (text,) in zip(pairs, texts, strict=True):
-            calls = [*_calls(text, name), *tests]
+            calls = [*_calls(text, name), *given.tests]
             left, right = self._run(groups[i][0], calls), self._run(groups[j][0], calls)
             place = next(place for place in range(len(calls)) if left[place] != right[place])
             duels.append(Duel(i, j, calls[place], (left[place], right[place])))
         return duels
 
-    def _choices(
-        self, branch: Branch, question: str, duels: Sequence[Duel], backend: Backend
-    ) -> list[float]:
+    def _choices(self, given: ProblemPrograms, duels: Sequence[Duel]) -> list[float]:
         """P(the first program is right) of each duel, the mean of both orders."""
+        backend = given.backend
         assert isinstance(backend, SideBranches)  # tests were written on them
         prompts = []
         for duel in duels:
             call = f"{duel.call.function}({', '.join(map(repr, duel.call.arguments))})"
             a, b = map(_said, duel.outcomes)
             for first, second in ((a, b), (b, a)):
-                text = CHOOSE.format(question=question, call=call, a=first, b=second)
+                text = CHOOSE.format(question=given.question, call=call, a=first, b=second)
                 prompts.append(_prompt(text, backend))
         left, right = spellings(backend, "A"), spellings(backend, "B")
-        made = backend.side_branches([branch] * len(prompts), prompts)
+        made = backend.side_branches([given.branch] * len(prompts), prompts)
         try:
             words = [[[token] for token in (*left, *right)]] * len(made)
             rows = backend.score(made, words)

@@ -202,7 +202,8 @@ class SelfVerifier:
     ) -> list[list[int]]:
         """The fresh prompts, nothing cut off."""
         texts = [
-            f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{self._shown(branch)}\n\n{self.question}"
+            f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{self._shown(branch)}\n\n"
+            f"{self.question}"
             for branch, problem in zip(branches, questions, strict=True)
         ]
         tokenizer = backend.tokenizer

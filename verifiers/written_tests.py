@@ -20,8 +20,8 @@ from ttc.tree.branch import Branch, by_problem
 from verifiers.execution_verifier import MIB, each, program_of
 
 ASK = (
-    "{question}\n\nDo not solve this. Write {count} different tests of the function {name}, each as "
-    "one line of Python as `assert {name}(...) == ...`, in one fenced block."
+    "{question}\n\nDo not solve this. Write {count} different tests of the function {name}, each "
+    "as one line of Python as `assert {name}(...) == ...`, in one fenced block."
 )
 _DEFINED = re.compile(r"^def ([A-Za-z_]\w*)", re.MULTILINE)
 _ASSERTED = re.compile(r"^\s*(assert .+)$", re.MULTILINE)
@@ -30,6 +30,18 @@ NAME_TOKENS = 32
 
 REMEMBERED = 1024
 """Problems whose tests are kept: a search rates more than once."""
+
+
+@dataclass(frozen=True)
+class ProblemPrograms:
+    """The programs of one problem, which are rated together, and the tests that there are. branch:
+    one of the problem's, which pays for what is asked of the backend."""
+
+    branch: Branch
+    question: str
+    programs: Sequence[str]
+    tests: Sequence[CallTest]
+    backend: Backend
 
 
 @dataclass(eq=False)
@@ -65,16 +77,8 @@ class WrittenTests:
     def sampling(self) -> Sampling:
         return Sampling(self.temperature)
 
-    def rate_problem(
-        self,
-        branch: Branch,
-        question: str,
-        programs: Sequence[str],
-        tests: Sequence[CallTest],
-        backend: Backend,
-    ) -> list[float]:
-        """The rating of each of a problem's programs. branch: one of the problem's, which pays for
-        what is asked."""
+    def rate_problem(self, given: ProblemPrograms) -> list[float]:
+        """The rating of each of the programs."""
         raise NotImplementedError
 
     def rate(
@@ -89,9 +93,10 @@ class WrittenTests:
             branch, question = branches[rows[0]], questions[rows[0]]
             shown = [t for t in shown_tests(question, branch.about) if isinstance(t, CallTest)]
             tests = [*shown, *self._written.get(branch.root_id, [])]
-            found = [str(programs[row]) for row in rated]
-            given = self.rate_problem(branch, question, found, tests, backend) if found else []
-            for row, score in zip(rated, given, strict=True):
+            given = [str(programs[row]) for row in rated]
+            problem = ProblemPrograms(branch, question, given, tests, backend)
+            ratings = self.rate_problem(problem) if given else []
+            for row, score in zip(rated, ratings, strict=True):
                 scores[row] = score
         return [[score] for score in scores]
 
@@ -135,15 +140,8 @@ class Agreement(WrittenTests):
         """The rating of each of a problem's programs."""
         raise NotImplementedError
 
-    def rate_problem(
-        self,
-        branch: Branch,
-        question: str,
-        programs: Sequence[str],
-        tests: Sequence[CallTest],
-        backend: Backend,
-    ) -> list[float]:
-        return self.agreement(programs, tests)
+    def rate_problem(self, given: ProblemPrograms) -> list[float]:
+        return self.agreement(given.programs, given.tests)
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         """The most verifier tokens of a rating: the tests that are still to be written."""

@@ -125,9 +125,11 @@ def test_appended_text_takes_the_place_of_an_end_or_of_the_dropped_text() -> Non
 def test_no_more_than_one_token_is_taken_back() -> None:
     for drop, end in ((",0", ()), ("9,", ("9,",))):
         result = solve(
-            Again(append=lambda b, drop=drop: Append(b, "Wait", drop=drop)), problem=[f"{i}" for i in range(4)],
-            engine=FakeBackend(letters="9,"), end=end,
-        )[0]  # fmt: skip
+            Again(append=lambda b, drop=drop: Append(b, "Wait", drop=drop)),
+            problem=[f"{i}" for i in range(4)],
+            engine=FakeBackend(letters="9,"),
+            end=end,
+        )[0]
         assert (result.error is None) == (not end)
         assert result.error is None or "drop='9,' is more than the last token" in result.error
     result = solve(

@@ -34,7 +34,7 @@ def test_asolve_gives_what_solve_gives() -> None:
 
 def test_an_error_reaches_the_task() -> None:
     with pytest.raises(InvalidInput, match="beam_siz"):
-        asyncio.run(asolve(Greedy(), problem="q", engine=FakeBackend(), beam_siz=3))  # type: ignore[call-overload]
+        asyncio.run(asolve(Greedy(), problem="q", engine=FakeBackend(), beam_siz=3))
 
 
 def test_a_task_that_is_cancelled_ends_its_search_within_a_pass() -> None:
@@ -101,7 +101,7 @@ def test_astream_gives_what_stream_gives(tokens: bool) -> None:
     expected = list(stream(search, engine=make_engine(context=160), **options))
     given = asyncio.run(read())
     assert seen(given) == seen(expected)
-    assert given[-1].result is not None and given[-1].result.answer == expected[-1].result.answer  # type: ignore[union-attr]
+    assert given[-1].result is not None and given[-1].result.answer == expected[-1].result.answer
 
 
 def test_leaving_an_astream_ends_the_search() -> None:

@@ -131,7 +131,7 @@ def test_every_aggregation_selects_by_its_own_score() -> None:
     tree = {"": ["a", "b"], "a": ["1."], "b": ["2."]}
     scores = {"a": 0.9, "a1.": 0.5, "b": 0.3, "b2.": 0.6}
     for aggregation, best in (("last", "b2."), ("min", "a1."), ("product", "a1."), ("mean", "a1.")):
-        search = BeamSearch(beam_size=2, beam_width=1, max_steps=2, aggregation=aggregation)  # type: ignore[arg-type]
+        search = BeamSearch(beam_size=2, beam_width=1, max_steps=2, aggregation=aggregation)
         result = searched(search, HandMadeTree(tree), scores)
         assert result.best is not None and result.best.text == best
 
@@ -209,5 +209,5 @@ def test_of_steps_that_are_rated_together_the_last_alone_runs_to_the_end(
     tree = HandMadeTree({"xx": ["ab."]})
     verifier = Scores({})
     steps = {"step_tokens": 1, "max_steps": 3, "finish_tokens": 9, "verify_every": every}
-    searched(BeamSearch(beam_size=1, beam_width=1, **steps), tree, verifier)  # type: ignore[arg-type]
+    searched(BeamSearch(beam_size=1, beam_width=1, **steps), tree, verifier)
     assert verifier.asked == texts_rated

@@ -269,7 +269,7 @@ class Rated:
         above: Branch | None = branch
         while above is not None and above not in self.read:
             above = above.parent
-        return self.cost * (len(branch.generated) - self.read.get(above, 0))  # type: ignore[arg-type]
+        return self.cost * (len(branch.generated) - self.read.get(above, 0))
 
 
 BY_SCORE = [
@@ -300,7 +300,7 @@ def test_no_answer_is_rated_below_what_the_search_did_not_let_go(
         depth = len(node.path)
         later = [n for n in result.tree if n.path[:depth] == node.path and len(n.path) > depth]
         if not any(n.score is not None for n in later):  # else its continuations stand for it
-            assert result.best.score is not None and result.best.score >= node.score  # type: ignore[operator]
+            assert result.best.score is not None and result.best.score >= node.score
 
 
 # ---------------------------------------------------------------- the reserve

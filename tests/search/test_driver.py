@@ -10,12 +10,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search import BeamSearch, BestFirst, BestOfN, Greedy, Result, SelfConsistency, solve
+from search import (
+    BeamSearch,
+    BestFirst,
+    BestOfN,
+    ComputeOptimal,
+    Greedy,
+    ParticleFilter,
+    Result,
+    Search,
+    SelfConsistency,
+    solve,
+)
 from search.selection import ranked, vote
 from ttc import InvalidInput
-from ttc.protocols import Backend
+from ttc.protocols import Backend, Verifier
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
+from verifiers import (
+    ArithmeticVerifier,
+    ConfidenceGatedVerifier,
+    ConfidenceVerifier,
+    EnsembleVerifier,
+)
 
 BEAM = BeamSearch(beam_size=2, beam_width=3, step_tokens=3, max_steps=4)
 
@@ -319,6 +336,27 @@ def test_a_product_of_negative_scores_is_refused(backend: Any) -> None:
         result = solve(search, problem="1 + 1 = ?", engine=backend, verifier=Log())
         assert (result.error is None) == fine
         assert fine or "below zero" in str(result.error)
+
+
+NEGATIVE = ConfidenceVerifier(metric="logprob")
+UNFIT: list[tuple[Search, Verifier, str]] = [
+    (BestOfN(n=2, aggregation="product"), NEGATIVE, "use aggregation=mean, min or last"),
+    (
+        ComputeOptimal(strategies=(BeamSearch(aggregation="product"),)),
+        EnsembleVerifier([ArithmeticVerifier(), NEGATIVE]),
+        "EnsembleVerifier, whose scores go below zero",
+    ),
+    (ParticleFilter(), ConfidenceGatedVerifier(NEGATIVE), "gives scores from -inf to 1"),
+]
+
+
+@pytest.mark.parametrize(("search", "verifier", "message"), UNFIT, ids=["n", "parts", "particles"])
+def test_scores_that_are_of_no_use_are_refused_before_any_work(
+    backend: Any, search: Search, verifier: Verifier, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        solve(search, problem="1 + 1 = ?", engine=backend, verifier=verifier)
+    assert not backend.live
 
 
 def test_ties_keep_the_order_of_creation(backend: Any) -> None:

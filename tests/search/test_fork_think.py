@@ -15,7 +15,7 @@ SAID = "So we add, and then the answer is 7."
 def forked(confidences: list[float], **settings: object) -> Result:
     """A search in which every chain writes the same text, with these confidences of its tokens."""
     backend = Dictated([SAID] * 9, [confidences] * 9)
-    search = ForkThink(**{"n": 5, "part_tokens": 4, "max_tokens": 60} | settings)  # type: ignore[arg-type]
+    search = ForkThink(**{"n": 5, "part_tokens": 4, "max_tokens": 60} | settings)
     result = solve(search, problem="q", engine=backend)
     assert result.error is None and not backend.live
     return result

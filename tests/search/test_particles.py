@@ -67,7 +67,7 @@ def test_scores_that_are_no_probabilities_are_refused(score: float) -> None:
     tree = HandMadeTree({})
     result = solve(FILTER, problem="q", engine=tree, verifier=Scores({}, other=score))
     assert str(result.error).startswith(
-        f"VerifierError: ParticleFilter takes scores as probabilities, and {score}"
+        f"UnusableScores: ParticleFilter takes scores as probabilities, and {score}"
     )
     assert not tree.live
 

@@ -16,7 +16,7 @@ QUESTION = "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
 STEPS = {"temperature": 0.0, "step_tokens": 4, "max_steps": 3, "delimiter": None}
 SEARCHES: list[Search] = [
     BeamSearch(beam_size=1, beam_width=1, lookahead=1, **STEPS),  # type: ignore[arg-type]
-    BeamSearch(beam_size=3, beam_width=1, verify_every=2, drop_duplicates=True, **STEPS),  # type: ignore[arg-type]
+    BeamSearch(beam_size=3, beam_width=1, verify_every=2, drop_duplicates=True, **STEPS),
     DVTS(subtrees=2, beam_width=1, lookahead=1, **STEPS),  # type: ignore[arg-type]
     REBASE(n=2, **STEPS),  # type: ignore[arg-type]
     ParticleFilter(n=2, **STEPS),  # type: ignore[arg-type]

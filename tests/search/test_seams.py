@@ -270,7 +270,7 @@ def test_what_does_not_read_as_scores_is_shown(returned: Any) -> None:
 
 
 def test_numbers_of_numpy_count_continuations() -> None:
-    expand = Expand([Branch([1], None, 0, None, None)] * 2, np.int64(3), Step(1))  # type: ignore[arg-type]
+    expand = Expand([Branch([1], None, 0, None, None)] * 2, np.int64(3), Step(1))
     assert len(expand.parents()) == 6
     for n, message in (
         (2.5, "Expand.n=2.5 is of type float"),

@@ -240,13 +240,27 @@ def test_the_top_tenth_and_the_top_nine_tenths_are_quantiles() -> None:
 
 
 def test_a_rule_that_does_not_draw_is_sure() -> None:
-    found = samples(["7", "8", "8"], score=[0.9, 0.1, 0.2], logprob=[-1.0, -2.0, -0.5], self_certainty=[3, 2, 1],
-                    confidences=[[1.0], [2.0], [3.0]])  # fmt: skip
+    found = samples(
+        ["7", "8", "8"],
+        score=[0.9, 0.1, 0.2],
+        logprob=[-1.0, -2.0, -0.5],
+        self_certainty=[3, 2, 1],
+        confidences=[[1.0], [2.0], [3.0]],
+    )
     chosen = {rule.name: rule.chances(found) for rule in all_rules(temperature=1e-6)}
     assert {name: row.index(max(row)) for name, row in chosen.items()} == {
-        "majority": 2, "weighted": 0, "best": 0, "soft_best": 0, "borda_score": 2, "likeliest": 2, "self_certainty": 0,
-        "borda": 2, "confidence": 2, "confidence_top90": 2, "confidence_top10": 2,
-    }  # fmt: skip
+        "majority": 2,
+        "weighted": 0,
+        "best": 0,
+        "soft_best": 0,
+        "borda_score": 2,
+        "likeliest": 2,
+        "self_certainty": 0,
+        "borda": 2,
+        "confidence": 2,
+        "confidence_top90": 2,
+        "confidence_top10": 2,
+    }
     assert all(sum(row) == pytest.approx(1) for row in chosen.values())
     assert {rule.name: sum(rule.chances([])) for rule in all_rules()} == dict.fromkeys(chosen, 0)
 

@@ -66,8 +66,8 @@ def test_a_steady_token_of_a_beam_search_is_few_calls(monkeypatch: pytest.Monkey
         search, engine=engine, verifier=ArithmeticVerifier(), problem="What is 3 * 4 - 2?", seed=0
     )
     files = calls.steady(16)
-    assert len(files) <= 220
-    assert len({file for file in files if file.startswith(ROOMS)}) <= 19
+    assert len(files) <= 165
+    assert len({file for file in files if file.startswith(ROOMS)}) <= 13
 
 
 def test_the_drawing_of_a_token_names_what_really_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_the_drawing_of_a_token_names_what_really_runs(monkeypatch: pytest.Monke
         pytest.skip(f"layers are not compiled here: {engine.runner.reason}")
     text = (ROOT / "docs" / "architecture.md").read_text()
     (drawing,) = re.findall(r"## The walk of a token.*?```(.*?)```", text, re.DOTALL)
-    named = set(re.findall(r"\b(?:[A-Z]\w+\.\w+|draw_tokens|draw|draw_rows)\b", drawing))
+    named = set(re.findall(r"\b(?:[A-Z]\w+\.\w+|draw_tokens|draw|draw_compiled)\b", drawing))
     calls = Calls(monkeypatch)
     search = BeamSearch(beam_size=2, beam_width=2, max_steps=2, step_tokens=8)
     solve(

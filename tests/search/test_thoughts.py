@@ -89,7 +89,7 @@ def test_marks_may_be_the_users_own() -> None:
         == "4"
     )
     with pytest.raises(InvalidInput, match="thinking_marks='auto'"):
-        solve(Greedy(), problem="q", engine=Dictated(said), thinking_marks="auto")  # type: ignore[call-overload]
+        solve(Greedy(), problem="q", engine=Dictated(said), thinking_marks="auto")
 
 
 def test_marks_that_are_special_tokens_are_seen_where_texts_leave_them_out() -> None:
@@ -175,9 +175,13 @@ def test_a_mark_in_the_users_words_begins_no_thought(chat: str | None, raw: bool
     backend = Thinking(lambda branch: "The answer is 18.", tokenizer)
     question = "What is <think> for? Or rather, what is 9 + 9?"
     result = solve(
-        Revision(n=1, attempts=2, feedback="Is <think> right?"), problem=question, engine=backend,
-        template=PromptTemplate("{question}", raw=raw), thinking_marks=marks, verifier=Scores(lambda branch: 0.5),
-    )  # fmt: skip
+        Revision(n=1, attempts=2, feedback="Is <think> right?"),
+        problem=question,
+        engine=backend,
+        template=PromptTemplate("{question}", raw=raw),
+        thinking_marks=marks,
+        verifier=Scores(lambda branch: 0.5),
+    )
     assert [branch.answer_text is None for branch in result.branches] == [
         chat == OPENING and not raw
     ]
@@ -500,10 +504,10 @@ def test_a_verifier_rates_thoughts_or_answers_by_its_switch() -> None:
         alone = kind(model, thoughts=False)
         assert alone.rated_text(result.best) == "So\nThe answer is 4."  # type: ignore[arg-type]
     for rater in (OutcomeReward, LLMJudge):
-        assert rater(model).rated_text(result.best) == "So\nThe answer is 4."  # type: ignore[arg-type]
+        assert rater(model).rated_text(result.best) == "So\nThe answer is 4."
     cut = solved(Greedy(thinking_tokens=None, max_tokens=5), [said])
     assert cut.best is not None
-    assert ValueHead(model, thoughts=False).rated_text(cut.best) == said[:5]  # type: ignore[arg-type]
+    assert ValueHead(model, thoughts=False).rated_text(cut.best) == said[:5]
 
 
 def test_a_self_verifier_without_thoughts_asks_in_a_fresh_prompt() -> None:

@@ -274,10 +274,17 @@ def test_an_answer_in_other_pieces_is_sent_in_those_of_smollm2s_tokenizer() -> N
 def random_engine(tokenizer: Any, **options: Any) -> Engine:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=1024, initializer_range=0.4, eos_token_id=None,
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        initializer_range=0.4,
+        eos_token_id=None,
         bos_token_id=None,
-    )  # fmt: skip
+    )
     return Engine(LlamaForCausalLM(config).eval(), tokenizer, **options)
 
 

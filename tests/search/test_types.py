@@ -16,8 +16,8 @@ from search import BestOfN, solve, stream
 from ttc import Backend, Problem, Result
 
 def calls(engine: Backend, problems: list[Problem]) -> None:
-    assert_type(solve(BestOfN(), problem="q", engine=engine, seed=1, max_tokens=9, end=["."]), Result)
-    assert_type(solve(BestOfN(), problem=problems, engine=engine, concurrency=2, on_result=print), list[Result])
+    assert_type(solve(BestOfN(), problem="q", engine=engine, seed=1, max_tokens=9), Result)
+    assert_type(solve(BestOfN(), problem=problems, engine=engine, on_result=print), list[Result])
     stream(BestOfN(), problem="q", engine=engine, reserve=4, max_tokens=9)
     solve(BestOfN(), problem="q", engine=engine, max_token=9)  # wrong: No overload
     solve(BestOfN(), problem="q", engine=engine, seed="1")  # wrong: No overload

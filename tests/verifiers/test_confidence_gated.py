@@ -187,7 +187,7 @@ def test_a_problem_keeps_its_first_decision() -> None:
     for b in skipped:
         b.top1 = [0.5]  # a tie
     assert rate(gate, verified, skipped) == [[-5, 1002], [-5, 1002], [0.5], [0.5]]
-    assert (gate.calls, gate.skips, gate.inner.asked) == (4, 2, [2, 2])  # type: ignore[attr-defined]
+    assert (gate.calls, gate.skips, gate.inner.asked) == (4, 2, [2, 2])
     assert skipped[0].usage.verifications_skipped == 2
     fresh = ConfidenceGatedVerifier(Inner())  # another gate decides anew
     assert rate(fresh, verified, skipped) == [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from search import BestOfN, solve
 from tests.helpers.scripted import Scripted
 from ttc import InvalidInput, Problem, Usage
 from ttc.execution.sandbox import protections
+from ttc.passes.ratings import passes_of_rating
 from ttc.tree.branch import Branch
 from verifiers import EnsembleVerifier, ExecutionVerifier
 
@@ -51,6 +54,23 @@ def test_what_has_no_program_and_what_is_still_written() -> None:
     closed = branch(block("def f(x): return 2 * x"), finished=False)
     scores = rate(branch("I cannot."), opened, closed, branch("Well,", finished=False), neutral=0.3)
     assert scores == [0.0, 0.3, 1.0, 0.3]
+
+
+def test_others_go_on_while_programs_run_and_whoever_leaves_ends_them() -> None:
+    """A server makes such a rating in pieces (`passes_of_rating`). One that is closed runs no
+    further test: each of these 40 would take a second."""
+    slow = branch(block("import time\ndef f(x):\n    time.sleep(1)\n    return x"))
+    question = "Write f.\n" + "\n".join(f">>> f({x})\n{x}" for x in range(40))
+    threads = threading.active_count()
+    rating = passes_of_rating(ExecutionVerifier(), [slow], [question], None)  # type: ignore[arg-type]
+    began = time.monotonic()
+    for _ in range(5):
+        next(rating)
+    rating.close()
+    assert time.monotonic() - began < 3
+    while threading.active_count() > threads:
+        assert time.monotonic() - began < 15, "programs still run"
+        time.sleep(0.05)
 
 
 def test_without_tests_a_program_has_to_load() -> None:

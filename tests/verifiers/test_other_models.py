@@ -154,10 +154,11 @@ def test_thinkprm_writes_a_verification_and_reads_the_verdict_after_it() -> None
         rated, ["Step 1: 3 * 4 = 12\nStep 2: So", "Step 1: Seven."], strict=True
     ):
         asked = (
-            "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n" + QUESTION
-            + "\n\n[Solution]\n\n" + solution + "\n\nReview and critique each step in the proposed solution to "
-            "determine whether each step is correct. If the solution is incomplete, only verify "
-            "the provided steps."
+            "You are given a math problem and a proposed step-by-step solution:\n\n[Math "
+            "Problem]\n\n" + QUESTION
+            + "\n\n[Solution]\n\n" + solution + "\n\nReview and critique each step in the "
+            "proposed solution to determine whether each step is correct. If the solution is "
+            "incomplete, only verify the provided steps."
         )  # fmt: skip
         messages = [{"role": "user", "content": asked}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

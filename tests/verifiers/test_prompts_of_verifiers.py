@@ -130,9 +130,11 @@ def test_think_prm(name: str) -> None:
     verifier = own(ThinkPRM, chat.tokenizer)
     tokens = verifier.closed(QUESTION, ["Step 1: 2 + 2 = 4."])
     asked = (
-        "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n2 + 2?\n\n[Solution]"
-        "\n\nStep 1: 2 + 2 = 4.\n\nReview and critique each step in the proposed solution to determine whether each "
-        "step is correct. If the solution is incomplete, only verify the provided steps."
+        "You are given a math problem and a proposed step-by-step solution:\n\n[Math "
+        "Problem]\n\n2 + 2?\n\n[Solution]"
+        "\n\nStep 1: 2 + 2 = 4.\n\nReview and critique each step in the proposed solution to "
+        "determine whether each step is correct. If the solution is incomplete, only verify the "
+        "provided steps."
     )
     text = chat.prompt.replace(QUESTION, asked) + "\nLet's verify step by step:"
     assert tokens == chat.ids(text)
@@ -261,9 +263,7 @@ def test_a_question_without_a_chat_template_follows_the_one_that_the_model_has_b
     assert backend.extended == [whole]
 
 
-def test_the_engine_asks_after_an_answer_that_has_ended_in_another_way_than_the_template_ends_it() -> (
-    None
-):
+def test_the_engine_asks_after_an_answer_that_ended_otherwise_than_the_template_ends_it() -> None:
     """Llama 2's template puts a blank before the end of a turn, which the model does not write."""
     chat = CHATS["llama_2"]
     words = tokenizer(

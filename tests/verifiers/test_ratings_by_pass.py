@@ -152,7 +152,7 @@ def test_a_rating_may_be_closed_at_any_pass_and_branches_may_go(
 
 def test_a_verifier_of_ones_own_is_rated_by_its_rate_alone() -> None:
     class Own(SelfVerifier):
-        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:  # type: ignore[override]
+        def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
             return [[0.25] for _ in branches]
 
     engine, branches, _ = of_words()

@@ -58,7 +58,8 @@ def qwen() -> tuple[RewardModel, Whole]:
         messages = [
             {
                 "role": "system",
-                "content": "Please reason step by step, and put your final answer within \\boxed{}.",
+                "content": "Please reason step by step, and put your final answer within "
+                "\\boxed{}.",
             },
             {"role": "user", "content": question},
             {"role": "assistant", "content": "<extra_0>".join(steps) + "<extra_0>"},
@@ -162,8 +163,12 @@ def value_head() -> tuple[RewardModel, Whole]:
 
 
 MODELS = {
-    "qwen": qwen, "skywork": skywork, "math_shepherd": math_shepherd, "rlhflow": rlhflow, "value_head": value_head,
-}  # fmt: skip
+    "qwen": qwen,
+    "skywork": skywork,
+    "math_shepherd": math_shepherd,
+    "rlhflow": rlhflow,
+    "value_head": value_head,
+}
 
 
 @pytest.fixture(params=MODELS)

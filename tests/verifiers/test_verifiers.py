@@ -195,7 +195,7 @@ def test_confidence_is_a_mean_per_step() -> None:
     empty = Branch([1], None, 0, Usage(), lambda tokens: "")
     rate = ConfidenceVerifier().rate
     assert rate([branch, empty], ["", ""], None) == [[0.75, 0.25], [0.0]]  # type: ignore[arg-type]
-    assert ConfidenceVerifier("logprob").rate([branch], [""], None) == [[-2.0, -4.0]]  # type: ignore[arg-type]
+    assert ConfidenceVerifier("logprob").rate([branch], [""], None) == [[-2.0, -4.0]]
 
 
 @pytest.mark.parametrize("metric", ["top1", "logprob"])
@@ -209,7 +209,7 @@ def test_an_answer_without_a_word_rates_worst(metric: Any) -> None:
     unsure = Branch([1], None, 0, Usage(), lambda tokens: "x" * len(tokens))
     unsure.append(3, -90.0, 1e-6)
     unsure.end_step("length")
-    rates = ConfidenceVerifier(metric).rate([nothing, ended, unsure], [""] * 3, None)  # type: ignore[arg-type]
+    rates = ConfidenceVerifier(metric).rate([nothing, ended, unsure], [""] * 3, None)
     assert max(rates[0], rates[1]) < rates[2] and all(math.isfinite(score) for (score,) in rates)
 
 

@@ -35,7 +35,7 @@ def launch() -> int:
     from experiments.runs.problem_loop import run
     from experiments.runs.records import run_folder
     from experiments.runs.schema import register
-    from experiments.runs.screen import sweep_table
+    from experiments.runs.screen import row_labels, sweep_table
     from experiments.runs.sweep import Outcome, Outcomes, for_each_job, job_title, sweeps
     from experiments.runs.user_classes import as_choices, checked_parts
 
@@ -75,8 +75,10 @@ def launch() -> int:
         jobs = outcomes.all()
     if len(jobs) > 1:
         show(sweep_table([(job.overrides, job.result) for job in jobs]))
-    if len(folders := [Path(job.folder) for job in jobs if job.folder is not None]) > 1:
-        show(f"\n{compared(folders)}")
+    whole = [job for job in jobs if job.folder is not None]
+    if len(whole) > 1:
+        names = row_labels([job.overrides for job in whole])
+        show(f"\n{compared([Path(str(job.folder)) for job in whole], names)}")
     return int(any(job.failed for job in jobs))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ttc.errors import InvalidInput
+
 KINDS = ("_target_", "name")
 """Settings that say what their group is, as `search._target_` and `model.name`."""
 LONGEST_VALUE = 24
@@ -50,6 +52,19 @@ def labels(rows: Sequence[Settings]) -> list[str]:
 def label(row: Settings, keys: Sequence[str]) -> str:
     """A row's values of these keys, as `BestOfN n=4`."""
     return " ".join(_parts(row, short_keys(keys)))
+
+
+def given_labels(names: Sequence[str], made: Sequence[str]) -> list[str]:
+    """The labels that were typed for rows, one for each of those that were made.
+
+    Raises InvalidInput where they do not fit the rows.
+    """
+    if len(names) != len(made) or len(set(names)) != len(names) or not all(names):
+        raise InvalidInput(
+            f"--labels={','.join(names)} has {len(names)} labels for {len(made)} rows; give each "
+            "row one of its own, in this order:\n" + "\n".join(f"  {name}" for name in made)
+        )
+    return list(names)
 
 
 def typed_settings(overrides: Sequence[str]) -> dict[str, str]:

@@ -134,8 +134,9 @@ def _html_row(cells: Sequence[str], tag: str) -> str:
 
 STYLE = (
     "body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em}"
-    "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.25em .7em;border-bottom:1px solid #ccc"
-    ";text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.25em "
+    ".7em;border-bottom:1px solid "
+    "#ccc;text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left}"
 )
 
 

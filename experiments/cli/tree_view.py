@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from experiments.cli.printable import printable
-from search.active_search import ActiveSearch
+from search.active_search import ActiveSearch, thought_in
 from ttc.ranking import comparable
 from ttc.results import Node, Result
 
@@ -20,16 +20,20 @@ SHOWN = 6
 WIDTH = 64
 """Characters of a step's text that are shown."""
 
+THOUGHT_WIDTH = 24
+"""Characters of its thought, where an answer follows that."""
+
 
 @dataclass(frozen=True)
 class Step:
     """A node as it is drawn. state: "growing" while its step is under way, else as `Node.status`
-    has it."""
+    has it. thought: how many characters at the beginning of the text are thought."""
 
     node: Node
     text: str
     state: str
     chosen: bool = False
+    thought: int = 0
 
 
 def steps_under_way(active: ActiveSearch) -> list[Step]:
@@ -40,17 +44,20 @@ def steps_under_way(active: ActiveSearch) -> list[Step]:
     for branch, node in active.nodes.items():
         if branch in growing:
             before = "" if branch.parent is None else branch.parent.text
-            steps.append(Step(node, branch.text.removeprefix(before), "growing"))
+            text = branch.text.removeprefix(before)
+            steps.append(Step(node, text, "growing", thought=thought_in(text, branch)))
         else:
             done = "finished" if branch.finished and node.status == "kept" else node.status
-            steps.append(Step(node, node.text, done))
+            steps.append(Step(node, node.text, done, thought=node.thought))
     return steps
 
 
 def steps_of(result: Result) -> list[Step]:
     """The nodes of a search that has ended."""
     best = None if result.best is None else list(result.best.path)
-    return [Step(node, node.text, node.status, chosen=node.path == best) for node in result.tree]
+    return [
+        Step(node, node.text, node.status, node.path == best, node.thought) for node in result.tree
+    ]
 
 
 def drawn(question: str, steps: Sequence[Step]) -> Tree:
@@ -120,7 +127,15 @@ def _label(step: Step, count: int, span: tuple[float, float]) -> Text:
         place = (step.node.score - low) / (high - low) if high > low else 1.0
         colour = "green" if place > 2 / 3 else "yellow" if place > 1 / 3 else "red"
         label.append(f"{step.node.score:.2f} ", style=colour)
-    label.append(_line(step.text) or "...", style="italic" if step.state == "growing" else "")
+    thought, answer = _line(step.text[: step.thought]), _line(step.text[step.thought :])
+    style = "italic" if step.state == "growing" else ""
+    if thought:
+        shown = _line(thought, THOUGHT_WIDTH) if answer else thought
+        label.append(f"(thought) {shown}", style=f"dim {style}".strip())
+    if answer:
+        label.append(f" (answer) {answer}" if thought else answer, style=style)
+    elif not thought:
+        label.append("...", style=style)
     if step.state == "finished":
         label.append(" (end)", style="dim")
     if count > 1:
@@ -130,7 +145,7 @@ def _label(step: Step, count: int, span: tuple[float, float]) -> Text:
     return label
 
 
-def _line(text: str) -> str:
+def _line(text: str, width: int = WIDTH) -> str:
     """The end of a text in one line."""
     words = printable(" ".join(text.split()))
-    return words if len(words) <= WIDTH else f"...{words[3 - WIDTH :]}"
+    return words if len(words) <= width else f"...{words[3 - width :]}"

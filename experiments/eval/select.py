@@ -27,7 +27,8 @@ ANY = "any right"
 
 MISSING = {
     "score": "no candidate has a score; run a search that asks a verifier",
-    "logprob": "the records were written before log-probabilities were kept; run again under another run.name",
+    "logprob": "the records were written before log-probabilities were kept; run again under "
+    "another run.name",
     "self_certainty": "the records hold no statistics; run with search.statistics=true",
     "confidences": "the records hold no statistics; run with search.statistics=true",
 }
@@ -225,7 +226,8 @@ def report(arguments: argparse.Namespace) -> str:
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.select",
-        description="Score every rule that chooses among the candidates of a run, for every number of candidates.",
+        description="Score every rule that chooses among the candidates of a run, for every "
+        "number of candidates.",
     )
     parser.add_argument("folder", type=Path, help="a run's folder, as outputs/NAME")
     parser.add_argument(

@@ -241,7 +241,8 @@ def report(arguments: argparse.Namespace) -> str:
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.compute_optimal",
-        description="Fit which search each difficulty gets, from the records of runs on the same problems.",
+        description="Fit which search each difficulty gets, from the records of runs on the same "
+        "problems.",
     )
     parser.add_argument(
         "folders", nargs="+", type=Path, help="folders of runs, each of which is a strategy"

@@ -111,6 +111,7 @@ def report(profile: Profile) -> str:
         "a pass's overhead, ms": lambda d: f"{d.pass_overhead_s * 1e3:.3f}",
         "a branch between two passes, µs": lambda d: f"{d.row_s * 1e6:.0f}",
         "and 1,000 logits of it, µs": lambda d: f"{d.logit_s * 1e9:.1f}",
+        "a step's beginning and end, ms": lambda d: f"{d.step_s * 1e3:.1f}",
     }
     lines = [[what, *map(cell, devices)] for what, cell in rows.items()]
     for n in devices[0].block_overheads:

@@ -19,10 +19,12 @@ OLDEST = (0, 4, 13)
 INSTALL = "pip install -e '.[eval]' in the folder of this project"
 
 PAGE = f"""\
-usage: python -m experiments.lm_eval run --model ttc --tasks TASKS --model_args pretrained=MODEL [SETTING=VALUE ...]
+usage: python -m experiments.lm_eval run --model ttc --tasks TASKS
+           --model_args pretrained=MODEL [SETTING=VALUE ...]
 
-The command of lm-evaluation-harness, with searches as one more of its models. Settings are those of
-`python -m experiments.run`, as search=best_of_n search.n=8 verifier=self; docs/evaluation.md has examples.
+The command of lm-evaluation-harness, with searches as one more of its models. Settings are those
+of `python -m experiments.run`, as search=best_of_n search.n=8 verifier=self; docs/evaluation.md has
+examples.
 
 lm-evaluation-harness is not installed, so that its own options are not shown: {INSTALL}
 """

@@ -16,9 +16,9 @@ from experiments.cli.command import perform
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.on_ray",
-        description="Solve a run on a Ray cluster: each worker loads the model once and solves shards of the problems; "
-        "their records come back here and are merged. Without a cluster, Ray uses this machine "
-        "alone.",
+        description="Solve a run on a Ray cluster: each worker loads the model once and solves "
+        "shards of the problems; their records come back here and are merged. Without a cluster, "
+        "Ray uses this machine alone.",
     )
     parser.add_argument(
         "--workers", type=int, required=True, metavar="N", help="processes with a model each"

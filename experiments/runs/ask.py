@@ -25,10 +25,10 @@ EXAMPLES = """\
 Examples
   ttc "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
   ttc "What is 17 * 23?" --model Qwen/Qwen3-0.6B --search best_of_n --verifier self search.n=8
-  ttc "Which is larger, 9.9 or 9.11?" --search self_consistency search.temperature=1 run.max_generated_tokens=2000
+  ttc "Which is larger, 9.9 or 9.11?" --search self_consistency run.max_generated_tokens=2000
 
-SETTING=VALUE is a setting of `python -m experiments.run`: of the search (search.beam_size=8), of the prompt
-(dataset.instruction="{question}"), or a budget (run.max_generated_tokens=N).
+SETTING=VALUE is a setting of `python -m experiments.run`: of the search (search.beam_size=8), of
+the prompt (dataset.instruction="{question}"), or a budget (run.max_generated_tokens=N).
 """
 
 

@@ -35,7 +35,8 @@ from ttc.protocols import Verifier
 from ttc.remote.backend import RemoteBackend, settings_beside
 from ttc.residency.resident import Resident
 from ttc.text.prompt import PromptTemplate
-from ttc.text.thoughts import Setting, ThinkingMarks
+from ttc.text.thinking_marks import ThinkingMarks
+from ttc.text.thoughts import Setting
 from ttc.tree.sharing import Sharing
 
 

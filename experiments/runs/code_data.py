@@ -58,9 +58,9 @@ def _listed(row: Row, field: str) -> list[Any]:
 
 
 def read_evalplus(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """HumanEval+ and MBPP+: with their tests as a program (`test`), as on the hub, or HumanEval+ with
-    inputs and a solution that gives the outputs (`base_input`, `plus_input`), as EvalPlus publishes
-    it."""
+    """HumanEval+ and MBPP+: with their tests as a program (`test`), as on the hub, or HumanEval+
+    with inputs and a solution that gives the outputs (`base_input`, `plus_input`), as EvalPlus
+    publishes it."""
     prompt = str(row["prompt"])
     about: dict[str, Any] = {}
     if (
@@ -165,7 +165,8 @@ class CodeGrader:
         return self._known[key]
 
     def tests(self, problem: Problem) -> list[Test]:
-        """The tests that grade a problem. Raises InvalidInput where it has none that can be used."""
+        """The tests that grade a problem. Raises InvalidInput where it has none that can be
+        used."""
         about = problem.metadata
         if "reference" in about:
             return _of_reference(problem, about["reference"], self.limits)

@@ -42,7 +42,7 @@ def provenance(command: str, *, model: str, simulated: str = "nothing") -> dict[
 
 def machine() -> dict[str, Any]:
     """The processor, the accelerator if there is one, threads, and versions."""
-    versions = {name: version(name) for name in ("torch", "transformers", "numba")}
+    versions = {name: version(name) for name in ("torch", "transformers")}
     return {**hardware(), "python": platform.python_version(), **versions}
 
 

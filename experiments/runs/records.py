@@ -133,9 +133,10 @@ class RunFolder:
             }
         if changed := listed(differences(before, now)):
             raise InvalidInput(
-                f"{self.path} holds results from other data, weights or code, which lay under the same names:\n"
-                f"{changed}\nchoose another run.name, or delete the folder to start over; if the change does not "
-                f"matter, delete {self.path / 'fingerprint.json'}"
+                f"{self.path} holds results from other data, weights or code, which lay under the "
+                "same names:\n"
+                f"{changed}\nchoose another run.name, or delete the folder to start over; if the "
+                f"change does not matter, delete {self.path / 'fingerprint.json'}"
             )
         self._inputs = {part: before.get(part, {}) | now.get(part, {}) for part in before | now}
 

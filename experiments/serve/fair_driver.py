@@ -15,7 +15,7 @@ from search.config import SearchConfig
 from search.driver import Driver, Events, Work
 from ttc.engine import Engine
 from ttc.errors import VerifierError
-from ttc.protocols import Backend, Problem, Rate, RunsBatches, Step, Vary
+from ttc.protocols import Backend, Expand, Problem, Rate, RunsBatches, Step, Vary
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 
@@ -29,7 +29,8 @@ LEAST_ROWS = 16
 """The fewest rows of such a pass."""
 
 FEW = 16
-"""Branches that a client may have decode beyond the most rows, where it has none there."""
+"""Branches that a client may have decode beyond the most rows, where it has none there: as many at
+most, and half of the rows that are left there."""
 
 SPARE = 4
 """One row in so many is kept beyond the most, for clients that have none."""
@@ -55,10 +56,11 @@ class Unseated(NamedTuple):
 class FairDriver(Driver):
     """A driver that shares its passes among clients.
 
-    A long prompt or rating is computed by itself, a pass at a time. Between two such passes all
-    that decode get a token. Every other one goes to the shortest, the rest to the oldest. The next
-    problem to begin, and the next branches to decode, are those of the client that has the fewest.
-    Where all rows are taken, a client that has none gets spare ones for up to `FEW` branches.
+    A long prompt or rating is computed by itself, a pass at a time. Between two passes all that
+    decode get a token. Every other pass is for the oldest work; the rest are for short prompts, and
+    for the shortest of the other works where there are none. The next problem to begin, and the next branches to
+    decode, are those of the client that has the fewest. Where all rows are taken, a client that has
+    none gets spare ones for up to `FEW` branches, the fewest branches first.
 
     origins: of each problem that is waiting or under way. unseated: the branches that wait for
     rows, in order.
@@ -116,28 +118,38 @@ class FairDriver(Driver):
             return None
         self.decoded = False
         self.oldest = not self.oldest
-        work = self.works[0] if self.oldest else min(self.works, key=lambda work: work.tokens)
+        work = self.works[0] if self.oldest else min(self.works, key=self._rank)
         self.long_passes += work.tokens > SHORT
         return work
+
+    def _rank(self, work: Work) -> tuple[bool, bool, int]:
+        """What comes first of several works: short prompts, as somebody waits for a first token;
+        then the shortest, but for the oldest, which has passes of its own."""
+        urgent = work.begins and work.tokens <= SHORT * len(work.indices)
+        return not urgent, work is self.works[0], work.tokens
 
     # ------------------------------------------------------------ what begins
 
     def _take_on(self) -> None:
-        """Have requests answered and problems begun: a long prompt or rating by itself, the others
-        together."""
+        """Have requests answered and problems begun: what needs no pass at once, a long prompt or
+        rating by itself, the others together."""
         at_work = {index for work in self.works for index in work.indices}
-        together = list[ActiveSearch]()
+        together = dict[ActiveSearch, int]()
         for active in self.resting():
             if active.index in at_work:
                 continue
-            if isinstance(active.request, Vary):
-                self.serve([active])
-            elif (tokens := self._rating_tokens(active)) > SHORT:
+            self._let_go(active)
+            tokens = self._rating_tokens(active)
+            if active.over or active.request is None:
+                continue
+            if isinstance(active.request, Expand):
+                self._expand(active, active.request)
+            elif isinstance(active.request, Vary) or tokens > SHORT:
                 self.serve([active], tokens)
             else:
-                together.append(active)
+                together[active] = tokens
         if together:
-            self.serve(together)
+            self.serve(list(together), sum(together.values()))
         chosen = self._next_problems([index for index in self.waiting if index not in at_work])
         short = [index for index in chosen if self._origin(index).tokens <= SHORT]
         if short:
@@ -189,36 +201,42 @@ class FairDriver(Driver):
         self.unseated.append(Unseated(active, children, step, sampling))
 
     def _seat(self) -> None:
-        """Give rows to branches that wait for them, in turn: once the next ones have to wait, others
-        get spare rows alone."""
+        """Give rows to branches that wait for them, in turn, and spare rows where the next ones
+        have to wait."""
         self.unseated = [group for group in self.unseated if group.children[0] in self.decoding]
         if not self.unseated:
             return
         waiting = {child for group in self.unseated for child in group.children}
         seated = (active for child, active in self.decoding.items() if child not in waiting)
         rows = Counter(self._origin(active.index).client for active in seated)
-        full = False
         waiting_groups = list(self.unseated)
         while waiting_groups:
-            group = min(
-                waiting_groups, key=lambda group: rows[self._origin(group.active.index).client]
-            )
+            group = min(waiting_groups, key=lambda group: rows[self._client(group)])
+            if not self._has_rows(len(group.children)):
+                break
             waiting_groups.remove(group)
-            client, count = self._origin(group.active.index).client, len(group.children)
-            full = full or not self._has_rows(count)
-            spare = not rows[client] and count <= FEW and self._has_rows(count, spare=True)
-            if full and not spare:
-                continue
-            self.unseated.remove(group)
-            self.admission.batch.add(group.children, group.step, group.sampling)
-            rows[client] += count
+            self._seat_group(group, rows)
+        for group in sorted(waiting_groups, key=lambda group: len(group.children)):
+            few = len(group.children) <= FEW and not rows[self._client(group)]
+            if few and self._has_rows(len(group.children), spare=True):
+                self._seat_group(group, rows)
+
+    def _client(self, group: Unseated) -> Hashable:
+        return self._origin(group.active.index).client
+
+    def _seat_group(self, group: Unseated, rows: Counter[Hashable]) -> None:
+        """Let branches decode. rows: of each client."""
+        self.unseated.remove(group)
+        self.admission.batch.add(group.children, group.step, group.sampling)
+        rows[self._client(group)] += len(group.children)
 
     def _has_rows(self, count: int, spare: bool = False) -> bool:
         if self.max_rows is None:
             return True
         at_work = len(self.admission.batch)
         most = self.max_rows + (max(FEW, self.max_rows // SPARE) if spare else 0)
-        return at_work + count <= most or not at_work
+        needed = 2 * count if spare else count  # as many are left for the next one
+        return at_work + needed <= most or not at_work
 
 
 @dataclass

@@ -17,6 +17,7 @@ from experiments.runs.schema import SEARCHES, schema_of
 from experiments.serve.refusal import Refusal
 from experiments.serve.requests import MAX_TEMPERATURE, MAX_WHOLE, Body, shown
 from search import Search, SelfConsistency
+from search.arguments import check_scores
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Verifier, check_needs
@@ -203,6 +204,7 @@ def _servable(settings: DictConfig, verifier: Verifier | None, backend: Backend)
                 f"{type(search).__name__} selects by score; choose a verifier other than none"
             )
         check_needs(verifier, backend)
+        check_scores(search, verifier)
     return search
 
 

@@ -16,7 +16,8 @@ from experiments.serve.requests import Body, ChatBody
 from ttc import __version__
 from ttc.protocols import Backend
 from ttc.results import BranchRecord, Progress, Result
-from ttc.text.thoughts import Parted, Thoughts
+from ttc.text.thinking_marks import Parted
+from ttc.text.thoughts import Thoughts
 
 REASONING, CONTENT = "reasoning_content", "content"
 FIELDS = {True: REASONING, False: CONTENT}

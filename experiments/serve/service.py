@@ -17,7 +17,7 @@ from experiments.serve.access import log
 from experiments.serve.fair_driver import FairDriver, Pace
 from experiments.serve.refusal import Refusal
 from search.config import SearchConfig
-from ttc.errors import ContextExceeded, InvalidInput
+from ttc.errors import ContextExceeded, InvalidInput, UnusableScores
 from ttc.protocols import Backend, Problem
 from ttc.results import Progress, Result
 from ttc.usage import Usage
@@ -32,6 +32,9 @@ ALONE = 4
 
 CLOSE_S = 1
 """Seconds that the end of the server waits for the pass under way."""
+
+ENDS = 32
+"""Problems whose ends tell how fast places become free."""
 
 MAX_WAIT_S = 600
 """The longest time after which a client is told to ask again, in seconds."""
@@ -92,7 +95,7 @@ class Ticket:
         assert self.result is not None
         if self.result.error is not None:
             of_request = self.result.error.startswith(
-                (InvalidInput.__name__, ContextExceeded.__name__)
+                (InvalidInput.__name__, ContextExceeded.__name__, UnusableScores.__name__)
             )
             raise Refusal(400 if of_request else 500, self.result.error)
         return self.result
@@ -130,7 +133,7 @@ class Service:
         self.open: set[Ticket] = set()
         self.closing = False
         self.busy_since = time.monotonic()
-        self.ends: deque[float] = deque(maxlen=32)
+        self.ends: deque[float] = deque(maxlen=ENDS)
         self.thread = Thread(target=self._work, name="searches", daemon=True)
         self.thread.start()
 
@@ -174,12 +177,9 @@ class Service:
         self.inbox.put(partial(self._leave, ticket))
 
     def retry_after(self, places: int) -> int:
-        """Seconds until so many places are likely to be free: as many problems have to end, each of
-        which takes what the last ones took, or what those under way have taken so far."""
-        now = time.monotonic()
-        ends = [end for end in self.ends if end >= self.busy_since]
-        each = (now - (ends[0] if len(ends) > 1 else self.busy_since)) / max(1, len(ends) - 1)
-        return min(MAX_WAIT_S, max(1, ceil(places * each)))
+        """Seconds until so many places are likely to be free (see `likely_wait`)."""
+        wait = likely_wait(places, time.monotonic(), self.busy_since, self.ends)
+        return min(MAX_WAIT_S, max(1, ceil(wait)))
 
     @property
     def healthy(self) -> bool:
@@ -352,6 +352,19 @@ class Service:
             self._free(driver)
         for ticket in list(self.open):
             self._fail(ticket, error)
+
+
+def likely_wait(places: int, now: float, busy_since: float, ends: Sequence[float]) -> float:
+    """Seconds until so many problems have ended, which is the work ahead: they are taken to end as
+    fast as the last ones did, or the first one after as long again where none has ended yet.
+
+    busy_since: when the server had nothing to do. ends: of the last problems, some of them before
+    that.
+    """
+    recent, since = [end for end in ends if end >= busy_since], busy_since
+    if len(recent) == ENDS:
+        since, *recent = recent
+    return places * (now - since) / max(1, len(recent))
 
 
 def _failure(error: Exception) -> Refusal:

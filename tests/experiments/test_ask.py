@@ -97,6 +97,22 @@ def test_the_tree_shows_what_lives_and_counts_what_was_pruned() -> None:
     ]
 
 
+def test_thoughts_are_parted_from_answers() -> None:
+    long = "so it may be 4, or 5, but not 6"
+    steps = [
+        step(0, None, "", None, "root"),
+        Step(Node(1, 0, [], ""), "<think>4?", "growing", thought=9),
+        Step(Node(2, 0, [], ""), f"<think>{long}</think>It is 4.", "finished", thought=46),
+        step(3, 0, "It is 5.", None, "finished"),
+    ]
+    assert picture(drawn("What is it?", steps)) == [
+        "What is it?",
+        "├── (thought) <think>4?",
+        "├── (thought) ... 5, but not 6</think> (answer) It is 4. (end)",
+        "└── It is 5. (end)",
+    ]
+
+
 def test_a_terminal_shows_the_tree_while_it_grows_and_the_whole_of_it_at_the_end() -> None:
     backend, search = (
         FakeBackend(),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.lab.bench import memory
 from experiments.lab.bench.memory import (
     ARMS,
     BUDGET_SHARE,
@@ -31,6 +34,33 @@ def rows() -> Rows:
     return {
         arm: measure(model, Silent(), arm, Case(12, 64, 96, 32, arm not in PRIVATE)) for arm in ARMS
     }
+
+
+def test_what_was_measured_by_the_same_code_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def measured(_model: Any, _tokenizer: Any, arm: str, case: Case) -> dict[str, Any]:
+        asked.append(arm)
+        moved = {"to_device_bytes": {"kv": 1}, "total_s": 1.0, "baseline_bytes": 1}
+        return {"arm": arm, **vars(case), **moved}
+
+    monkeypatch.setattr(memory, "measure", measured)
+    out = tmp_path / "memory.json"
+    for part in ("bytes", "bytes"):
+        memory.run(part, quick=True, model_name="", out=out, trace=None)
+    assert len(asked) == len(memory.BYTES)
+    record = json.loads(out.read_text())
+    del record["bytes"]["rows"][2]  # as a run that was cut short leaves it
+    out.write_text(json.dumps(record))
+    memory.run("bytes", quick=True, model_name="", out=out, trace=None)
+    assert asked[len(memory.BYTES) :] == [memory.BYTES[2][0]]
+    rows = json.loads(out.read_text())["bytes"]["rows"]
+    assert [(row["arm"], row["step_tokens"]) for row in rows] == list(memory.BYTES)
+    monkeypatch.setattr(memory, "changed_modules", lambda _: ["ttc.engine"])
+    memory.run("bytes", quick=True, model_name="", out=out, trace=None)
+    assert len(asked) == 2 * len(memory.BYTES) + 1
 
 
 @pytest.mark.slow

@@ -162,6 +162,7 @@ def test_errors_of_a_stored_profile_are_added_turn_by_turn(
     record = json.loads(out.read_text())
     rows = record["rows"]
     assert [row["bandwidth"] for row in rows] == [1.0] * 4 + [2.0] * 4
+    assert {row["profile_bandwidth"] for row in rows} == {1.0}
     assert rows[0]["stored_ms"] == rows[0]["now_ms"] == rows[4]["stored_ms"]
     overhead = (stored_profile.LAYERS * 1 + 2) * 1e3
     assert rows[4]["now_ms"] - overhead == pytest.approx((rows[4]["stored_ms"] - overhead) / 2)

@@ -40,3 +40,23 @@ def test_vllm_needs_its_environment(tmp_path: Path) -> None:
         long.run(["1x1"], ["vllm"], None, "smollm2-135m", tmp_path / "long.json")
     with pytest.raises(InvalidInput, match="the way 'llama' is none"):
         long.run(["1x1"], ["llama"], None, "smollm2-135m", tmp_path / "long.json")
+
+
+@pytest.mark.slow
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    model, out = save_tiny_model(tmp_path, 1024), tmp_path / "long.json"
+    long.run(["2x20"], ["generate"], None, model, out)
+    first = json.loads(out.read_text())["rows"]
+    long.run(["2x20", "2x10"], ["generate"], None, model, out)
+    rows = json.loads(out.read_text())["rows"]
+    assert rows[:1] == first and [row["case"] for row in rows] == ["2x20", "2x10"]
+    assert [row["written"] for row in rows] == [20, 10]
+
+
+def test_generate_is_stopped_in_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long, "GENERATE_S", 0.05)
+    long.run_case("generate", "2x900", save_tiny_model(tmp_path, 1024))
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert 0 < figures["written"] < 900 and figures["step_ms"] > 0

@@ -22,9 +22,14 @@ TABLE = 4 * 64 * 32
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     shape: dict[str, Any] = {
-        "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
-        "vocab_size": 64, "num_hidden_layers": LAYERS,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 64,
+        "num_hidden_layers": LAYERS,
+    }
     monkeypatch.setattr(placement, "SHAPE", placement.SHAPE | shape)
     monkeypatch.setattr(placement, "PASSES", 1)
     monkeypatch.setattr(
@@ -61,9 +66,14 @@ def test_a_record_that_broke_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         asked.append((arm, branches, layer_s))
         return {
-            "arm": arm, "branches": branches, "pass_s": 0.9, "layer_s": 0.1, "moved_bytes": 0, "device_bytes": 0,
+            "arm": arm,
+            "branches": branches,
+            "pass_s": 0.9,
+            "layer_s": 0.1,
+            "moved_bytes": 0,
+            "device_bytes": 0,
             "link_gbps": None,
-        }  # fmt: skip
+        }
 
     monkeypatch.setattr(placement, "measured", measured)
     monkeypatch.setattr(placement, "BRANCHES", (1,))

@@ -37,3 +37,17 @@ def test_one_request_is_forked_where_that_can_be_and_repeated_where_not(
     assert model.asked[1:] == asked  # the first warms up
     # of the last request that begins
     assert figures == {"prefill_s": 11.5, "step_ms": 1000, "kv_bytes": None}
+
+
+def test_the_table_of_another_processor_has_both_types_beside_generate() -> None:
+    steps = {
+        ("generate", "float32"): 90.0,
+        ("engine", "float32"): 30.0,
+        ("engine", "bfloat16"): 45.0,
+    }
+    rows = [
+        {"tokens": 1024, "branches": 8, "arm": arm, "dtype": dtype, "step_ms": step}
+        for (arm, dtype), step in steps.items()
+    ]
+    last = prefix.avx2_table({"rows": rows}).splitlines()[-1]
+    assert last == "| 1,024 | 8 | 90 ms | 30 ms (3.0x) | 45 ms (2.0x) |"

@@ -4,6 +4,7 @@ what is shown."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from experiments.lab.bench import budgets, searches
 from experiments.lab.report import searches as shown
+from experiments.runs.data import load_task
 from experiments.runs.schema import SEARCHES
 from experiments.runs.stats import mcnemar
 from search import MCTS, BeamSearch, BestOfN, ComputeOptimal
@@ -122,6 +124,41 @@ def test_rows_are_written_as_they_come_and_only_missing_ones_are_measured(
     assert len(json.loads(out.read_text())["rows"]) == 9
 
 
+@pytest.mark.slow
+def test_rows_of_another_record_are_taken_in(model: str, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    searches.run(3, [20], None, 0, [], ["best_of_n"], model, one, [20])
+    searches.run(3, [20], None, 0, [], ["greedy"], model, other)
+    searches.run(3, [20], None, 0, [], ["greedy"], model, one, merge=other)
+    record = json.loads(one.read_text())
+    assert [(row["task"], row["search"]) for row in record["rows"]] == [
+        ("default task", "best_of_n"), ("word problems", "best_of_n"), ("default task", "greedy")
+    ]  # fmt: skip
+    assert record["rows"][2] == json.loads(other.read_text())["rows"][0]
+    assert [(c["search"], c["baseline"]) for c in record["comparisons"]] == [
+        ("greedy", "best_of_n")
+    ]
+
+
+def test_word_problems_are_different_and_have_right_answers(tmp_path: Path) -> None:
+    file = tmp_path / "words.jsonl"
+    setting = budgets.word_problems(file, 200, [240])
+    config = setting.config("greedy", 240, "m").dataset
+    problems = load_task(config).problems
+    assert len({problem.question for problem in problems}) == 200
+    examples = [(example["question"], example["answer"]) for example in config.examples]
+    known = [(problem.question, f"The answer is {problem.answer}.") for problem in problems]
+    for question, answer in [*examples, *known]:
+        containers, each, more = map(int, re.findall(r"[0-9]+", question))
+        assert answer.endswith(f"The answer is {containers * each + more}.")
+    for _, answer in examples:
+        assert all(eval(sum_) == int(value) for sum_, value in equations(answer))
+
+
+def equations(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"([0-9]+ [*+] [0-9]+) = ([0-9]+)", text)
+
+
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="the search 'best' is unknown; use some of best_of_n,"):
         searches.run(3, [20], None, 0, [], ["best"], "m", tmp_path / "x.json")
@@ -144,9 +181,13 @@ def row(search: str, outcomes: str, budget: int = 48, task: str = "default task"
     }
     share = outcomes.count("1") / len(outcomes)
     return place | {
-        "accuracy": share, "accuracy_95": [max(0.0, share - 0.1), min(1.0, share + 0.1)], 
-        "generated_tokens": budget - 1.0, "verifier_tokens": 0.0, "prompt_tokens": 100.0, "seconds": 3.0,
-    }  # fmt: skip
+        "accuracy": share,
+        "accuracy_95": [max(0.0, share - 0.1), min(1.0, share + 0.1)],
+        "generated_tokens": budget - 1.0,
+        "verifier_tokens": 0.0,
+        "prompt_tokens": 100.0,
+        "seconds": 3.0,
+    }
 
 
 ROWS = [
@@ -171,7 +212,7 @@ def test_the_table_has_a_line_for_each_row_and_marks_what_is_significant() -> No
     record = {"rows": ROWS, "comparisons": searches.comparisons(ROWS)}
     lines = shown.table(record).splitlines()
     assert len(lines) == 2 + len(ROWS) and len({line.count("|") for line in lines}) == 1
-    assert "| `beam_search` | 55.0% | 45.0% to 65.0% | 47 | 100 | 3 s | +5.0 |" in lines[2]
+    assert "| `beam_search` | 55.0% | 45.0% to 65.0% | 47 | 100 | +5.0 |" in lines[2]
     assert lines[4].endswith("| **-50.0** (p 0.003) |") and lines[5].endswith("|  |")
 
 

@@ -18,12 +18,14 @@ from experiments.cli.labels import labels
 from experiments.eval.compare.command import compare, parsed
 from experiments.eval.compare.figures import frontier
 from experiments.eval.compare.rows import load_rows, run_folders, short_place
+from experiments.eval.compare.show import compared as of_a_sweep
 from experiments.eval.compare.show import comparison, tables
 from experiments.eval.leaderboard.board import cell_row
 from experiments.eval.leaderboard.plan import Cell
 from experiments.eval.select import load, report, score
 from experiments.eval.select import parsed as parsed_selection
 from experiments.runs.finished import Run
+from experiments.runs.screen import row_labels
 from experiments.runs.stats import mcnemar, tango, wilson
 from experiments.runs.summary import summarise
 from search.selection import all_rules
@@ -254,7 +256,8 @@ def sweep(place: Path) -> list[str]:
     """The folders of 24 runs with default names, which differ in two settings."""
     folders = []
     for n, temperature in product((1, 2, 4, 8, 16, 32), (0.3, 0.6, 0.8, 1.0)):
-        name = f"toy-best_of_n-seed0-search.max_tokens=2048-search.n={n}-search.temperature={temperature}"
+        varied = f"search.n={n}-search.temperature={temperature}"
+        name = f"toy-best_of_n-seed0-search.max_tokens=2048-{varied}"
         usage = {"generated_tokens": 100 * n, "verifier_tokens": 0, "prompt_tokens": 4}
         done = problems([(5 * i + 10 * temperature) % 9 < 3 + n % 5 for i in range(8)], usage=usage)
         folders.append(save(place, name, done, search__n=n, search__temperature=temperature))
@@ -280,6 +283,21 @@ def test_labels_are_what_differs_and_tables_fit_80_columns(
     assert list(run_folders(short_place(first))) == first and len(short_place(first)) == 1
     with pytest.raises(InvalidInput, match="matches no folder of a run"):
         compared(tmp_path, str(tmp_path / "nothing-*"))
+
+
+def test_a_sweep_calls_its_rows_in_both_tables_alike(tmp_path: Path) -> None:
+    jobs = [
+        ["search=best_of_n", f"search.n={n}", f"run.seed={seed}"] for n in (2, 4) for seed in (0, 1)
+    ]
+    names = row_labels(jobs)
+    assert names == ["n=2", "n=2", "n=4", "n=4"]
+    folders = [
+        Path(save(tmp_path, f"toy-{i}", problems(A if i < 2 else B), search__n=n, run__seed=seed))
+        for i, (n, seed) in enumerate(product((2, 4), (0, 1)))
+    ]
+    text = of_a_sweep(folders, names)
+    assert re.search("\nn=4 +n=2 ", text) and "BestOfN" not in text
+    assert "\ntoy-2 " in of_a_sweep(folders, [""] * 4)  # names that tell nothing apart are left out
 
 
 def test_a_class_tells_rows_apart_and_not_its_settings() -> None:

@@ -56,14 +56,16 @@ def leaderboard(folder: Path) -> None:
 
 
 COMMANDS: dict[str, Callable[[Path], Any]] = {
-    "compare": lambda f: compare(compare_words([str(f), "--csv", str(f / "c"), "--json", str(f / "j")])),
+    "compare": lambda f: compare(
+        compare_words([str(f), "--csv", str(f / "c"), "--json", str(f / "j")])
+    ),
     "select": lambda f: report(select_words([str(f)])),
     "view": lambda f: view(view_words([str(f)])),
     "export, jsonl": lambda f: export(export_words([str(f)])),
     "export, steps": lambda f: export(export_words([str(f), "--format", "trl"])),
     "leaderboard": leaderboard,
     "merge": lambda f: merge(f.parent / "r", [f, f.parent / "r-shard2of2"]),
-}  # fmt: skip
+}
 
 JUNK = st.one_of(
     st.none(),

@@ -210,7 +210,8 @@ def test_a_reader_of_ones_own_is_found_by_its_path(
 ) -> None:
     (tmp_path / "my_readers.py").write_text(
         "from ttc.protocols import Problem\n\n\n"
-        "def backwards(row, id, dataset):\n    return Problem(row['q'][::-1], id, str(row['a'][0]))\n\n\n"
+        "def backwards(row, id, dataset):\n    return Problem(row['q'][::-1], id, "
+        "str(row['a'][0]))\n\n\n"
         "def forgets(row, id, dataset):\n    return row['q'], row['a']\n"
     )
     monkeypatch.chdir(tmp_path)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.lab.pretended import pretended_devices
 from experiments.runs.build import device_of, make_engine
 from tests.helpers.configurations import configuration
-from tests.helpers.pretended import pretended_devices
 from tests.helpers.runs import save_model
 from ttc import InvalidInput
 

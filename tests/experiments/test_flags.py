@@ -40,7 +40,7 @@ def test_flags_set_what_settings_do_and_the_rest_stays_as_it_is() -> None:
 def test_a_model_of_any_name_comes_to_the_configuration_as_it_was_typed(name: str) -> None:
     config = configuration("serve", *as_settings(["--model", name, "--port", "9000"], SERVE_FLAGS))
     assert config.serve.port == 9000
-    assert OmegaConf.to_container(config.model, resolve=False)["name"] == name  # type: ignore[index, call-overload]
+    assert OmegaConf.to_container(config.model, resolve=False)["name"] == name
 
 
 @pytest.mark.parametrize(

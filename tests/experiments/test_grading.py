@@ -96,7 +96,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def task(place: Path, **fields: Any) -> Any:
     settings = {"name": "file", "path": str(place / "rows.jsonl")} | fields
-    return load_task(OmegaConf.merge(OmegaConf.structured(DatasetConfig), settings))  # type: ignore[arg-type]
+    return load_task(OmegaConf.merge(OmegaConf.structured(DatasetConfig), settings))
 
 
 def records(place: Path) -> list[dict[str, Any]]:
@@ -298,7 +298,8 @@ def test_the_code_is_that_of_the_users_files_alone(
     (package / "deep").mkdir(parents=True)
     texts = {
         "__init__.py": "from .gate import Mine\n",
-        "gate.py": "import torch, ttc\nfrom . import tools\nfrom my_package.deep.more import x\nMine = x\n",
+        "gate.py": "import torch, ttc\nfrom . import tools\nfrom my_package.deep.more import "
+        "x\nMine = x\n",
         "tools.py": "import json\n",
         "deep/__init__.py": "",
         "deep/more.py": "from ..tools import json\nx = 1\n",
@@ -372,4 +373,4 @@ def test_records_group_votes_in_the_order_of_the_paths(place: Path) -> None:
     by_score = [((1,), "22"), ((2,), "333"), ((0,), "1")]
     branches = [SimpleNamespace(path=path) for path, _ in by_score]
     result = SimpleNamespace(problem=graded.problems[0], branches=branches)
-    assert votes_by_path(result, graded, [answer for _, answer in by_score]) == ["1", "333", "1"]  # type: ignore[arg-type]
+    assert votes_by_path(result, graded, [answer for _, answer in by_score]) == ["1", "333", "1"]

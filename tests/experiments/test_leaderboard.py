@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 import time
@@ -114,8 +115,20 @@ def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFi
     leaderboard(parsed([str(place / "all.yaml"), "--format", "csv"]))
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [(row["row"], row["search.n"]) for row in rows[1:3]] == [("greedy", ""), ("bon", "4")]
+    leaderboard(parsed([str(place / "all.yaml"), "--labels", "one answer,four answers"]))
+    assert "\nfour answers " in capsys.readouterr().out
+    rows = list(csv.DictReader((folder / "leaderboard.csv").open()))
+    assert [row["row"] for row in rows[1:3]] == ["one answer", "four answers"]
     lines = (folder / "predictions" / f"{names[2]}.jsonl").read_text().splitlines()
     assert len(lines) == 4 and json.loads(lines[0])["answer"] == "0"
+
+
+@pytest.mark.parametrize("labels", ["one", "one,one", "one,two,three", "one,"])
+def test_labels_that_do_not_fit_the_rows_are_refused(place: Path, labels: str) -> None:
+    arguments = parsed([str(board(place, "named")), "--labels", labels])
+    message = re.escape(f"--labels={labels} has") + ".* in this order:\n  greedy\n  bon$"
+    with pytest.raises(InvalidInput, match=message):
+        leaderboard(arguments)
 
 
 @pytest.mark.slow

@@ -59,9 +59,17 @@ def tokenizer(bos: bool = False) -> PreTrainedTokenizerFast:
 def tiny() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=258, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=CONTEXT, initializer_range=0.4, eos_token_id=256, bos_token_id=None, pad_token_id=256,
-    )  # fmt: skip
+        vocab_size=258,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.4,
+        eos_token_id=256,
+        bos_token_id=None,
+        pad_token_id=256,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -284,7 +292,10 @@ def test_the_command_runs_a_search_and_writes_the_harness_s_files(
     tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "sums.yaml").write_text(yaml.safe_dump(task("sums_generate")))
-    settings = "search=best_of_n,search.n=2,search.max_tokens=4,verifier=confidence,dtype=float32,run.seed=3"
+    settings = (
+        "search=best_of_n,search.n=2,search.max_tokens=4,verifier=confidence,"
+        "dtype=float32,run.seed=3"
+    )
     words = [
         "--model_args",
         f"pretrained={tmp_path / 'model'},{settings}",
@@ -349,7 +360,7 @@ def test_thoughts_are_cut_off_before_stop_strings_are_looked_for(
     words = thinker(OPENING, plain=("<think>", "</think>"))
     chat = "<turn>user\nq<eos><turn>assistant\n<think>\n"
     for options, answer in (({}, own), ({"think_end_token": "</think>"}, with_token)):
-        solver: Any = Solver(Thinking([text], words), SelfConsistency(n=1))  # type: ignore[arg-type]
+        solver: Any = Solver(Thinking([text], words), SelfConsistency(n=1))
         lm = SearchLM(solver, **options)
         asked = _request("generate_until", chat, {"max_gen_toks": 90, "until": ["Q"]})
         assert lm.generate_until([asked], disable_tqdm=True) == [answer]

@@ -183,8 +183,12 @@ def test_helms_k_is_18_without_the_ends_in_decimal_and_21_with_them_in_binary(
         ("38 units", "7 GB"): 37 - (7 * 10**9 - head) // block,
         ("38 units", "7 GiB"): 37 - (7 * GIB - head) // block,
     }
-    assert by_hand == {("36 blocks", "7 GB"): 18, ("36 blocks", "7 GiB"): 17, ("38 units", "7 GB"): 23,
-                       ("38 units", "7 GiB"): 21}  # fmt: skip
+    assert by_hand == {
+        ("36 blocks", "7 GB"): 18,
+        ("36 blocks", "7 GiB"): 17,
+        ("38 units", "7 GB"): 23,
+        ("38 units", "7 GiB"): 21,
+    }
     assert {
         (row["split"], row["vram"]): row["k"] for row in helm_rows if row["part"] == "split"
     } == by_hand
@@ -253,8 +257,12 @@ def test_helms_predictions_need_other_deltas_than_it_states(
     for row in helm_rows:
         # all weights once at M, and attention, which is little
         if row["part"] == "plan" and row["paper_k"] == 0:
-            block, head = helm_weights(*(helm.QWEN3[row["model"]][key] for key in ("hidden_size", "intermediate_size",
-                                                                                  "num_attention_heads")))  # fmt: skip
+            block, head = helm_weights(
+                *(
+                    helm.QWEN3[row["model"]][key]
+                    for key in ("hidden_size", "intermediate_size", "num_attention_heads")
+                )
+            )
             blocks, bandwidth = row["units"] - 2, {"RTX 3090": 936e9, "L40S": 864e9}[row["gpu"]]
             assert row["roofline_ms"] == pytest.approx(
                 (blocks * block + head) / bandwidth * 1e3, rel=0.02

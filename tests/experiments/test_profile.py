@@ -27,9 +27,15 @@ LINK = LinkProfile(
 
 def device(name: str) -> DeviceProfile:
     return DeviceProfile(
-        name=name, bandwidth=40e9, flops={1: 30e9, 256: 300e9}, attention_flops={1: 20e9}, l3_bytes=2**25,
-        l3_bandwidth=150e9, block_overhead_s=5e-5, pass_overhead_s=2e-4,
-    )  # fmt: skip
+        name=name,
+        bandwidth=40e9,
+        flops={1: 30e9, 256: 300e9},
+        attention_flops={1: 20e9},
+        l3_bytes=2**25,
+        l3_bandwidth=150e9,
+        block_overhead_s=5e-5,
+        pass_overhead_s=2e-4,
+    )
 
 
 def made_up(

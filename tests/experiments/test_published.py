@@ -168,7 +168,8 @@ def test_shards_and_seeds_are_one_figure_and_a_merged_run_takes_its_shards_place
 
 
 def test_measures_of_samples_are_those_of_the_records(tmp_path: Path) -> None:
-    """Of four candidates the first is best rated and wrong; two of the others agree and are right."""
+    """Of four candidates the first is best rated and wrong; two of the others agree and are
+    right."""
     whole = record("p", False)
     answers, scores = ["1", "2", "2", "3"], [0.9, 0.5, 0.5, 0.1]
     (branch,) = whole["branches"]

@@ -16,8 +16,17 @@ from tests.helpers.models import small
 from tests.helpers.servers import EOS, Ascii, ServedModel, serving
 from ttc import Engine, InvalidInput, RemoteBackend
 
-JOB = ("dataset.size=3", "run.batch=2", "search=beam_search", "search.beam_size=2", "search.beam_width=2",
-       "search.step_tokens=6", "search.max_steps=2", "search.temperature=0", "verifier=confidence")  # fmt: skip
+JOB = (
+    "dataset.size=3",
+    "run.batch=2",
+    "search=beam_search",
+    "search.beam_size=2",
+    "search.beam_width=2",
+    "search.step_tokens=6",
+    "search.max_steps=2",
+    "search.temperature=0",
+    "verifier=confidence",
+)
 
 
 @pytest.fixture(autouse=True)

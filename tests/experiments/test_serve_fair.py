@@ -87,6 +87,34 @@ class Rereads:
         return len(branches) * (len(self.text) + 1)
 
 
+class RereadsLess(Rereads):
+    """The same with a text so short that its ratings are made together with others."""
+
+    text = "again " * 10
+
+
+class Waits:
+    """Rates after it has been looked at so often. waited: how often it was. ended: whether its
+    rating is over."""
+
+    def __init__(self, looks: int):
+        self.looks = looks
+        self.waited = 0
+        self.ended = False
+
+    @pass_by_pass
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> Passes[list[list[float]]]:
+        try:
+            while self.waited < self.looks:
+                self.waited += 1
+                yield
+            return [[0.5]] * len(branches)
+        finally:
+            self.ended = True
+
+
 def text_of(search: Search, question: str, verifier: Verifier | None = None) -> str:
     result = solve(
         search, problem=question, engine=make_engine(), seed=1, template=RAW, verifier=verifier
@@ -141,8 +169,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_prompt_leaves_nothing() -> No
 
 
 def test_a_long_rating_does_not_keep_others_waiting() -> None:
-    """A rating of three branches takes 57 passes. Others get a token after each, and a short request
-    is answered in the middle of it."""
+    """A rating of three branches takes 57 passes. Others get a token after each, and a short
+    request is answered in the middle of it."""
     counted, search, one = Counted(), BestOfN(n=3, max_tokens=4), Greedy(max_tokens=1)
     rated = counted.add(search, "rate me", "large", Rereads())
     while not counted.driver.works or not counted.driver.works[0].tokens > 900:
@@ -157,6 +185,42 @@ def test_a_long_rating_does_not_keep_others_waiting() -> None:
     best = counted.ended[rated].best
     assert best is not None and best.text == text_of(search, "rate me", Rereads())
     assert counted.engine.kv_bytes() == 0
+
+
+def test_a_first_token_does_not_wait_for_short_ratings() -> None:
+    """Six searches are to be rated one after the other, in 12 passes each. A short request gets its
+    first token after its own prompt, a rating's pass and tokens of others."""
+    counted = Counted()
+    numbers = [
+        counted.add(BestOfN(n=3, max_tokens=3 + i), f"rate {i}", i, RereadsLess()) for i in range(6)
+    ]
+    while len(counted.driver.works) < 3:
+        counted.step()
+    short = counted.add(Greedy(max_tokens=1), "hi there", "small")
+    assert counted.passes_until(short) <= 6
+    for number in numbers:
+        counted.passes_until(number)
+    texts = [counted.ended[number].best for number in numbers]
+    assert [best and best.text for best in texts] == [
+        text_of(BestOfN(n=3, max_tokens=3 + i), f"rate {i}", RereadsLess()) for i in range(6)
+    ]
+    assert counted.engine.kv_bytes() == 0
+
+
+def test_programs_that_run_keep_nobody_waiting() -> None:
+    """A rating that waits for something else, as for a program, takes turns as passes do."""
+    counted, rated = Counted(), list[int]()
+    verifiers = [Waits(300), Waits(3), Waits(3)]
+    for i, verifier in enumerate(verifiers):
+        rated.append(counted.add(BestOfN(n=2, max_tokens=2 + i), f"rate {i}", i, verifier))
+    for number in rated[1:]:
+        while number not in counted.ended:
+            counted.step()
+            assert verifiers[0].waited < 60
+    writing = counted.add(Greedy(max_tokens=10), "hi", "small")
+    assert counted.passes_until(writing) <= 12 and rated[0] not in counted.ended
+    counted.driver.cancel(rated[0])
+    assert verifiers[0].ended and counted.engine.kv_bytes() == 0
 
 
 def test_a_client_that_leaves_while_its_branches_are_rated_leaves_nothing() -> None:

@@ -19,9 +19,12 @@ pytest.importorskip("openai")
 
 import httpx2
 import openai
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments.serve.access import show_log
 from experiments.serve.launch import LOCAL
+from experiments.serve.service import ENDS, likely_wait
 from experiments.serve.web import Patience
 from tests.helpers.own_server import ENDLESS, Running, running, said
 
@@ -64,6 +67,31 @@ def test_who_finds_no_place_is_told_when_to_come_back() -> None:
         stream.close()
         found.wait_until_free()
         assert found.client().completions.create(model="tiny", prompt="go").choices
+
+
+@given(
+    at_once=st.integers(1, 20),
+    each_s=st.floats(0.1, 60),
+    waves=st.integers(1, 50),
+    part=st.floats(0, 0.9),
+    places=st.integers(1, 40),
+)
+def test_the_wait_is_that_of_the_work_ahead(
+    at_once: int, each_s: float, waves: int, part: float, places: int
+) -> None:
+    """So many problems at once that take so long each, in a server that is always full: places are
+    free when they are told to be, but for the time of two problems."""
+    busy_since, now = 1000.0, 1000.0 + (waves + part) * each_s
+    before = [10.0, 900.0]  # of another time
+    ends = [busy_since + (wave + 1) * each_s for wave in range(waves) for _ in range(at_once)]
+    true = busy_since + (waves + -(-places // at_once)) * each_s - now
+    told = likely_wait(places, now, busy_since, [*before, *ends][-ENDS:])
+    assert true / 2 - 2 * each_s <= told <= 2 * (true + each_s)
+
+
+def test_before_any_problem_has_ended_the_wait_is_as_long_again() -> None:
+    assert likely_wait(1, 1007.0, 1000.0, [900.0]) == 7
+    assert likely_wait(3, 1007.0, 1000.0, []) == 21
 
 
 def test_places_are_left_for_addresses_that_have_none() -> None:
@@ -177,6 +205,11 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": [{"role": "user", "content": "x" * 1100}]}, 400, "model's context of 1024"),
     ({"answer_kind": "rhyme"}, 400, "rhyme"),
     ({"stop": [""]}, 400, "at least one character"),
+    (
+        {"search": {"name": "best_of_n", "aggregation": "product"}},
+        400,
+        "scores below zero.* use aggregation=mean, min or last",
+    ),
 ]
 
 
@@ -309,7 +342,7 @@ def test_a_problem_that_breaks_a_shared_pass_fails_alone(
         for p in ("abc", "xyz", "go")
     ]
     with running() as found:
-        alone = [found.client().completions.create(**body).choices for body in asked]  # type: ignore[call-overload]
+        alone = [found.client().completions.create(**body).choices for body in asked]
         forward = found.engine.runner.forward
 
         def failing(tokens: list[int], *rest: Any) -> Any:
@@ -381,9 +414,9 @@ def test_a_key_keeps_others_out_and_a_strange_host_name_is_refused() -> None:
         ):
             reply = httpx2.get(f"{found.url}/v1/models", headers=headers)  # type: ignore[arg-type]
             assert reply.status_code == 401 and reply.json()["error"]["code"] == "invalid_api_key"
-            assert httpx2.get(f"{found.url}/metrics", headers=headers).status_code == 401  # type: ignore[arg-type]
+            assert httpx2.get(f"{found.url}/metrics", headers=headers).status_code == 401
         right = {"Authorization": "Bearer secret-é".encode()}
-        assert httpx2.get(f"{found.url}/v1/models", headers=right).status_code == 200  # type: ignore[arg-type]
+        assert httpx2.get(f"{found.url}/v1/models", headers=right).status_code == 200
     with running(hosts=LOCAL) as found:
         assert httpx2.get(f"{found.url}/health").status_code == 200
         strange = httpx2.get(f"{found.url}/health", headers={"Host": "evil.example:8000"})

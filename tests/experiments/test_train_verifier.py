@@ -35,10 +35,24 @@ from verifiers import ValueHead
 
 WRITTEN = {
     # 1 agrees with 0, 2 ends at once, 3 is cut by its length
-    (0,): "a\n", (1,): "a\n", (2,): "b0", (3,): "cc",
-    (0, 0): "r0", (0, 1): "x0", (0, 2): "x\n", (1, 0): "r0", (3, 0): "x0", (3, 1): "x0", (3, 2): "d\n",
-    (0, 2, 0): "r0", (0, 2, 1): "r0", (0, 2, 2): "x0", (3, 2, 0): "r0", (3, 2, 1): "x0", (3, 2, 2): "r0",
-}  # fmt: skip
+    (0,): "a\n",
+    (1,): "a\n",
+    (2,): "b0",
+    (3,): "cc",
+    (0, 0): "r0",
+    (0, 1): "x0",
+    (0, 2): "x\n",
+    (1, 0): "r0",
+    (3, 0): "x0",
+    (3, 1): "x0",
+    (3, 2): "d\n",
+    (0, 2, 0): "r0",
+    (0, 2, 1): "r0",
+    (0, 2, 2): "x0",
+    (3, 2, 0): "r0",
+    (3, 2, 1): "x0",
+    (3, 2, 2): "r0",
+}
 
 
 def test_a_steps_value_is_the_share_of_its_continuations_that_end_right() -> None:
@@ -320,10 +334,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
     torch.manual_seed(0)
     config = hf.LlamaConfig(
-        vocab_size=len(LETTERS), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, bos_token_id=None, eos_token_id=None,
+        vocab_size=len(LETTERS),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
         pad_token_id=None,
-    )  # fmt: skip
+    )
     hf.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
@@ -344,12 +366,26 @@ def test_a_head_is_trained_saved_described_and_loads_with_the_same_scores(
         sums(tmp_path / "training.jsonl", questions),
     )
     overrides = [
-        f"model.name={base}", "model.dtype=float32", "dataset=file", f"dataset.path={test}", "dataset.raw=true",
-        "dataset.instruction='{question} '", "dataset.limit=null", f"+train.data.path={training}",
-        "train.folder=head", "train.record=figures.json", "train.problems=16", "train.rollouts=6",
-        "train.continuations=3", "train.step_tokens=6", "train.max_steps=3", "train.samples=6", "search.step_tokens=6",
-        "search.max_steps=3", "verifier=none",
-    ]  # fmt: skip
+        f"model.name={base}",
+        "model.dtype=float32",
+        "dataset=file",
+        f"dataset.path={test}",
+        "dataset.raw=true",
+        "dataset.instruction='{question} '",
+        "dataset.limit=null",
+        f"+train.data.path={training}",
+        "train.folder=head",
+        "train.record=figures.json",
+        "train.problems=16",
+        "train.rollouts=6",
+        "train.continuations=3",
+        "train.step_tokens=6",
+        "train.max_steps=3",
+        "train.samples=6",
+        "search.step_tokens=6",
+        "search.max_steps=3",
+        "verifier=none",
+    ]
     record = run(configuration("train_verifier", *overrides), overrides)
     assert json.loads((tmp_path / "figures.json").read_text()) == json.loads(json.dumps(record))
     assert record["fit"]["loss"] < record["fit"]["loss_before"]

@@ -20,8 +20,8 @@ FORMAT = "of the tables; latex is for booktabs, csv has a column for each settin
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.compare",
-        description="Compare runs on the same problems. Runs that differ in the seed alone are one row. The first row "
-        "is what the others are compared with.",
+        description="Compare runs on the same problems. Runs that differ in the seed alone are "
+        "one row. The first row is what the others are compared with.",
     )
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help=FOLDERS)
     parser.add_argument(

@@ -15,7 +15,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.labels import labels
+from experiments.cli.labels import given_labels, labels
 from experiments.runs.config_values import changed_values, listed
 from experiments.runs.finished import Run
 from experiments.runs.records import MAY_CHANGE
@@ -106,7 +106,8 @@ def short_place(folders: Sequence[Path]) -> list[Path]:
     """The fewest words that `run_folders` reads as these folders: the folder that holds them, a
     pattern, or they themselves."""
     parent, names = folders[0].parent, [folder.name for folder in folders]
-    start, end = commonprefix(names), commonprefix([name[::-1] for name in names])[::-1]  # noqa: RUF071
+    start = commonprefix(names)  # noqa: RUF071
+    end = commonprefix([name[::-1] for name in names])[::-1]  # noqa: RUF071
     for place in (parent, parent / f"{escape(start)}*{escape(end)}"):
         if set(run_folders([place])) == set(folders):
             return [place]
@@ -137,12 +138,8 @@ def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> lis
                     f"same run.seed={seed}; leave one out"
                 )
     made = _names(list(groups.values()))
-    if names is not None and (len(names) != len(made) or len(set(names)) != len(names)):
-        raise InvalidInput(
-            f"--labels={','.join(names)} has {len(names)} labels for {len(made)} rows; give each "
-            f"row one of its own, in this order:\n{listed(made)}"
-        )
-    return [Row(name, group) for name, group in zip(names or made, groups.values(), strict=True)]
+    shown = made if names is None else given_labels(names, made)
+    return [Row(name, group) for name, group in zip(shown, groups.values(), strict=True)]
 
 
 def check_comparable(

@@ -68,17 +68,28 @@ def tables(figures: Figures) -> list[Table]:
     return [table for table in made if table is not None]
 
 
-def compared(folders: Sequence[Path]) -> str:
-    """What a sweep says of its runs: how they differ from the first, or why that cannot be said."""
+def compared(folders: Sequence[Path], names: Sequence[str]) -> str:
+    """What a sweep says of its runs: how they differ from the first, or why that cannot be said.
+
+    names: what the sweep calls its runs, seeds left aside, one for each folder.
+    """
     command = f"python -m experiments.compare {shlex.join(map(str, short_place(folders)))}"
     try:
-        rows = load_rows(folders)
+        rows = _called(load_rows(folders), dict(zip(folders, names, strict=True)))
         check_comparable(rows)
         differences = _differences(pair_figures(rows))
     except InvalidInput as error:
         return f"not compared: {error}\nthe command: {command}"
     shown = [differences.text()] if differences is not None else []
     return "\n\n".join([*shown, f"costs, pass@k, files and a plot: {command}"])
+
+
+def _called(rows: Sequence[Row], names: Mapping[Path, str]) -> list[Row]:
+    """The rows under these names of their first folders, where these tell them apart."""
+    given = [names[row.runs[0].folder] for row in rows]
+    if not all(given) or len(set(given)) < len(given):
+        return list(rows)
+    return [Row(name, row.runs) for name, row in zip(given, rows, strict=True)]
 
 
 def write(

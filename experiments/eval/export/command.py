@@ -16,9 +16,9 @@ TYPES = ("stepwise-supervision", "preference", "unpaired-preference", "prompt-co
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.export",
-        description="Write a run's search trees as training data. jsonl and parquet hold every path from the prompt to "
-        "a leaf, with token ids, log-probabilities, scores and seeds (of a run with "
-        "run.record_tokens=true); trl holds texts as TRL's trainers read them.",
+        description="Write a run's search trees as training data. jsonl and parquet hold every "
+        "path from the prompt to a leaf, with token ids, log-probabilities, scores and seeds (of "
+        "a run with run.record_tokens=true); trl holds texts as TRL's trainers read them.",
     )
     parser.add_argument(
         "folder", type=Path, metavar="FOLDER", help="the folder of a run, as outputs/NAME"

@@ -27,12 +27,15 @@ A file:
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.leaderboard",
-        description="Run every model with every search, budget, data set and seed, and write one row for each. The "
-        "same command goes on where it was.",
+        description="Run every model with every search, budget, data set and seed, and write one "
+        "row for each. The same command goes on where it was.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, help="what to run, as YAML")
+    parser.add_argument(
+        "--labels", metavar="A,B,C", help="what the rows are called, in the order of the file"
+    )
     parser.add_argument("--format", choices=FORMATS, default="text", help=FORMAT)
     parser.add_argument(
         "--dry", action="store_true", help="check every cell and print their names, and run nothing"
@@ -42,9 +45,11 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def leaderboard(arguments: argparse.Namespace) -> int:
     """Returns the exit code: 1 where a cell could not be run."""
-    from experiments.eval.leaderboard.plan import read_plan
+    from experiments.eval.leaderboard.plan import read_plan, with_labels
 
     plan = read_plan(arguments.file)
+    if arguments.labels is not None:
+        plan = with_labels(plan, arguments.labels.split(","))
     from experiments.eval.leaderboard.board import board_rows, csv_text, tables, write_board
     from experiments.eval.leaderboard.run import configurations, run_cells
 

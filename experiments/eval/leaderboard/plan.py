@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from experiments.cli.choices import choices
-from experiments.cli.labels import labels, typed_settings
+from experiments.cli.labels import given_labels, labels, typed_settings
 from experiments.runs.overrides import as_override
 from experiments.runs.records import check_name
 from experiments.runs.run_name import overrides_suffix
@@ -86,6 +86,16 @@ def read_plan(file: Path) -> Plan:
             "...}"
         )
     return Plan(name, folder, cells)
+
+
+def with_labels(plan: Plan, names: Sequence[str]) -> Plan:
+    """The plan whose rows are called so, in the order of the file.
+
+    Raises InvalidInput where the names do not fit the rows.
+    """
+    titles = list(dict.fromkeys(cell.title for cell in plan.cells))
+    called = dict(zip(titles, given_labels(names, titles), strict=True))
+    return replace(plan, cells=[replace(cell, title=called[cell.title]) for cell in plan.cells])
 
 
 def _cell(parts: Sequence[Entry], seed: int, common: Sequence[str], folder: Path) -> Cell:

@@ -12,8 +12,8 @@ from experiments.cli.command import perform
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.merge",
-        description="Put the shards of a run (run.shard=I/N) together. What comes out is the folder of a run that one "
-        "process has made.",
+        description="Put the shards of a run (run.shard=I/N) together. What comes out is the "
+        "folder of a run that one process has made.",
     )
     parser.add_argument(
         "out", type=Path, metavar="OUT", help="the folder to write, as outputs/NAME"

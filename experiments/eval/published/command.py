@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 Examples:
-  python -m experiments.published                             the recipes, and what they cost
-  python -m experiments.published s1                          values, ours beside them, what differs
-  python -m experiments.published s1 --run --arms 'aime24-*'  run what is left of some arms
-  python -m experiments.published s1 --run run.shard=1/4      one part of each run, on one GPU of four
-  python -m experiments.published s1 --dry --arms 'aime24-0*' settings and three prompts, and no weights
+  python -m experiments.published                              the recipes, and what they cost
+  python -m experiments.published s1                           values, ours beside, what differs
+  python -m experiments.published s1 --run --arms 'aime24-*'   run what is left of some arms
+  python -m experiments.published s1 --run run.shard=1/4       a part of each run, one GPU of four
+  python -m experiments.published s1 --dry --arms 'aime24-0*'  settings, three prompts, no weights
 """
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.published",
-        description="Runs that make published figures, and ours beside theirs. The same command goes on where it was.",
+        description="Runs that make published figures, and ours beside theirs. The same "
+        "command goes on where it was.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -144,7 +144,8 @@ REBASE = Recipe(
     title="REBASE with Llemma-7B and 32 samples on MATH-500",
     source="arXiv 2408.00724 (read in a summary, not in the paper: 46.8, where a 34B model with 64 "
     "samples and a majority has 46.7)",
-    setting="github.com/thu-wyz/inference_scaling at 0fe7da9: hype-parameters/rebase.yaml, rebase.py",
+    setting="github.com/thu-wyz/inference_scaling at 0fe7da9: hype-parameters/rebase.yaml, "
+    "rebase.py",
     differs=(
         "their reward model (tkitsers/Llemma-reward-model) has no verifier here; Math-Shepherd "
         "takes its place",

@@ -17,15 +17,16 @@ slowly."""
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.view",
-        description="Write a run as one page that needs no network and no other file: its figures, its problems, and "
-        "the search tree of each, with the text of every step. Or draw results that a program has "
-        "saved.",
+        description="Write a run as one page that needs no network and no other file: its "
+        "figures, its problems, and the search tree of each, with the text of every step. Or draw "
+        "results that a program has saved.",
     )
     parser.add_argument(
         "folder",
         type=Path,
         metavar="FOLDER",
-        help="the folder of a run, as outputs/NAME, or a file with what Result.to_dict returned (or a list of these)",
+        help="the folder of a run, as outputs/NAME, or a file with what Result.to_dict returned "
+        "(or a list of these)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the page (FOLDER/view.html, or FILE.html)"

@@ -17,7 +17,8 @@ HEAD = """<!DOCTYPE html>
 <title>{title}</title>
 <style>
 body {{ font: 14px/1.45 system-ui, sans-serif; margin: 1.5em; color: #1c2128; background: #fff }}
-pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7f9; border-radius: 4px; padding: .6em }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7f9; border-radius: 4px;
+      padding: .6em }}
 pre.thought {{ color: #57606a; font-style: italic }}
 </style>
 </head>

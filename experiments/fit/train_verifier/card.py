@@ -79,8 +79,9 @@ def card(record: dict[str, Any], config: DictConfig) -> str:
     return f"""\
 # A value head for {config.model.name} on {data["dataset"]}
 
-Two linear outputs on the model's last hidden state at the end of each step. Their softmax is the chance that the step
-is right. It was trained for {record["model"]}; other weights need another head.
+Two linear outputs on the model's last hidden state at the end of each step. Their softmax is the
+chance that the step is right. It was trained for {record["model"]}; other weights need another
+head.
 
 ```
 python -m experiments.run {use} verifier.model={config.train.folder}
@@ -88,31 +89,34 @@ python -m experiments.run {use} verifier.model={config.train.folder}
 
 ## Data
 
-The model's own solutions, {data["rollouts"]} for each problem at temperature {data["temperature"]}, and from the end of
-each step but the last {data["continuations"]} continuations. A step's label is {LABELS[data["labels"]]};
-that of a last step is whether its solution is right. The problems to train on differ from those of the test by
-{data["source"]}. Of them {data["dropped"]} were left out, since their questions are in the test set or come twice.
-Train and validation are parts of the other problems.
+The model's own solutions, {data["rollouts"]} for each problem at temperature {data["temperature"]},
+and from the end of each step but the last {data["continuations"]} continuations. A step's label is
+{LABELS[data["labels"]]}; that of a last step is whether its solution is right. The problems to
+train on differ from those of the test by {data["source"]}. Of them {data["dropped"]} were left out,
+since their questions are in the test set or come twice. Train and validation are parts of the other
+problems.
 
 | part | problems | solutions | right solutions | steps |
 |---|---|---|---|---|
 {counts}
 
-`train.jsonl`, `validation.jsonl` and `test.jsonl` hold these in the format of TRL's PRMTrainer (prompt, completions,
-labels), and beside that each step's value and the problem's id. A private data set leaves no such files.
+`train.jsonl`, `validation.jsonl` and `test.jsonl` hold these in the format of TRL's PRMTrainer
+(prompt, completions, labels), and beside that each step's value and the problem's id. A private
+data set leaves no such files.
 
 ## Training
 
-Logistic regression on scaled features. The strength of regularisation, {fit["strength"]:g}, was chosen on the
-validation problems; the head was then fitted to both parts. Mean loss in nats: {fit["loss_before"]:.4f} for a constant,
-{fit["loss"]:.4f} for the head; on the validation problems, fitted without them, {fit["validation_loss_before"]:.4f} and
-{best:.4f}. It took {seconds["training"]:.0f} s with the solutions, and {seconds["all"]:.0f} s with the test
+Logistic regression on scaled features. The strength of regularisation, {fit["strength"]:g}, was
+chosen on the validation problems; the head was then fitted to both parts. Mean loss in nats:
+{fit["loss_before"]:.4f} for a constant, {fit["loss"]:.4f} for the head; on the validation problems,
+fitted without them, {fit["validation_loss_before"]:.4f} and {best:.4f}. It took
+{seconds["training"]:.0f} s with the solutions, and {seconds["all"]:.0f} s with the test
 ({machine["cpu"]}, threads: {machine["threads"]}).
 
 ## Test
 
-On {data["test"]["problems"]} problems that nothing was trained or chosen on. Intervals are 95%, over problems; p is
-McNemar's, of each comparison alone.
+On {data["test"]["problems"]} problems that nothing was trained or chosen on. Intervals are 95%,
+over problems; p is McNemar's, of each comparison alone.
 
 {tables(record)}
 

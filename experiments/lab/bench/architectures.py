@@ -35,6 +35,7 @@ from experiments.lab.bench.small_models import (
     model_class,
     tokens,
 )
+from experiments.lab.pretended import NAME, pretended_devices
 from experiments.runs.provenance import provenance
 from ttc.engine import Engine
 from ttc.errors import UnsupportedModel
@@ -128,9 +129,9 @@ def difference(
     return worst, allowed
 
 
-def examine(case: str, window: int = WINDOW) -> dict[str, Any]:
+def examine(case: str, window: int = WINDOW, device: str = "cpu") -> dict[str, Any]:
     """One row of the table: {case, model, verdict, ...}; the verdict is exact, refused, wrong or
-    not built."""
+    not built. device: where the engine runs the model; transformers runs it on the CPU."""
     row: dict[str, Any] = {"case": case, "model": model_class(case)}
     try:
         model = build(case, window)
@@ -140,7 +141,7 @@ def examine(case: str, window: int = WINDOW) -> dict[str, Any]:
         )
         return row | {"verdict": "not built", "reason": reason}
     try:
-        engine = Engine(copy.deepcopy(model), Characters(), prefill_tokens=16)
+        engine = Engine(copy.deepcopy(model).to(device), Characters(), prefill_tokens=16)
     except UnsupportedModel as error:
         return row | {"verdict": "refused", "reason": _short(error)}
     except Exception as error:
@@ -179,30 +180,33 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:900] or type(error).__name__
 
 
-def _examine_quietly(case: str) -> dict[str, Any]:
+def _examine_quietly(case: str, device: str) -> dict[str, Any]:
     def late(*_: Any) -> None:
         raise TookTooLong
 
     warnings.simplefilter("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # a GPU's results are compared with a CPU's
+    if device.startswith(NAME):
+        pretended_devices()
     signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
     try:
-        return examine(case)
+        return examine(case, device=device)
     finally:
         signal.alarm(0)
 
 
-def sweep(names: Iterable[str]) -> Iterator[dict[str, Any]]:
+def sweep(names: Iterable[str], device: str = "cpu") -> Iterator[dict[str, Any]]:
     """A row for each case. Another process computes them, so that a model that crashes it does not
-    end the sweep."""
+    end the sweep. device: as in `examine`, also one of `experiments.lab.pretended`."""
     pool: ProcessPoolExecutor | None = None
     for case in names:
         pool = pool or ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
         lost = {"case": case, "model": model_class(case), "verdict": "wrong"}
         try:
-            yield pool.submit(_examine_quietly, case).result()
+            yield pool.submit(_examine_quietly, case, device).result()
         except BrokenProcessPool:
             pool = None
             yield lost | {"reason": "the process died"}
@@ -251,7 +255,8 @@ def table(result: dict[str, Any]) -> str:
     kinds = {
         "exact": "exact",
         "refused": "refused, for the reasons below",
-        "not reached": "refused, because it does not dispatch attention through `AttentionInterface`",
+        "not reached": "refused, because it does not dispatch attention through "
+        "`AttentionInterface`",
         "wrong": "wrong",
         "not built": "not tried: no small configuration builds it",
     }

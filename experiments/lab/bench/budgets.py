@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from experiments.fit.compute_optimal import Table, fit
+from experiments.lab.bench.word_problems import write_problems
 from experiments.runs.build import resolved
 from experiments.runs.schema import register
 from search import ComputeOptimal, Search
@@ -119,6 +121,10 @@ SEARCHES: dict[str, Callable[[Allowance], str]] = {
     "fork_think": lambda a: f"search.n={2 * a.answers} search.max_tokens={a.longest}",
     "mur": lambda a: (
         f"search.beam_width={a.answers} search.max_steps={a.steps} search.step_tokens=32"
+    ),
+    "phi_decoding": lambda a: (
+        f"search.beam_width={max(2, a.answers // 2)} search.max_steps={a.steps} "
+        "search.step_tokens=32"
     ),
     "beam_search+drop_duplicates": lambda a: (
         f"{_beams('beam_size', a)} search.drop_duplicates=true"
@@ -225,6 +231,47 @@ def default_task(problems: int, budgets: Sequence[int]) -> Setting:
         longest=64,
         steps=8,
     )
+
+
+WORD_EXAMPLES = (
+    ("Rosa has 4 bags with 6 eggs each. Then Rosa finds 5 more eggs.", "4 * 6 = 24", "24 + 5 = 29"),
+    (
+        "Jack has 3 jars with 7 balls each. Then Jack buys 2 more balls.",
+        "3 * 7 = 21",
+        "21 + 2 = 23",
+    ),
+    ("Lily has 3 boxes with 9 hats each. Then Lily gets 2 more hats.", "3 * 9 = 27", "27 + 2 = 29"),
+)
+
+
+def word_problems(file: Path, problems: int, budgets: Sequence[int]) -> Setting:
+    """Word problems of two steps, which are written to a file. In a trial of 60 with one wording,
+    answers took 41 tokens and greedy decoding solved 42%. Sums and differences in the same form
+    were solved less often (8% to 17%), two additions more often (57%)."""
+    write_problems(file, problems)
+    words = (
+        "dataset=file",
+        "dataset.name=words",
+        f'dataset.path="{file}"',
+        "dataset.answer_kind=number",
+        "dataset.chat=false",
+        'dataset.instruction="{question}"',
+        'dataset.end=["\\n\\n"]',
+        f"dataset.examples=[{','.join(starmap(_example, WORD_EXAMPLES))}]",
+    )
+    return Setting("word problems", words, tuple(budgets), answer=40, longest=96, steps=6)
+
+
+def _example(story: str, first: str, second: str) -> str:
+    name, things, result = story.split()[0], story.rstrip(".").split()[-1], second.split()[-1]
+    lines = [
+        f"{name} has {first} {things}.",
+        f"Then {name} has {second} {things}.",
+        f"The answer is {result}.",
+    ]
+    question = f"{story} How many {things} does {name} have now?"
+    answer = "".join(f"\\n{line}" for line in lines)
+    return f'{{question: "{question}", answer: "{answer}"}}'
 
 
 def gsm8k(data: Path, problems: int, budgets: Sequence[int]) -> Setting:

@@ -54,7 +54,8 @@ def run(problems: int, model_name: str, out: Path) -> None:
         )
     result = provenance(
         f"python -m experiments.bench cache --problems {problems}",
-        model=f"{model_name}, float32, its real weights; sums, best-first search, arithmetic verifier",
+        model=f"{model_name}, float32, its real weights; sums, best-first search, arithmetic "
+        "verifier",
     )
     result |= {"rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,13 @@ def parser() -> argparse.ArgumentParser:
     sizes.add_argument(
         "--short", dest="size", action="store_const", const="short", help="the README's five cases"
     )
+    sizes.add_argument(
+        "--avx2",
+        dest="size",
+        action="store_const",
+        const="avx2",
+        help="as on a processor without AVX-512, which this one is told to be",
+    )
     shared.add_argument("--model", default="smollm2-135m")
     shared.add_argument(
         "--out", type=Path, help=f"default: prefix.json, or prefix_SIZE.json, in {RESULTS}"
@@ -57,6 +64,24 @@ def parser() -> argparse.ArgumentParser:
         "gpu_resources", help="registers, spills and shared memory of the GPU kernel; needs no GPU"
     )
     gpu.add_argument("--out", type=Path, default=RESULTS / "gpu_resources.json")
+    contact = commands.add_parser(
+        "gpu", help="first contact with a GPU: what is right there, how fast, as a file to send"
+    )
+    part = commands.add_parser("gpu-part", help="one part in this process (what `gpu` starts)")
+    part.add_argument("name")
+    for one in (contact, part):
+        one.add_argument(
+            "--rehearse", action="store_true", help="without a GPU: tiny, over stand-ins for one"
+        )
+        one.add_argument("--model", default="smollm2-135m", help="what `steps` runs")
+        one.add_argument("--peer", help="the python of an environment with vLLM")
+    contact.add_argument("--minutes", type=float, default=20.0, help="of all; default: 20")
+    contact.add_argument("--out", type=Path, default=Path("first_contact.json"))
+    part.add_argument("--out", type=Path, required=True)
+    paper = commands.add_parser(
+        "roofline", help="a step's bytes, operations and least times on three GPUs, on paper"
+    )
+    paper.add_argument("--out", type=Path, default=RESULTS / "roofline.json")
     task = commands.add_parser("default_task", help="four searches on the default task")
     task.add_argument("--problems", type=int, default=200)
     task.add_argument("--out", type=Path, default=RESULTS / "default_task.json")
@@ -160,6 +185,10 @@ def parser() -> argparse.ArgumentParser:
     equal.add_argument("--data", type=Path, help="a file with GSM8K's rows, which are solved too")
     equal.add_argument("--data-problems", type=int, default=60, help="of that file")
     equal.add_argument("--data-budgets", type=numbers, default=[768], help="default: 768")
+    equal.add_argument(
+        "--word-budgets", type=numbers, default=[], help="word problems of two steps too; none"
+    )
+    equal.add_argument("--merge", type=Path, help="a record whose rows are taken into this one")
     equal.add_argument("--searches", type=names, help="names with commas; default: all")
     equal.add_argument("--model", default="smollm2-135m")
     equal.add_argument("--out", type=Path, default=RESULTS / "searches.json")
@@ -229,31 +258,29 @@ def parser() -> argparse.ArgumentParser:
     chosen = commands.add_parser(
         "plan", help="every placement and memory policy, predicted and measured on this CPU"
     )
+    chosen.add_argument("settings", nargs="*", help="by their names in the table; default: all")
+    chosen.add_argument(
+        "--profile", type=Path, default=Path("profile.json"), help="from experiments.profile"
+    )
     chosen.add_argument("--out", type=Path, default=RESULTS / "plan.json")
     stored = commands.add_parser(
         "quantized", help="weights as .gguf files store them, beside bfloat16, on this CPU"
     )
     stored.add_argument("--quick", action="store_true", help="one kind, two cases")
     stored.add_argument("--out", type=Path, default=RESULTS / "quantized.json")
-    forms = commands.add_parser(
-        "kernel_form", help="one CPU kernel as numba, as portable numba and as C++"
-    )
-    forms.add_argument("--out", type=Path, default=RESULTS / "kernel_form.json")
-    form = commands.add_parser(
-        "kernel_form-case", help="one processor in this process (what `kernel_form` starts)"
-    )
-    form.add_argument("processor")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name")
     arm.add_argument("tokens", type=int)
     arm.add_argument("branches", type=int)
     arm.add_argument("model")
+    arm.add_argument("dtype")
     return parser
 
 
-def measure(arguments: argparse.Namespace) -> None:
-    """Do what a command asks for; its module is imported only now."""
-    MEASUREMENTS[arguments.command](arguments)
+def measure(arguments: argparse.Namespace) -> int | None:
+    """Do what a command asks for; its module is imported only now. Returns the exit code of a
+    command that has one."""
+    return MEASUREMENTS[arguments.command](arguments)
 
 
 def _prefix(arguments: argparse.Namespace) -> None:
@@ -266,13 +293,36 @@ def _prefix(arguments: argparse.Namespace) -> None:
 def _arm(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import prefix
 
-    prefix.run_arm(arguments.name, arguments.tokens, arguments.branches, arguments.model)
+    prefix.run_arm(
+        arguments.name, arguments.tokens, arguments.branches, arguments.model, arguments.dtype
+    )
 
 
 def _gpu_resources(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import gpu_resources
 
     gpu_resources.run(arguments.out)
+
+
+def _roofline(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import roofline
+
+    roofline.run(arguments.out)
+
+
+def _gpu(arguments: argparse.Namespace) -> int:
+    from experiments.lab.bench.gpu import first_contact
+    from experiments.lab.bench.gpu.parts import Asked
+
+    asked = Asked(arguments.rehearse, arguments.model, arguments.peer)
+    return first_contact.run(asked, arguments.minutes, arguments.out)
+
+
+def _gpu_part(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench.gpu import parts
+
+    asked = parts.Asked(arguments.rehearse, arguments.model, arguments.peer)
+    parts.run_part(arguments.name, asked, arguments.out)
 
 
 def _hybrid(arguments: argparse.Namespace) -> None:
@@ -364,6 +414,8 @@ def _searches(arguments: argparse.Namespace) -> None:
         arguments.searches or list(searches.SEARCHES),
         arguments.model,
         arguments.out,
+        arguments.word_budgets,
+        arguments.merge,
     )
 
 
@@ -435,7 +487,7 @@ def _placement(arguments: argparse.Namespace) -> None:
 def _plan(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import plan
 
-    plan.run(arguments.out)
+    plan.run(arguments.settings, arguments.profile, arguments.out)
 
 
 def _quantized(arguments: argparse.Namespace) -> None:
@@ -444,22 +496,13 @@ def _quantized(arguments: argparse.Namespace) -> None:
     quantized.run(arguments.quick, arguments.out)
 
 
-def _kernel_form(arguments: argparse.Namespace) -> None:
-    from experiments.lab.trials.kernel_form import measure
-
-    measure.run(arguments.out)
-
-
-def _kernel_form_case(arguments: argparse.Namespace) -> None:
-    from experiments.lab.trials.kernel_form import measure
-
-    measure.run_case(arguments.processor)
-
-
-MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
+MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "prefix": _prefix,
     "arm": _arm,
     "gpu_resources": _gpu_resources,
+    "gpu": _gpu,
+    "roofline": _roofline,
+    "gpu-part": _gpu_part,
     "hybrid": _hybrid,
     "default_task": _default_task,
     "cache": _cache,
@@ -480,6 +523,4 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "placement": _placement,
     "plan": _plan,
     "quantized": _quantized,
-    "kernel_form": _kernel_form,
-    "kernel_form-case": _kernel_form_case,
 }

@@ -23,13 +23,38 @@ from ttc.model.partition import partition_units
 
 CONTEXT = {"max_position_embeddings": 16384, "tie_word_embeddings": True}
 SHAPES: dict[str, tuple[type, dict[str, int]]] = {
-    "SmolLM2-360M": (LlamaConfig, {"hidden_size": 960, "intermediate_size": 2560, "num_attention_heads": 15,
-                                   "num_key_value_heads": 5, "vocab_size": 49152}),
-    "Qwen3-0.6B": (Qwen3Config, {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
-                                 "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}),
-    "Llama-3.2-1B": (LlamaConfig, {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
-                                   "num_key_value_heads": 8, "vocab_size": 128256}),
-}  # fmt: skip
+    "SmolLM2-360M": (
+        LlamaConfig,
+        {
+            "hidden_size": 960,
+            "intermediate_size": 2560,
+            "num_attention_heads": 15,
+            "num_key_value_heads": 5,
+            "vocab_size": 49152,
+        },
+    ),
+    "Qwen3-0.6B": (
+        Qwen3Config,
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+        },
+    ),
+    "Llama-3.2-1B": (
+        LlamaConfig,
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+        },
+    ),
+}
 """Published shapes; their weights are random here."""
 
 Cases = tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[int, ...]]

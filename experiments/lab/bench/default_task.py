@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import experiments.runs.problem_loop  # noqa: F401  so that the record names the code that a run uses
+import experiments.runs.problem_loop  # noqa: F401  the record names the code that a run uses
 from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.runs.provenance import provenance
 

@@ -149,7 +149,8 @@ def run(out: Path) -> None:
 def table(result: dict[str, Any]) -> str:
     """A row for each variant."""
     lines = [
-        "| capability | KV | head | queries | registers | spilled bytes | shared memory | programs |",
+        "| capability | KV | head | queries | registers | spilled bytes | shared memory | "
+        "programs |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in result["rows"]:

@@ -1,7 +1,9 @@
 """Long texts of branches' own: time and memory of the engine, `generate` and vLLM.
 
 Branches of one prompt write a fixed number of tokens each, with a limit that is higher, as nobody
-knows lengths before. Each way runs in a process of its own, in turn.
+knows lengths before. Each way runs in a process of its own, in turn. A row is written as soon as it
+is measured, so that the command can be stopped; when it is given again at the same commit, it
+measures what is missing.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments.lab.bench.search import NO_PEER, PEER, Figures, measured
-from experiments.runs.provenance import provenance
+from experiments.runs.provenance import commit, provenance
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
 from ttc.model.loading import load
@@ -29,6 +32,8 @@ CASES = ("16x4096", "64x1024")
 """Branches, and the tokens that each writes."""
 PROMPT_TOKENS = 64
 WAYS = ("engine", "generate")
+GENERATE_S = 60.0
+"""`generate` takes many times as long as the others, and is stopped after so many seconds."""
 
 
 def sizes(case: str) -> tuple[int, int]:
@@ -46,6 +51,39 @@ def run(
 
     peer: the Python of an environment with vLLM.
     """
+    ways = _checked(ways, peer)
+    words = " ".join(["python -m experiments.bench", *sys.argv[1:]])
+    model = f"{model_name}, bfloat16, its real weights; sampled tokens, no end tokens"
+    rows: list[Figures] = []
+    if out.exists():
+        rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    parsed = {case: sizes(case) for case in cases}
+    known = {"commit": commit(), "model": model_name}
+    failed = list[str]()
+    for (case, (branches, tokens)), way in product(parsed.items(), ways):
+        place = {"case": case, "way": way}
+        if any((place | known).items() <= row.items() for row in rows):
+            continue
+        start = time.perf_counter()
+        try:
+            row = _measure(way, branches, tokens, peer, model_name)
+        except RuntimeError as error:
+            failed.append(str(error))
+            print(error, flush=True)
+            continue
+        rows = [other for other in rows if not place.items() <= other.items()]
+        rows.append(place | row | known | {"process_s": time.perf_counter() - start})
+        print(json.dumps(rows[-1]), flush=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        record = provenance(words, model=model) | {"rows": rows}
+        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(table({"rows": rows}))
+    if failed:
+        raise TTCError(f"{failed[0]}; the figures of the others are in {out}")
+
+
+def _checked(ways: Sequence[str] | None, peer: str | None) -> Sequence[str]:
+    """The ways that are asked for. Raises InvalidInput."""
     if ways is None:
         ways = WAYS if peer is None else (*WAYS, PEER)
     if unknown := [way for way in ways if way not in (*WAYS, PEER)]:
@@ -54,25 +92,7 @@ def run(
         raise InvalidInput(NO_PEER)
     if peer is None:
         print(NO_PEER)
-    words = " ".join(["python -m experiments.bench", *sys.argv[1:]])
-    model = f"{model_name}, bfloat16, its real weights; sampled tokens, no end tokens"
-    rows: list[Figures] = []
-    failed = list[str]()
-    for case, (branches, tokens) in zip(cases, map(sizes, cases), strict=True):
-        for way in ways:
-            try:
-                row = _measure(way, branches, tokens, peer, model_name)
-            except RuntimeError as error:
-                failed.append(str(error))
-                print(error, flush=True)
-                continue
-            rows.append({"case": case, "way": way} | row)
-            print(json.dumps(rows[-1]), flush=True)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(provenance(words, model=model) | {"rows": rows}, indent=1))
-    print(table({"rows": rows}))
-    if failed:
-        raise TTCError(f"{failed[0]}; the figures of the others are in {out}")
+    return ways
 
 
 def _measure(way: str, branches: int, tokens: int, peer: str | None, model_name: str) -> Figures:
@@ -147,23 +167,35 @@ def _generate(model_name: str, branches: int, tokens: int) -> Figures:
         ids[:1], attention_mask=torch.ones_like(ids[:1]), max_new_tokens=2, pad_token_id=0
     )
     start = time.perf_counter()
-    model.generate(
+    texts = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, max_new_tokens=tokens,
-        min_new_tokens=tokens, pad_token_id=0,
+        min_new_tokens=tokens, pad_token_id=0, max_time=GENERATE_S,
     )  # fmt: skip
-    return {"step_ms": (time.perf_counter() - start) / tokens * 1e3}
+    written = texts.shape[1] - ids.shape[1]
+    return {"step_ms": (time.perf_counter() - start) / written * 1e3, "written": written}
 
 
 def table(result: dict[str, Any]) -> str:
-    """Time of a token of all branches, and the most memory, in each way."""
+    """Time of a token of all branches, and the most memory, in each way. `generate` may have
+    written less than the others, with shorter texts and less memory then."""
     gib = 2**30
-    heads = ["branches x tokens", "way", "step", "KV at most", "of what is written", "entries"]
-    lines = [f"| {' | '.join([*heads, 'peak memory'])} |", "|---" * 7 + "|"]
+    heads = [
+        "branches x tokens",
+        "way",
+        "written",
+        "step",
+        "KV at most",
+        "of what is written",
+        "entries",
+        "peak memory",
+    ]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in result["rows"]:
         kv = row.get("kv_peak_bytes")
         cells = [
             row["case"].replace("x", " x "),
             row["way"],
+            f"{row.get('written', sizes(row['case'])[1]):,}",
             f"{row['step_ms']:.1f} ms",
             "" if kv is None else f"{kv / gib:.2f} GiB",
             "" if kv is None else f"{kv / row['kv_bytes']:.2f}x",

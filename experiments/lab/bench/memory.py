@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig
 
 from experiments.lab.bench.prefix import prompt
-from experiments.runs.provenance import provenance
+from experiments.runs.provenance import changed_modules, machine, provenance
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
 from ttc.cost_model.dims import KVShape
 from ttc.cost_model.transfer import Workload, beam_scheduling_bytes, token_by_token_bytes
@@ -102,6 +103,10 @@ class Case:
     related: bool = True
 
 
+Place = tuple[str, Case]
+"""What tells a row of a record from the others: its arm and its workload."""
+
+
 class Silent:
     """A tokenizer for random models: it is never asked for text that matters."""
 
@@ -116,22 +121,40 @@ def tiny(layers: int = 32) -> Any:
     time is not."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=4, max_position_embeddings=4096, eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=4,
+        max_position_embeddings=4096,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
     return LlamaForCausalLM(config).eval()
 
 
 SHAPES: dict[str, Callable[..., Any]] = {
     "opt-6.7b": lambda layers, width: OPTConfig(
-        vocab_size=50272, hidden_size=width, word_embed_proj_dim=width, ffn_dim=4 * width, num_hidden_layers=layers,
-        num_attention_heads=width // 128, max_position_embeddings=2048,
+        vocab_size=50272,
+        hidden_size=width,
+        word_embed_proj_dim=width,
+        ffn_dim=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 128,
+        max_position_embeddings=2048,
     ),
     "llama-2-7b": lambda layers, width: LlamaConfig(
-        vocab_size=32000, hidden_size=width, intermediate_size=width * 43 // 16, num_hidden_layers=layers,
-        num_attention_heads=width // 128, num_key_value_heads=width // 128, max_position_embeddings=4096,
+        vocab_size=32000,
+        hidden_size=width,
+        intermediate_size=width * 43 // 16,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 128,
+        num_key_value_heads=width // 128,
+        max_position_embeddings=4096,
     ),
-}  # fmt: skip
+}
 """LBS's models by their dimensions; what they compute takes as long whatever their weights are."""
 
 
@@ -234,7 +257,8 @@ def budget_bytes(model: Any, tokenizer: Any, case: Case) -> int:
 
 
 def run(part: str, quick: bool, model_name: str, out: Path, trace: Path | None) -> None:
-    """Measure, print tables, and write the figures after each arm, so that none is lost."""
+    """Measure, print tables, and write the figures after each arm, so that none is lost. What the
+    record has of the same command and the same code is not measured again."""
     result = json.loads(out.read_text()) if out.exists() else {}
     result = {
         part: found for part, found in result.items() if isinstance(found, dict) and "rows" in found
@@ -257,7 +281,8 @@ def run_device(shape: str, beams: int, step_tokens: int, quick: bool, out: Path)
     result = provenance(
         f"python -m experiments.bench memory device --shape {shape} --beams {beams} --step "
         f"{step_tokens}" + (" --quick" if quick else ""),
-        model=f"{shape}'s dimensions, {model.config.num_hidden_layers} layers, {model.dtype}, random weights",
+        model=f"{shape}'s dimensions, {model.config.num_hidden_layers} layers, {model.dtype}, "
+        "random weights",
     ) | {"rows": list[dict[str, Any]]()}
     for arm in ARMS:
         try:
@@ -275,34 +300,64 @@ def _save(result: dict[str, Any], out: Path) -> None:
     out.write_text(json.dumps(result, indent=1) + "\n")
 
 
+def _complete(
+    result: dict[str, Any],
+    part: str,
+    command: str,
+    about: dict[str, str],
+    cases: Mapping[Place, Callable[[], dict[str, Any]]],
+    out: Path,
+    **more: Any,
+) -> dict[Place, dict[str, Any]]:
+    """Measure the cases that the record's part lacks, and save each; all rows by their cases.
+
+    about: of `provenance`. more: what else the record says.
+    """
+    before = result.get(part, {})
+    known: dict[Place, dict[str, Any]] = {}
+    if _goes_on(before, command):
+        known = {_place(row): row for row in before["rows"]}
+    for place, measured in cases.items():
+        if place not in known:
+            known[place] = measured()
+            print(f"{part}: {place[0]}, {known[place]['total_s']:.0f} s", flush=True)
+        rows = [known[place] for place in cases if place in known]
+        result[part] = provenance(command, **about) | more | {"rows": rows}
+        _save(result, out)
+    return known
+
+
+def _goes_on(before: dict[str, Any], command: str) -> bool:
+    """Whether a record is of this command, machine and code."""
+    same = before.get("command") == command and before["machine"] == machine()
+    return same and not changed_modules(before)
+
+
+def _place(row: dict[str, Any]) -> Place:
+    return row["arm"], Case(**{field.name: row[field.name] for field in fields(Case)})
+
+
 def _bytes(result: dict[str, Any], quick: bool, out: Path) -> None:
     beams, new_tokens = (16, 384) if quick else (64, 1920)
     model = tiny()
     command = "python -m experiments.bench memory bytes" + (" --quick" if quick else "")
-    found = result["bytes"] = provenance(command, model=COUNTED) | {"budget": SHARE, "rows": []}
-    for arm, step in BYTES:
-        found["rows"].append(
-            measure(model, Silent(), arm, Case(beams, 128, new_tokens, step, arm not in PRIVATE))
-        )
-        _save(result, out)
+    places = [(arm, Case(beams, 128, new_tokens, step, arm not in PRIVATE)) for arm, step in BYTES]
+    cases = {place: partial(measure, model, Silent(), *place) for place in places}
+    _complete(result, "bytes", command, {"model": COUNTED}, cases, out, budget=SHARE)
     print(bytes_table(result))
 
 
 def _sweep(result: dict[str, Any], quick: bool, out: Path) -> None:
     model = tiny()
     command = "python -m experiments.bench memory sweep" + (" --quick" if quick else "")
-    found = result["sweep"] = provenance(command, model=COUNTED) | {
-        "budget": SWEEP_BUDGET,
-        "rows": [],
-    }
+    cases: dict[Place, Callable[[], dict[str, Any]]] = {}
     for beams in SWEEP_BEAMS[:2] if quick else SWEEP_BEAMS:
         for step in SWEEP_STEPS:
             case = Case(beams, 128, 2 * step if quick else 384, step)
-            found["rows"] += [
-                measure(model, Silent(), arm, case, budget=sweep_budget(model, case))
-                for arm in SWEEP
-            ]
-            _save(result, out)
+            budget = sweep_budget(model, case)
+            for arm in SWEEP:
+                cases[arm, case] = partial(measure, model, Silent(), arm, case, budget=budget)
+    _complete(result, "sweep", command, {"model": COUNTED}, cases, out, budget=SWEEP_BUDGET)
     print(sweep_table(result))
 
 
@@ -319,21 +374,23 @@ def _time(
     pack_linears(model)
     beams, new_tokens = (8, 96) if quick else (16, 480)
     case = Case(beams, 128, new_tokens, 32)
-    resident = measure(model, tokenizer, "resident", case)
-    step_s = resident["total_s"] / case.new_tokens
+    command = "python -m experiments.bench memory time" + (" --quick" if quick else "")
+    about = {
+        "model": f"{model_name}, bfloat16, its real weights, packed; random prompt and selection"
+    }
+    resident = "resident", case
+    cases = {resident: partial(measure, model, tokenizer, *resident)}
+    if not _goes_on(result.get("time", {}), command):
+        _complete(result, "time", command, about, cases, out)
+    row = next(row for row in result["time"]["rows"] if _place(row) == resident)
+    step_s = row["total_s"] / case.new_tokens
     gbps = full_bytes(Engine(model, tokenizer), case) / (LINK_TO_COMPUTE * step_s) / 1e9
-    found = result["time"] = provenance(
-        "python -m experiments.bench memory time" + (" --quick" if quick else ""),
-        model=f"{model_name}, bfloat16, its real weights, packed; random prompt and selection",
-        simulated=f"the link: {gbps:.3f} GB/s, over which the KV of all beams takes {LINK_TO_COMPUTE:.0f} resident "
-        "steps, as in LBS's setting (PCIe Gen4 x8, RTX 4090)",
-    ) | {"budget": SHARE, "link_gbps": gbps, "rows": []}
-    for arm in ARMS:
-        found["rows"].append(
-            resident if arm == "resident" else measure(model, tokenizer, arm, case, gbps)
-        )
-        print(json.dumps(found["rows"][-1]), flush=True)
-        _save(result, out)
+    about["simulated"] = (
+        f"the link: {gbps:.3f} GB/s, over which the KV of all beams takes {LINK_TO_COMPUTE:.0f} "
+        "resident steps, as in LBS's setting (PCIe Gen4 x8, RTX 4090)"
+    )
+    cases = {(arm, case): partial(measure, model, tokenizer, arm, case, gbps) for arm in ARMS}
+    _complete(result, "time", command, about, cases, out, budget=SHARE, link_gbps=gbps)
     print(time_table(result))
     if trace is not None:
         write_trace(model, tokenizer, Case(beams, 128, 64, 32), gbps, trace)

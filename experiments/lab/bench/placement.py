@@ -38,9 +38,15 @@ from ttc.placement.split import SplitRunner
 
 GPU = MACHINES["RTX 4060"].gpu
 SHAPE: dict[str, Any] = {
-    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 36, "num_attention_heads": 4,
-    "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 18992, "tie_word_embeddings": False,
-}  # fmt: skip
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "vocab_size": 18992,
+    "tie_word_embeddings": False,
+}
 """Qwen3-8B's layers, with an eighth of its widths and of its vocabulary."""
 VRAM_BYTES = 7 * 2**30
 """What HELM's machine has for the weights of Qwen3-8B."""
@@ -128,7 +134,8 @@ def measured(arm: str, branches: int, layer_s: float = 0.0) -> dict[str, Any]:
         on_host, host_layer_s = layers[: engine.runner.k - 1], layer_s * DEVICE_GBPS / HOST_GBPS
         if engine.runner.host is not None:
             compiled = engine.runner.host.compiled
-            compiled.states = _slow(compiled.states, len(on_host) * host_layer_s)  # type: ignore[method-assign]
+            slow = _slow(compiled.states, len(on_host) * host_layer_s)
+            compiled.states = slow  # type: ignore[method-assign]
         for layer in on_host if engine.runner.host is None else ():
             layer.forward = _slow(
                 layer.forward, host_layer_s * (1 - _far_bytes(layer) / layer_bytes)

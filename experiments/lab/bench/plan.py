@@ -1,18 +1,18 @@
 """The plan against this machine: steps of every way to run a search, predicted and measured, where
-all fits, where KV does not fit, and where weights do not fit.
+all fits, where KV does not fit, where weights do not fit, and with several problems at once.
 
-Host, device and link have the proportions of HELM's smallest machine (see `placement.py`). The
-device is this CPU, and a layer takes as much longer on the host as the paper's bandwidths say.
-Weights are random; contexts are there without having been computed.
+Predictions are those that `memory=auto` makes: from a stored profile, with memory's bandwidth as it
+is at the moment. Host, device and link have the proportions of HELM's smallest machine (see
+`placement.py`). The device is this CPU, and a layer takes as much longer on the host as the paper's
+bandwidths say. Weights are random; contexts are there without having been computed.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,20 +22,18 @@ from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 from transformers.initialization import no_init_weights
 
 from experiments.lab.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
-from experiments.runs.provenance import provenance
+from experiments.runs.provenance import commit, machine, provenance
 from ttc import Engine, Sampling
-from ttc.calibration.measure_device import (
-    Memory,
-    profile_attention,
-    profile_device,
-    profile_link,
-    profile_memory,
-)
+from ttc.calibration.measure_device import profile_link
 from ttc.calibration.uncomputed import uncomputed
+from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.cost_model.device_profile import RATES, DeviceProfile, LinkProfile
 from ttc.cost_model.options import Machine, Option, best
 from ttc.cost_model.policies import Steps
+from ttc.cost_model.profile_file import BY_MODULES, PLAIN, Profile, read
+from ttc.cost_model.read_now import at_bandwidth
 from ttc.decoder_layers import decoder_layers
+from ttc.errors import InvalidInput
 from ttc.model.partition import partition
 from ttc.model.runner_choice import runner_for
 from ttc.placement.auto import Planned
@@ -63,9 +61,15 @@ class Setting:
 
 
 LLAMA = LlamaConfig(
-    hidden_size=960, intermediate_size=2560, num_attention_heads=15, num_key_value_heads=5, num_hidden_layers=6,
-    vocab_size=8192, tie_word_embeddings=True, max_position_embeddings=16384,
-)  # fmt: skip
+    hidden_size=960,
+    intermediate_size=2560,
+    num_attention_heads=15,
+    num_key_value_heads=5,
+    num_hidden_layers=6,
+    vocab_size=8192,
+    tie_word_embeddings=True,
+    max_position_embeddings=16384,
+)
 OPT = OPTConfig(
     hidden_size=1024, ffn_dim=4096, num_attention_heads=16, num_hidden_layers=6, vocab_size=8192,
     word_embed_proj_dim=1024, max_position_embeddings=16384,
@@ -83,39 +87,71 @@ SETTINGS = (
     Setting(
         "weights do not fit", "6 layers of OPT-350M's shape", OPT, Steps(2048, 256, 8, 16), 0.6, 0.3
     ),
+    Setting(
+        "four problems, KV does not fit",
+        "6 layers of SmolLM2-360M's shape",
+        LLAMA,
+        Steps(1024, 256, 16, 16, problems=4),
+        1.0,
+        0.5,
+    ),
+    Setting(
+        "four problems, weights do not fit",
+        "6 layers of OPT-350M's shape",
+        OPT,
+        Steps(1024, 256, 16, 16, problems=4),
+        0.6,
+        0.3,
+    ),
 )
 
 
-def run(out: Path) -> None:
-    """Measure, print the table, and write the figures."""
+def run(names: Sequence[str], profile: Path, out: Path) -> None:
+    """Measure the settings of these names, all without any; print the table, and write the figures
+    after each. The record's other settings stay if they are of the same profile and machine.
+
+    profile: a file of `experiments.profile`, made with one thread. Raises InvalidInput for an
+    unknown setting or a profile of another machine.
+    """
+    settings = {setting.name: setting for setting in SETTINGS}
+    if unknown := [name for name in names if name not in settings]:
+        raise InvalidInput(
+            f"the setting {unknown[0]!r} is unknown; use some of {', '.join(map(repr, settings))}"
+        )
     torch.set_num_threads(1)  # the other core copies
-    cpu = torch.device("cpu")
-    memory, rows, profiles = (
-        profile_memory(cpu),
-        list[dict[str, Any]](),
-        list[list[dict[str, Any]]](),
-    )
-    for setting in SETTINGS:
-        found, devices = measured(setting, lambda: profile(cpu, memory))
-        rows += found
-        profiles.append([asdict(device) for device in devices])
-        print(*found, sep="\n", file=sys.stderr, flush=True)
-    record = provenance(
-        f"python -m experiments.bench {' '.join(sys.argv[1:])}",
-        model="random weights, bfloat16",
-        simulated="the link, and how slow the host is",
-    )
-    record |= {"profiles": profiles, "rows": rows}
-    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(table(record))
+    stored = read(profile)
+    devices = [asdict(device) for device in devices_of(stored)]
+    rows = _before(out, devices)
+    for name in names or settings:
+        found = [row | {"commit": commit()} for row in measured(settings[name], stored)]
+        rows = [row for row in rows if row["setting"] != name] + found
+        rows.sort(key=lambda row: list(settings).index(row["setting"]))
+        record = provenance(
+            "python -m experiments.bench plan",
+            model="random weights, bfloat16",
+            simulated="the link, and how slow the host is",
+        )
+        record |= {"profile": devices, "rows": rows}
+        out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        print(table({"rows": found}), flush=True)
 
 
-def profile(cpu: torch.device, memory: Memory) -> list[DeviceProfile]:
+def _before(out: Path, devices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that a record has already."""
+    if not out.exists():
+        return []
+    record = json.loads(out.read_text(encoding="utf-8"))
+    known = json.dumps(devices), machine()
+    same = (json.dumps(record.get("profile")), record["machine"]) == known
+    return list(record["rows"]) if same else []
+
+
+def devices_of(profile: Profile) -> tuple[DeviceProfile, DeviceProfile, DeviceProfile]:
     """This machine with compiled layers, with modules, and with modules whose weights are not
     packed."""
-    measures = memory, profile_attention(cpu, DTYPE)
-    found = [profile_device(cpu, DTYPE, runner, *measures) for runner in ("auto", "modules")]
-    return [*found, profile_device(cpu, DTYPE, "modules", *measures, pack=False)]
+    name = f"cpu {str(DTYPE).removeprefix('torch.')}"
+    device = profile.device
+    return device(name), device(name + BY_MODULES), device(name + PLAIN)
 
 
 def link_gbps(device: DeviceProfile) -> float:
@@ -166,84 +202,63 @@ def slower(device: DeviceProfile) -> DeviceProfile:
         name: {n: rate / SLOWER for n, rate in getattr(device, name).items()} for name in RATES
     }
     return replace(
-        device, name="the host", bandwidth=device.bandwidth / SLOWER, l3_bandwidth=device.l3_bandwidth / SLOWER,
-        block_overhead_s=device.block_overhead_s * SLOWER, pass_overhead_s=0, **rates,
-        block_overheads={rows: seconds * SLOWER for rows, seconds in device.block_overheads.items()},
-    )  # fmt: skip
-
-
-def measured(
-    setting: Setting, profile_now: Callable[[], list[DeviceProfile]]
-) -> tuple[list[dict[str, Any]], list[DeviceProfile]]:
-    """A row for each way, with the measured time of those that are possible; and the profile that
-    the choice is made with.
-
-    The machine's speed changes within minutes, so its profile and all ways take turns. Of each way
-    the turn counts whose prediction is off by the median. The choice goes by the fastest turn of
-    what the profile has, and is compared with the fastest of each way.
-    """
-    profiles, ways, turns = (
-        [profile_now()],
-        dict[int, Way](),
-        dict[int, list[tuple[float, float]]](),
+        device,
+        name="the host",
+        bandwidth=device.bandwidth / SLOWER,
+        l3_bandwidth=device.l3_bandwidth / SLOWER,
+        block_overhead_s=device.block_overhead_s * SLOWER,
+        pass_overhead_s=0,
+        **rates,
+        block_overheads={
+            rows: seconds * SLOWER for rows, seconds in device.block_overheads.items()
+        },
     )
-    link = profile_link(torch.device("cpu"), link_gbps(profiles[0][0]))
-    compiled, modules, plain = profiles[0]
-    plan = planned(setting, compiled, modules, plain, link)
-    first = plan.options()
-    for turn in range(TURNS):
-        if turn:
-            profiles.append(profile_now())
-        compiled, modules, plain = profiles[turn]
-        now = replace(plan, machine=planned(setting, compiled, modules, plain, link).machine)
-        for n, option in enumerate(first):
-            if not option.feasible:
-                continue
-            if n not in ways:
-                ways[n] = Way(setting, plan, option)
-                ways[n].step()
-            turns.setdefault(n, []).append(
-                (now.predicted(option, setting.search).step_s, ways[n].step())
-            )
-    at_best = [fastest(found) for found in zip(*profiles, strict=True)]
-    compiled, modules, plain = at_best
-    plan = replace(plan, machine=planned(setting, compiled, modules, plain, link).machine)
-    found = [
-        plan.predicted(option, setting.search) if option.feasible else option for option in first
-    ]
-    chosen, rows = best(found), []
-    for n, option in enumerate(found):
+
+
+def measured(setting: Setting, stored: Profile) -> list[dict[str, Any]]:
+    """A row for each way, with the measured time of those that are possible.
+
+    The machine's speed changes within minutes, so all ways take turns, and memory's bandwidth is
+    read at the beginning of each. Of each way the turn counts whose prediction is off by the
+    median. The choice is made once at the beginning, as a run does, and is compared with the
+    fastest turn of each way.
+    """
+
+    def devices_now() -> tuple[DeviceProfile, DeviceProfile, DeviceProfile]:
+        return devices_of(at_bandwidth(stored, read_bandwidth()))
+
+    devices = devices_now()
+    link = profile_link(torch.device("cpu"), link_gbps(devices[0]))
+    plan = planned(setting, *devices, link)
+    found = plan.options()
+    chosen, possible = best(found), [option for option in found if option.feasible]
+    ways = [Way(setting, plan, option) for option in possible]
+    turns: list[list[tuple[float, float]]] = [[] for _ in ways]
+    for _ in range(TURNS):
+        now = replace(plan, machine=planned(setting, *devices_now(), link).machine)
+        for option, way, times in zip(possible, ways, turns, strict=True):
+            times.append((now.predicted(option, setting.search).step_s, way.step()))
+    timed = dict(zip(map(id, possible), zip(ways, turns, strict=True), strict=True))
+    rows = []
+    for option in found:
         row = {
             "setting": setting.name,
             "model": setting.model,
             "search": asdict(setting.search),
             **asdict(option),
+            "budget_bytes": plan.machine.device_bytes,
+            "chosen": option is chosen,
         }
-        row |= {"budget_bytes": plan.machine.device_bytes, "chosen": option is chosen}
         if option.feasible:
-            step_s, measured_s = sorted(turns[n], key=lambda turn: turn[0] / turn[1])[TURNS // 2]
-            fastest_s = min(seconds for _, seconds in turns[n])
+            way, times = timed[id(option)]
+            step_s, measured_s = sorted(times, key=lambda turn: turn[0] / turn[1])[TURNS // 2]
+            fastest_s = min(seconds for _, seconds in times)
             row |= {"step_s": step_s, "measured_s": measured_s, "fastest_s": fastest_s}
-            row["crossed_bytes"] = ways[n].crossed_bytes
+            row["crossed_bytes"] = way.crossed_bytes
         else:
             row["step_s"] = None
         rows.append(row)
-    return rows, at_best
-
-
-def fastest(found: Sequence[DeviceProfile]) -> DeviceProfile:
-    """The highest of each of the rates, and the median of each of the times, which are
-    differences."""
-    rates: dict[str, Any] = {
-        name: {n: max(getattr(one, name)[n] for one in found) for n in getattr(found[0], name)}
-        for name in RATES
-    }
-    names = [field.name for field in fields(DeviceProfile) if field.name.endswith("_s")]
-    overheads = {
-        n: median(one.block_overheads[n] for one in found) for n in found[0].block_overheads
-    }
-    times = {name: median(getattr(one, name) for one in found) for name in names}
-    return replace(found[0], block_overheads=overheads, **rates, **times)
+    return rows
 
 
 def engine_of(setting: Setting, plan: Planned, option: Option) -> Engine:
@@ -302,6 +317,7 @@ class Way:
             0,
         )
         self.branches = half_way(self.engine, setting.search)
+        self.step()  # not timed
 
     def step(self) -> float:
         """The seconds of a step. The next one starts where this one did."""
@@ -317,12 +333,17 @@ class Way:
 
 @torch.inference_mode()
 def half_way(engine: Engine, search: Steps) -> list[Any]:
-    """Branches on a shared prompt as their earlier steps leave them, none of which were
+    """Branches on each problem's prompt as their earlier steps leave them, none of which were
     computed."""
+    prompts = [
+        [(7 * (n + 1) + first) % 509 for n in range(search.prompt_tokens + 1)]
+        for first in range(search.problems)
+    ]
+    of_each = search.branches // search.problems
     with uncomputed(engine):
-        root = engine.root([7 * (n + 1) % 509 for n in range(search.prompt_tokens + 1)])
-        branches = engine.fork(root, search.branches)
-        engine.release([root])
+        roots = engine.roots(prompts)
+        branches = [branch for root in roots for branch in engine.fork(root, of_each)]
+        engine.release(roots)
         for first in range(0, search.frozen_tokens, search.step_tokens):
             engine.generate(
                 branches, min(search.step_tokens, search.frozen_tokens - first), sampling=GREEDY

@@ -4,13 +4,14 @@ to do it."""
 from __future__ import annotations
 
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,16 @@ CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 
 SHORT = ((64, 1), (256, 8), (1024, 8), (1024, 32), (4096, 8))
 """The README's cases, for `generate` and the engine alone."""
 
+AVX2 = tuple((tokens, branches) for tokens in (256, 1024) for branches in (1, 8, 16, 64))
 QUICK = ((64, 1), (256, 8), (4096, 8), (4096, 32))
 NEW_TOKENS = 24
+AVX2_ENVIRONMENT = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "TTC_CPU": "haswell",
+}
+"""What makes a process use the instructions of a processor without AVX-512: PyTorch, oneDNN, and
+this package's kernels."""
 Figures = dict[str, float | None]
 
 
@@ -49,9 +58,14 @@ def timed_generate(model: Any, ids: list[int], branches: int, new_tokens: int) -
 
     start = time.perf_counter()
     model.generate(
-        torch.tensor([ids], device=model.device), num_return_sequences=branches, do_sample=True, top_k=0,
-        max_new_tokens=new_tokens, min_new_tokens=new_tokens, stopping_criteria=[Clock()],
-    )  # fmt: skip
+        torch.tensor([ids], device=model.device),
+        num_return_sequences=branches,
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        stopping_criteria=[Clock()],
+    )
     return stamps
 
 
@@ -173,9 +187,9 @@ def _figures(prefill: float, stamps: list[float], tokens: int, model: Any) -> Fi
     }
 
 
-def run_arm(name: str, tokens: int, branches: int, model_name: str) -> None:
+def run_arm(name: str, tokens: int, branches: int, model_name: str, dtype: str) -> None:
     """Measure one arm in this process and print its figures as JSON."""
-    model, tokenizer = load(model_name, dtype=torch.bfloat16)
+    model, tokenizer = load(model_name, dtype=dtype)
     with torch.inference_mode():
         model(torch.tensor([prompt(8)], device=model.device))  # first-use set-up is not counted
     figures = ARMS[name](model, tokenizer, prompt(tokens), branches)
@@ -184,52 +198,49 @@ def run_arm(name: str, tokens: int, branches: int, model_name: str) -> None:
 
 
 def run(size: str, model_name: str, out: Path) -> None:
-    """Run the cases and arms of a size ("full", "quick" or "short"), print ratios against
+    """Run the cases and arms of a size ("full", "quick", "short" or "avx2"), print ratios against
     `generate`, and write the figures."""
-    cases, arms = {
-        "full": (CASES, ARMS),
-        "quick": (QUICK, ARMS),
-        "short": (SHORT, ("generate", "engine")),
+    cases, arms, dtypes = {
+        "full": (CASES, ARMS, ("bfloat16",)),
+        "quick": (QUICK, ARMS, ("bfloat16",)),
+        "short": (SHORT, ("generate", "engine"), ("bfloat16",)),
+        "avx2": (AVX2, ("generate", "engine"), ("float32", "bfloat16")),
     }[size]
     model, _ = load(model_name, dtype=torch.bfloat16)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     del model
     bandwidth = read_bandwidth()
     rows = []
-    for tokens, branches in cases:
-        for arm in arms:
-            case = {"tokens": tokens, "branches": branches, "arm": arm}
-            rows.append(case | _measure(arm, tokens, branches, model_name))
-            print(json.dumps(rows[-1]), flush=True)
+    environment = os.environ | (AVX2_ENVIRONMENT if size == "avx2" else {})
+    for (tokens, branches), arm, dtype in product(cases, arms, dtypes):
+        if size == "avx2" and arm == "generate" and dtype == "bfloat16":
+            continue  # PyTorch multiplies it several times slower than float32 there
+        case = {"tokens": tokens, "branches": branches, "arm": arm, "dtype": dtype}
+        words = [arm, str(tokens), str(branches), model_name, dtype]
+        rows.append(case | _measure(words, environment))
+        print(json.dumps(rows[-1]), flush=True)
     for row in rows:
-        if row["arm"] == "engine" and "kv_bytes" in row:
+        if row["arm"] == "engine" and row["dtype"] == "bfloat16" and "kv_bytes" in row:
             row["floor_ms"] = (weights + row["kv_bytes"]) / bandwidth * 1e3
     result = provenance(
         "python -m experiments.bench prefix" + ("" if size == "full" else f" --{size}"),
-        model=f"{model_name}, bfloat16, its real weights; random prompts; sampled tokens",
+        model=f"{model_name}, {' and '.join(dtypes)}, its real weights; random prompts; sampled "
+        "tokens",
     )
     result |= {
+        "environment": AVX2_ENVIRONMENT if size == "avx2" else {},
         "read_bandwidth_gb_s": bandwidth / 1e9,
         "weight_bytes": weights,
         "rows": rows,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
-    print(short_table(result) if size == "short" else table(result))
+    print({"short": short_table, "avx2": avx2_table}.get(size, table)(result))
 
 
-def _measure(arm: str, tokens: int, branches: int, model_name: str) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.bench",
-        "arm",
-        arm,
-        str(tokens),
-        str(branches),
-        model_name,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
+def _measure(words: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "experiments.bench", "arm", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]}
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -278,6 +289,21 @@ def short_table(result: dict[str, Any]) -> str:
             f"{plain['step_ms'] / own['step_ms']:.1f}x | {plain['prefill_s']:.1f} s | "
             f"{own['prefill_s']:.1f} s |"
         )
+    return "\n".join(lines)
+
+
+def avx2_table(result: dict[str, Any]) -> str:
+    """The engine in both types beside `generate` in float32, a line for each case."""
+    lines = [
+        "| prefix | branches | `generate`, float32 | engine, float32 | engine, bfloat16 |",
+        "|---|---|---|---|---|",
+    ]
+    rows = {(r["tokens"], r["branches"], r["arm"], r["dtype"]): r for r in result["rows"]}
+    for tokens, branches in dict.fromkeys((r["tokens"], r["branches"]) for r in result["rows"]):
+        plain = rows[tokens, branches, "generate", "float32"]["step_ms"]
+        steps = [rows[tokens, branches, "engine", d]["step_ms"] for d in ("float32", "bfloat16")]
+        cells = [f"{step:.0f} ms ({plain / step:.1f}x)" for step in steps]
+        lines.append(f"| {tokens:,} | {branches} | {plain:.0f} ms | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

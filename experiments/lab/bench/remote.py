@@ -137,9 +137,15 @@ def _solved(
 ) -> list[Any]:
     verifier = ArithmeticVerifier() if search.needs_verifier else None
     return solve(
-        search, problem=problems, engine=backend, verifier=verifier, seed=SEED, template=make_template(config),
-        answer_kind=config.dataset.answer_kind, end=tuple(config.dataset.end),
-    )  # fmt: skip
+        search,
+        problem=problems,
+        engine=backend,
+        verifier=verifier,
+        seed=SEED,
+        template=make_template(config),
+        answer_kind=config.dataset.answer_kind,
+        end=tuple(config.dataset.end),
+    )
 
 
 def table(result: dict[str, Any]) -> str:

@@ -101,7 +101,8 @@ def run(problems: int, out: Path) -> None:
     shapes = "; ".join(f"{name}: {size}" for name, size in SIZES.items())
     result = provenance(
         f"python -m experiments.bench reward_model --problems {problems}",
-        model=f"policy and reward model of Qwen2's architecture with random weights, float32 ({shapes})",
+        model="policy and reward model of Qwen2's architecture with random weights, float32 "
+        f"({shapes})",
     )
     result |= {
         "problems": problems,
@@ -116,9 +117,15 @@ def run(problems: int, out: Path) -> None:
 
 def _config(tokenizer: Any, name: str) -> Qwen2Config:
     return Qwen2Config(
-        vocab_size=len(tokenizer), num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096,
-        pad_token_id=0, bos_token_id=None, eos_token_id=None, **SIZES[name],
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        **SIZES[name],
+    )
 
 
 def table(result: dict[str, Any]) -> str:

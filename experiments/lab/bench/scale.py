@@ -295,6 +295,7 @@ def run(problems: int, branches: int, servers: int, tokens: int, out: Path) -> N
 
 def table(record: dict[str, Any]) -> str:
     """A line for each search and number of problems, as Markdown."""
+    rows = sorted(record["rows"], key=lambda row: (row["search"], row["problems"]))
     columns = (
         "search",
         "problems",
@@ -318,7 +319,7 @@ def table(record: dict[str, Any]) -> str:
             f"{row['slots_busy']:.0%}",
             f"{row['moved_median']:.0f}, {row['moved_p99']:.0f}",
         ]
-        for row in record["rows"]
+        for row in rows
     ]
     http = record["http"]
     note = (

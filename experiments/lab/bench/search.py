@@ -351,7 +351,7 @@ def measure_steps(
     cases = [{"prompts": prompts[:count], "branches": alike["branches"]} for count in problems]
     work = json.dumps({"tokens": alike["tokens"], "cases": cases})
     commands = {
-        way: [sys.executable, "-m", "experiments.bench.steps", way, model_name] for way in ways
+        way: [sys.executable, "-m", "experiments.lab.bench.steps", way, model_name] for way in ways
     }
     if PEER in commands and peer is not None:
         script, folder = Path(__file__).with_name("vllm_steps.py"), local_path(model_name)

@@ -60,9 +60,20 @@ def searches_table(result: dict[str, Any]) -> str:
         return NOT_MEASURED.format("searches")
     parts = list(rows[0]["parts_ms"])
     heads = [
-        "search", "problems", "ended", "rows at most", "tokens/s", "against the fewest rows",
-        "rows at work while problems wait", "in all steps", "entries", "step", *parts, "KV at most", "peak memory",
-    ]  # fmt: skip
+        "search",
+        "problems",
+        "ended",
+        "rows at most",
+        "tokens/s",
+        "against the fewest rows",
+        "rows at work while problems wait",
+        "in all steps",
+        "entries",
+        "step",
+        *parts,
+        "KV at most",
+        "peak memory",
+    ]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     fewest: dict[str, Figures] = {}
     for row in rows:

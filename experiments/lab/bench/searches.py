@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 
 from omegaconf import DictConfig
 
@@ -25,6 +26,7 @@ from experiments.lab.bench.budgets import (
     Part,
     default_task,
     gsm8k,
+    word_problems,
 )
 from experiments.runs.build import make_engine, make_template, make_verifier
 from experiments.runs.data import Task, graded, load_task
@@ -44,7 +46,7 @@ BASELINES = ("best_of_n", "self_consistency")
 """What each search is compared with."""
 
 
-def run(
+def run(  # noqa: PLR0913 - what is measured, each by its name
     problems: int,
     budgets: Sequence[int],
     data: Path | None,
@@ -53,17 +55,21 @@ def run(
     searches: Sequence[str],
     model: str,
     out: Path,
+    word_budgets: Sequence[int] = (),
+    merge: Path | None = None,
 ) -> None:
     """Measure what the record lacks, the cheapest budgets first, and write it after each search.
 
     budgets: tokens of a problem, on `problems` problems of the default task. data: a file with
-    GSM8K's rows, whose first `data_problems` are solved within `data_budgets`.
+    GSM8K's rows, whose first `data_problems` are solved within `data_budgets`. word_budgets: the
+    same on as many word problems of two steps. merge: another record, whose rows take the places of
+    this one's.
     """
     if unknown := [name for name in searches if name not in SEARCHES]:
         raise InvalidInput(
             f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}"
         )
-    if few := [tokens for tokens in (*budgets, *data_budgets) if tokens < LEAST]:
+    if few := [t for t in (*budgets, *word_budgets, *data_budgets) if t < LEAST]:
         raise InvalidInput(
             f"a budget of {few[0]} tokens has no room for an answer; give {LEAST} or more"
         )
@@ -73,8 +79,18 @@ def run(
         settings.append(gsm8k(data, data_problems, data_budgets))
         command += f" --data {data.name} --data-problems {data_problems}"
         command += f" --data-budgets {','.join(map(str, data_budgets))}"
-    rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
-    tasks = {s.name: load_task(s.config("greedy", s.budgets[0], model).dataset) for s in settings}
+    with TemporaryDirectory() as folder:
+        if word_budgets:
+            settings.append(word_problems(Path(folder) / "words.jsonl", problems, word_budgets))
+            command += f" --word-budgets {','.join(map(str, word_budgets))}"
+        tasks = {
+            s.name: load_task(s.config("greedy", s.budgets[0], model).dataset) for s in settings
+        }
+    rows = _rows(out) if out.exists() else []
+    if merge is not None:
+        for row in _rows(merge):
+            rows = _replaced(rows, row)
+        write(rows, command, model, out)
     jobs = [(setting, tokens) for setting in settings for tokens in setting.budgets]
     jobs.sort(key=lambda job: job[1] * len(tasks[job[0].name].problems))
     warm = False
@@ -92,13 +108,24 @@ def run(
                 warm = True
             about = {"settings": [str(search) for search, _ in parts], "commit": commit()}
             row = known | about | measure(config, parts, task, setting.allowance(tokens))
-            rows = [other for other in rows if not place.items() <= other.items()] + [row]
+            rows = _replaced(rows, row)
             write(rows, command, model, out)
             print(
                 f"{setting.name}, {tokens} tokens, {name}: {row['accuracy']:.1%}, "
                 f"{row['seconds']:.0f} s",
                 flush=True,
             )
+
+
+def _rows(record: Path) -> list[Figures]:
+    rows: list[Figures] = json.loads(record.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def _replaced(rows: Sequence[Figures], row: Figures) -> list[Figures]:
+    """The rows with this one in the place of that with the same task, budget and search."""
+    place = {key: row[key] for key in ("task", "budget", "search")}
+    return [other for other in rows if not place.items() <= other.items()] + [row]
 
 
 def fingerprint(config: DictConfig, parts: Sequence[Part]) -> str:

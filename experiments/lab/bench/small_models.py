@@ -203,7 +203,8 @@ _DRAFTS = (
     "any size of it"
 )
 CANNOT_BUILD = {
-    "gemma3n": "its vision tower is a model of timm, which is not installed; its text part is gemma3n_text",
+    "gemma3n": "its vision tower is a model of timm, which is not installed; its text part is "
+    "gemma3n_text",
     "gemma4_assistant": _DRAFTS,
     "gemma4_unified_assistant": _DRAFTS,
 }

@@ -1,7 +1,7 @@
 """Two steps of every branch of many problems, in one way of several: what
 `experiments.lab.bench.search` runs.
 
-`python -m experiments.bench.steps engine|generate|floor MODEL` reads {"tokens": of a step, "cases":
+`python -m experiments.lab.bench.steps engine|generate|floor MODEL` reads {"tokens": of a step, "cases":
 [{"prompts": token ids, "branches": of each prompt}]} as JSON from standard input, and prints the
 figures of each case as JSON.
 """
@@ -104,9 +104,15 @@ def generate_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[
         )
         start = time.perf_counter()
         output = model.generate(
-            ids, attention_mask=mask, do_sample=True, top_k=0, max_new_tokens=tokens, min_new_tokens=tokens,
-            pad_token_id=0, stopping_criteria=[Clock()],
-        )  # fmt: skip
+            ids,
+            attention_mask=mask,
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            pad_token_id=0,
+            stopping_criteria=[Clock()],
+        )
         new = output[:, longest:].tolist()
         steps = [b - a for a, b in pairwise(stamps)]
         return (

@@ -33,11 +33,11 @@ WAYS = {"stored": "as stored", "now": "bandwidth as now"}
 
 
 def run(profile: Path, turns: int, out: Path) -> None:
-    """Time all passes in each turn, print the table, and add the turns to the record. A record of
-    another profile or machine is begun anew."""
+    """Time all passes in each turn, print the table, and add the turns to the record, whichever
+    profile they are predicted from. A record of another machine is begun anew."""
     stored = read(profile)
     device = stored.device("cpu bfloat16")
-    settings = {"profile_bandwidth": device.bandwidth, "layers": LAYERS, "shapes": list(SHAPES)}
+    settings = {"layers": LAYERS, "shapes": list(SHAPES)}
     rows = _before(out, settings)
     timers = {name: _timer(name) for name in SHAPES}
     for _ in range(turns):
@@ -52,6 +52,7 @@ def run(profile: Path, turns: int, out: Path) -> None:
                     rows.append(
                         {
                             "begun": begun,
+                            "profile_bandwidth": device.bandwidth / 1e9,
                             "bandwidth": bandwidth / 1e9,
                             "model": name,
                             "context": context,
@@ -61,7 +62,9 @@ def run(profile: Path, turns: int, out: Path) -> None:
                             "now_ms": roofline_time(units, now, work) * 1e3,
                         }
                     )
-        print(_line(_turns({"rows": rows})[begun]), file=sys.stderr, flush=True)
+        print(
+            _line(_turns({"settings": settings, "rows": rows})[begun]), file=sys.stderr, flush=True
+        )
         time.sleep(1)
     record = provenance(
         f"python -m experiments.bench {' '.join(sys.argv[1:])}", model="random weights, bfloat16"
@@ -77,8 +80,10 @@ def _before(out: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not out.exists():
         return []
     record = json.loads(out.read_text(encoding="utf-8"))
-    same = (record["settings"], record["machine"]) == (settings, machine())
-    return list(record["rows"]) if same else []
+    before = record["settings"].keys() & settings.keys()
+    same = all(record["settings"][name] == settings[name] for name in before)
+    same = same and record["machine"] == machine()
+    return [row for turn in _turns(record).values() for row in turn] if same else []
 
 
 def _config(name: str) -> Any:
@@ -92,8 +97,9 @@ def _timer(name: str) -> PassTimer:
 
 def _turns(record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     turns: dict[str, list[dict[str, Any]]] = {}
+    of_all = record["settings"].get("profile_bandwidth", 0)  # where all are of one profile
     for row in record["rows"]:
-        turns.setdefault(row["begun"], []).append(row)
+        turns.setdefault(row["begun"], []).append({"profile_bandwidth": of_all / 1e9} | row)
     return turns
 
 
@@ -112,11 +118,10 @@ def table(record: Mapping[str, Any]) -> str:
     ]
     return "\n".join(
         [
-            f"| turn | memory, GB/s | {' | '.join(heads)} |",
-            "|---" * 6 + "|",
+            f"| turn | memory, GB/s | in the profile | {' | '.join(heads)} |",
+            "|---" * 7 + "|",
             *map(_line, turns.values()),
-            f"| all {len(turns)} | stored: {record['settings']['profile_bandwidth'] / 1e9:.0f} | "
-            f"{' | '.join(whole)} |",
+            f"| all {len(turns)} | | | {' | '.join(whole)} |",
         ]
     )
 
@@ -126,4 +131,5 @@ def _line(rows: list[dict[str, Any]]) -> str:
         f"{median(found):.0%} | {found[-1]:.0%}" for found in (errors(rows, way) for way in WAYS)
     ]
     day, _, moment = rows[0]["begun"].partition("T")
-    return f"| {day} {moment[:5]} | {rows[0]['bandwidth']:.0f} | {' | '.join(cells)} |"
+    memory = f"{rows[0]['bandwidth']:.0f} | {rows[0]['profile_bandwidth']:.0f}"
+    return f"| {day} {moment[:5]} | {memory} | {' | '.join(cells)} |"

@@ -22,6 +22,7 @@ from experiments.lab.bench import (
     prefix,
     remote,
     reward_model,
+    roofline,
     scale,
     search_tables,
     serve,
@@ -42,8 +43,10 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     },
     "docs/benchmarks.md": {
         "prefix": ("prefix", prefix.table),
+        "prefix_avx2": ("prefix_avx2", prefix.avx2_table),
         "hybrid": ("hybrid", hybrid.table),
         "gpu_resources": ("gpu_resources", gpu_resources.table),
+        "roofline": ("roofline", roofline.table),
         "breakdown": ("breakdown", breakdown.table),
         "search_steps": ("search", search_tables.steps_table),
         "search": ("search", search_tables.searches_table),
@@ -59,6 +62,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "capture": ("capture", capture.table),
         "reward_model": ("reward_model", reward_model.table),
         "searches": ("searches", searches.table),
+        "serve": ("serve", serve.table),
     },
     "docs/searches.md": {
         "searches": ("searches", searches.plot_link),

@@ -13,7 +13,6 @@ pytest.register_assert_rewrite("tests.helpers")
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

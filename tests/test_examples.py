@@ -15,8 +15,10 @@ from ttc import Engine
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FILES = {"beam_search.py": [], "own_search.py": [], "sweep.py": ["2"]}
 SAYS = {
-    "beam_search.py": r"^Tom has .*\n(   \d\.\d\d .*\n)(   +(\d\.\d\d .*|\d+ pruned)\n)*answer: .*, from \d+ tokens\n$",
-    "own_search.py": r"^(\S.*\?  answer \S+, score \d\.\d\d, after [1-3] tries\n){2}0 bytes of keys and values",
+    "beam_search.py": r"^Tom has .*\n(   \d\.\d\d .*\n)(   +(\d\.\d\d .*|\d+ pruned)\n)*answer: "
+    r".*, from \d+ tokens\n$",
+    "own_search.py": r"^(\S.*\?  answer \S+, score \d\.\d\d, after [1-3] tries\n){2}0 bytes of "
+    r"keys and values",
     "sweep.py": r"^search .*\n(.{22} +[012]/2 +\d+\n){3}$",
 }
 

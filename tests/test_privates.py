@@ -23,6 +23,7 @@ def is_self(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
+@cache
 def defined(tree: ast.AST) -> set[str]:
     """The private names that a module gives to its functions, classes, variables and attributes."""
     names = set[str]()
@@ -62,7 +63,8 @@ def project_names() -> frozenset[str]:
 
 
 def privates_of_others(tree: ast.AST, names: frozenset[str]) -> list[str]:
-    return [name for name in used(tree) if name in names and name not in defined(tree)]
+    others = names - defined(tree)
+    return [name for name in used(tree) if name in others]
 
 
 def test_a_private_name_of_another_module_is_seen() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from threading import Event
 
 from ttc.execution.code_tests import CallTest, failures
+from ttc.passes.pass_by_pass import Passes
 from verifiers.written_tests import Agreement, by_program
 
 
@@ -20,13 +23,13 @@ class CodeT(Agreement):
     branches that are rated together, as those of best_of_n are.
     """
 
-    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> list[float]:
-        passed = by_program(lambda p: self._passed(p, tests), programs)
+    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:
+        passed = yield from by_program(partial(self._passed, tests), programs)
         group = Counter(passed)
         whole = len(programs) * len(tests)
         return [group[places] * len(places) / whole if whole else 0.0 for places in passed]
 
-    def _passed(self, program: str, tests: Sequence[CallTest]) -> tuple[int, ...]:
+    def _passed(self, tests: Sequence[CallTest], program: str, stop: Event) -> tuple[int, ...]:
         """The places of the tests that a program passes."""
-        verdicts = failures(program, tests, self.limits)
+        verdicts = failures(program, tests, self.limits, stop=stop)
         return tuple(place for place, verdict in enumerate(verdicts) if verdict is None)

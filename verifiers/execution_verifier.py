@@ -12,7 +12,7 @@ from typing import TypeVar
 from ttc.errors import InvalidInput
 from ttc.execution.code_tests import failures, shown_tests, whole_program
 from ttc.execution.programs import Functions, Limits, check_sandbox
-from ttc.passes.pass_by_pass import Passes, all_of
+from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
 from ttc.text.code import fenced_blocks, find_program, in_a_block
@@ -114,8 +114,3 @@ def runs_of_each(function: Callable[[K, Event], V], keys: Iterable[K]) -> Passes
     finally:
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def each(function: Callable[[K], V], keys: Iterable[K]) -> dict[K, V]:
-    """`runs_of_each`, at once."""
-    return all_of(runs_of_each(lambda key, _: function(key), keys))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from threading import Event
 from typing import Any
 
 from ttc.execution.code_tests import CallTest
 from ttc.execution.programs import Functions
+from ttc.passes.pass_by_pass import Passes
 from verifiers.written_tests import Agreement, by_program
 
 
@@ -21,15 +24,15 @@ class MBRExec(Agreement):
     A program alone rates 1, if it does not fail.
     """
 
-    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> list[float]:
-        outputs = by_program(lambda p: self._outputs(p, tests), programs)
+    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:
+        outputs = yield from by_program(partial(self._outputs, tests), programs)
         others = len(programs) - 1
         return [
             0.0 if given is None else (outputs.count(given) - 1) / others if others else 1.0
             for given in outputs
         ]
 
-    def _outputs(self, program: str, tests: Sequence[CallTest]) -> list[Any] | None:
+    def _outputs(self, tests: Sequence[CallTest], program: str, stop: Event) -> list[Any] | None:
         """What a program gives for all inputs; None where it fails."""
         given = []
         with Functions(program, self.limits) as functions:
@@ -37,7 +40,7 @@ class MBRExec(Agreement):
                 return None
             for test in tests:
                 outcome = functions.call(test.function, test.arguments)
-                if outcome.error is not None:
+                if outcome.error is not None or stop.is_set():
                     return None
                 given.append(outcome.value)
         return given

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
+from threading import Event
 from typing import Any, ClassVar, NamedTuple
 
 from ttc.checks import check_whole
 from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
-from ttc.protocols import Backend, Need, SideBranches
+from ttc.passes.pass_by_pass import Passes
+from ttc.protocols import Backend, Need, ScoresByPass, SideBranches
 from ttc.text.chat import chat_tokens, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch
 from verifiers.self_verifier import spellings, yes_share
-from verifiers.written_tests import ProblemPrograms, WrittenTests, by_program, side_texts
+from verifiers.written_tests import ProblemPrograms, WrittenTests, begun, by_program, side_texts
 
 TELL_APART = (
     "{question}\n\nHere are two programs.\n\nA:\n```python\n{a}\n```\n\nB:\n```python\n{b}\n```\n\n"
@@ -61,14 +64,16 @@ class SStar(WrittenTests):
         super().__post_init__()
         check_whole("groups", self.groups, 2)
 
-    def rate_problem(self, given: ProblemPrograms) -> list[float]:
+    def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
         programs = given.programs
         shown = shown_tests(given.question, given.branch.about)
-        verdicts = by_program(lambda p: failures(p, shown, self.limits), programs)
+        verdicts = yield from by_program(
+            lambda program, stop: failures(program, shown, self.limits, stop=stop), programs
+        )
         shares = [v.count(None) / len(v) if v else 1.0 for v in verdicts]
         best = [place for place, share in enumerate(shares) if share == max(shares)]
-        groups = self._groups([programs[place] for place in best], given.tests)
-        wins = self._wins(given, groups)
+        groups = yield from self._groups([programs[place] for place in best], given.tests)
+        wins = yield from self._wins(given, groups)
         scores = [share / 2 for share in shares]
         for members, won in zip(groups, wins, strict=False):
             for place in best:
@@ -76,36 +81,43 @@ class SStar(WrittenTests):
                     scores[place] += won / 2
         return scores
 
-    def _groups(self, programs: Sequence[str], tests: Sequence[CallTest]) -> list[list[str]]:
+    def _groups(
+        self, programs: Sequence[str], tests: Sequence[CallTest]
+    ) -> Passes[list[list[str]]]:
         """Programs by their outputs, the largest group first."""
         found: list[tuple[list[Outcome], list[str]]] = []
-        for program, given in zip(
-            programs, by_program(lambda p: self._run(p, tests), programs), strict=True
-        ):
-            group = next((members for outputs, members in found if outputs == given), None)
+        outputs = yield from by_program(partial(self._run, tests), programs)
+        for program, given in zip(programs, outputs, strict=True):
+            group = next((members for known, members in found if known == given), None)
             if group is None:
                 found.append((given, [program]))
             else:
                 group.append(program)
         return sorted((members for _, members in found), key=len, reverse=True)
 
-    def _run(self, program: str, tests: Sequence[CallTest]) -> list[Outcome]:
+    def _run(self, tests: Sequence[CallTest], program: str, stop: Event) -> list[Outcome]:
+        outcomes = []
         with Functions(program, self.limits) as functions:
-            return [functions.call(test.function, test.arguments) for test in tests]
+            for test in tests:
+                if stop.is_set():
+                    break
+                outcomes.append(functions.call(test.function, test.arguments))
+        return outcomes
 
-    def _wins(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> list[float]:
+    def _wins(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> Passes[list[float]]:
         """The share of the other groups that each of the largest ones wins against."""
         compared = list(groups[: self.groups])
         if len(compared) < 2:
             return [1.0] * len(compared)
-        duels = self._duels(given, compared)
+        duels = yield from self._duels(given, compared)
+        choices = yield from self._choices(given, duels)
         wins = [0.0] * len(compared)
-        for duel, share in zip(duels, self._choices(given, duels), strict=True):
+        for duel, share in zip(duels, choices, strict=True):
             winner = duel.first if share >= 0.5 else duel.second
             wins[winner] += 1 / (len(compared) - 1)
         return wins
 
-    def _duels(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> list[Duel]:
+    def _duels(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> Passes[list[Duel]]:
         """Each two groups with the first call that tells them apart, the model's before others."""
         pairs = list(combinations(range(len(groups)), 2))
         name = given.tests[0].function
@@ -114,16 +126,17 @@ class SStar(WrittenTests):
         for i, j in pairs:
             text = TELL_APART.format(question=question, a=groups[i][0], b=groups[j][0], name=name)
             asked.append((given.branch, name, _prompt(text, backend)))
-        texts = side_texts(backend, asked, 1, self.max_tokens, self.sampling)
+        texts = yield from side_texts(backend, asked, 1, self.max_tokens, self.sampling)
         duels = []
         for (i, j), (text,) in zip(pairs, texts, strict=True):
             calls = [*_calls(text, name), *given.tests]
-            left, right = self._run(groups[i][0], calls), self._run(groups[j][0], calls)
+            pair = [groups[i][0], groups[j][0]]
+            left, right = yield from by_program(partial(self._run, calls), pair)
             place = next(place for place in range(len(calls)) if left[place] != right[place])
             duels.append(Duel(i, j, calls[place], (left[place], right[place])))
         return duels
 
-    def _choices(self, given: ProblemPrograms, duels: Sequence[Duel]) -> list[float]:
+    def _choices(self, given: ProblemPrograms, duels: Sequence[Duel]) -> Passes[list[float]]:
         """P(the first program is right) of each duel, the mean of both orders."""
         backend = given.backend
         assert isinstance(backend, SideBranches)  # tests were written on them
@@ -135,10 +148,13 @@ class SStar(WrittenTests):
                 text = CHOOSE.format(question=given.question, call=call, a=first, b=second)
                 prompts.append(_prompt(text, backend))
         left, right = spellings(backend, "A"), spellings(backend, "B")
-        made = backend.side_branches([given.branch] * len(prompts), prompts)
+        made = yield from begun(backend, [given.branch] * len(prompts), prompts)
         try:
             words = [[[token] for token in (*left, *right)]] * len(made)
-            rows = backend.score(made, words)
+            if isinstance(backend, ScoresByPass):
+                rows = yield from backend.begin_score(made, words).made()
+            else:
+                rows = backend.score(made, words)
         finally:
             backend.release(made)
         shares = [yes_share([row[0] for row in scored], len(left)) for scored in rows]

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from threading import Event
+from typing import Any, ClassVar, TypeVar
 
 from ttc.checks import check_whole
 from ttc.errors import InvalidInput
 from ttc.execution.code_tests import CallTest, as_test, shown_tests
 from ttc.execution.programs import Limits, check_sandbox
-from ttc.protocols import Backend, SideBranches
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass
+from ttc.protocols import Backend, RunsBatches, ScoresByPass, SideBranches, Step
 from ttc.sampling import Sampling
 from ttc.text.chat import chat_tokens, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch, by_problem
-from verifiers.execution_verifier import MIB, each, program_of
+from verifiers.execution_verifier import MIB, program_of, runs_of_each
+
+V = TypeVar("V")
 
 ASK = (
     "{question}\n\nDo not solve this. Write {count} different tests of the function {name}, each "
@@ -49,7 +54,8 @@ class WrittenTests:
     """Rates the programs of one problem together, by calls of the function that they define.
 
     The calls are those of the tests that the model writes once for each problem, and of the shown
-    ones. What it writes counts as verifier tokens. A branch without a program rates 0.
+    ones. What it writes counts as verifier tokens. A branch without a program rates 0. While
+    the model writes and programs run, other problems of a server go on.
 
     tests: how many are asked for at a time. samples: how often. max_tokens, temperature: of each.
     time_s, memory_mib: as for `ExecutionVerifier`.
@@ -77,16 +83,17 @@ class WrittenTests:
     def sampling(self) -> Sampling:
         return Sampling(self.temperature)
 
-    def rate_problem(self, given: ProblemPrograms) -> list[float]:
+    def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
         """The rating of each of the programs."""
         raise NotImplementedError
 
+    @pass_by_pass
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> list[list[float]]:
+    ) -> Passes[list[list[float]]]:
         check_sandbox()
         programs = [program_of(branch) for branch in branches]
-        self._write(branches, questions, programs, backend)
+        yield from self._write(branches, questions, programs, backend)
         scores = [0.0] * len(branches)
         for rows in by_problem(branches):
             rated = [row for row in rows if programs[row] is not None]
@@ -95,7 +102,7 @@ class WrittenTests:
             tests = [*shown, *self._written.get(branch.root_id, [])]
             given = [str(programs[row]) for row in rated]
             problem = ProblemPrograms(branch, question, given, tests, backend)
-            ratings = self.rate_problem(problem) if given else []
+            ratings = (yield from self.rate_problem(problem)) if given else []
             for row, score in zip(rated, ratings, strict=True):
                 scores[row] = score
         return [[score] for score in scores]
@@ -108,7 +115,7 @@ class WrittenTests:
         questions: Sequence[str],
         programs: Sequence[str | None],
         backend: Backend,
-    ) -> None:
+    ) -> Passes[None]:
         """Let the model write the tests of the problems that have none yet."""
         asked: list[tuple[Branch, str, list[int]]] = []
         for rows in by_problem(branches):
@@ -118,7 +125,7 @@ class WrittenTests:
                 continue
             name = names.most_common(1)[0][0]
             asked.append((first, name, self._prompt(questions[rows[0]], name, backend)))
-        texts = side_texts(backend, asked, self.samples, self.max_tokens, self.sampling)
+        texts = yield from side_texts(backend, asked, self.samples, self.max_tokens, self.sampling)
         for (first, name, _), written in zip(asked, texts, strict=True):
             found = [as_test(line.strip()) for text in written for line in _ASSERTED.findall(text)]
             calls = {repr(t): t for t in found if isinstance(t, CallTest) and t.function == name}
@@ -136,12 +143,12 @@ class WrittenTests:
 class Agreement(WrittenTests):
     """Rates programs by running them on the tests alone, so that its price is known."""
 
-    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> list[float]:
+    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:
         """The rating of each of a problem's programs."""
         raise NotImplementedError
 
-    def rate_problem(self, given: ProblemPrograms) -> list[float]:
-        return self.agreement(given.programs, given.tests)
+    def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
+        return (yield from self.agreement(given.programs, given.tests))
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         """The most verifier tokens of a rating: the tests that are still to be written."""
@@ -159,7 +166,7 @@ def side_texts(
     samples: int,
     max_tokens: int,
     sampling: Sampling,
-) -> list[list[str]]:
+) -> Passes[list[list[str]]]:
     """What the model writes after prompts of a verifier's own, `samples` texts for each; all of it
     counts as verifier tokens. asked: the branch that pays, and last the prompt."""
     if not asked:
@@ -171,11 +178,18 @@ def side_texts(
         )
     meters = {id(branch.usage): branch.usage for branch, *_ in asked}
     before = {key: replace(usage) for key, usage in meters.items()}
-    made = backend.side_branches([branch for branch, *_ in asked], [row[-1] for row in asked])
+    made = yield from begun(backend, [branch for branch, *_ in asked], [row[-1] for row in asked])
     try:
         rows = [backend.fork(branch, samples) for branch in made]
         made += (writers := [writer for row in rows for writer in row])
-        backend.generate(writers, max_tokens, sampling=sampling)
+        if isinstance(backend, RunsBatches):
+            batch = backend.running_batch()
+            batch.add(writers, Step(max_tokens), sampling)
+            while len(batch):
+                batch.step()
+                yield
+        else:
+            backend.generate(writers, max_tokens, sampling=sampling)
         return [[writer.text for writer in row] for row in rows]
     finally:
         backend.release(made)
@@ -185,7 +199,18 @@ def side_texts(
             usage.generated_tokens -= written
 
 
-def by_program(function: Any, programs: Sequence[str]) -> list[Any]:
-    """A function of each program; equal programs are run once."""
-    found = each(function, programs)
+def begun(
+    backend: SideBranches, branches: Sequence[Branch], prompts: Sequence[list[int]]
+) -> Passes[list[Branch]]:
+    """Branches beside these, with prompts of their own; pass by pass where the backend can."""
+    if not isinstance(backend, ScoresByPass):
+        return backend.side_branches(branches, prompts)
+    call = backend.begin_side_branches(branches, prompts)
+    yield from call.made()
+    return list(call.branches)
+
+
+def by_program(function: Callable[[str, Event], V], programs: Sequence[str]) -> Passes[list[V]]:
+    """A function of each program, as in `runs_of_each`; equal programs are run once."""
+    found = yield from runs_of_each(function, programs)
     return [found[program] for program in programs]

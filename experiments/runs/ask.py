@@ -40,12 +40,17 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("question")
-    parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE")
+    parser.add_argument("settings", nargs="*", default=[], metavar="SETTING=VALUE")
     parser.add_argument("--model", help="alias, hub id, folder or .gguf file (smollm2-135m)")
     parser.add_argument("--search", default="beam_search", help="as in conf/search (beam_search)")
     parser.add_argument("--verifier", default="arithmetic", help="as in conf/verifier (arithmetic)")
     parser.add_argument("--seed", type=int, default=0, help="fixes the answer (0)")
-    return parser.parse_intermixed_args(words)
+    arguments, others = parser.parse_known_intermixed_args(words)
+    if others:
+        from experiments.runs.flags import ASK_FLAGS, unknown_flag
+
+        parser.error(unknown_flag(others[0].partition("=")[0], ASK_FLAGS))
+    return arguments
 
 
 def main() -> None:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 
-from experiments.runs.schema import DatasetConfig, ModelConfig, RunConfig, ServeConfig
+from experiments.runs.schema import SEARCHES, DatasetConfig, ModelConfig, RunConfig, ServeConfig
 from ttc.errors import InvalidInput
 
 RUN_FLAGS = {"--model": "model.name", "--search": "search", "--verifier": "verifier"}
 SERVE_FLAGS = {"--host": "serve.host", "--port": "serve.port", **RUN_FLAGS}
+ASK_FLAGS = {**RUN_FLAGS, "--seed": "run.seed"}
 """What is set by the flags of a command."""
 
 OF_HYDRA = (
@@ -56,7 +57,7 @@ def _settings(words: Iterator[str], flags: Mapping[str, str]) -> Iterator[str]:
         if not flag.startswith("--") or flag in OF_HYDRA:
             yield word
         elif flag not in flags:
-            raise InvalidInput(_unknown(flag, flags))
+            raise InvalidInput(unknown_flag(flag, flags))
         else:
             value = value if given else next(words, "")
             if not value or value.startswith("--"):
@@ -74,28 +75,31 @@ def _quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def _unknown(flag: str, flags: Mapping[str, str]) -> str:
-    """What to say of a flag that there is not: the setting that it would be, if any."""
+def unknown_flag(flag: str, flags: Mapping[str, str]) -> str:
+    """What to say of a flag that there is not: the flag or the setting that it would be, if any."""
+    serves = "--port" in flags
     offered = f"the flags are {', '.join(flags)}; all else is SETTING=VALUE, as --help lists"
-    if flag == "--api-key":
+    if serves and flag == "--api-key":
         return (
             f"{flag} is no flag; put the key into the environment variable that serve.key_env "
             "names (TTC_API_KEY)"
         )
-    setting = ELSEWHERE.get(flag) or _setting_like(flag)
-    return f"{flag} is no flag; {f'give {setting}=VALUE' if setting else offered}"
+    if close := get_close_matches(flag, flags, 1, 0.75):
+        return f"{flag} is no flag; is it {close[0]}?"
+    elsewhere = ELSEWHERE.get(flag)
+    if elsewhere is None or (elsewhere.startswith("serve.") and not serves):
+        elsewhere = _setting_like(flag, serves)
+    return f"{flag} is no flag; {f'give {elsewhere}=VALUE' if elsewhere else offered}"
 
 
-def _setting_like(flag: str) -> str | None:
-    """The setting whose name is the most like a flag's."""
-    groups = {
-        "serve": ServeConfig,
-        "run": RunConfig,
-        "model": ModelConfig,
-        "dataset": DatasetConfig,
-    }
+def _setting_like(flag: str, serves: bool) -> str | None:
+    """The setting whose name is the most like a flag's: of a server, or of a run, where settings of
+    a search come first."""
+    searches = [("search", kind) for kind in SEARCHES.values()]
+    groups = [("run", RunConfig), ("model", ModelConfig), ("dataset", DatasetConfig)]
+    groups = [("serve", ServeConfig), *groups, *searches] if serves else [*searches, *groups]
     settings: dict[str, str] = {}
-    for group, kind in groups.items():
+    for group, kind in groups:
         for field in fields(kind):
             settings.setdefault(field.name, f"{group}.{field.name}")
             settings[f"{group}_{field.name}"] = f"{group}.{field.name}"

@@ -53,6 +53,8 @@ def test_a_model_of_any_name_comes_to_the_configuration_as_it_was_typed(name: st
         (["--tensor-parallel-size", "2"], "the flags are --host, --port, --model"),
         (["--port"], "--port needs a value; give --port VALUE or serve.port=VALUE"),
         (["--host", "--port", "1"], "--host needs a value"),
+        (["--prot", "80"], "--prot is no flag; is it --port?"),
+        (["--temperature", "1"], "give search.temperature=VALUE"),
     ],
 )
 def test_a_flag_that_there_is_not_names_its_setting(words: list[str], message: str) -> None:
@@ -63,5 +65,11 @@ def test_a_flag_that_there_is_not_names_its_setting(words: list[str], message: s
 
 def test_a_run_has_no_port() -> None:
     assert as_settings(["--model", "x"], RUN_FLAGS) == ["model.name=x"]
-    with pytest.raises(InvalidInput, match=r"--port is no flag; give serve\.port=VALUE"):
-        as_settings(["--port", "1"], RUN_FLAGS)
+    for flag, way_out in {
+        "--port": "the flags are --model, --search, --verifier",
+        "--n": r"give search\.n=VALUE",
+        "--limit": r"give dataset\.limit=VALUE",
+        "--modle": r"is it --model\?",
+    }.items():
+        with pytest.raises(InvalidInput, match=f"{flag} is no flag; {way_out}"):
+            as_settings([flag, "1"], RUN_FLAGS)

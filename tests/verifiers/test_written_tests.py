@@ -12,6 +12,7 @@ from tests.helpers.scripted import Scripted
 from ttc import InvalidInput, Problem
 from ttc.execution.code_tests import CallTest
 from ttc.execution.sandbox import protections
+from ttc.passes.pass_by_pass import all_of
 from ttc.tree.branch import Branch
 from verifiers import CodeT, MBRExec, SStar
 from verifiers.written_tests import Agreement
@@ -28,18 +29,18 @@ TESTS = [CallTest("f", (2,), 4), CallTest("f", (3,), 6), CallTest("f", (4,), 16)
 def test_codet_rates_a_group_by_its_programs_times_its_tests() -> None:
     """TWICE and ADDED pass tests 1 and 2, SQUARE 1 and 3, FAILS none: 2 x 2, 1 x 2 and 1 x 0 of
     4 x 3."""
-    scores = CodeT().agreement([TWICE, SQUARE, ADDED, FAILS], TESTS)
+    scores = all_of(CodeT().agreement([TWICE, SQUARE, ADDED, FAILS], TESTS))
     assert scores == [4 / 12, 2 / 12, 4 / 12, 0.0]
-    assert CodeT().agreement([TWICE, SQUARE], []) == [0.0, 0.0]
-    assert CodeT().agreement([], TESTS) == []
+    assert all_of(CodeT().agreement([TWICE, SQUARE], [])) == [0.0, 0.0]
+    assert all_of(CodeT().agreement([], TESTS)) == []
 
 
 def test_mbr_exec_rates_by_the_share_of_others_with_the_same_outputs() -> None:
-    scores = MBRExec().agreement([TWICE, SQUARE, ADDED, FAILS], TESTS)
+    scores = all_of(MBRExec().agreement([TWICE, SQUARE, ADDED, FAILS], TESTS))
     assert scores == [1 / 3, 0.0, 1 / 3, 0.0]  # what the tests expect is not looked at
-    assert MBRExec().agreement([TWICE, SQUARE], TESTS[:1]) == [1.0, 1.0]
-    assert MBRExec().agreement([TWICE], TESTS) == [1.0]
-    assert MBRExec().agreement([FAILS], TESTS) == [0.0]
+    assert all_of(MBRExec().agreement([TWICE, SQUARE], TESTS[:1])) == [1.0, 1.0]
+    assert all_of(MBRExec().agreement([TWICE], TESTS)) == [1.0]
+    assert all_of(MBRExec().agreement([FAILS], TESTS)) == [0.0]
 
 
 class Writes(Scripted):

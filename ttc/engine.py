@@ -15,7 +15,6 @@ from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.installing import lent
 from ttc.checks import check_kind
-from ttc.errors import OutOfMemory
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
 from ttc.model.binding import bind_policy
@@ -311,21 +310,23 @@ class Engine:
         """New branches, which get the KV of all of their tokens but the last."""
         self.live.update(branches)
         shared = self.sharing.rule != "none" or purpose == "verifier"
+        outputs = outputs or Outputs.at([()] * len(branches))
 
-        def passes() -> Passes[None]:
+        def passes(part: slice) -> Passes[None]:
             if shared:
-                targets = [branch.tokens for branch in branches]
-                yield from prefill(self.runtime, branches, targets, purpose, outputs)
+                new = branches[part]
+                wanted = outputs.of(range(len(branches))[part])
+                yield from prefill(self.runtime, new, [b.tokens for b in new], purpose, wanted)
 
-        def new() -> Passes[list[Branch]]:
+        def made() -> Passes[list[Branch]]:
             try:
-                yield from self.calls.between(branches, passes, wake=False)
+                yield from self.calls.in_parts(branches, passes, wake=False)
             except BaseException:
                 self.release(branches)
                 raise
             return branches
 
-        return PassByPass(branches, new(), self.lock, self.runtime.under_way)
+        return self.calls.pass_by_pass(branches, made())
 
     @one_at_a_time
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
@@ -368,26 +369,26 @@ class Engine:
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         extended = list(branches)
 
-        def passes() -> Passes[None]:
-            changes = self.calls.changes
-            before = [self.tree.hold(branch.leaf) for branch in extended]
+        wake = self.sharing.rule != "none"  # else one pass for both
+
+        def passes(part: slice) -> Passes[None]:
+            of = extended[part]
+            targets = [b.tokens + new for b, new in zip(of, added[part], strict=True)]
+            yield from prefill(self.runtime, of, targets, purpose)
+
+        def made() -> Passes[None]:
             try:
-                targets = [b.tokens + new for b, new in zip(extended, added, strict=True)]
-                yield from prefill(self.runtime, extended, targets, purpose)
+                yield from self.calls.in_parts(extended, passes, wake)
             except BaseException:
-                for branch, leaf in zip(extended, before, strict=True):
-                    if not branch.released and changes == self.calls.changes:
-                        self.tree.move(branch, leaf)
+                for branch in extended:
+                    if not branch.released:
+                        self.tree.keep_only(branch)
                 raise
-            finally:
-                for leaf in before:
-                    self.tree.drop(leaf)
             for branch, new in zip(extended, added, strict=True):
                 if not branch.released:
                     branch.give(new)
 
-        wake = self.sharing.rule != "none"  # else one pass for both
-        return self.calls.pass_by_pass(extended, passes, wake)
+        return self.calls.pass_by_pass(extended, made())
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
@@ -493,26 +494,30 @@ class Engine:
             self.limits, branches, continuations, given, exit is not None
         )
 
-        def scored(part: slice) -> Passes[list[list[list[float]]]]:
+        scores: list[list[list[float]]] = [[] for _ in branches]
+        best: list[list[list[float]]] = [[] for _ in branches]
+        seen = ExitReport() if report is None else report
+        if exit is not None:
+            seen.begin(len(branches), len(self.lens.layers))
+
+        def passes(part: slice) -> Passes[None]:
             of, more, groups = branches[part], between[part], checked[part]
-
-            def passes() -> Passes[list[list[list[float]]]]:
-                if exit is None:
-                    return score(self.runtime, of, more, groups, likeliest)
+            if exit is None:
+                scores[part], best[part] = yield from score(self.runtime, of, more, groups)
+            else:
                 single = [[token for (token,) in group] for group in groups]
-                return score_with_exit(self.runtime, of, more, single, exit, report or ExitReport())
+                scores[part] = yield from score_with_exit(
+                    self.runtime, of, more, single, exit, seen, part.start
+                )
 
-            try:
-                return (yield from self.calls.between(of, passes, wake=True))
-            except OutOfMemory:
-                if len(of) == 1 or exit is not None:  # which may compare them all
-                    raise
-            middle = (part.start + part.stop) // 2
-            first = yield from scored(slice(part.start, middle))
-            return first + (yield from scored(slice(middle, part.stop)))
+        def made() -> Passes[list[list[list[float]]]]:
+            together = exit is not None and exit.together
+            yield from self.calls.in_parts(branches, passes, True, whole_problems=together)
+            if likeliest is not None and exit is None:
+                likeliest.extend(best)
+            return scores
 
-        made = scored(slice(0, len(branches)))
-        return PassByPass(branches, made, self.lock, self.runtime.under_way)
+        return self.calls.pass_by_pass(branches, made())
 
     def score_within(
         self,

@@ -92,6 +92,12 @@ class ExitReport:
     lens_rows: int = 0
     watch: Watch | None = field(default=None, repr=False, compare=False)
 
+    def begin(self, branches: int, layers: int) -> None:
+        """A call with so many branches, of a model with so many layers, fills it anew."""
+        self.depths = [0] * branches
+        self.rows = [0] * layers
+        self.lens_rows = 0
+
     @property
     def layer_rows(self) -> int:
         """Rows x layers that were computed."""
@@ -186,8 +192,10 @@ def score_with_exit(
     tokens: Sequence[Sequence[int]],
     exit: EarlyExit,
     report: ExitReport,
+    first: int = 0,
 ) -> Passes[list[list[list[float]]]]:
     """See `Engine.score`. tokens[i]: the single-token continuations of branch i after `given[i]`.
+    first: the place of branch 0 in the call of the report.
 
     Branches that leave together are in one pass, however long.
     """
@@ -203,9 +211,7 @@ def score_with_exit(
             "with; give more"
         )
     runs = [[b.tokens[-1], *more] for b, more in zip(branches, given, strict=True)]
-    report.depths = [0] * len(branches)
-    report.rows = [0] * layers
-    report.lens_rows = 0
+    passes = list[ShrinkingPass]()
     scores: list[list[list[float]]] = [[] for _ in branches]
     for together in batches(runtime, branches, runs, exit.together):
         chosen = [i for i in together if not branches[i].released]
@@ -216,7 +222,7 @@ def score_with_exit(
         if exit.rule == "ranking":
             rule = RankingRule(exit, problems, [tokens[i] for i in chosen])
         new = [_new_run(runtime, branches[i], runs[i]) for i in chosen]
-        watch = _watch_of(report.watch, chosen)
+        watch = _watch_of(report.watch, [first + i for i in chosen])
         of = [branches[i] for i in chosen]
         with (
             runtime.metered(of),
@@ -228,15 +234,18 @@ def score_with_exit(
             depth, logits = done.results[n]
             logprobs = logits.log_softmax(-1)[list(tokens[i])].tolist()
             scores[i] = [[logprob] for logprob in logprobs]
-            report.depths[i] = depth
+            report.depths[first + i] = depth
             usage = branches[i].usage
             usage.verifier_tokens += len(runs[i])
             usage.exit_layer_rows += len(runs[i]) * depth
             usage.exit_layer_rows_saved += len(runs[i]) * (layers - depth)
             usage.lens_rows += depth - exit.first_look + 1
-        report.rows = [a + b for a, b in zip(report.rows, done.rows, strict=True)]
-        report.lens_rows += done.lens_rows
+        passes.append(done)
         yield
+    report.rows = [
+        sum(rows) for rows in zip(report.rows, *(done.rows for done in passes), strict=True)
+    ]
+    report.lens_rows += sum(done.lens_rows for done in passes)
     return scores
 
 

@@ -24,10 +24,10 @@ def score(
     branches: Sequence[Branch],
     given: Sequence[list[int]],
     continuations: Sequence[Sequence[list[int]]],
-    likeliest: Scores | None = None,
-) -> Passes[Scores]:
-    """See `Engine.score`. Two rounds: what all continuations of a branch share, then what is left
-    of each. A branch that is released between two passes gets no more scores."""
+) -> Passes[tuple[Scores, Scores]]:
+    """The log-probabilities of `Engine.score`, and of the likeliest token in each place. Two
+    rounds: what all continuations of a branch share, then what is left of each. A branch that is
+    released between two passes gets no more scores."""
     shared = [_shared(group) for group in continuations]
     heads = []
     for branch, more, group, n in zip(branches, given, continuations, shared, strict=True):
@@ -59,9 +59,8 @@ def score(
     finally:
         for segment in reversed(held):
             runtime.tree.drop(segment)
-    if likeliest is not None:
-        likeliest += [[[best for _, best in row] for row in group] for group in pairs]
-    return [[[logprob for logprob, _ in row] for row in group] for group in pairs]
+    scores = [[[logprob for logprob, _ in row] for row in group] for group in pairs]
+    return scores, [[[best for _, best in row] for row in group] for group in pairs]
 
 
 def _shared(group: Sequence[list[int]]) -> int:

@@ -180,7 +180,7 @@ class Admission:
         if len(at_work) + len(coming) > self.max_rows:
             return 0
         count = len(coming)
-        parted = self.gate is None and count < coming[0].request.branches
+        parted = self.gate is None and count < len(coming[0].request.branches)
         while count and not self._find_room(at_work, coming[:count], tails):
             count = count // 2 if parted else 0
         return count

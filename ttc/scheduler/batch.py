@@ -44,8 +44,8 @@ class RunningBatch:
 
     gate: stops branches that have fallen behind. calls: of the engine, which all its batches are
         part of. Where two of them do not find room side by side, they take turns.
-    max_rows: how many branches decode at once at most, None for no limit; those of one call of
-        `add` are never parted.
+    max_rows: how many branches decode at once at most, None for no limit; those of one request
+        are never parted.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RunningBatch:
     ) -> None:
         """Let branches decode one step from the next token on (see `ttc.protocols.Batch`).
 
-        A gate compares the branches of one call. Raises InvalidInput, and changes nothing then.
+        A gate compares the branches of one problem and call. Raises InvalidInput, and changes nothing then.
         """
         with self.calls.lock:
             check_live(branches)
@@ -91,14 +91,13 @@ class RunningBatch:
             model = self.runtime.limits
             step_tokens = check_step(model, branches, step, sampling, limits)
             with self.calls.present(branches, wake=False):  # whose KV is there once they find room
-                problems = [[branches[i] for i in rows] for rows in by_problem(branches)]
                 stops = Stops(step.delimiters, step.end, model, self.runtime.decode)
-                request = Request(stops, sampling, step.statistics, problems)
-                rows = [
-                    Row.of(branch, request, tokens, model)
-                    for branch, tokens in zip(branches, step_tokens, strict=True)
-                ]
-                self.admission.add(rows)
+                everyone = [list(range(len(branches)))]
+                for places in everyone if self.gate is None else by_problem(branches):
+                    together = [branches[i] for i in places]
+                    request = Request(stops, sampling, step.statistics, together)
+                    rows = [Row.of(branches[i], request, step_tokens[i], model) for i in places]
+                    self.admission.add(rows)
 
     @torch.inference_mode()
     def step(self) -> list[Branch]:
@@ -306,9 +305,8 @@ class RunningBatch:
             if reason := row.request.stops.check(row.branch, row.start, row.limit):
                 ended[row] = reason
         if self.gate is not None:
-            requests = dict.fromkeys(row.request for row in self.rows)
-            for problem in chain(*(request.problems for request in requests)):
-                for loser in self.gate.losers(problem):
+            for request in dict.fromkeys(row.request for row in self.rows):
+                for loser in self.gate.losers(request.branches):
                     loser.finish_reason = "gate"
                     loser.usage.gated_branches += 1
             ended |= {row: "gate" for row in self.rows if row.branch.gated}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from threading import RLock
 from typing import Protocol, TypeVar
@@ -84,12 +85,34 @@ class Calls:
         finally:
             self.trim()
 
-    def pass_by_pass(
-        self, branches: Sequence[Branch], passes: Callable[[], Passes[T]], wake: bool
-    ) -> PassByPass[T]:
-        """A call that is made one pass at a time; see `between`."""
-        made = self.between(branches, passes, wake)
+    def pass_by_pass(self, branches: Sequence[Branch], made: Passes[T]) -> PassByPass[T]:
+        """A call on these branches that is made one pass at a time."""
         return PassByPass(branches, made, self.lock, self.runtime.under_way)
+
+    def in_parts(
+        self,
+        branches: Sequence[Branch],
+        passes: Callable[[slice], Passes[None]],
+        wake: bool,
+        whole_problems: bool = False,
+    ) -> Passes[None]:
+        """The passes of all branches (see `between`), or of half of them at a time where they do
+        not fit together.
+
+        passes: those of some of the branches. whole_problems: branches of one problem are never
+        parted.
+        """
+        waiting = [slice(0, len(branches))]
+        while waiting:
+            part = waiting.pop()
+            of = branches[part]
+            try:
+                yield from self.between(of, partial(passes, part), wake)
+            except OutOfMemory:
+                middle = part.start + _middle(of, whole_problems)
+                if middle == part.start:
+                    raise
+                waiting += [slice(middle, part.stop), slice(part.start, middle)]
 
     def between(
         self, branches: Sequence[Branch], passes: Callable[[], Passes[T]], wake: bool
@@ -124,12 +147,12 @@ class Calls:
                         result: T = end.value
                         return result
                     except OutOfMemory:
-                        if not self._let_go_of_others(branches):
-                            raise
-                        starts = RESTARTS
                         for usage, before in spent:  # the attempt costs the search nothing
                             usage.prompt_tokens = before.prompt_tokens
                             usage.verifier_tokens = before.verifier_tokens
+                        if not self._let_go_of_others(branches):
+                            raise
+                        starts = RESTARTS
         finally:
             self.trim()
 
@@ -221,3 +244,14 @@ class Calls:
         begun = (call.branches for call in self.runtime.under_way)
         decoding = (batch.branches for batch in self.batches)
         return chain(*begun, *decoding)
+
+
+def _middle(branches: Sequence[Branch], whole_problems: bool) -> int:
+    """How many of the branches are the first half; 0 where they cannot be parted."""
+    roots = [branch.root_id for branch in branches]
+    places = [
+        n
+        for n in range(1, len(branches))
+        if not whole_problems or set(roots[:n]).isdisjoint(roots[n:])
+    ]
+    return min(places, key=lambda n: abs(2 * n - len(branches)), default=0)

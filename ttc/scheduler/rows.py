@@ -23,16 +23,12 @@ _numbers = count()
 @dataclass(frozen=True, eq=False)
 class Request:
     """What `RunningBatch.add` was asked for: one step of some branches, which begin it together if
-    there is room."""
+    there is room; of one problem's, where a gate compares them."""
 
     stops: Stops
     sampling: Sampling
     statistics: bool
-    problems: list[list[Branch]]
-
-    @property
-    def branches(self) -> int:
-        return sum(map(len, self.problems))
+    branches: list[Branch]
 
 
 @dataclass(eq=False)

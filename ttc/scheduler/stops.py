@@ -20,8 +20,7 @@ class Gate(Protocol):
 
 
 def check_gate(gate: Gate | None, branches: int, groups: Sequence[Sequence[int]]) -> None:
-    """Raise OutOfMemory unless all branches of a step decode together, where a gate compares
-    them."""
+    """Raise OutOfMemory unless all branches decode together, where a gate compares them."""
     if gate is not None and len(groups) > 1:
         raise OutOfMemory(
             "a decode gate compares a problem's branches token by token, and the budget has room "

@@ -57,6 +57,13 @@ class Tree:
         branch.leaf = segment
         return segment
 
+    def keep_only(self, branch: Branch) -> None:
+        """Take a branch off KV of tokens that it does not have."""
+        segment = branch.leaf
+        while segment.end >= len(branch.tokens) and segment.parent is not None:
+            segment = segment.parent
+        self.move(branch, segment)
+
     def let_go(self, branch: Branch) -> bool:
         """Take a branch off its leaf, and off what nobody else needs above: that KV is freed, and
         computed again when the branch goes on. Says whether it had any."""

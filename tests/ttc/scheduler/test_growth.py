@@ -23,7 +23,10 @@ from ttc import (
     BeamGroups,
     Branch,
     Capture,
+    DecodeGate,
+    EarlyExit,
     Engine,
+    ExitReport,
     Headwise,
     Layerwise,
     OutOfMemory,
@@ -306,3 +309,76 @@ def test_a_prompt_finds_the_room_of_those_that_decode(tiny: None) -> None:
     with pytest.raises(OutOfMemory, match="a budget of"):
         engine.root(prompt(8, 119 + 60))
     assert_nothing_left(engine, [*branches, root])
+
+
+def grown_under(engine: Engine) -> tuple[list[list[int]], list[Branch]]:
+    """Three branches each of two problems, which a gate may end."""
+    roots = engine.roots([prompt(1, 12), prompt(2, 9)])
+    branches = [child for root in roots for child in engine.fork(root, 3)]
+    engine.release(roots)
+    engine.generate(branches, 20)
+    return [b.tokens for b in branches], branches
+
+
+def test_problems_that_a_gate_compares_decode_in_turn_where_they_do_not_fit_together(
+    tiny: None,
+) -> None:
+    gate = DecodeGate(theta=0.0, r_gap=0.02, min_tokens=8)
+    expected, _ = grown_under(make_engine(gate=gate))
+    assert len({len(tokens) for tokens in expected}) > 1
+    engine = make_engine(gate=gate, memory=Resident(110 * KIB / 8))
+    found, branches = grown_under(engine)
+    assert found == expected
+    assert engine.memory.device.peak_bytes <= 110 * 128
+    with pytest.raises(OutOfMemory, match="a budget of"):
+        grown_under(make_engine(gate=gate, memory=Resident(34 * KIB / 8)))
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize(
+    "exit",
+    [EarlyExit(l_min=1, theta=1e9, eps=1e9), EarlyExit("ranking", l_min=1, patience=1)],
+)
+def test_ratings_that_branches_leave_early_are_made_in_parts(exit: EarlyExit, tiny: None) -> None:
+    roomy, engine = make_engine(), make_engine(memory=Resident(75 * KIB / 8))
+    wanted, branches = grown(roomy), grown(engine)
+    singles = [[[3], [4], [5]]] * 4
+    report, other = ExitReport(), ExitReport()
+    expected = roomy.score(wanted, singles, exit=exit, report=report)
+    found = engine.score(branches, singles, exit=exit, report=other)
+    for one, two in zip(found, expected, strict=True):
+        assert [s for (s,) in one] == pytest.approx([s for (s,) in two])
+    assert (other.depths, other.rows) == (report.depths, report.rows)
+    assert engine.memory.device.peak_bytes <= 75 * 128
+    assert_nothing_left(engine, branches)
+
+
+def test_branches_that_do_not_fit_together_are_given_texts_in_parts(tiny: None) -> None:
+    texts = [prompt(5 + i, 9 + i) for i in range(4)]
+    roomy = make_engine(context=256)
+    engine = make_engine(context=256, memory=Resident(80 * KIB / 8))
+    wanted, branches = grown(roomy), grown(engine)
+    for one, of in ((roomy, wanted), (engine, branches)):
+        one.extend(of, texts)
+        one.generate(of, 6, sampling=GREEDY)
+    assert [b.tokens for b in branches] == [b.tokens for b in wanted]
+    assert [b.usage.prompt_tokens for b in branches] == [b.usage.prompt_tokens for b in wanted]
+    before = [b.tokens[:] for b in branches]
+    with pytest.raises(OutOfMemory, match="a budget of"):
+        engine.extend(branches[:2], [prompt(6, 3), prompt(7, 60)])
+    assert [b.tokens for b in branches] == before
+    assert_whole(engine, branches)
+    assert engine.memory.device.peak_bytes <= 80 * 128
+    assert_nothing_left(engine, branches)
+
+
+def test_prompts_that_do_not_fit_together_are_computed_in_parts() -> None:
+    prompts = [prompt(i, 30) for i in range(4)]
+    roomy, engine = make_engine(), make_engine(memory=Resident(70 * KIB / 8))
+    wanted, roots = roomy.roots(prompts), engine.roots(prompts)
+    assert_whole(engine, roots)
+    for one, other in zip(
+        engine.score(roots, CONTINUATIONS), roomy.score(wanted, CONTINUATIONS), strict=True
+    ):
+        assert one == [pytest.approx(row) for row in other]
+    assert_nothing_left(engine, roots)

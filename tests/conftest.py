@@ -17,5 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("suite")

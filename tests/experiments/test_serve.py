@@ -168,7 +168,7 @@ def test_a_stream_gives_the_same_text_in_pieces_and_then_the_usage(shared: Runni
 
 def test_the_stream_of_a_search_tells_its_progress_in_chunks_without_text() -> None:
     body: Any = {"model": "tiny+beam_search", "messages": said("go"), "seed": 4}
-    with running(pass_s=0.005) as found:
+    with running(pass_s=0.01) as found:
         whole = found.client().chat.completions.create(**body)
         chunks = list(found.client().chat.completions.create(**body, stream=True))
         text = "".join(c.choices[0].delta.content or "" for c in chunks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 import time
@@ -47,8 +48,8 @@ def test_clients_that_leave_midway_leave_nothing_behind() -> None:
             for _ in range(5):
                 next(stream)
             stream.close()
-        with pytest.raises(openai.APITimeoutError):
-            found.client(timeout=0.3).completions.create(**ENDLESS)
+        with asking(found.port, ENDLESS):
+            until_it_decodes(found)
         found.wait_until_free()
         counted = found.api.metrics.registry.get_sample_value
         assert counted("ttc_requests_total", {"search": "none", "status": "499"}) == 3
@@ -120,26 +121,54 @@ def test_a_client_may_bound_the_time_of_its_search() -> None:
         assert (
             reply.model_extra is not None and reply.model_extra["search"]["stopped"] == "max_wall_s"
         )
-        assert reply.usage is not None and 0 < reply.usage.completion_tokens < 100
+        assert reply.usage is not None and reply.usage.completion_tokens < 100
 
 
 def half_open(port: int) -> socket.socket:
     """A connection whose request has a beginning and no end."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=200)
     connection.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n")
     return connection
 
 
+def asking(port: int, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a completion has been asked for."""
+    data = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", port), timeout=200)
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
+    )
+    return connection
+
+
+def until_it_decodes(found: Running) -> None:
+    until = time.monotonic() + 100
+    while not found.api.service.decoding:
+        assert time.monotonic() < until, "nothing is decoded"
+        time.sleep(0.01)
+
+
 def test_requests_that_never_come_to_an_end_keep_nobody_away() -> None:
-    with running(patience=Patience(20, header_s=0.5, max_connections=4)) as found:
-        port = int(found.url.rpartition(":")[2])
-        waiting = [half_open(port) for _ in range(4)]
-        refused = httpx2.get(f"{found.url}/health")
-        assert refused.status_code == 503 and refused.json()["error"]["code"] == "connections"
-        for connection in waiting:
-            with contextlib.suppress(ConnectionResetError):
-                assert connection.recv(1) == b""  # closed by the server
-            connection.close()
+    with (
+        running(patience=Patience(20, header_s=0.2)) as found,
+        half_open(found.port) as waiting,
+        contextlib.suppress(ConnectionResetError),
+    ):
+        assert waiting.recv(1) == b""  # closed by the server
+
+
+def test_no_more_connections_are_open_than_the_setting_says() -> None:
+    with running(patience=Patience(20, header_s=300, max_connections=4)) as found:
+        with contextlib.ExitStack() as waiting:
+            for _ in range(4):
+                waiting.enter_context(half_open(found.port))
+            refused = httpx2.get(f"{found.url}/health")
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "connections"
+        until = time.monotonic() + 100
+        while found.web.server_state.connections:
+            assert time.monotonic() < until, "connections are left"
+            time.sleep(0.01)
         assert httpx2.get(f"{found.url}/health").status_code == 200
 
 
@@ -428,13 +457,13 @@ def test_a_key_keeps_others_out_and_a_strange_host_name_is_refused() -> None:
 
 def test_a_server_that_is_stopped_ends_what_is_under_way() -> None:
     ask = ENDLESS | {"max_tokens": 200}
-    with running(pass_s=0.002) as found:
+    with running(shutdown_s=200, pass_s=0.002) as found:
         whole = found.client().completions.create(**ask).choices[0].text
         stream = found.client().completions.create(**ask, stream=True)
         text = next(stream).choices[0].text
         found.web.should_exit = True
         assert text + "".join(chunk.choices[0].text for chunk in stream) == whole
-        found.thread.join(20)
+        found.thread.join(200)
         with pytest.raises(openai.APIConnectionError):
             found.client().completions.create(**ask)
 
@@ -444,19 +473,16 @@ def test_what_takes_too_long_is_broken_off_when_the_server_stops() -> None:
         stream = found.client().completions.create(**ENDLESS, stream=True)
         next(stream)
         found.web.should_exit = True
-        found.thread.join(20)
+        found.thread.join(200)
         assert not found.thread.is_alive() and found.engine.kv_bytes() == 0
 
 
 def test_who_waits_when_the_server_ends_is_told_so() -> None:
     with running(shutdown_s=0, pass_s=0.003) as found, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(httpx2.post, f"{found.url}/v1/completions", json=ENDLESS, timeout=30)
-        until = time.monotonic() + 10
-        while not found.api.service.decoding:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        asked = pool.submit(httpx2.post, f"{found.url}/v1/completions", json=ENDLESS, timeout=300)
+        until_it_decodes(found)
         found.web.should_exit = True
-        reply = asked.result(20)
+        reply = asked.result(300)
         assert (
             reply.status_code == 503
             and "the server is stopping" in reply.json()["error"]["message"]

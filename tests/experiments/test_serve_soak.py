@@ -151,7 +151,7 @@ def test_64_clients_for_a_minute_get_right_texts_and_leave_nothing() -> None:
         asyncio.run(soak.run())
         assert soak.seen["right"] > GOOD and len(soak.seen) == 6, soak.seen
         found.wait_until_free()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 100
         while state.connections or state.tasks:
             assert time.monotonic() < until, "connections are left"
             time.sleep(0.05)

@@ -64,13 +64,13 @@ def serving(
     web = server(api)
     thread = Thread(target=lambda: web.run(sockets=[socket]), daemon=True)
     thread.start()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 200
     while not web.started:
         assert time.monotonic() < until, "the server has not started"
         time.sleep(0.01)
     url = f"http://127.0.0.1:{socket.getsockname()[1]}/v1"
     try:
-        with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=30) as client:
+        with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=300) as client:
             yield client
     finally:
         web.should_exit = True

@@ -100,12 +100,16 @@ class Running:
         assert isinstance(self.api.service.engine, Engine)
         return self.api.service.engine
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def client(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, **options)
 
     def wait_until_free(self) -> None:
         """Until no problem is open and no KV is left."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + 200
         while self.api.service.open or self.engine.kv_bytes():
             assert time.monotonic() < until, "something is left"
             time.sleep(0.01)

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -189,18 +188,16 @@ def test_torn_weights_are_named_with_the_way_out(tmp_path: Path, empty_cache: Pa
 def test_a_name_that_does_not_exist_is_refused_at_once_without_a_network(tmp_path: Path) -> None:
     """In a process of its own, so that no other test's cache or settings are seen."""
     program = (
-        "import time\nfrom ttc import UnsupportedModel\nfrom ttc.model.loading import load\n"
+        "from ttc import UnsupportedModel\nfrom ttc.model.loading import load\n"
         "import transformers.models.auto.modeling_auto, "
         "transformers.models.auto.tokenization_auto\n"
-        "start = time.monotonic()\n"
         "try:\n    load('no-such-org/no-such-model')\n"
-        "except UnsupportedModel as error:\n    print(time.monotonic() - start, error)"
+        "except UnsupportedModel as error:\n    print(error)"
     )
     nowhere = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     done = finished([sys.executable, "-c", program], env=nowhere, check=True)
-    seconds, _, message = done.stdout.partition(" ")
-    assert float(seconds) < 8 and "Retry" not in done.stderr  # ten retries take 46 seconds
-    assert "the hub cannot be reached" in message and "smollm2-135m" in message
+    assert "Retry" not in done.stderr
+    assert "the hub cannot be reached" in done.stdout and "smollm2-135m" in done.stdout
 
 
 @pytest.fixture
@@ -227,18 +224,18 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(
         huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}"
     )
+    monkeypatch.setattr("ttc.model.hub.PATIENCE_S", 100.0)
     yield asked
     server.shutdown()
     server.server_close()
 
 
 def test_a_name_that_the_hub_does_not_have_takes_one_question(hub: list[str]) -> None:
-    start = time.monotonic()
     with pytest.raises(
         InvalidInput, match=r"the hub has no model 'a/b'.*spelling.*hf auth login.*model.name=PATH"
     ):
         load("a/b", device="cpu")
-    assert sum("a/b" in path for path in hub) == 1 and time.monotonic() - start < 5
+    assert sum("a/b" in path for path in hub) == 1
     with pytest.raises(InvalidInput, match="no name of a model on the hub"):
         load("a/b/c", device="cpu")
 

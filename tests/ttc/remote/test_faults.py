@@ -288,7 +288,7 @@ def test_no_more_requests_are_under_way_than_the_setting_says() -> None:
 def test_a_batch_that_is_closed_or_whose_branches_go_waits_for_nothing() -> None:
     served = ServedModel()
     with connected(served) as backend:
-        served.pause_s = 5.0
+        served.pause_s = 300.0
         children = backend.fork(backend.root([65, 66]), 3)
         batch = backend.running_batch()
         started = time.monotonic()
@@ -297,18 +297,18 @@ def test_a_batch_that_is_closed_or_whose_branches_go_waits_for_nothing() -> None
         assert len(batch) == 2 and children[0].released
         batch.close()
         assert len(batch) == 0 and batch.step() == []
-        assert time.monotonic() - started < 4 and all(not child.generated for child in children)
+        assert time.monotonic() - started < 100 and all(not child.generated for child in children)
 
 
 @pytest.mark.parametrize("limit", ["cancel", "max_wall_s"])
 def test_a_search_that_is_to_end_waits_for_no_answer(limit: str) -> None:
     served = ServedModel()
     with connected(served) as backend:
-        served.pause_s = 5.0
+        served.pause_s = 300.0
         cancel = threading.Event()
         threading.Timer(0.2, cancel.set).start()
         options: dict[str, Any] = {"cancel": cancel} if limit == "cancel" else {"max_wall_s": 0.2}
         started = time.monotonic()
         result = solve(Greedy(max_tokens=8), problem="1", engine=backend, **options)
-        assert time.monotonic() - started < 4 and not backend.live
+        assert time.monotonic() - started < 100 and not backend.live
         assert result.stopped == ("cancelled" if limit == "cancel" else limit)

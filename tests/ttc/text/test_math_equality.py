@@ -26,7 +26,7 @@ TOWER = "9^{9^{9^9}}"
 
 @pytest.fixture
 def pool() -> Iterator[MathPool]:
-    pool = MathPool(processes=2, cpu_s=0.5)
+    pool = MathPool(processes=2, cpu_s=2)
     yield pool
     pool.close()
 
@@ -42,7 +42,7 @@ def test_a_comparison_without_end_counts_as_not_equal_and_the_next_one_works(
         thread.start()
         thread.join(60)
     assert verdicts == [None] and pool.undecided == 1
-    assert "took more than 0.5 s of processor time: they count as not equal" in caplog.text
+    assert "took more than 2 s of processor time: they count as not equal" in caplog.text
     assert pool.equal(r"\sqrt{8}", r"2\sqrt{2}") is True and pool.undecided == 1
 
 
@@ -68,7 +68,7 @@ def test_a_worker_that_died_is_replaced(pool: MathPool) -> None:
     assert pool.equal("x", "x")
     (worker,) = pool.idle
     os.kill(worker.process.pid, signal.SIGKILL)
-    worker.process.wait(10)
+    worker.process.wait(100)
     assert pool.equal("x", "x") is None and pool.undecided == 1
     assert pool.equal("x", "x") is True
 
@@ -169,7 +169,7 @@ def test_a_plain_script_may_grade_and_ends_its_workers(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     pid, torch = ran.stdout.split()
     assert torch == "False"
-    until = time.monotonic() + 30
+    until = time.monotonic() + 100
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()

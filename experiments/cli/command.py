@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from experiments.cli.output import say
+from experiments.cli.output import say, show
 from experiments.cli.package_check import check
 from experiments.cli.printable import printable
 from experiments.cli.quiet import quiet
@@ -27,7 +27,7 @@ def perform_or_help(
     if {"-h", "--help"} & set(sys.argv[1:]):
         from experiments.cli.help import shown
 
-        print(shown(page), end="")
+        show(shown(page), end="")
     else:
         perform(work, given, stopped)
 

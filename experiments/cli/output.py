@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from experiments.cli.printable import printable
 
+READER_LEFT = 141
+"""The exit code where nobody reads the output any more, as after `| head`; a shell has it."""
+
 
 def show(text: str, end: str = "\n") -> None:
-    """Print a text on standard output."""
-    print(printable(text), end=end, flush=True)
+    """Print a text on standard output. Ends the process where nobody reads it any more."""
+    try:
+        print(printable(text), end=end, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush
+        raise SystemExit(READER_LEFT) from None
 
 
 def say(text: str) -> None:

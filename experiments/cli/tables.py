@@ -116,15 +116,16 @@ def _blocks(columns: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
 
 
 def _aligned(columns: Sequence[Sequence[str]]) -> str:
-    """Columns as lines: the first to the left, the others to the right."""
+    """Columns as lines: the first and those of long texts to the left, the others to the right."""
     widths = [_width(columns[0], LABEL), *map(_width, columns[1:])]
+    sides = [str.ljust if max(map(len, column)) > CELL else str.rjust for column in columns[1:]]
     lines = []
     for label, *cells in zip(*columns, strict=True):
         broken = [_broken(label, LABEL), *map(_broken, cells)]
         for parts in zip_longest(*broken, fillvalue=""):
             first, *others = parts
-            aligned = [first.ljust(widths[0]), *map(str.rjust, others, widths[1:])]
-            lines.append("  ".join(aligned).rstrip())
+            rest = [put(cell, w) for put, cell, w in zip(sides, others, widths[1:], strict=True)]
+            lines.append("  ".join([first.ljust(widths[0]), *rest]).rstrip())
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ from experiments.cli.help import page
 from experiments.runs import schema
 from experiments.runs.sweep import for_each_job
 from tests.helpers.configurations import configuration
-from tests.helpers.processes import started
+from tests.helpers.processes import LIMIT_S, started
 
 
 @pytest.fixture(autouse=True)
@@ -273,3 +273,14 @@ def test_every_example_of_the_help_page_can_be_composed() -> None:
             continue
         plain = [re.sub(r"(=\w+),.*", r"\1", a) for a in arguments if a != "-m"]
         configuration("run", "run.name=r", *plain)
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_ends_a_command_quietly() -> None:
+    """As `| head` does."""
+    words = [sys.executable, "-m", "experiments.published"]
+    with started(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == "starting: the recipes\n"
+        assert process.wait(LIMIT_S) == 141

@@ -9,6 +9,7 @@ from ttc.lazy import lazy_names
 if TYPE_CHECKING:
     from ttc.approximate.decode_gate import DecodeGate as DecodeGate
     from ttc.approximate.early_exit import EarlyExit as EarlyExit, ExitReport as ExitReport
+    from ttc.approximate.quantized_kv import QuantizedKV as QuantizedKV
     from ttc.engine import Engine as Engine
     from ttc.errors import (
         BudgetExceeded as BudgetExceeded,

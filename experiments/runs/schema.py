@@ -272,7 +272,11 @@ SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
 GATES = {"decode": ttc.DecodeGate}
 PLACEMENTS = {"streamed": ttc.Streamed, "split": ttc.Split}
 BACKENDS = {"openai": ttc.Endpoint}
-POLICIES: dict[str, type] = {**classes("ttc.residency"), "auto": ttc.Auto}
+POLICIES: dict[str, type] = {
+    **classes("ttc.residency"),
+    "auto": ttc.Auto,
+    "quantized_kv": ttc.QuantizedKV,
+}
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,11 @@ struct Scratch {
 
 // ---------------------------------------------------------------- numbers
 
-// How KV is stored, and read as float32.
+// How KV is stored, and read as float32. SCALED: a float32 behind each row of numbers is their scale
+// (`ttc/approximate/quantized_kv.py`).
 struct Float32 {
   static constexpr int64_t SIZE = 4;
+  static constexpr bool SCALED = false;
   static constexpr bool MULTIPLIED_IN_PAIRS = false;
   static Floats vector(const char* from) { return load<Floats>(from); }
   static float single(const char* from) { return load<float>(from); }
@@ -115,6 +117,7 @@ struct Float32 {
 
 struct BFloat16 {
   static constexpr int64_t SIZE = 2;
+  static constexpr bool SCALED = false;
 #if defined(MULTIPLIES_BFLOAT16)
   static constexpr bool MULTIPLIED_IN_PAIRS = true;
 #else
@@ -126,6 +129,7 @@ struct BFloat16 {
 
 struct Float16 {
   static constexpr int64_t SIZE = 2;
+  static constexpr bool SCALED = false;
   static constexpr bool MULTIPLIED_IN_PAIRS = false;
   static Floats vector(const char* from) {
     Floats x;
@@ -134,6 +138,37 @@ struct Float16 {
   }
   static float single(const char* from) { return half(from); }
 };
+
+struct Int8 {
+  static constexpr int64_t SIZE = 1;
+  static constexpr bool SCALED = true;
+  static Floats vector(const char* from) {
+    return __builtin_convertvector(__builtin_convertvector(load<Bytes>(from), Ints), Floats);
+  }
+  static float single(const char* from) { return (float)(int8_t)*from; }
+};
+
+// float8_e4m3fn: its exponent and mantissa are put where float32 has them. What is then too small is
+// too small by the difference of the two biases, also for numbers without a leading one.
+struct Float8 {
+  static constexpr int64_t SIZE = 1;
+  static constexpr bool SCALED = true;
+  static Floats vector(const char* from) {
+    const Bits bits = (Bits)__builtin_convertvector(load<Bytes>(from), Ints);
+    return (Floats)((bits & 0x7F) << 20 | (bits & 0x80) << 24) * 0x1p120f;
+  }
+  static float single(const char* from) {
+    const uint32_t byte = (uint8_t)*from, bits = (byte & 0x7F) << 20 | (byte & 0x80) << 24;
+    return load<float>(&bits) * 0x1p120f;
+  }
+};
+
+// The scale of a row of `count` numbers.
+template <typename Number>
+INLINE float scale_of(const char* row, int64_t count) {
+  if constexpr (Number::SCALED) return load<float>(row + count * Number::SIZE);
+  else return 1.0f;
+}
 
 // Calls `work` with the first number of each vector of `count` numbers, at least LANES. The last
 // vector may begin within the one before.
@@ -144,10 +179,14 @@ INLINE void each_vector(int64_t count, Work work) {
 
 template <typename Number>
 void widen(const char* from, int64_t count, float* to) {
+  const float scale = scale_of<Number>(from, count);
   if (count < LANES) {
-    for (int64_t i = 0; i < count; ++i) to[i] = Number::single(from + i * Number::SIZE);
+    for (int64_t i = 0; i < count; ++i) to[i] = Number::single(from + i * Number::SIZE) * scale;
   } else {
-    each_vector(count, [&](int64_t i) { store(to + i, Number::vector(from + i * Number::SIZE)); });
+    each_vector(count, [&](int64_t i) {
+      const Floats x = Number::vector(from + i * Number::SIZE);
+      store(to + i, Number::SCALED ? x * scale : x);
+    });
   }
 }
 
@@ -272,13 +311,17 @@ void pack_some(const char* const* keys, int64_t dim, float* to) {
   if (dim < LANES) {
     for (int64_t d = 0; d < dim; ++d)
       for (int k = 0; k < LANES; ++k)
-        to[d * BLOCK + k] = Number::single(keys[k] + d * Number::SIZE);
+        to[d * BLOCK + k] =
+            Number::single(keys[k] + d * Number::SIZE) * scale_of<Number>(keys[k], dim);
     return;
   }
   each_vector(dim, [&](int64_t d) {
     Floats rows[LANES];
 #pragma GCC unroll 16
-    for (int k = 0; k < LANES; ++k) rows[k] = Number::vector(keys[k] + d * Number::SIZE);
+    for (int k = 0; k < LANES; ++k) {
+      rows[k] = Number::vector(keys[k] + d * Number::SIZE);
+      if constexpr (Number::SCALED) rows[k] *= scale_of<Number>(keys[k], dim);
+    }
     transpose(rows);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; ++i) store(to + (d + i) * BLOCK, rows[i]);
@@ -374,7 +417,8 @@ void finish(const Call& call, int64_t place, const float* values, float top, flo
   call.lse[place] = nothing ? -INFINITY : top + std::log(sum);
 }
 
-template <typename Number>
+// Number: of queries, own keys and results. Stored: of entries.
+template <typename Number, typename Stored>
 struct Unit {
   const Call& call;
   const Task& task;
@@ -389,7 +433,8 @@ struct Unit {
         head(unit % call.kv_heads),
         queries((task.end - task.row) * call.groups),
         width(whole(call.value_dim)),
-        in_pairs(Number::MULTIPLIED_IN_PAIRS && call.key_dim % (2 * LANES) == 0),
+        in_pairs(Number::MULTIPLIED_IN_PAIRS && !Stored::SCALED &&
+                 call.key_dim % (2 * LANES) == 0),
         at(memory, call.most_queries, call.key_dim, call.value_dim) {
     const auto ends = std::minmax_element(call.positions + task.row, call.positions + task.end);
     lowest = *ends.first;
@@ -399,10 +444,10 @@ struct Unit {
   void run() {
     gather_queries();
     for (int64_t i = task.first_piece; i < task.end_piece; ++i)
-      attend(piece_of<Number>(call, head, call.pieces[i]));
+      attend<Stored>(piece_of<Stored>(call, head, call.pieces[i]));
     if (task.own_row >= 0) {
       store_new<Number>(call, head, task);
-      attend(own_keys<Number>(call, head, task));
+      attend<Number>(own_keys<Number>(call, head, task));
     }
     leave_results();
   }
@@ -429,13 +474,14 @@ struct Unit {
     std::fill_n(at.sums, queries, 0.0f);
   }
 
+  template <typename Kept>
   void attend(const Run& run) {
     for (int64_t first = 0; first < run.keys; first += BLOCK) {
       const int64_t begin = run.start + first, count = std::min(BLOCK, run.keys - first);
       if (run.causal && begin > highest) break;
       if (begin + count <= call.first_seen(lowest)) continue;
-      expect<Number>(call, run, first + BLOCK);
-      multiply_keys(run.key + first * run.key_token, run.key_token, count);
+      expect<Kept>(call, run, first + BLOCK);
+      multiply_keys<Kept>(run.key + first * run.key_token, run.key_token, count);
       int64_t query = 0;
       for (int64_t row = task.row; row < task.end; ++row) {
         const int64_t position = call.positions[row];
@@ -443,11 +489,12 @@ struct Unit {
         const int64_t end = run.causal ? std::min(count, position - begin + 1) : count;
         for (int64_t g = 0; g < call.groups; ++g) weigh(query++, from, end, count);
       }
-      multiply_values(run.value + first * run.value_token, run.value_token, count);
+      multiply_values<Kept>(run.value + first * run.value_token, run.value_token, count);
     }
   }
 
   // scores = queries @ keys
+  template <typename Kept>
   void multiply_keys(const char* keys, int64_t token, int64_t count) {
     const int64_t dim = call.key_dim, terms = in_pairs ? dim / 2 : dim;
     const Product product = {at.queries, dim,   at.keys,      BLOCK, at.scores, BLOCK,
@@ -456,7 +503,7 @@ struct Unit {
       pack<Float32>(keys, token, count, terms, at.keys);  // pairs are moved as they are
       multiply<InPairs>(product);
     } else {
-      pack<Number>(keys, token, count, terms, at.keys);
+      pack<Kept>(keys, token, count, terms, at.keys);
       multiply<Singles>(product);
     }
   }
@@ -521,15 +568,16 @@ struct Unit {
   }
 
   // results += weights @ values. Whole vectors of float32 are read where they lie.
+  template <typename Kept>
   void multiply_values(const char* values, int64_t token, int64_t count) {
     Product product = {at.scores,  BLOCK, at.values, width, at.results, width,
                        queries, count, width,     true};
-    if (Number::SIZE == 4 && width == call.value_dim) {
+    if (Kept::SIZE == 4 && width == call.value_dim) {
       product.b = (const float*)values;
-      product.b_row = token / Number::SIZE;
+      product.b_row = token / Kept::SIZE;
     } else {
       for (int64_t j = 0; j < count; ++j)
-        widen<Number>(values + j * token, call.value_dim, at.values + j * width);
+        widen<Kept>(values + j * token, call.value_dim, at.values + j * width);
     }
     multiply<Singles>(product);
   }
@@ -553,12 +601,12 @@ struct Unit {
 // ---------------------------------------------------------------- a call
 
 // Ask for the keys and values that a unit begins with.
-template <typename Number>
+template <typename Number, typename Stored>
 void expect_unit(const Call& call, int64_t unit) {
   const Task& task = call.tasks[unit / call.kv_heads];
   const int64_t head = unit % call.kv_heads;
   if (task.first_piece < task.end_piece)
-    expect<Number>(call, piece_of<Number>(call, head, call.pieces[task.first_piece]), 0);
+    expect<Stored>(call, piece_of<Stored>(call, head, call.pieces[task.first_piece]), 0);
   if (task.own_row >= 0) expect<Number>(call, own_keys<Number>(call, head, task), 0);
 }
 
@@ -587,13 +635,13 @@ void merge_row(const Call& call, int64_t row, float* merged) {
 int64_t next(int64_t& counter) { return __atomic_fetch_add(&counter, 1, __ATOMIC_SEQ_CST); }
 
 // One thread's part of a call.
-template <typename Number>
+template <typename Number, typename Stored>
 void attend(Call& call) {
   char* const memory = call.scratch + next(call.ticket) * call.scratch_bytes;
   for (int64_t unit = next(call.next_unit); unit < call.units;) {
     const int64_t following = next(call.next_unit);
-    if (following < call.units) expect_unit<Number>(call, following);
-    Unit<Number>(call, unit, memory).run();
+    if (following < call.units) expect_unit<Number, Stored>(call, following);
+    Unit<Number, Stored>(call, unit, memory).run();
     next(call.done_units);
     unit = following;
   }
@@ -607,9 +655,18 @@ void attend(Call& call) {
 }  // namespace
 
 extern "C" {
-void attend_float32(Call* call) { attend<Float32>(*call); }
-void attend_bfloat16(Call* call) { attend<BFloat16>(*call); }
-void attend_float16(Call* call) { attend<Float16>(*call); }
+#if defined(PACKED)  // a library of its own, which takes twice as long to compile
+void attend_float32_int8(Call* call) { attend<Float32, Int8>(*call); }
+void attend_bfloat16_int8(Call* call) { attend<BFloat16, Int8>(*call); }
+void attend_float16_int8(Call* call) { attend<Float16, Int8>(*call); }
+void attend_float32_fp8(Call* call) { attend<Float32, Float8>(*call); }
+void attend_bfloat16_fp8(Call* call) { attend<BFloat16, Float8>(*call); }
+void attend_float16_fp8(Call* call) { attend<Float16, Float8>(*call); }
+#else
+void attend_float32(Call* call) { attend<Float32, Float32>(*call); }
+void attend_bfloat16(Call* call) { attend<BFloat16, BFloat16>(*call); }
+void attend_float16(Call* call) { attend<Float16, Float16>(*call); }
+#endif
 
 // How many numbers a call is told, and the bytes of a thread's memory, for the caller to use.
 int64_t call_numbers() { return sizeof(Call) / 8; }

@@ -46,19 +46,22 @@ class Kernel(NamedTuple):
 
 
 @cache
-def kernel(dtype: torch.dtype) -> Kernel | None:
+def kernel(dtype: torch.dtype, packed: str | None = None) -> Kernel | None:
     """The kernel for KV of this type, compiled at first use; None for other types, and, with a
-    warning, without a C++ compiler that takes its source."""
+    warning, without a C++ compiler that takes its source. packed: the kind of a codec that entries
+    are packed by."""
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
     try:
-        loaded, reason = library(SOURCE), WITHOUT_COMPILER
+        options = ["-DPACKED"] if packed else []
+        loaded, reason = library(SOURCE, *options), WITHOUT_COMPILER
     except InvalidInput as error:
         loaded, reason = None, str(error)
     if loaded is None:
         warnings.warn(f"attention is several times slower: {reason}", stacklevel=2)
         return None
-    function = getattr(loaded, f"attend_{str(dtype).removeprefix('torch.')}")
+    kinds = [str(dtype).removeprefix("torch."), *filter(None, [packed])]
+    function = getattr(loaded, "_".join(["attend", *kinds]))
     loaded.scratch_bytes.argtypes = [ctypes.c_int64] * 3
     loaded.scratch_bytes.restype = ctypes.c_int64
     address = ctypes.cast(function, ctypes.c_void_p).value or 0
@@ -188,7 +191,8 @@ def fused_attention(
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> CompiledAttention | None:
     """See `ttc.attention.fused.fused_attention`."""
-    found = kernel(q.dtype)
+    codec = next((entry.kv.codec for entry in entries), None)
+    found = kernel(q.dtype, None if codec is None else codec.kind)
     long_runs = len(positions) >= TILES_TOKENS * len(runs)
     if found is None or (long_runs and q.dtype == torch.bfloat16 and has_tiles()):
         return None

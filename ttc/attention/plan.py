@@ -128,6 +128,7 @@ class Plan(ABC):
         lo, visible = span
         keys = copy.keys[:, lo : entry.length]
         values = copy.values[:, lo : entry.length]
+        keys, values = (entry.kv.read(part, q.dtype) for part in (keys, values))
         part = segment_attention(q[:, :, rows], keys, values, layer, visible)
         merge_(out[:, :, rows], lse[:, :, rows], *part)
 
@@ -365,8 +366,8 @@ class ExtendPlan(Plan):
             k, v = key[:, row : row + count], value[:, row : row + count]
             where = slice(None), slice(first, first + count)
             if copy is not None:
-                copy.keys[where] = k
-                copy.values[where] = v
+                kv.write(copy.keys[where], k)
+                kv.write(copy.values[where], v)
             if to_host is not None:
                 to_host.store(kv, layer, where, k, v)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from struct import pack
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -58,6 +59,10 @@ class LayerShape:
         """The shape of an ACT block: inputs lie as the keys of one head, with no values."""
         return LayerShape(1, self.input_dim or 0, 0, self.window, chunk=self.chunk)
 
+    def packed(self, row_bytes: int) -> LayerShape:
+        """The shape in bytes, where each number takes one and each row so many besides."""
+        return replace(self, key_dim=self.key_dim + row_bytes, value_dim=self.value_dim + row_bytes)
+
     def lay_out(
         self,
         buffer: Tensor,
@@ -79,6 +84,27 @@ class LayerShape:
         if by_token:
             return LayerKV(*(part.view(tokens, *lead, dim).movedim(0, -2) for part, dim in parts))
         return LayerKV(*(part.view(*lead, tokens, dim) for part, dim in parts))
+
+
+class Codec(Protocol):
+    """How segments keep numbers in one byte each.
+
+    kind: its name, by which kernels know it. row_bytes: what a row of numbers takes besides.
+    """
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def row_bytes(self) -> int: ...
+
+    def pack(self, target: Tensor, numbers: Tensor) -> None:
+        """Write numbers (..., dim) to `target` (..., dim + row_bytes), int8."""
+        ...
+
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """The numbers (..., dim) of what was packed."""
+        ...
 
 
 class LayerKV:
@@ -180,11 +206,20 @@ class KV(BlockOf[LayerKV]):
     borrowed: its layers that run on the host are those of other KV.
     block: the device copies of all layers as one tensor (layers, 2, [rows,] kv_heads, tokens, dim),
         keys before values, where they lie so.
+    codec: how its numbers are packed into bytes, None for the model's own type.
     mirrored_tokens: of tails, how many tokens their host copies have; None without host copies.
     """
 
-    def __init__(self, layers: int, tokens: int, rows: int | None = None, acts: Iterable[int] = ()):
+    def __init__(
+        self,
+        layers: int,
+        tokens: int,
+        rows: int | None = None,
+        acts: Iterable[int] = (),
+        codec: Codec | None = None,
+    ):
         super().__init__(layers)
+        self.codec = codec
         self.tokens = tokens
         self.rows = rows
         self.acts = frozenset(acts)
@@ -213,6 +248,17 @@ class KV(BlockOf[LayerKV]):
     def readable(self, layer: int) -> LayerKV | None:
         """The device copy of a layer if attention can read it: None for an ACT block."""
         return None if layer in self.acts else self.device[layer]
+
+    def write(self, target: Tensor, numbers: Tensor) -> None:
+        """Put keys or values to their place in a copy of a layer, or of all layers."""
+        if self.codec is None:
+            target.copy_(numbers)
+        else:
+            self.codec.pack(target, numbers)
+
+    def read(self, part: Tensor, dtype: torch.dtype) -> Tensor:
+        """Keys or values, a part of a copy of a layer, as numbers."""
+        return part if self.codec is None else self.codec.unpack(part, dtype)
 
     def on_device(self, layer: int) -> LayerKV:
         """The device copy of a layer. Raises RuntimeError where it is not there."""

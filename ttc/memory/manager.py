@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ttc.errors import InvalidInput
-from ttc.memory.kv import KV, LayerACT, LayerKV, LayerShape
+from ttc.memory.kv import KV, Codec, LayerACT, LayerKV, LayerShape
 from ttc.memory.link import Link
 from ttc.memory.state_memory import StateMemory
 from ttc.memory.states import State
@@ -23,6 +23,7 @@ class KVMemory(Tiers):
     by_layer: whether each layer of a KV has a buffer of its own, so that it can come and go alone.
         Else, where layers are alike and there is no budget, all lie in one (`KV.block`), which is
         copied in one operation.
+    codec: how segments keep their numbers, None for the model's own type, as in tails.
     live: all KV, in order of creation.
     fixed_layers: see `fix`.
     states: what recurrent layers keep, in the same tiers.
@@ -37,6 +38,7 @@ class KVMemory(Tiers):
         host_budget_bytes: int | None = None,
         link_gbps: float | None = None,
         by_layer: bool = True,
+        codec: Codec | None = None,
     ):
         super().__init__(device, budget_bytes, host_budget_bytes, link_gbps)
         self.shapes = tuple(shapes)
@@ -44,9 +46,14 @@ class KVMemory(Tiers):
         self.dtype = dtype
         self.itemsize = dtype.itemsize
         self.live: dict[KV, None] = {}
-        self.layer_bytes_per_token = [s.elements * self.itemsize for s in self.shapes]
+        self.codec = codec
+        self.tail_layer_bytes = [s.elements * self.itemsize for s in self.shapes]
+        self.layer_bytes_per_token = self.tail_layer_bytes[:]
+        if codec is not None:
+            self.layer_bytes_per_token = [s.packed(codec.row_bytes).elements for s in self.shapes]
         self.act_bytes_per_token = [s.as_inputs.elements * self.itemsize for s in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes_per_token)
+        self.tail_bytes_per_token = sum(self.tail_layer_bytes)
         self.fixed_layers = 0
         self.states = StateMemory(self)
         alike = len({(s.kv_heads, s.key_dim, s.value_dim, s.device) for s in self.shapes}) == 1
@@ -69,19 +76,28 @@ class KVMemory(Tiers):
     def fix(self, layers: int, model_layers: int) -> None:
         """Let the first `layers` layers of attention keep their KV on the host, where they run, and
         the first `model_layers` of all layers their states; before anything is allocated. These
-        bytes count in `fixed` alone."""
+        bytes count in `fixed` alone. Raises InvalidInput where KV is packed."""
+        if layers and self.codec is not None:
+            raise InvalidInput(
+                f"memory keeps KV as {self.codec.kind}, which layers that run on the host do not; "
+                "use memory=resident, or a placement whose layers all run on the device"
+            )
         self.states.use(self.states.shape, model_layers)
         self.fixed_layers = layers
         self.in_blocks = False
-        self.layer_bytes_per_token[:layers] = [0] * layers
+        for sizes in (self.layer_bytes_per_token, self.tail_layer_bytes):
+            sizes[:layers] = [0] * layers
         self.bytes_per_token = sum(self.layer_bytes_per_token)
+        self.tail_bytes_per_token = sum(self.tail_layer_bytes)
 
     # ---------------------------------------------------------------- sizes
 
     def piece_bytes(self, block: Block, piece: int) -> int:
         if not isinstance(block, KV):
             return self.states.nbytes
-        sizes = self.act_bytes_per_token if piece in block.acts else self.layer_bytes_per_token
+        sizes = self.layer_bytes_per_token if block.rows is None else self.tail_layer_bytes
+        if piece in block.acts:
+            sizes = self.act_bytes_per_token
         return block.tokens * (block.rows or 1) * sizes[piece]
 
     def fixed_bytes(self, kv: KV) -> int:
@@ -99,7 +115,13 @@ class KVMemory(Tiers):
 
     def tail_bytes(self, tokens: int, rows: int = 1) -> int:
         """Bytes of `rows` tails of so many tokens, with the states of their branches."""
-        return self.bytes_of(rows * tokens, rows)
+        return rows * tokens * self.tail_bytes_per_token + self.bytes_of(0, rows)
+
+    def form(self, kv: KV, layer: int) -> tuple[LayerShape, torch.dtype]:
+        """How a layer of `kv` lies in memory."""
+        if kv.codec is None:
+            return self.shapes[layer], self.dtype
+        return self.shapes[layer].packed(kv.codec.row_bytes), torch.int8
 
     def tier_bytes(self, block: Block) -> tuple[int, int]:
         on_device, on_host = super().tier_bytes(block)
@@ -131,7 +153,7 @@ class KVMemory(Tiers):
         `device_layers` layers (None: all) on the device, the rest on the host."""
         layers = self.layers
         near = layers[:device_layers]
-        kv = KV(len(layers), tokens, rows)
+        kv = KV(len(layers), tokens, rows, codec=self.codec if rows is None else None)
         running = 0 if rows is None or self.states.shape is None else rows
         self.states.claim(running)
         try:
@@ -165,14 +187,14 @@ class KVMemory(Tiers):
         return kv
 
     def _allocate_block(self, kv: KV) -> None:
-        nbytes = kv.tokens * (kv.rows or 1) * self.bytes_per_token
-        shape = self.shapes[0]
+        nbytes = sum(self.piece_bytes(kv, layer) for layer in self.layers)
+        shape, dtype = self.form(kv, 0)
         self.claim(self.device, nbytes)
         lead = (len(self.shapes), 2) if kv.rows is None else (len(self.shapes), 2, kv.rows)
         place = shape.device or self.link.device
         with as_out_of_memory(self.device, nbytes):
             kv.block = torch.empty(
-                *lead, shape.kv_heads, kv.tokens, shape.key_dim, dtype=self.dtype, device=place
+                *lead, shape.kv_heads, kv.tokens, shape.key_dim, dtype=dtype, device=place
             )
         kv.device = [LayerKV.of_block(kv.block, layer) for layer in self.layers]
         self.device.take(nbytes)
@@ -181,11 +203,11 @@ class KVMemory(Tiers):
     def buffer(self, block: Block, piece: int, host: bool = False) -> Any:
         if not isinstance(block, KV):
             return self.states.buffer(host)
-        shape = self.shapes[piece]
+        shape, dtype = self.form(block, piece)
         place = (
             torch.device("cpu") if piece < self.fixed_layers else shape.device or self.link.device
         )
-        like = block.tokens, block.rows, self.dtype, place, host
+        like = block.tokens, block.rows, dtype, place, host
         with as_out_of_memory(self.host if host else self.device, self.piece_bytes(block, piece)):
             if piece in block.acts:
                 return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)

@@ -43,7 +43,7 @@ def recut(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -> list[K
     for kv in kvs:
         memory.evict(kv, "join", [layer for layer in layers if not on_device[layer]])
         memory.wait_kv_on_host(kv)
-    cut = [KV(len(layers), length, acts=kvs[0].acts) for length in lengths]
+    cut = [KV(len(layers), length, acts=kvs[0].acts, codec=kvs[0].codec) for length in lengths]
     done = 0
     memory.live.update(dict.fromkeys(cut))
     try:

@@ -69,7 +69,7 @@ def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
     span = slice(first, first + kv.tokens)
     layers = memory.layers
     if kv.block is not None and tails.block is not None:
-        kv.block.copy_(tails.block[:, :, row, :, span])
+        kv.write(kv.block, tails.block[:, :, row, :, span])
         return
     mirrored_tokens = 0 if None in tails.host[memory.fixed_layers :] else tails.mirrored_tokens or 0
     mirrored = mirrored_tokens >= span.stop and not kv.acts
@@ -87,7 +87,7 @@ def freeze(memory: KVMemory, tails: KV, row: int, first: int, kv: KV) -> None:
         for new, old in zip(target.both, source.both, strict=True):
             part = old[row, :, span]
             if layer not in leaving:
-                new.copy_(part)
+                kv.write(new, part)
             else:
                 stores.append(
                     (new, part.clone(memory_format=torch.contiguous_format) if copied else part)

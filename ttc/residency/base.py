@@ -96,7 +96,7 @@ class Residency(ABC):
 
     # ---------------------------------------------------------------- two models
 
-    def for_another_model(self) -> Self:
+    def for_another_model(self) -> Residency:
         """A policy of this kind that holds no KV, for a second model."""
         return replace(self)
 

@@ -49,12 +49,15 @@ class Resident(Residency):
         return memory.device.used_bytes / needed.total() + min(more)
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
-        # the tails, then their frozen copies
-        tokens, states = 2 * capacity * len(paths), 2 * len(paths)
-        self.device.require(self.memory.bytes_of(tokens, states))
+        rows = len(paths)
+        tokens, states = 2 * capacity * rows, 2 * rows
+        needed = self.memory.tail_bytes(capacity, rows) + self.memory.bytes_of(
+            capacity * rows, rows
+        )  # the tails, then their frozen copies
+        self.device.require(needed)
         if len(paths) > 1 and not self.has_room(tokens, states):
             raise OutOfMemory(
-                f"{len(paths)} branches need {self.memory.bytes_of(tokens, states):,} more bytes "
+                f"{len(paths)} branches need {needed:,} more bytes "
                 f"of KV, and the machine has room for {self.capacity_bytes():,.0f} in all; use "
                 "fewer branches at once, or memory=paged"
             )

@@ -172,6 +172,13 @@ def parser() -> argparse.ArgumentParser:
     long_case.add_argument("way", choices=["engine", "generate"])
     long_case.add_argument("case")
     long_case.add_argument("--model", default="smollm2-135m")
+    storage = commands.add_parser(
+        "kv_storage", help="KV in 8 bits: error of attention and scores, bytes, time of a step"
+    )
+    storage.add_argument("--texts", type=int, default=8)
+    storage.add_argument("--tokens", type=int, default=768, help="of each text")
+    storage.add_argument("--model", default="smollm2-135m")
+    storage.add_argument("--out", type=Path, default=RESULTS / "kv_storage.json")
     equal = commands.add_parser(
         "searches", help="every search at equal token budgets, and which differences are real"
     )
@@ -426,6 +433,12 @@ def _long(arguments: argparse.Namespace) -> None:
     long.run(cases, arguments.ways, arguments.peer, arguments.model, arguments.out)
 
 
+def _kv_storage(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import kv_storage
+
+    kv_storage.run(arguments.model, arguments.texts, arguments.tokens, arguments.out)
+
+
 def _long_case(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import long
 
@@ -514,6 +527,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "search-case": _search_case,
     "long": _long,
     "long-case": _long_case,
+    "kv_storage": _kv_storage,
     "searches": _searches,
     "remote": _remote,
     "serve": _serve,

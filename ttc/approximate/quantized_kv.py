@@ -1,0 +1,75 @@
+"""KV that stays in 8 bits a number (approximate).
+
+KIVI (arXiv 2402.02750) and KVQuant (arXiv 2401.18079) scale keys by channel, values by token, and go
+down to 2 bits. At 8 bits a scale for each token and head is near enough, and a token is then written
+once, whatever comes after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ttc.errors import InvalidInput
+from ttc.residency.resident import Resident
+
+Kind = Literal["int8", "fp8"]
+LARGEST = {"int8": 127.0, "fp8": 448.0}
+"""The largest number of each kind."""
+SCALE_BYTES = 4
+
+
+@dataclass
+class QuantizedKV(Resident):
+    """Everything on the device, where segments keep a number of their keys and values in one byte;
+    the tails that branches are writing stay as the model computes them.
+
+    kind: "int8", or "fp8" for float8_e4m3fn. Either way each token of each head has a scale, a
+    float32 by which its largest number becomes the kind's largest.
+    Other models in the same tiers, as a reward model, keep theirs as it is.
+    """
+
+    kind: Kind = "int8"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in get_args(Kind):
+            known = " or ".join(map(repr, get_args(Kind)))
+            raise InvalidInput(f"memory.kind={self.kind!r} is unknown; use {known}")
+
+    def _memory_options(self) -> dict[str, Any]:
+        return super()._memory_options() | {"codec": Bytes(self.kind)}
+
+    def for_another_model(self) -> Resident:
+        return Resident(self.budget_gib)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Rows of numbers as bytes, with the row's scale behind them (see `ttc.memory.kv.Codec`)."""
+
+    kind: Kind
+
+    @property
+    def row_bytes(self) -> int:
+        return SCALE_BYTES
+
+    def pack(self, target: Tensor, numbers: Tensor) -> None:
+        wide = numbers.float()
+        scale = wide.abs().amax(-1, keepdim=True) / LARGEST[self.kind]
+        wide = wide / scale.clamp_min(torch.finfo(torch.float32).tiny)
+        if self.kind == "int8":
+            target[..., :-SCALE_BYTES] = wide.round_().to(torch.int8)
+        else:
+            target[..., :-SCALE_BYTES] = wide.to(torch.float8_e4m3fn).view(torch.int8)
+        target[..., -SCALE_BYTES:] = scale.view(torch.int8)
+
+    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        numbers = packed[..., :-SCALE_BYTES].contiguous()
+        if self.kind == "fp8":
+            numbers = numbers.view(torch.float8_e4m3fn)
+        scale = packed[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+        return (numbers.float() * scale).to(dtype)

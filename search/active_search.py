@@ -13,6 +13,8 @@ from search.budget import Budget
 from search.config import SearchConfig
 from search.selection import answer_of, best_first, by_path
 from search.thinking import ThinkingStep, most_tokens
+from search.tool_runs import ToolRun
+from search.tool_steps import PlainStep, ToolStep
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Rate, Step, Thinking
 from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
@@ -54,8 +56,9 @@ class ActiveSearch:
     closing, others: the branch that the reserve is spent on, and the other candidates.
     waiting, made: of an `Expand` under way, the parents whose children are still to be made, and
         the children so far.
-    growing: the children whose step is under way. thinking: of those whose thoughts have limits of
-        their own, how far the step is.
+    growing: the children whose step is under way. phases: how far the steps of those are that
+        think or call tools. thinking: those whose thoughts have limits of their own.
+    tool_runs: the calls of tools, which are not made again, by what is called.
     told_tokens: the generated tokens that `writing` has told of.
     unpaid: rated branches that were to be continued and of which the budget paid for no child. They
         stay, though their search lets go of what it has continued, and are among the candidates.
@@ -74,7 +77,9 @@ class ActiveSearch:
     waiting: list[Branch] = field(default_factory=list)
     made: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
+    phases: dict[Branch, ThinkingStep | PlainStep | ToolStep] = field(default_factory=dict)
     thinking: dict[Branch, ThinkingStep] = field(default_factory=dict)
+    tool_runs: dict[str, ToolRun] = field(default_factory=dict)
     unpaid: list[Branch] = field(default_factory=list)
     begun: bool = False
     over: bool = False
@@ -149,6 +154,10 @@ class ActiveSearch:
                 )
         self.waiting, self.made = request.parents(), []
         if self.waiting:
+            most = self.budget.max_tool_calls
+            if most is not None and self.closing is None and self.root.usage.tool_calls >= most:
+                self.run_out("max_tool_calls")
+                return
             limit = self.budget.max_calls
             if limit is not None and self.calls >= limit - (
                 self.budget.reserve > 0 and self.closing is None
@@ -429,6 +438,8 @@ class ActiveSearch:
         node = self.nodes[child]
         node.text, node.tokens = text, len(child.generated)
         node.thought = thought_in(text, child)
+        earlier = 0 if child.parent is None else len(child.parent.tool_calls)
+        node.tool_calls = child.tool_calls[earlier:]
         self._keep_tokens(child)
 
     def count_thinking(self, child: Branch) -> None:

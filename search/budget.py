@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput
 
-LIMITS = ("max_tokens", "max_generated_tokens", "max_calls", "max_wall_s")
+LIMITS = ("max_tokens", "max_generated_tokens", "max_calls", "max_tool_calls", "max_wall_s")
 """The fields of a budget that each end a search by themselves."""
 
 
@@ -17,6 +17,7 @@ class Budget:
 
     max_tokens: generated plus verifier tokens. max_generated_tokens, max_calls: generated tokens
     alone, and expansions.
+    max_tool_calls: calls of tools, after which nothing is expanded.
     max_wall_s: seconds from the start of the search, after which nothing is begun.
     reserve: the last of these tokens, and the last call, which are kept for the final answer.
     final_text: what is put after an unfinished branch to ask for its answer.
@@ -25,13 +26,14 @@ class Budget:
     max_tokens: int | None = None
     max_generated_tokens: int | None = None
     max_calls: int | None = None
+    max_tool_calls: int | None = None
     max_wall_s: float | None = None
     reserve: int = 0
     final_text: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("max_tokens", "max_generated_tokens", "max_calls"):
+        for name in ("max_tokens", "max_generated_tokens", "max_calls", "max_tool_calls"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InvalidInput(f"{name}={value} must be at least 1")
         if self.max_wall_s is not None and not self.max_wall_s > 0:

@@ -19,6 +19,8 @@ from ttc.text.prompt import PromptTemplate
 from ttc.text.reader import AnswerReader
 from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
+from ttc.tools.base import Tools
+from ttc.tools.chat import ToolChat
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,7 @@ class SearchConfig:
         template has no switch for it.
     limited: whether thoughts have limits of their own, which a backend that `WritesAhead` cannot
         keep.
+    tools: the tools that branches may call, None for none.
     repeat: how many problems without an id ask the same question before this one in their list, so
         that it gets samples of its own.
     """
@@ -45,6 +48,7 @@ class SearchConfig:
     stops: tuple[str, ...] = ()
     closes: bool = False
     limited: bool = True
+    tools: ToolChat | None = None
     repeat: int = 0
 
     @classmethod
@@ -65,6 +69,10 @@ class SearchConfig:
                 "thinking=off, and the chat template has no switch for it; on this server no "
                 "thought can be ended, so use a model whose template has one, or thinking=auto"
             )
+        chat = None
+        if isinstance(options.tools, Tools):
+            chat = ToolChat.of(options.tools, template, engine.tokenizer)
+            template = chat.template
         return cls(
             search,
             options,
@@ -74,6 +82,7 @@ class SearchConfig:
             template.ends(engine.tokenizer),
             closes=closes,
             limited=limited,
+            tools=chat,
         )
 
     @property

@@ -20,7 +20,9 @@ from search.appends import Appends
 from search.config import SearchConfig
 from search.prefills import Task, begin_extend, begin_roots, begin_variants, passes_of
 from search.rating import aggregate
-from search.thinking import ThinkingStep
+from search.thinking import GoesOn, ThinkingStep
+from search.tool_runs import ToolRuns
+from search.tool_steps import PlainStep, ToolStep
 from ttc.errors import BranchRefused, ContextExceeded, InvalidInput, RemoteError, VerifierError
 from ttc.lookout import BrokenOff, lookout
 from ttc.passes.pass_by_pass import Passes
@@ -43,6 +45,9 @@ from ttc.usage import Usage
 
 Events = Generator[tuple[int, Progress], None, None]
 """What happened, each with the number of its problem."""
+
+LOOK_S = 0.02
+"""Seconds after which it is seen whether tools have answered, where nothing decodes meanwhile."""
 
 
 @dataclass(eq=False)
@@ -75,6 +80,7 @@ class Driver:
     timed: those of them whose time may run out, or that can be cancelled.
     idle: those of them that don't decode, so that no step goes through all that do.
     decoding: the branches whose step is under way, and the problem of each.
+    calling: those of them that wait for tools. runs: the tools' calls under way.
     works: what goes on with the next steps, the first of them first.
     """
 
@@ -88,6 +94,8 @@ class Driver:
     timed: dict[int, ActiveSearch] = field(default_factory=dict)
     idle: dict[int, ActiveSearch] = field(default_factory=dict)
     decoding: dict[Branch, ActiveSearch] = field(default_factory=dict)
+    calling: dict[Branch, ToolStep] = field(default_factory=dict)
+    runs: ToolRuns = field(default_factory=ToolRuns)
     works: list[Work] = field(default_factory=list)
     added: int = 0
 
@@ -155,6 +163,7 @@ class Driver:
         """
         self._break_off_overdue()
         yield from self._finish(self._done())
+        self._take_answers()
         work = self.next_work()
         if work is None:
             yield from self.decode()
@@ -200,6 +209,7 @@ class Driver:
 
     def close(self) -> None:
         """Break off whatever is under way, and free all of it."""
+        self._forget_calls(list(self.calling))
         self.decoding.clear()
         self.waiting.clear()
         try:
@@ -217,6 +227,7 @@ class Driver:
     def _stop_decoding(self, active: ActiveSearch) -> None:
         for child in active.growing:
             self.decoding.pop(child, None)
+        self._forget_calls(active.growing)
         self.admission.forget(active.growing)
         self._rest(active)
 
@@ -426,14 +437,19 @@ class Driver:
         self, active: ActiveSearch, children: list[Branch], request: Expand, max_tokens: int
     ) -> None:
         step, thoughts = request.step, active.config.thoughts
-        if step.thinking is None or thoughts is None:
+        thinks, chat = step.thinking is not None and thoughts is not None, active.config.tools
+        if not thinks and chat is None:
             plain = replace(step, max_tokens=max_tokens, thinking=None)
             self.begin_decoding(active, children, plain, request.sampling)
             return
-        active.thinking = {
-            child: ThinkingStep(child, step, step.thinking, thoughts, self.engine, max_tokens)
-            for child in children
-        }
+        for child in children:
+            phases: ThinkingStep | PlainStep | ToolStep
+            if step.thinking is None or thoughts is None:
+                phases = PlainStep(child, step, self.engine.tokenizer, max_tokens)
+            else:
+                phases = ThinkingStep(child, step, step.thinking, thoughts, self.engine, max_tokens)
+                active.thinking[child] = phases
+            active.phases[child] = phases if chat is None else ToolStep(phases, chat, self.engine)
         self._begin_phases(active, children)
 
     def _begin_phases(self, active: ActiveSearch, children: Sequence[Branch]) -> None:
@@ -442,7 +458,7 @@ class Driver:
         assert isinstance(active.request, Expand)
         alike: dict[Step | None, list[Branch]] = defaultdict(list)
         for child in children:
-            alike[active.thinking[child].phase()].append(child)
+            alike[active.phases[child].phase()].append(child)
         for phase, together in alike.items():
             if phase is None:
                 self.works.append(Work(self._close_thoughts(active, together), {active.index}))
@@ -467,27 +483,94 @@ class Driver:
             return
         for child in children:
             child.thinking_ended = ends[child]
-        going = [child for child in children if active.thinking[child].closed() == "decode"]
-        over = [child for child in children if child not in going]
-        for child in over:
-            child.end_step("length")
+        follows = {child: active.thinking[child].closed() for child in children}
+        for child in children:
+            if follows[child] == "over":
+                child.end_step("length")
+        yield from self._follow(active, follows)
+
+    def _follow(self, active: ActiveSearch, follows: Mapping[Branch, GoesOn]) -> Events:
+        """Let branches go on, or end their step, as is said of each."""
+        going = [child for child, what in follows.items() if what in ("decode", "close")]
         self._begin_phases(active, going)
-        yield from self._stepped(over)
+        yield from self._stepped([child for child, what in follows.items() if what == "over"])
 
     def _still_going(self, children: Sequence[Branch]) -> set[Branch]:
         """Those whose step goes on after a phase, which they do from now on."""
-        phases: dict[ActiveSearch, list[Branch]] = defaultdict(list)
+        going: dict[ActiveSearch, list[Branch]] = defaultdict(list)
+        calling = set[Branch]()
         for child in children:
             active = self.decoding[child]
-            if child in active.thinking and active.thinking[child].ended() != "over":
-                phases[active].append(child)
-        for active, going in phases.items():
-            self._begin_phases(active, going)
-        return {child for going in phases.values() for child in going}
+            follows = active.phases[child].ended() if child in active.phases else "over"
+            if follows == "call":
+                self._call_tools(active, child)
+                calling.add(child)
+            elif follows != "over":
+                going[active].append(child)
+        for active, together in going.items():
+            self._begin_phases(active, together)
+        return calling.union(*going.values())
+
+    # ------------------------------------------------------------ tools
+
+    def _call_tools(self, active: ActiveSearch, child: Branch) -> None:
+        """Let the calls of a branch be answered while others decode. Equal calls of a problem are
+        made once."""
+        step = active.phases[child]
+        assert isinstance(step, ToolStep)
+        for call in step.calls:
+            if (run := active.tool_runs.get(call.key)) is None or call.error:
+                run = self.runs.start(step.chat.tools, call)
+            step.runs.append(active.tool_runs.setdefault(call.key, run) if not call.error else run)
+        self.calling[child] = step
+
+    def _take_answers(self) -> None:
+        """Have those told whose calls have been answered."""
+        if not self.calling:
+            return
+        self.runs.look()
+        told: dict[ActiveSearch, dict[Branch, ToolStep]] = defaultdict(dict)
+        for child, step in list(self.calling.items()):
+            if step.answered:
+                told[self.decoding[child]][child] = self.calling.pop(child)
+        for active, steps in told.items():
+            self.works.append(Work(self._tell(active, steps), {active.index}))
+
+    def _tell(self, active: ActiveSearch, steps: Mapping[Branch, ToolStep]) -> Task:
+        """Give branches the answers of their calls, and let them go on."""
+        if active.over:
+            return
+        given: dict[Branch, list[int]] = {}
+        follows: dict[Branch, GoesOn] = {}
+        for child, step in steps.items():
+            try:
+                given[child] = step.answers()
+            except ContextExceeded:
+                child.finish_reason = "context"
+                child.end_step("context")
+                follows[child] = "over"
+            except InvalidInput as error:  # the chat template refuses what was called
+                active.refuse(error)
+                return
+        if given:
+            yield from passes_of(begin_extend(self.engine, list(given), list(given.values())))
+        if active.over:
+            return
+        follows |= {child: steps[child].go_on() for child in given}
+        yield from self._follow(active, follows)
+
+    def _forget_calls(self, branches: Sequence[Branch]) -> None:
+        """Nobody waits for the calls of these branches any more."""
+        for branch in branches:
+            if (step := self.calling.pop(branch, None)) is not None:
+                self.runs.drop(step.runs)
 
     def decode(self) -> list[tuple[int, Progress]]:
         """The next token of all that decode. A search goes on once all of its children have ended
         their step."""
+        if self.calling and not self.works and not len(self.admission.batch):
+            self.runs.wait(LOOK_S)
+            return []
         try:
             ended = self.admission.batch.step()
         except BranchRefused as refusal:
@@ -514,7 +597,7 @@ class Driver:
                 child.leave_out(active.config.stops)
                 active.count_thinking(child)
                 active.wrote(child, child.steps[-1])
-            active.thinking = {}
+            active.thinking, active.phases = {}, {}
             kept = len(active.live) - 1 - len(children)
             self.admission.note_step(children, len(active.root.tokens), kept)
             del active.waiting[: len(children)]

@@ -16,6 +16,7 @@ from ttc.results import Progress, Result
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Setting
+from ttc.tools.base import Tools
 
 
 class Cancel(Protocol):
@@ -39,10 +40,12 @@ class SolveKeywords(TypedDict, total=False):
     max_tokens: int | None
     max_generated_tokens: int | None
     max_calls: int | None
+    max_tool_calls: int | None
     max_wall_s: float | None
     reserve: int
     final_text: str
     cancel: Cancel | None
+    tools: Tools | Sequence[Any] | None
 
 
 class CallKeywords(SolveKeywords, total=False):
@@ -71,6 +74,7 @@ class SolveOptions:
     end: Sequence[str] = ()
     budget: Budget = UNLIMITED
     cancel: Cancel | None = None
+    tools: Tools | Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed)
@@ -94,6 +98,7 @@ class SolveOptions:
         fits = self.cancel is None or callable(getattr(self.cancel, "is_set", None))
         check_kind("cancel", self.cancel, fits, "a threading.Event()")
         object.__setattr__(self, "end", as_strings("end", self.end))
+        object.__setattr__(self, "tools", Tools.of(self.tools))
 
     @classmethod
     def of(cls, **keywords: Unpack[SolveKeywords]) -> SolveOptions:

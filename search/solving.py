@@ -62,7 +62,8 @@ def solve(
         unless by the last rating of a verifier that does not say beforehand what it costs (see
         `Priced`).
     max_generated_tokens: the most generated tokens of one problem. It is never passed.
-    max_calls: the most expansions of one problem.
+    max_calls: the most expansions of one problem. max_tool_calls: the calls of tools after which
+        nothing is expanded; a step under way is not cut for them.
     max_wall_s: seconds from the start of a problem's search, its prompt included, after which it
         ends, in the middle of a step too. The only budget with which results depend on the machine,
         and on what else is solved.
@@ -71,12 +72,15 @@ def solve(
     reserve: so many of the last tokens, and the last call, are kept to finish the best branch so
         far, where a budget ended the search before that branch was finished; no time is.
         final_text: put after it first, to ask for the answer.
-    budget: a whole `search.budget.Budget`, in the place of these six.
+    budget: a whole `search.budget.Budget`, in the place of these seven.
     cancel: a `threading.Event`, or anything with `is_set`. Once it is set, all problems of the call
         end as they do when their time is up, and `Result.stopped` is "cancelled".
     Time and `cancel` are looked at between any two passes of the model. A branch that was being
         written keeps what it has, and the last of its `step_reasons` is "interrupted". Other
         problems go on as if nothing had been.
+    tools: functions that the model may call, or a `ttc.Tools` with limits for calls. A step goes on
+        after the answer of a tool, on the same keys and values; `Result` has the calls of each
+        branch and node as `tool_calls`.
     concurrency: the most problems under way at once; by default as many as there are free rows and
         memory for (16 until the first has ended, and on a backend that does not say what it has).
         max_rows: the most branches that decode at once, by default 256 where `concurrency` is not

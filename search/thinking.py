@@ -9,8 +9,9 @@ from ttc.protocols import Backend, Bounded, Step, Thinking
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch
 
-GoesOn = Literal["over", "decode", "close"]
-"""What follows a phase: the step is over, another phase is decoded, or the thought is closed."""
+GoesOn = Literal["over", "decode", "close", "call"]
+"""What follows a phase: the step is over, another phase is decoded, the thought is closed, or tools
+are called."""
 
 
 def most_tokens(branch: Branch, step: Step, thoughts: Thoughts | None) -> int:
@@ -144,3 +145,12 @@ class ThinkingStep:
         self._begin_phase()
         parted = self.cut and self.wrote
         return "over" if parted or self.left <= 0 or self.answer_left <= 0 else "decode"
+
+    def go_on(self) -> GoesOn:
+        """What follows the answers of tools, which are no part of what was thought or answered."""
+        self._begin_phase()
+        if self.left <= 0 or self.answer_left <= 0:
+            self.branch.end_step("length")
+            return "over"
+        self.closes = self.thinks and self._thought_left() <= 0
+        return "close" if self.closes else "decode"

@@ -10,11 +10,14 @@ from typing import Any, Literal
 
 from ttc.drawing import alive, tree_svg, written
 from ttc.errors import InvalidInput
+from ttc.tools.call import ToolCall
 from ttc.tree.branch import Branch, Substitution
 from ttc.usage import Usage
 
 Status = Literal["root", "expanded", "pruned", "kept", "finished"]
-Stopped = Literal["max_tokens", "max_generated_tokens", "max_calls", "max_wall_s", "cancelled"]
+Stopped = Literal[
+    "max_tokens", "max_generated_tokens", "max_calls", "max_tool_calls", "max_wall_s", "cancelled"
+]
 DRAWN_NODES = 400
 """A larger tree is drawn without what was pruned."""
 Did = Literal["prompted", "wrote", "expanded", "appended", "rated", "finished"]
@@ -50,6 +53,7 @@ class Node:
         generated.
     thought: how many characters at the beginning of `text` the model has thought, marks included;
         the others are answer.
+    tool_calls: the tools that this step has called; `text` holds the calls and their answers.
     """
 
     id: int
@@ -64,9 +68,13 @@ class Node:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     thought: int = 0
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        values = {name: _plain(value) for name, value in asdict(self).items()}
+        if not self.tool_calls:
+            del values["tool_calls"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Node:
@@ -77,6 +85,7 @@ class Node:
             [float(s) for s in given["step_scores"]],
         )
         given["logprobs"] = [_number(logprob) for logprob in given["logprobs"]]
+        given["tool_calls"] = [ToolCall(**call) for call in given.get("tool_calls", ())]
         return cls(**given)
 
 
@@ -87,6 +96,7 @@ class BranchRecord:
 
     thought, answer_text: the two parts of `text` (see `Branch.answer_text`).
     thinking_tokens: of the generated tokens, those of the thought.
+    tool_calls: the tools that it has called; `answer_text` leaves out the calls and their answers.
 
     Two records are equal only when they are the same object, as branches are.
     """
@@ -111,6 +121,7 @@ class BranchRecord:
     thought: str
     answer_text: str | None
     thinking_tokens: int
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     @classmethod
     def of(cls, branch: Branch) -> BranchRecord:
@@ -140,6 +151,8 @@ class BranchRecord:
         values = {name: _plain(value) for name, value in asdict(self).items()}
         if self.answer_text == self.text and not self.thought and not self.thinking_tokens:
             del values["thought"], values["answer_text"], values["thinking_tokens"]
+        if not self.tool_calls:
+            del values["tool_calls"]
         return values
 
     @classmethod
@@ -153,6 +166,7 @@ class BranchRecord:
             [float(s) for s in given["step_scores"]],
         )
         given["path"] = tuple(given["path"])
+        given["tool_calls"] = [ToolCall(**call) for call in given.get("tool_calls", ())]
         if given["substituted"] is not None:
             stands_for = given["substituted"]
             given["substituted"] = Substitution(

@@ -14,7 +14,8 @@ class Usage:
     `shared_tokens` those that were found in the tree instead, `recomputed_tokens` those whose KV a
     `BlockCache` had evicted, `substituted_tokens` those in whose place a similar prompt's KV was
     used (approximate); finding that out ran `probe_layer_rows` rows x layers that no KV came of.
-    Of the `generated_tokens`, `thinking_tokens` belong to a model's thoughts.
+    Of the `generated_tokens`, `thinking_tokens` belong to a model's thoughts. `tool_calls` counts the
+    calls of tools, equal ones too; the tokens of their answers are among the prompt's.
     `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the
     ratings that a gate answered without its verifier, `gated_branches` those that a `DecodeGate`
     stopped. Of scoring passes with an early exit, `exit_layer_rows` counts the rows x layers that
@@ -39,6 +40,7 @@ class Usage:
     device_to_host_bytes: int = 0
     wall_s: float = 0.0
     thinking_tokens: int = 0
+    tool_calls: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

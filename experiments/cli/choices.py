@@ -6,7 +6,12 @@ from pathlib import Path
 
 from ttc.lazy import public_names
 
-FOLDERS = {"search": "search", "verifier": "verifiers", "memory": "ttc.residency"}
+FOLDERS = {
+    "search": "search",
+    "verifier": "verifiers",
+    "tools": "ttc.tools",
+    "memory": "ttc.residency",
+}
 """The groups whose choices are the public classes of a folder, each by the name of its file."""
 
 
@@ -20,7 +25,7 @@ def public_classes(folder: str) -> dict[str, str]:
     choices."""
     homes = public_names(folder.partition(".")[0])
     return {
-        file.rpartition(".")[2].removesuffix("_verifier"): name
+        file.rpartition(".")[2].removesuffix("_verifier").removesuffix("_tools"): name
         for name, file in homes.items()
         if name[0].isupper() and file.startswith(f"{folder}.") and not file.endswith(".base")
     }

@@ -12,6 +12,7 @@ GROUPS = (
     "dataset",
     "search",
     "verifier",
+    "tools",
     "memory",
     "placement",
     "cache",

@@ -168,6 +168,7 @@ def solve_options(
         thinking_marks=thinking_marks(config),
         end=tuple(config.dataset.end),
         budget=make_budget(config),
+        tools=_made(config.tools),
     )
 
 

@@ -134,6 +134,7 @@ class RunConfig:
     max_tokens: int | None = None
     max_generated_tokens: int | None = None
     max_calls: int | None = None
+    max_tool_calls: int | None = None
     max_wall_s: float | None = None
     show_questions: bool = False
     show_example: bool = False
@@ -181,6 +182,7 @@ class Config:
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     search: Any = None
     verifier: Any = None
+    tools: Any = None
     memory: Any = None
     placement: Any = None
     cache: Any = None
@@ -292,6 +294,7 @@ class Group:
 GROUPS = {
     "search": Group(SEARCHES, search.Search),
     "verifier": Group(RATERS, None),
+    "tools": Group(classes("ttc.tools"), ttc.Tools),
     "memory": Group(POLICIES, Residency),
     "placement": Group(PLACEMENTS, Placement),
     "cache": Group(CACHES, ttc.BlockCache),
@@ -303,6 +306,7 @@ GROUPS = {
 
 WITHOUT = {
     "verifier": "none",
+    "tools": "none",
     "cache": "none",
     "gate": "none",
     "placement": "resident",

@@ -13,14 +13,17 @@ from jinja2 import Environment, TemplateError
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.time_limit import limited
 
-Message = Mapping[str, str]
-"""One message of a chat: its "role" and its "content"."""
+Message = Mapping[str, Any]
+"""One message of a chat: its "role", its "content", and what else its template reads."""
 
 QUESTION: tuple[Message, ...] = ({"role": "user", "content": "?"},)
 """A chat that stands for any other, where only what follows the answer is asked for."""
 
 ANSWER = "THE-ANSWER"
 """Stands for an answer, or at the end of a message, to see what a template writes after it."""
+
+UNANSWERED = {"add_generation_prompt": False}
+"""Leaves the start of the model's answer out."""
 
 TEMPLATE_S = 10.0
 """Seconds that a chat template may take for one chat."""
@@ -58,13 +61,15 @@ def chat_text(
     options: Mapping[str, Any] | None = None,
     *,
     way_out: str = "send other messages",
+    begins_answer: bool = True,
 ) -> str:
     """Messages as the chat template writes them, with the start of the model's answer.
 
     options: what else the template takes. way_out: what the InvalidInput says to do that is raised
-    where the template refuses the messages.
+    where the template refuses the messages. begins_answer: False leaves that start out.
     """
-    return str(_applied(messages, tokenizer, options, way_out, tokenize=False))
+    given = dict(options or {}) if begins_answer else {**(options or {}), **UNANSWERED}
+    return str(_applied(messages, tokenizer, given, way_out, tokenize=False))
 
 
 def chat_tokens(
@@ -205,9 +210,8 @@ def _applied(
 
     def written() -> Any:
         parts = list(map(_in_parts, given)) if _takes_parts(tokenizer, options) else given
-        return tokenizer.apply_chat_template(
-            parts, tokenize=tokenize, add_generation_prompt=True, **(options or {})
-        )
+        given_options = {"add_generation_prompt": True, **(options or {})}
+        return tokenizer.apply_chat_template(parts, tokenize=tokenize, **given_options)
 
     try:
         return limited(written, TEMPLATE_S, "the chat template", way_out)
@@ -239,10 +243,9 @@ def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
 
 def _writes(content: Any, tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
     messages = [{"role": "user", "content": content}]
+    given = {"add_generation_prompt": True, **(options or {})}
     try:
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **(options or {})
-        )
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **given)
     except (TemplateError, TypeError):
         return False
     return ANSWER in str(text)

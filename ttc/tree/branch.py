@@ -14,6 +14,7 @@ from ttc.errors import InvalidInput
 from ttc.sampling import random_key
 from ttc.text.thinking_marks import Parted
 from ttc.text.thoughts import Thoughts
+from ttc.tools.call import ToolCall
 from ttc.tree.segment import Segment
 from ttc.usage import Usage
 
@@ -68,6 +69,7 @@ class Branch:
         where it was not.
     thinking_tokens: how many tokens of thoughts it has generated since `turn_start`, as a driver
         counts them.
+    tool_calls: the tools that it has called, of which no answer is read.
     cut: what the text leaves out at its end, "" for nothing: a string of `leave_out`, and what its
         last token holds beyond.
     substituted: the prompt that this branch was meant to stand on, where it stands on another one's
@@ -109,6 +111,7 @@ class Branch:
         self.about: Mapping[str, Any] = {}
         self.thinking_ended: int | None = None
         self.thinking_tokens = 0
+        self.tool_calls: list[ToolCall] = []
         self.cut = ""
         self.substituted: Substitution | None = None
         self.score: float | None = None
@@ -137,6 +140,7 @@ class Branch:
         twin.about = self.about
         twin.thinking_ended = self.thinking_ended
         twin.thinking_tokens = self.thinking_tokens
+        twin.tool_calls = self.tool_calls[:]
         twin.finish_reason = self.finish_reason
         twin.used_at = self.used_at
         twin.substituted = self.substituted
@@ -187,6 +191,7 @@ class Branch:
         self.step_reasons = []
         self.thinking_ended = None
         self.thinking_tokens = 0
+        self.tool_calls = []
         for column in self.columns():
             column.clear()
 
@@ -293,6 +298,9 @@ class Branch:
     def thinks_at(self, end: int, thoughts: Thoughts) -> bool:
         """Whether a thought is open before the token numbered `end`, of those after
         `turn_start`."""
+        for call in reversed(self.tool_calls):
+            if call.opened is not None and call.end <= end:
+                return thoughts.open_after(self.tokens[call.end : end], call.opened)
         opened = (
             thoughts.begun(self.tokens[: self.turn_start]) if self.opened is None else self.opened
         )
@@ -326,15 +334,31 @@ class Branch:
 
     def _parted(self, end: int | None) -> Parted:
         """`parted` with what the text leaves out."""
-        given, thoughts = self.tokens[self.prompt_length : end], self.thoughts
+        given, thoughts = self.without_calls(self.prompt_length, end), self.thoughts
         if thoughts is None:
             return Parted("", self._decode(given))
         begun = self.thinks_at(self.prompt_length, thoughts)
         if self.thinking_ended is None or (end is not None and end <= self.thinking_ended):
+            if self.tool_calls and self.thinks_at(
+                len(self.tokens) if end is None else end, thoughts
+            ):
+                return Parted(thoughts.without_marks(given), None)
             return thoughts.split(given, begun)
         asked = max(0, self.thinking_ended - self.prompt_length)
-        before = thoughts.pieces(given[:asked], begun)
-        return Parted("".join(text for _, text in before), thoughts.without_marks(given[asked:]))
+        before = thoughts.pieces(self.without_calls(self.prompt_length, self.thinking_ended), begun)
+        said = self.without_calls(self.prompt_length + asked, end)
+        return Parted("".join(text for _, text in before), thoughts.without_marks(said))
+
+    def without_calls(self, start: int, end: int | None = None) -> list[int]:
+        """The tokens from `start` to `end`, without calls of tools and their answers."""
+        if not self.tool_calls:
+            return self.tokens[start:end]
+        end = len(self.tokens) if end is None else end
+        kept = list[int]()
+        for call in self.tool_calls:
+            kept += self.tokens[start : min(call.start, end)]
+            start = max(start, call.end)
+        return kept + self.tokens[start:end]
 
     @property
     def steps(self) -> list[str]:

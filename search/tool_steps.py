@@ -1,0 +1,219 @@
+"""A step in which a model may call tools: it decodes, is told the answers, and decodes on."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from search.thinking import GoesOn
+from search.tool_runs import ToolRun
+from ttc.errors import ContextExceeded
+from ttc.protocols import Backend, Bounded, Step
+from ttc.text.chat import following
+from ttc.tools.call import ToolCall, Written
+from ttc.tools.chat import ToolChat
+from ttc.tree.branch import Branch
+
+CUT = " ... (cut)"
+"""Stands after an answer that was too long."""
+
+ENDING_TOKENS = 24
+"""The newest tokens, in which the end of a call is looked for."""
+
+
+class Phases(Protocol):
+    """A step in phases (see `search.thinking.ThinkingStep`)."""
+
+    branch: Branch
+    step: Step
+
+    def phase(self) -> Step | None: ...
+
+    def ended(self) -> GoesOn: ...
+
+    def go_on(self) -> GoesOn: ...
+
+
+@dataclass(eq=False)
+class PlainStep:
+    """A step without thoughts.
+
+    left: the tokens that it may still write. start: `len(tokens)` at the phase's beginning.
+    """
+
+    branch: Branch
+    step: Step
+    tokenizer: Any
+    left: int
+    start: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = len(self.branch.tokens)
+
+    def phase(self) -> Step:
+        return replace(self.step, max_tokens=self.left, thinking=None)
+
+    def ended(self) -> GoesOn:
+        """What follows: the step goes on where it ended at no delimiter of its own."""
+        written = self.branch.tokens[self.start :]
+        self.left -= len(written)
+        if self.branch.step_reasons[-1] == "delimiter":
+            words = whole_text(self.tokenizer, written).lstrip()
+            if not any(string in words for string in self.step.delimiters):
+                self.branch.resume_step()
+                return self.go_on()
+        return "over"
+
+    def go_on(self) -> GoesOn:
+        """Begin another phase where there is room for one; else the step is at its limit."""
+        self.start = len(self.branch.tokens)
+        if self.left > 0:
+            return "decode"
+        self.branch.end_step("length")
+        return "over"
+
+
+@dataclass(eq=False)
+class ToolStep:
+    """The step of one branch that may call tools, around its phases of thinking and answering.
+
+    calls: those that it waits for. runs: the work on each. last: the special token that ended the
+    model's turn with them, "" for none. start: the token with which the first of them begins.
+    texts: what the branch is told of each.
+    """
+
+    phases: Phases
+    chat: ToolChat
+    backend: Backend
+    calls: list[Written] = field(default_factory=list)
+    runs: list[ToolRun] = field(default_factory=list)
+    last: str = ""
+    start: int = 0
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def branch(self) -> Branch:
+        return self.phases.branch
+
+    def phase(self) -> Step | None:
+        """What the branch decodes now, None where its thought is to be closed instead."""
+        phase = self.phases.phase()
+        if phase is None or not self.chat.ends:
+            return phase
+        return replace(phase, delimiter=(*phase.delimiters, *self.chat.ends))
+
+    def ended(self) -> GoesOn:
+        """What follows the phase that the branch has decoded: "call", or as its phases have it."""
+        branch = self.branch
+        eos = branch.step_reasons[-1] == "eos"
+        self.calls = self._calls(eos)
+        follows = self.phases.ended()
+        if not self.calls:
+            return follows
+        branch.usage.tool_calls += len(self.calls)
+        known = self.chat.tools.by_name
+        if any(call.name in known and known[call.name].run is None for call in self.calls):
+            self._leave_to_caller(follows)
+            return "over"
+        if follows == "over":
+            branch.resume_step()
+        self.last = whole_text(self.backend.tokenizer, branch.tokens[-1:]) if eos else ""
+        branch.reopen()
+        return "call"
+
+    def _calls(self, eos: bool) -> list[Written]:
+        """The calls at the end of what the branch has written in this turn."""
+        branch, form, thoughts = self.branch, self.chat.format, self.branch.thoughts
+        before = branch.tool_calls
+        start = max([branch.turn_start, *(call.end for call in before)])
+        tokens, tokenizer = branch.tokens[start:], self.backend.tokenizer
+        newest = whole_text(tokenizer, tokens[-ENDING_TOKENS:])
+        if not eos and not any(end in newest for end in self.chat.ends):
+            return []
+        text, first = whole_text(tokenizer, tokens), 0
+        if thoughts is not None and not form.in_thoughts:
+            if branch.thinks(thoughts):
+                return []
+            cuts = thoughts.marks.cuts(text)
+            first = max((cut.end for cut in cuts if cut.thinks is False), default=0)
+        calls = form.calls(text[first:])
+        if len(before) + len(calls) > self.chat.tools.calls_per_branch:
+            return []
+        if all(tool.run is None for tool in self.chat.tools.tools):
+            calls = [call for call in calls if call.name in self.chat.tools.by_name]
+        if calls:
+            place = first + min(call.start for call in calls)
+            self.start = start + token_at(tokenizer, tokens, place)
+        return calls
+
+    def _leave_to_caller(self, follows: GoesOn) -> None:
+        """The branch ends with calls that the caller answers."""
+        branch = self.branch
+        if follows != "over":
+            branch.end_step("end")
+        if branch.finish_reason is None:
+            branch.finish_reason = branch.step_reasons[-1] = "end"
+        self._note([None] * len(self.calls), [False] * len(self.calls), None)
+
+    @property
+    def answered(self) -> bool:
+        """Whether all calls have their answers."""
+        return all(run.done for run in self.runs)
+
+    def answers(self) -> list[int]:
+        """What the branch is told, as tokens: the answers, and the start of the model's next turn.
+
+        Raises ContextExceeded where there is no room for it.
+        """
+        self.texts = [self._shortened(run.answer) for run in self.runs]
+        text = self.chat.after(self.calls, self.texts, self.last)
+        tokens = following(text, self.backend.tokenizer)
+        limits = self.backend.limits if isinstance(self.backend, Bounded) else None
+        room = None if limits is None else limits.left(len(self.branch.tokens))
+        if room is not None and len(tokens) >= room:
+            raise ContextExceeded(
+                f"the answers of tools take {len(tokens)} tokens, {room} are left"
+            )
+        return tokens
+
+    def _shortened(self, answer: str) -> str:
+        most, tokens = self.chat.tools.answer_tokens, self.backend.encode(answer)
+        return answer if len(tokens) <= most else self.backend.decode(tokens[:most]) + CUT
+
+    def go_on(self) -> GoesOn:
+        """The branch has been told the answers."""
+        branch, thoughts = self.branch, self.branch.thoughts
+        turned = self.chat.turns and thoughts is not None
+        opened = thoughts.begun(branch.tokens) if turned and thoughts is not None else None
+        self._note(self.texts, [run.failed for run in self.runs], opened)
+        self.calls, self.runs = [], []
+        return self.phases.go_on()
+
+    def _note(
+        self, answers: Sequence[str | None], failed: Sequence[bool], opened: bool | None
+    ) -> None:
+        end = len(self.branch.tokens)
+        self.branch.tool_calls += [
+            ToolCall(call.name, call.arguments, answer, wrong, self.start, end, opened)
+            for call, answer, wrong in zip(self.calls, answers, failed, strict=True)
+        ]
+
+
+def whole_text(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """The text of tokens with special tokens."""
+    return str(
+        tokenizer.decode(
+            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+    )
+
+
+def token_at(tokenizer: Any, tokens: Sequence[int], place: int) -> int:
+    """The number of the token that holds the character at a place of the tokens' text."""
+
+    def length(count: int) -> int:
+        return len(whole_text(tokenizer, tokens[:count]).rstrip("\ufffd"))
+
+    return bisect_right(range(len(tokens) + 1), place, key=length) - 1

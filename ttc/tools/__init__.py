@@ -1,0 +1,1 @@
+"""Tools that a model calls while it answers: what they are, and how calls are written and read."""

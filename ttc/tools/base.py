@@ -1,0 +1,176 @@
+"""A tool: what a model is told of it, and the function that answers its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ttc.checks import check_fields, check_kind
+from ttc.errors import InvalidInput
+from ttc.tools.formats import FORMATS, Schema, ToolFormat
+
+TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+"""The Python types of JSON schema's."""
+
+
+class ToolError(Exception):
+    """What a tool says instead of an answer; the model reads it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tool:
+    """A tool.
+
+    schema: what the model is told: {"type": "function", "function": {"name", "description",
+        "parameters"}}.
+    run: answers a call, its arguments given by name. None leaves calls to the caller: a branch ends
+        with them. It is called in threads, several at a time, and may be `async`.
+    """
+
+    schema: Schema
+    run: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        function = self.schema.get("function") if isinstance(self.schema, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not name:
+            raise InvalidInput(
+                f"the schema {self.schema!r:.80} is no tool's; give "
+                '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
+            )
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        fits = isinstance(parameters, Mapping | None)
+        check_kind(f"the parameters of the tool {name}", parameters, fits, "a JSON schema")
+
+    @classmethod
+    def of(cls, given: Any) -> Tool:
+        """A tool of a function with type hints and a docstring that describes each argument
+        (transformers' `get_json_schema`), or of a schema.
+
+        Raises InvalidInput for a function that lacks them, and for anything else.
+        """
+        if isinstance(given, Tool):
+            return given
+        if isinstance(given, Mapping):
+            return cls(given)
+        function = inspect.isfunction(given) or inspect.ismethod(given)
+        check_kind("a tool", given, function, "a function, a Tool, or a tool's schema")
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        try:
+            return cls(get_json_schema(given), given)
+        except Exception as error:
+            raise InvalidInput(
+                f"the function {given.__name__} cannot be a tool: {error}; give it type hints and a "
+                "docstring with an 'Args:' block that describes each argument"
+            ) from error
+
+    @property
+    def name(self) -> str:
+        return str(self.schema["function"]["name"])
+
+    def called(self, name: str) -> Tool:
+        """The same under another name."""
+        function = {**self.schema["function"], "name": name}
+        return Tool({**self.schema, "function": function}, self.run)
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Raise ToolError for arguments that the schema does not take: unknown or missing ones, and
+        values of another type."""
+        parameters = self.schema["function"].get("parameters") or {}
+        known = parameters.get("properties") or {}
+        missing = [name for name in parameters.get("required") or [] if name not in arguments]
+        takes = f"{self.name} takes {', '.join(known) or 'no arguments'}"
+        if missing:
+            raise ToolError(f"the argument {missing[0]} is missing; {takes}")
+        for name, value in arguments.items():
+            if name not in known:
+                if parameters.get("additionalProperties"):
+                    continue
+                raise ToolError(f"there is no argument {name}; {takes}")
+            kinds = known[name].get("type") if isinstance(known[name], Mapping) else None
+            if not _fits(value, kinds):
+                raise ToolError(f"the argument {name}={value!r:.80} must be of type {kinds}")
+
+    def answer(self, arguments: Mapping[str, Any]) -> str:
+        """The answer to a call, as text; what is no text is written as JSON. Raises whatever the
+        tool raises."""
+        self.check(arguments)
+        assert self.run is not None
+        given = self.run(**arguments)
+        if inspect.iscoroutine(given):
+            given = asyncio.run(given)
+        return given if isinstance(given, str) else json.dumps(given, default=str)
+
+
+def _fits(value: Any, kinds: Any) -> bool:
+    allowed = [kinds] if isinstance(kinds, str) else list(kinds or [])
+    if not allowed or any(kind not in TYPES for kind in allowed):
+        return True
+    if isinstance(value, bool):
+        return "boolean" in allowed
+    return any(isinstance(value, TYPES[kind]) for kind in allowed)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a problem, and what calls may take.
+
+    tools: functions, `Tool`s or schemas (see `Tool.of`).
+    format: how the model writes calls, by its name or as a `ToolFormat`; "auto" reads it off the
+    tokenizer (`ttc.tools.formats`).
+    calls_per_branch: the most calls of one branch that are answered; later ones stay words of its
+    text.
+    time_s: seconds that an answer may take. answer_tokens: the most tokens of an answer, which is
+    cut there.
+    """
+
+    tools: Sequence[Any]
+    format: str | ToolFormat = "auto"
+    calls_per_branch: int = 8
+    time_s: float = 30.0
+    answer_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        listed = isinstance(self.tools, Sequence) and not isinstance(self.tools, str)
+        check_kind("tools", self.tools, listed, "a list of functions or Tools")
+        object.__setattr__(self, "tools", tuple(map(Tool.of, self.tools)))
+        names = [tool.name for tool in self.tools]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InvalidInput(f"two tools are called {twice[0]}; give each a name of its own")
+        if self.format not in FORMATS and not isinstance(self.format, ToolFormat):
+            raise InvalidInput(f"format={self.format!r} is unknown; use {', '.join(FORMATS)}")
+        for name in ("calls_per_branch", "answer_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name}={getattr(self, name)} must be at least 1")
+        if not self.time_s > 0:
+            raise InvalidInput(f"time_s={self.time_s} must be more than 0")
+
+    @classmethod
+    def of(cls, given: Any) -> Tools | None:
+        """Those of a list, None for none."""
+        if given is None or isinstance(given, Tools):
+            return given if given is not None and given.tools else None
+        return cls(given) if given else None
+
+    @cached_property
+    def by_name(self) -> dict[str, Tool]:
+        return {tool.name: tool for tool in self.tools}
+
+    @property
+    def schemas(self) -> list[Schema]:
+        return [tool.schema for tool in self.tools]

@@ -1,0 +1,152 @@
+"""The tools of an MCP server (https://modelcontextprotocol.io), by the official package `mcp`."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import threading
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ttc.errors import InvalidInput
+from ttc.tools.base import Tool, ToolError, Tools
+
+T = TypeVar("T")
+CONNECT_S = 60.0
+"""Seconds for a server to start and to name its tools."""
+
+
+class Connection:
+    """A server, reached from any thread; a thread of its own waits for it.
+
+    server: a URL, or a command that is started and spoken to by its standard input and output.
+    Raises InvalidInput where it cannot be reached.
+    """
+
+    def __init__(self, server: str):
+        try:
+            import mcp
+        except ModuleNotFoundError as error:
+            raise InvalidInput(
+                "tools of an MCP server need the package mcp; pip install 'ttc-tree[tools]'"
+            ) from error
+        target: Any = server
+        if not server.startswith(("http://", "https://")):
+            command, *arguments = shlex.split(server) or [""]
+            target = mcp.StdioServerParameters(command=command, args=arguments)
+        self.client = mcp.Client(target)
+        self.loop = asyncio.new_event_loop()
+        self.ready: Future[list[Any]] = Future()
+        self.closing = asyncio.Event()
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+        try:
+            self.tools = self.ready.result(CONNECT_S)
+        except Exception as error:
+            said = str(error) or type(error).__name__
+            raise InvalidInput(
+                f"the MCP server {server!r} cannot be used: {said}; give a URL, or a command that "
+                "speaks MCP on its standard output"
+            ) from error
+
+    def _serve(self) -> None:
+        async def until_closed() -> None:
+            async with self.client:
+                self.ready.set_result(await self._listed())
+                await self.closing.wait()
+
+        try:
+            self.loop.run_until_complete(until_closed())
+        except BaseException as error:
+            if not self.ready.done():
+                self.ready.set_exception(_first(error))
+
+    async def _listed(self) -> list[Any]:
+        tools, page = list[Any](), await self.client.list_tools()
+        tools += page.tools
+        while page.next_cursor:
+            page = await self.client.list_tools(cursor=page.next_cursor)
+            tools += page.tools
+        return tools
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """The outcome of what is asked of the server."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def close(self) -> None:
+        """End the connection, and a server that was started for it."""
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(self.closing.set)
+            self.thread.join(CONNECT_S)
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong, out of the groups that tasks raise."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@dataclass(frozen=True)
+class McpTools(Tools):
+    """The tools of an MCP server.
+
+    server: its URL ("http://localhost:8000/mcp"), or the command that starts it
+    ("python server.py"), which then runs as long as this object is used.
+    A context manager, or call `close`. Raises InvalidInput without the package `mcp`, and for a
+    server that cannot be reached.
+    """
+
+    tools: Sequence[Any] = field(default=(), init=False)
+    server: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.server, str) or not self.server.strip():
+            raise InvalidInput(
+                f"server={self.server!r} names no MCP server; give a URL, or the command that "
+                "starts one"
+            )
+        connection = Connection(self.server)
+        object.__setattr__(self, "connection", connection)
+        try:
+            tools = [_tool(connection, tool) for tool in connection.tools]
+            object.__setattr__(self, "tools", tuple(tools))
+            super().__post_init__()
+        except BaseException:
+            connection.close()
+            raise
+
+    def close(self) -> None:
+        """End the connection."""
+        self.connection.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> McpTools:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _tool(connection: Connection, tool: Any) -> Tool:
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": dict(tool.input_schema),
+    }
+
+    def run(**arguments: Any) -> str:
+        result = connection.do(connection.client.call_tool(tool.name, arguments))
+        said = "\n".join(_written(part) for part in result.content)
+        if result.is_error:
+            raise ToolError(said or "the call failed")
+        return said
+
+    return Tool({"type": "function", "function": function}, run)
+
+
+def _written(part: Any) -> str:
+    """A part of an answer as text; a picture or a sound is named alone."""
+    text = getattr(part, "text", None)
+    return str(text) if text is not None else f"({part.type})"

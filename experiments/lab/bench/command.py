@@ -85,6 +85,9 @@ def parser() -> argparse.ArgumentParser:
     task = commands.add_parser("default_task", help="four searches on the default task")
     task.add_argument("--problems", type=int, default=200)
     task.add_argument("--out", type=Path, default=RESULTS / "default_task.json")
+    calls = commands.add_parser("tools", help="word problems with a calculator and without")
+    calls.add_argument("--problems", type=int, default=200)
+    calls.add_argument("--out", type=Path, default=RESULTS / "tools.json")
     blocks = commands.add_parser("cache", help="RSBCM against LRU in a best-first search")
     blocks.add_argument("--problems", type=int, default=16)
     blocks.add_argument("--model", default="smollm2-135m")
@@ -344,6 +347,12 @@ def _default_task(arguments: argparse.Namespace) -> None:
     default_task.run(arguments.problems, arguments.out)
 
 
+def _tools(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import tools
+
+    tools.run(arguments.problems, arguments.out)
+
+
 def _cache(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import cache
 
@@ -518,6 +527,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "gpu-part": _gpu_part,
     "hybrid": _hybrid,
     "default_task": _default_task,
+    "tools": _tools,
     "cache": _cache,
     "breakdown": _breakdown,
     "sampling": _sampling,

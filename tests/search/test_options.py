@@ -37,7 +37,7 @@ def test_every_limit_is_a_number_of_the_budget_that_is_none_by_default() -> None
     budget = Budget()
     assert [name for name in BUDGET_NAMES if getattr(budget, name) is None] == list(LIMITS)
     assert budget.limits == {}
-    given = dict(zip(LIMITS, (4, 3, 2, 0.5), strict=True))
+    given = dict(zip(LIMITS, (4, 3, 2, 1, 0.5), strict=True))
     assert Budget(**given).limits == given  # type: ignore[arg-type]
 
 

@@ -1,8 +1,7 @@
-"""One problem and its search under way: its requests, its budget, and the tree that it records."""
+"""One problem and its search under way: its requests, its budget and its end."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,17 +10,17 @@ from typing import Any, NamedTuple
 from search.base import Case, Request, Search, SearchSteps, check_request
 from search.budget import Budget
 from search.config import SearchConfig
+from search.recorded_tree import RecordedTree
 from search.selection import answer_of, best_first, by_path
 from search.thinking import ThinkingStep, most_tokens
 from search.tool_runs import ToolRun
 from search.tool_steps import PlainStep, ToolStep
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Rate, Step, Thinking
-from ttc.results import BranchRecord, Did, Node, Problem, Progress, Result, Status, Stopped
+from ttc.results import BranchRecord, Did, Problem, Progress, Result, Stopped
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, check_branches
-from ttc.tree.segment import common_prefix
 
 
 class Chat(NamedTuple):
@@ -42,26 +41,39 @@ class ActiveSearch:
     """One problem and its search under way. A driver answers `request` until `done`, and then asks
     for the `result`.
 
-    config: how it is solved. contained: an error that its search raises is this problem's failure,
-        and is not raised.
-    live: the branches that hold keys and values. nodes: what is recorded of each branch that ever
-        was.
-    parents: the ids of nodes with children. chats: the conversation of each branch that ever was.
+    The problem:
+    root: the branch that holds its prompt.
+    case: the problem as its search sees it.
+    config: how it is solved.
+    contained: whether an error that its search raises is this problem's failure, and not raised.
+
+    Its branches:
+    live: those that hold keys and values.
+    tree: what is recorded of each branch that ever was.
+    chats: the conversation of each branch that ever was.
     candidates: what the search returned.
+    unpaid: rated branches that were to be continued and of which the budget paid for no child. They
+        stay, though their search lets go of what it has continued, and are among the candidates.
+
+    The request under way:
+    waiting: of an `Expand`, the parents whose children are still to be made.
+    made: the children so far.
+    growing: the children whose step is under way.
+    phases: how far the steps of those are that think or call tools.
+    thinking: those whose thoughts have limits of their own.
+    tool_runs: the calls of tools, which are not made again, by what is called.
+    calls: how many `Expand`s the budget has paid for.
+    answered: how many requests were answered.
+    told_tokens: the generated tokens that `writing` has told of.
+
+    Its end:
     begun: whether its prompt has been computed, so that the search has been asked for its first
         request.
     over: whether it was broken off, so that no answer reaches it any more.
+    error, stopped: why it has failed; what has ended it early.
     scarcest: which limit leaves the least tokens, as `next_part` has seen it.
     budget_raised: whether BudgetExceeded was raised in the search, which happens once.
     closing, others: the branch that the reserve is spent on, and the other candidates.
-    waiting, made: of an `Expand` under way, the parents whose children are still to be made, and
-        the children so far.
-    growing: the children whose step is under way. phases: how far the steps of those are that
-        think or call tools. thinking: those whose thoughts have limits of their own.
-    tool_runs: the calls of tools, which are not made again, by what is called.
-    told_tokens: the generated tokens that `writing` has told of.
-    unpaid: rated branches that were to be continued and of which the budget paid for no child. They
-        stay, though their search lets go of what it has continued, and are among the candidates.
     """
 
     problem: Problem
@@ -71,30 +83,29 @@ class ActiveSearch:
     steps: SearchSteps
     config: SearchConfig
     contained: bool = False
-    request: Request | None = None
     live: dict[Branch, None] = field(default_factory=dict)
-    nodes: dict[Branch, Node] = field(default_factory=dict)
+    tree: RecordedTree = field(default_factory=RecordedTree)
+    chats: dict[Branch, Chat] = field(default_factory=dict)
+    candidates: list[Branch] | None = None
+    unpaid: list[Branch] = field(default_factory=list)
+    request: Request | None = None
     waiting: list[Branch] = field(default_factory=list)
     made: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
     phases: dict[Branch, ThinkingStep | PlainStep | ToolStep] = field(default_factory=dict)
     thinking: dict[Branch, ThinkingStep] = field(default_factory=dict)
     tool_runs: dict[str, ToolRun] = field(default_factory=dict)
-    unpaid: list[Branch] = field(default_factory=list)
+    calls: int = 0
+    answered: int = 0
+    told_tokens: int = 0
     begun: bool = False
     over: bool = False
-    scarcest: Stopped = "max_tokens"
-    calls: int = 0
-    told_tokens: int = 0
-    answered: int = 0
     error: str | None = None
     stopped: Stopped | None = None
-    candidates: list[Branch] | None = None
+    scarcest: Stopped = "max_tokens"
     budget_raised: bool = False
     closing: Branch | None = None
     others: list[Branch] = field(default_factory=list)
-    parents: set[int] = field(default_factory=set)
-    chats: dict[Branch, Chat] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -153,18 +164,32 @@ class ActiveSearch:
                     "out, or Append to them"
                 )
         self.waiting, self.made = request.parents(), []
-        if self.waiting:
-            most = self.budget.max_tool_calls
-            if most is not None and self.closing is None and self.root.usage.tool_calls >= most:
-                self.run_out("max_tool_calls")
-                return
-            limit = self.budget.max_calls
-            if limit is not None and self.calls >= limit - (
-                self.budget.reserve > 0 and self.closing is None
-            ):
-                self.run_out("max_calls")
-            else:
-                self.calls += 1
+        if not self.waiting:
+            return
+        if self._tool_calls_left == 0:
+            self.run_out("max_tool_calls")
+        elif self._calls_left == 0:
+            self.run_out("max_calls")
+        else:
+            self.calls += 1
+
+    @property
+    def _calls_left(self) -> int | None:
+        """How many more `Expand`s the budget pays for, None for any; the reserve keeps one."""
+        limit = self.budget.max_calls
+        if limit is None:
+            return None
+        kept = int(self.budget.reserve > 0 and self.closing is None)
+        return max(0, limit - kept - self.calls)
+
+    @property
+    def _tool_calls_left(self) -> int | None:
+        """How many more calls of tools the budget pays for, None for any; the last words may have
+        more."""
+        limit = self.budget.max_tool_calls
+        if limit is None or self.closing is not None:
+            return None
+        return max(0, limit - self.root.usage.tool_calls)
 
     def _check_live(self, branches: Sequence[Branch], what: str) -> None:
         """Refuse what a search does with branches that it has released."""
@@ -173,6 +198,8 @@ class ActiveSearch:
                 raise InvalidInput(
                     f"the search {what} {branch!r} after it had released it; release it later"
                 )
+
+    # ------------------------------------------------------------ budget
 
     def next_part(self, price: int) -> tuple[int, int]:
         """How many of the waiting children the budget pays for now, and the tokens of each one's
@@ -217,11 +244,10 @@ class ActiveSearch:
         return self._left(self.budget.max_generated_tokens, self.root.usage.generated_tokens)
 
     def _left(self, limit: int | None, spent: int) -> int | None:
-        return (
-            None
-            if limit is None
-            else limit - spent - (self.budget.reserve if self.closing is None else 0)
-        )
+        if limit is None:
+            return None
+        kept = self.budget.reserve if self.closing is None else 0
+        return limit - spent - kept
 
     @property
     def wall_s(self) -> float:
@@ -289,9 +315,11 @@ class ActiveSearch:
             if child.parent is not None and len(child.tokens) > len(child.parent.tokens):
                 child.end_step("interrupted")
                 child.leave_out(self.config.stops)
-                self.wrote(child, child.steps[-1])
+                self.tree.wrote(child, child.steps[-1])
         bare = [
-            b for b in self.live if b.parent in self.live and len(b.tokens) == len(b.parent.tokens)
+            branch
+            for branch in self.live
+            if branch.parent in self.live and len(branch.tokens) == len(branch.parent.tokens)
         ]
         retired = self.retire(bare)
         if self.closing is not None:
@@ -359,12 +387,7 @@ class ActiveSearch:
     def result(self) -> Result:
         """The outcome, free of the engine."""
         candidates = self.choices()
-        for branch in dict.fromkeys([*self.live, *candidates]):
-            node = self.rated(branch)
-            if node.parent is not None:
-                node.status = "finished" if branch.finished else "kept"
-                if node.id in self.parents and branch not in candidates:
-                    node.status = "expanded"
+        self.tree.end(dict.fromkeys([*self.live, *candidates]), candidates)
         best, answer = self.config.search.choose(candidates, self.case.extract)
         order = best_first(candidates, self.case.extract)
         if self.closing is not None and self.candidates:
@@ -378,7 +401,7 @@ class ActiveSearch:
             list(records.values()),
             answer,
             replace(self.root.usage, wall_s=self.wall_s),
-            [replace(node) for node in self.nodes.values()],
+            self.tree.copies(self.tree.nodes),
             self.config.options.seed,
             self.error,
             self.stopped,
@@ -391,23 +414,18 @@ class ActiveSearch:
             return by_path([*(self.candidates or []), *self.others])
         if self.candidates is not None:
             return by_path(dict.fromkeys([*self.candidates, *self.unpaid]))
-        ends = [b for b in self.live if b is not self.root and b.generated]
+        written = [branch for branch in self.live if branch is not self.root and branch.generated]
         parents = {branch.parent for branch in self.live}
-        return by_path([b for b in ends if b.finished or b not in parents])
+        return by_path([branch for branch in written if branch.finished or branch not in parents])
 
-    # ------------------------------------------------------------ the tree
+    # ------------------------------------------------------------ branches
 
     def record(self, branch: Branch, parent: Branch | None) -> Branch:
         """A new branch, live from now on."""
         self.live[branch] = None
-        above = None if parent is None else self.nodes[parent].id
-        status: Status = "root" if above is None else "kept"
-        self.nodes[branch] = Node(len(self.nodes), above, list(branch.path), status=status)
-        if above is not None:
-            self.parents.add(above)
+        self.tree.add(branch, parent)
         if parent is not None:
             self.chats[branch] = self.chats[parent]
-        self._keep_tokens(branch)
         return branch
 
     def begin_turn(self, branch: Branch, chat: Chat, tokenizer: Any) -> None:
@@ -428,19 +446,8 @@ class ActiveSearch:
         retired = [branch for branch in dict.fromkeys(branches) if branch in self.live]
         for branch in retired:
             del self.live[branch]
-            node = self.rated(branch)
-            if node.parent is not None:
-                node.status = "expanded" if node.id in self.parents else "pruned"
+            self.tree.let_go(branch)
         return retired
-
-    def wrote(self, child: Branch, text: str) -> None:
-        """What a step added to a branch."""
-        node = self.nodes[child]
-        node.text, node.tokens = text, len(child.generated)
-        node.thought = thought_in(text, child)
-        earlier = 0 if child.parent is None else len(child.parent.tool_calls)
-        node.tool_calls = child.tool_calls[earlier:]
-        self._keep_tokens(child)
 
     def count_thinking(self, child: Branch) -> None:
         """Count what a child has thought in a step without limits for it."""
@@ -460,45 +467,15 @@ class ActiveSearch:
         self.told_tokens = self.root.usage.generated_tokens
         for child in self.growing:
             before = "" if child.parent is None else child.parent.text
-            self.wrote(child, child.text.removeprefix(before).rstrip("\ufffd"))
+            self.tree.wrote(child, child.text.removeprefix(before).rstrip("\ufffd"))
         return self.progress("wrote", self.growing)
-
-    def _keep_tokens(self, branch: Branch) -> None:
-        """Record the tokens of a branch that its parent does not have."""
-        node, above = self.nodes[branch], [] if branch.parent is None else branch.parent.tokens
-        # a whole prompt is compared faster than it is walked
-        same = branch.tokens[: len(above)] == above
-        node.start = len(above) if same else common_prefix(above, branch.tokens)
-        node.token_ids = branch.tokens[node.start :]
-        given = [math.nan] * (branch.prompt_length - node.start)
-        known = given + branch.logprobs[max(0, node.start - branch.prompt_length) :]
-        node.logprobs = [None if math.isnan(value) else value for value in known]
-
-    def rated(self, branch: Branch) -> Node:
-        """The node of a branch, with the score that it has now."""
-        node = self.nodes[branch]
-        node.score, node.step_scores = branch.score, branch.step_scores
-        return node
 
     def progress(
         self, did: Did, branches: Sequence[Branch] = (), result: Result | None = None
     ) -> Progress:
         """What has just been done, in copies."""
-        nodes = [replace(self.nodes[branch]) for branch in branches]
+        nodes = self.tree.copies(branches)
         return Progress(self.problem, self.answered, did, nodes, replace(self.root.usage), result)
-
-
-def thought_in(text: str, branch: Branch) -> int:
-    """How many characters at the beginning of a branch's last text are thought."""
-    if branch.thoughts is None:
-        return 0
-    answer = branch.answer_text
-    if answer is None or not answer:
-        return len(text)
-    if len(answer) >= len(text):
-        return 0
-    place = text.rfind(answer)
-    return len(text) - len(answer) if place < 0 else place
 
 
 def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> SearchSteps:

@@ -65,7 +65,7 @@ class Appends:
                 template, said, _ = active.chats[child]
                 chat = Chat(template, (*said, text), len(child.tokens))
                 active.begin_turn(child, chat, self.engine.tokenizer)
-            active.wrote(child, self.engine.decode(added))
+            active.tree.wrote(child, self.engine.decode(added))
         progress = active.progress("appended", children)
         active.advance(children)
         return active.index, progress

@@ -596,7 +596,7 @@ class Driver:
             for child in children:
                 child.leave_out(active.config.stops)
                 active.count_thinking(child)
-                active.wrote(child, child.steps[-1])
+                active.tree.wrote(child, child.steps[-1])
             active.thinking, active.phases = {}, {}
             kept = len(active.live) - 1 - len(children)
             self.admission.note_step(children, len(active.root.tokens), kept)
@@ -642,7 +642,7 @@ class Driver:
                 for branch, step_scores in zip(request.branches, scores, strict=True):
                     branch.step_scores = step_scores
                     branch.score = aggregate(step_scores, aggregation)
-                    active.rated(branch)
+                    active.tree.rated(branch)
                 progress = active.progress("rated", request.branches)
                 active.advance([branch.score for branch in request.branches])
             except VerifierError as error:  # a search may say so too, of ratings that it cannot use

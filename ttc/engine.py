@@ -34,7 +34,7 @@ from ttc.passes.arguments import (
     step_of,
 )
 from ttc.passes.outputs import Outputs
-from ttc.passes.pass_by_pass import PassByPass, Passes
+from ttc.passes.pass_by_pass import PassByPass, Passes, at_once
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime, check_parts
 from ttc.passes.scoring import score
@@ -73,7 +73,8 @@ class Engine:
     generation_settings: whether tokens are drawn as the model's generation_config asks (a
         repetition penalty, banned words, a least length, ...), as transformers' `generate` does.
         Its end tokens count in any case.
-    Threads may share an engine; their calls run one after the other.
+    Threads may share an engine; their calls run one after the other. Each `begin_` call is made pass
+        by pass, and its namesake without `begin_` at once (see `ttc.protocols.PrefillsByPass`).
     Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting
     of its generation_config that the engine does not have.
     """
@@ -213,28 +214,22 @@ class Engine:
         return self.roots([tokens], seeds=[seed])[0]
 
     @one_at_a_time
-    def roots(
-        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]:
-        """Many prompts at once, prefilled in merged batches; each is the start of its own random
-        stream."""
-        return self.begin_roots(prompts, seeds=seeds).finish()
-
-    @one_at_a_time
     def begin_roots(
-        self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None
+        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
     ) -> PassByPass[list[Branch]]:
-        """`roots`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
+        """Many prompts, prefilled in merged batches; each is the start of its own random stream."""
         branches = [
             Branch(prompt, self.tree.hold(self.tree.trunk), random_key(seed), Usage(), self.decode)
             for prompt, seed in zip(*checked_prompts(self.limits, prompts, seeds), strict=True)
         ]
         return self._begin_prefill(branches, "prompt")
 
+    roots = at_once(begin_roots)
+
     @one_at_a_time
-    def variants(
+    def begin_variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
-    ) -> list[Branch]:
+    ) -> PassByPass[list[Branch]]:
         """Children of `root`, one per prompt, that start from prompts of their own instead of the
         root's.
 
@@ -242,16 +237,6 @@ class Engine:
             `Sharing("similar")` a child may stand on the root's prompt, which `branch.substituted`
             then tells (approximate). Raises InvalidInput when `root` has generated anything.
         """
-        return self.begin_variants(root, prompts, suffixes).finish()
-
-    @one_at_a_time
-    def begin_variants(
-        self,
-        root: Branch,
-        prompts: Sequence[Sequence[int]],
-        suffixes: Sequence[Sequence[int]] | None = None,
-    ) -> PassByPass[list[Branch]]:
-        """`variants`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         checked, after = checked_variants(self.limits, root, prompts, suffixes)
         children = [root.child() for _ in checked]
         for child, prompt in zip(children, checked, strict=True):
@@ -276,20 +261,15 @@ class Engine:
             self.release(children)
             raise
 
-    @one_at_a_time
-    def side_branches(
-        self, branches: Sequence[Branch], prompts: Sequence[Tokens], outputs: Outputs | None = None
-    ) -> list[Branch]:
-        """New branches with these prompts on the usage meters of `branches`, for a verifier that
-        asks elsewhere than on their KV; the caller releases them. Counted as verifier tokens.
-        outputs: see `Outputs`."""
-        return self.begin_side_branches(branches, prompts, outputs).finish()
+    variants = at_once(begin_variants)
 
     @one_at_a_time
     def begin_side_branches(
         self, branches: Sequence[Branch], prompts: Sequence[Tokens], outputs: Outputs | None = None
     ) -> PassByPass[list[Branch]]:
-        """`side_branches`, pass by pass. The caller releases its `branches` in any case."""
+        """New branches with these prompts on the usage meters of `branches`, for a verifier that
+        asks elsewhere than on their KV; the caller releases all of them. Counted as verifier
+        tokens. outputs: see `Outputs`."""
         checked = checked_side_prompts(self.limits, branches, prompts, grow=outputs is None)
         new = [
             Branch(
@@ -303,6 +283,8 @@ class Engine:
             for branch, prompt in zip(branches, checked, strict=True)
         ]
         return self._begin_prefill(new, "verifier", outputs)
+
+    side_branches = at_once(begin_side_branches)
 
     def _begin_prefill(
         self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None
@@ -346,26 +328,15 @@ class Engine:
         return children
 
     @one_at_a_time
-    def extend(
+    def begin_extend(
         self,
         branches: Sequence[Branch],
         tokens_per_branch: Sequence[Tokens],
         *,
         purpose: Purpose = "prompt",
-    ) -> None:
+    ) -> PassByPass[None]:
         """Append given tokens to each branch, their KV computed in chunks; `purpose` says what they
         count as."""
-        self.begin_extend(branches, tokens_per_branch, purpose=purpose).finish()
-
-    @one_at_a_time
-    def begin_extend(
-        self,
-        branches: Sequence[Branch],
-        tokens_per_branch: Sequence[Sequence[int]],
-        *,
-        purpose: Purpose = "prompt",
-    ) -> PassByPass[None]:
-        """`extend`, pass by pass (see `ttc.protocols.PrefillsByPass`)."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         extended = list(branches)
 
@@ -389,6 +360,8 @@ class Engine:
                     branch.give(new)
 
         return self.calls.pass_by_pass(extended, made())
+
+    extend = at_once(begin_extend)
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
@@ -451,7 +424,7 @@ class Engine:
     # ---------------------------------------------------------------- scoring
 
     @one_at_a_time
-    def score(
+    def begin_score(
         self,
         branches: Sequence[Branch],
         continuations: Sequence[Sequence[Tokens]],
@@ -460,7 +433,7 @@ class Engine:
         exit: EarlyExit | None = None,
         report: ExitReport | None = None,
         likeliest: list[list[list[float]]] | None = None,
-    ) -> list[list[list[float]]]:
+    ) -> PassByPass[list[list[list[float]]]]:
         """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of
         branch i.
 
@@ -473,22 +446,6 @@ class Engine:
         likeliest: filled, without an `exit`, with the log-probability of the likeliest token in
             each token's place.
         """
-        return self.begin_score(
-            branches, continuations, given=given, exit=exit, report=report, likeliest=likeliest
-        ).finish()
-
-    @one_at_a_time
-    def begin_score(
-        self,
-        branches: Sequence[Branch],
-        continuations: Sequence[Sequence[Tokens]],
-        *,
-        given: Sequence[Tokens] | None = None,
-        exit: EarlyExit | None = None,
-        report: ExitReport | None = None,
-        likeliest: list[list[list[float]]] | None = None,
-    ) -> PassByPass[list[list[list[float]]]]:
-        """`score`, pass by pass (see `ttc.protocols.ScoresByPass`)."""
         check_live(branches)
         between, checked = checked_continuations(
             self.limits, branches, continuations, given, exit is not None
@@ -518,6 +475,8 @@ class Engine:
             return scores
 
         return self.calls.pass_by_pass(branches, made())
+
+    score = at_once(begin_score)
 
     def score_within(
         self,

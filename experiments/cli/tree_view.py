@@ -10,7 +10,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from experiments.cli.printable import printable
-from search.active_search import ActiveSearch, thought_in
+from search.active_search import ActiveSearch
+from search.recorded_tree import thought_in
 from ttc.ranking import comparable
 from ttc.results import Node, Result
 
@@ -41,7 +42,7 @@ def steps_under_way(active: ActiveSearch) -> list[Step]:
     far."""
     growing = set(active.growing)
     steps = []
-    for branch, node in active.nodes.items():
+    for branch, node in active.tree.nodes.items():
         if branch in growing:
             before = "" if branch.parent is None else branch.parent.text
             text = branch.text.removeprefix(before)

@@ -3,14 +3,18 @@ it may break off."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import wraps
 from threading import RLock
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
+from ttc.locking import Lockable
 from ttc.lookout import look_up
 from ttc.tree.branch import Branch
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Lockable)
+P = ParamSpec("P")
 Passes = Generator[None, None, T]
 """Each `next` is one pass of the model."""
 
@@ -103,3 +107,17 @@ class PassByPass(Generic[T]):
             self.passes.close()
             if not self.done and self.error is None:
                 self.error = RuntimeError("this call was closed before its last pass")
+
+
+def at_once(
+    begin: Callable[Concatenate[S, P], PassByPass[T]],
+) -> Callable[Concatenate[S, P], T]:
+    """The method that makes all passes of a `begin_` method, with nobody in between."""
+
+    @wraps(begin)
+    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.lock:
+            begun: PassByPass[T] = getattr(self, begin.__name__)(*args, **kwargs)
+            return begun.finish()
+
+    return cast(Callable[Concatenate[S, P], T], call)

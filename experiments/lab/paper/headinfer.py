@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.lab.paper.footprint import estimate
 from ttc.cost_model.dims import ModelDims
-from ttc.cost_model.footprint import estimate
 
 GIB = 2**30
 K = 1024

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from experiments.lab.paper.exhibit import Exhibit, Lines, Row
+from experiments.lab.paper.footprint import longest_context
 from experiments.lab.paper.headinfer import GIB, LLAMA3_8B, K
 from ttc.cost_model.dims import ModelDims
-from ttc.cost_model.footprint import longest_context
 
 GB = 10**9
 HOST_BYTES = 512 * GIB

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttc.cost_model.footprint import (
+from experiments.lab.paper.footprint import (
     METHODS,
     Footprint,
     ModelDims,

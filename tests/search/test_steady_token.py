@@ -67,7 +67,7 @@ def test_a_steady_token_of_a_beam_search_is_few_calls(monkeypatch: pytest.Monkey
     )
     files = calls.steady(16)
     assert len(files) <= 165
-    assert len({file for file in files if file.startswith(ROOMS)}) <= 13
+    assert len({file for file in files if file.startswith(ROOMS)}) <= 12
 
 
 def test_the_drawing_of_a_token_names_what_really_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
 
 
 def cxx() -> str | None:
-    """The C++ compiler of this machine: what CXX names, else g++, clang++ or c++; None without one."""
+    """The C++ compiler of this machine: what CXX names, else g++, clang++ or c++; None for none."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
     return next((path for name in names if (path := shutil.which(name))), None)
 

@@ -73,8 +73,8 @@ class Engine:
     generation_settings: whether tokens are drawn as the model's generation_config asks (a
         repetition penalty, banned words, a least length, ...), as transformers' `generate` does.
         Its end tokens count in any case.
-    Threads may share an engine; their calls run one after the other. Each `begin_` call is made pass
-        by pass, and its namesake without `begin_` at once (see `ttc.protocols.PrefillsByPass`).
+    Threads may share an engine; their calls run one after the other. Each `begin_` call is made
+    pass by pass, and its namesake without `begin_` at once (see `ttc.protocols.PrefillsByPass`).
     Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting
     of its generation_config that the engine does not have.
     """

@@ -497,7 +497,8 @@ class PricesChildren(Protocol):
 
 def score_range(verifier: object) -> tuple[float, float] | None:
     """The smallest and the largest score of a verifier, where it says so by `score_range`: one
-    whose scores leave [0, 1] does, so that searches which cannot use them refuse it at the start."""
+    whose scores leave [0, 1] does, so that searches which cannot use them refuse it at the
+    start."""
     return getattr(verifier, "score_range", None)
 
 

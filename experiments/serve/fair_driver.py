@@ -58,9 +58,9 @@ class FairDriver(Driver):
 
     A long prompt or rating is computed by itself, a pass at a time. Between two passes all that
     decode get a token. Every other pass is for the oldest work; the rest are for short prompts, and
-    for the shortest of the other works where there are none. The next problem to begin, and the next branches to
-    decode, are those of the client that has the fewest. Where all rows are taken, a client that has
-    none gets spare ones for up to `FEW` branches, the fewest branches first.
+    for the shortest of the other works where there are none. The next problem to begin, and the
+    next branches to decode, are those of the client that has the fewest. Where all rows are taken,
+    a client that has none gets spare ones for up to `FEW` branches, the fewest branches first.
 
     origins: of each problem that is waiting or under way. unseated: the branches that wait for
     rows, in order.

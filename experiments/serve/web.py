@@ -87,7 +87,8 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
         503, "the server has as many connections as it takes; ask again later", code="connections"
     )
     data = full.response()
-    refusal = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    refusal = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n"
+    refusal += b"Content-Type: application/json\r\n"
     refusal += b"Content-Length: %d\r\n\r\n" % len(data.body) + bytes(data.body)
 
     class Patient(AutoHTTPProtocol):  # type: ignore[misc,valid-type]

@@ -1,5 +1,5 @@
-"""Whatever a request holds, its answer is a reply or a refusal that names what is wrong, and nothing
-is left behind."""
+"""Whatever a request holds, its answer is a reply or a refusal that names what is wrong, and
+nothing is left behind."""
 
 from __future__ import annotations
 

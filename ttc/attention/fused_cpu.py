@@ -149,7 +149,8 @@ class CompiledAttention:
         P[COUNTERS:-2] = (
             *buffers[0], self.layer_addresses[index] if index < len(self.layer_addresses) else 0,
             q.data_ptr(), *q.stride()[:3], out.data_ptr(), lse.data_ptr(),
-            own_keys.data_ptr(), *own_keys.stride()[:3], own_values.data_ptr(), *own_values.stride()[:3],
+            own_keys.data_ptr(), *own_keys.stride()[:3],
+            own_values.data_ptr(), *own_values.stride()[:3],
             *new_at, layer.window or 0, layer.chunk or 0,
         )  # fmt: skip
         floats = P.view(np.float32)

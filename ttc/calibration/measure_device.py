@@ -113,11 +113,13 @@ class Attention(NamedTuple):
 
 
 def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
-    """Measure attention to a shared prefix, by rows: where it is on the device, and where it comes
-    over the link, waits for it left out; and what a piece that comes so costs besides: the prefix,
-    and runs of `RUN` tokens that each branch has; and what a copy costs, as each KV head comes by itself. Between two
-    passes, measure what a branch costs with a small vocabulary and with a large one; and what a
-    step costs before its first pass and after its last one.
+    """Measure attention to a shared prefix, and what stands around a pass.
+
+    Of attention: by rows, where the prefix is on the device and where it comes over the link, waits
+    left out; what a piece that comes so costs besides (the prefix, and runs of `RUN` tokens that
+    each branch has); and what a copy costs, as each KV head comes by itself. Between two passes:
+    what a branch costs with a small vocabulary and with a large one. Of a step: what it costs
+    before its first pass and after its last one.
 
     Raises TTCError when the machine was too busy for times to make sense.
     """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, inf
 
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
@@ -274,11 +275,17 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
         streamed_bytes,
     )
 
+    option = partial(
+        Option,
+        placement=layout.placement,
+        memory=memory,
+        number=layout.number,
+        share=layout.share,
+        problems=search.problems,
+    )
+
     def not_possible(reason: str, device_bytes: float = 0, host_bytes: float = 0) -> Option:
-        return Option(
-            placement=layout.placement, memory=memory, number=layout.number, share=layout.share, reason=reason,
-            problems=search.problems, device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
-        )  # fmt: skip
+        return option(reason=reason, device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes))
 
     if not cache.blocks:
         if memory != "resident" and (memory == "capture" or not state):
@@ -318,12 +325,13 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
     device_bytes, host_bytes = weights + states + traffic.device_bytes, fixed + traffic.host_bytes
     if machine.host_bytes is not None and host_bytes > machine.host_bytes:
         return not_possible(HOST_TOO_SMALL, device_bytes, host_bytes)
-    return Option(
-        placement=layout.placement, memory=memory, number=layout.number, share=layout.share, problems=search.problems,
+    return option(
         step_s=_step_s(layout, traffic, rates, machine, search),
-        weight_bytes=weights, device_bytes=ceil(device_bytes), host_bytes=ceil(host_bytes),
+        weight_bytes=weights,
+        device_bytes=ceil(device_bytes),
+        host_bytes=ceil(host_bytes),
         link_bytes=_link_bytes(layout, traffic, search),
-    )  # fmt: skip
+    )
 
 
 def kept_states(search: Steps) -> int:

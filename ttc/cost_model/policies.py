@@ -119,11 +119,12 @@ class Cache:
 class Read:
     """What a layer reads through buffers in every pass.
 
-    load_bytes: what of it crosses. shared_tokens, own_tokens: of each prompt, and of each branch.
-    shared_pieces,
-    own_pieces: in how many runs all prompts lie, and what each branch has, on average; each run is
-    attended by itself. fetches: how many copies are made, one after the other. generate_s: what it takes to
-    generate keys and values.
+    load_bytes: what of it crosses.
+    shared_tokens, own_tokens: of each prompt, and of each branch.
+    shared_pieces, own_pieces: in how many runs all prompts lie, and what each branch has, on
+        average; each run is attended by itself.
+    fetches: how many copies are made, one after the other.
+    generate_s: what it takes to generate keys and values.
     """
 
     load_bytes: float

@@ -1,4 +1,4 @@
-"""Does the engine's attention give what a layer's own does, on the same queries, keys and values?"""
+"""Does the engine's attention give what a layer's own does, on the same queries, keys, values?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoder of Llama's kind as a list of operations that compiled code runs (see `cpu_layers.cpp`)."""
+"""A decoder of Llama's kind as a list of operations, run by compiled code (`cpu_layers.cpp`)."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ class RunningBatch:
     ) -> None:
         """Let branches decode one step from the next token on (see `ttc.protocols.Batch`).
 
-        A gate compares the branches of one problem and call. Raises InvalidInput, and changes nothing then.
+        A gate compares the branches of one problem and call. Raises InvalidInput, and changes
+        nothing then.
         """
         with self.calls.lock:
             check_live(branches)

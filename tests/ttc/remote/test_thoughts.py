@@ -93,7 +93,7 @@ def test_a_text_that_is_null_beside_a_thought_is_empty(thought: str | None) -> N
 
 
 class Opening(Thinker):
-    """Its prompt begins a thought; the marks are letters that a random model writes now and then."""
+    """Its prompt begins a thought; the marks are letters that a random model writes at times."""
 
     def apply_chat_template(self, messages: Any, **_: Any) -> str:
         return f"{messages[-1]['content']}<"

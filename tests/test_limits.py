@@ -49,8 +49,8 @@ def test_a_test_that_hangs_is_ended(pytestconfig: pytest.Config) -> None:
     assert LIMIT_S < float(pytestconfig.getini("timeout")) <= 600
 
 
-def test_no_example_of_hypothesis_has_a_deadline() -> None:
-    assert settings().deadline is None
+def test_examples_of_hypothesis_are_the_same_each_time_and_have_no_deadline() -> None:
+    assert settings().derandomize and settings().deadline is None
 
 
 def test_a_process_hears_ctrl_c_where_the_suite_does_not() -> None:

@@ -138,7 +138,7 @@ def damaged_file(draw: st.DrawFn, folder: Path) -> tuple[str, bytes | None]:
 def test_a_damaged_run_is_named_in_a_line(
     shards: Path, command: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=EXAMPLES, database=None)
     @given(st.data())
     def damaged(data: st.DataObject) -> None:
         folder = tmp_path_factory.mktemp("d") / "r-shard1of2"

@@ -287,7 +287,7 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 def test_values_reach_hydra_as_they_are(value: Any) -> None:
     parser = OverridesParser.create()
     read = parser.parse_override(f"a.b={as_override(value)}").value()

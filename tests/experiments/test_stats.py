@@ -27,7 +27,7 @@ from experiments.runs.stats import (
     wilson,
 )
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = settings(max_examples=60)
 marks = st.lists(
     st.tuples(st.sampled_from([0, 1]), st.sampled_from([0, 1])), min_size=2, max_size=30
 )
@@ -238,7 +238,7 @@ def test_questions_that_depend_on_each_other_are_tested_as_their_sources() -> No
     ),
     st.booleans(),
 )
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 def test_p_and_interval_of_several_runs_agree(
     rows: list[tuple[int, int, int]], clustered: bool
 ) -> None:

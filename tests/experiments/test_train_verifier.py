@@ -238,7 +238,7 @@ def pairs_won(groups: list[list[tuple[float, bool]]]) -> float:
     return sum(won) / len(won) if won else float("nan")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(GROUPS)
 def test_auc_is_the_share_of_pairs_in_the_right_order(groups: list[list[tuple[int, bool]]]) -> None:
     scores = [[float(score) for score, _ in group] for group in groups]

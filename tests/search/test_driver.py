@@ -419,7 +419,7 @@ def test_every_node_of_the_tree(backend: Any) -> None:
 # ---------------------------------------------------------------- ranking and votes
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(st.lists(st.one_of(st.none(), st.integers(0, 3).map(float)), max_size=8))
 def test_ranking_is_stable_with_the_unrated_last(scores: list[float | None]) -> None:
     branches = [rated(score) for score in scores]
@@ -427,7 +427,7 @@ def test_ranking_is_stable_with_the_unrated_last(scores: list[float | None]) -> 
     assert [id(b) for b in ranked(branches)] == [id(branches[i]) for i in order]
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(

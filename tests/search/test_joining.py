@@ -120,7 +120,7 @@ moves = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 @given(moves)
 def test_a_problem_has_the_same_result_whenever_it_joins_and_whoever_leaves(
     moves: list[tuple[int, str, int, bool]],

@@ -164,7 +164,7 @@ def solved(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     search=st.sampled_from(SEARCHES),
     kind=st.integers(0, len(ENGINES) - 1),

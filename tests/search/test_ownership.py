@@ -58,7 +58,7 @@ class Trouble:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     search=st.sampled_from(SEARCHES),
     kind=st.integers(0, len(ENGINES) - 1),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from search import Case, Expand, Rate, Search, SearchSteps, Step, solve
@@ -88,7 +88,6 @@ def test_the_lowest_of_raw_scores_still_has_a_vote() -> None:
     st.lists(st.tuples(st.sampled_from("789"), st.floats(-0.3, 1.3)), min_size=1, max_size=6),
     st.floats(-1e-6, 1e-6),
 )
-@settings(deadline=None)
 def test_a_tiny_shift_of_all_scores_changes_no_clear_vote(
     pairs: list[tuple[str, float]], tiny: float
 ) -> None:
@@ -111,7 +110,6 @@ def test_a_tiny_shift_of_all_scores_changes_no_clear_vote(
 
 
 @given(st.lists(st.floats(-30, 30), min_size=2, max_size=6))
-@settings(deadline=None)
 def test_a_higher_score_never_weighs_less(scores: list[float]) -> None:
     weights = score_weights(samples(["7"] * len(scores), score=scores))
     order = sorted(range(len(scores)), key=scores.__getitem__)

@@ -110,7 +110,7 @@ class Random:
         return len(path) > 0 and random_key(self.seed, "end", path) % 4 == 0
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 3),

@@ -245,9 +245,7 @@ class RecurrentOwnership(Ownership):
         self.engine = engine_of("jamba", cache=BlockCache(capacity_blocks=12, block_tokens=4))
 
 
-RecurrentOwnership.TestCase.settings = settings(
-    max_examples=8, stateful_step_count=12, deadline=None
-)
+RecurrentOwnership.TestCase.settings = settings(max_examples=8, stateful_step_count=12)
 TestOwnership = RecurrentOwnership.TestCase
 
 

@@ -161,7 +161,7 @@ def asked(case: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @over(depths=st.lists(st.integers(1, 4), min_size=6, max_size=6))
 def test_whoever_leaves_where_changes_nothing_for_the_others(case: str, depths: list[int]) -> None:
     engine, branches, given, lens = asked(case)

@@ -291,7 +291,7 @@ def test_an_evicted_root_is_there_again_for_its_variants() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_differs_lies_between_what_is_equal(a: list[int], b: list[int]) -> None:
     one, two = differing(a, b)
     assert a[: one.start] == b[: two.start] and a[one.stop :] == b[two.stop :]

@@ -44,7 +44,7 @@ def test_keys_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
         DecodeCase(LayerShape(3, 64, 48), 3, TREE, 7, 5, dtype).check(layer, 1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     trees(),
     st.integers(0, 70),

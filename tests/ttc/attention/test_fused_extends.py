@@ -52,7 +52,7 @@ def test_a_prompt_with_nothing_before_it_is_attended_as_by_softmax() -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.sampled_from([1, 2, 11, 21, 22, 63, 64, 65, 130]), min_size=1, max_size=5),
     st.lists(st.sampled_from([1, 5, 64, 65, 300, 600]), max_size=2),

@@ -78,7 +78,7 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
         ExtendCase(LayerShape(2, 64, 48), 3, TREE, COUNTS, dtype, device=DEVICE).check(layer, bound)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[*HealthCheck])
+@settings(max_examples=10, suppress_health_check=[*HealthCheck])
 @given(
     trees([1, 16, 65, 300]),
     st.integers(0, 70),
@@ -100,7 +100,7 @@ def test_any_tree_is_attended_as_by_softmax(
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None, suppress_health_check=[*HealthCheck])
+@settings(max_examples=10, suppress_health_check=[*HealthCheck])
 @given(
     st.lists(st.sampled_from([1, 2, 21, 22, 65, 130]), min_size=1, max_size=3),
     st.lists(st.sampled_from([1, 5, 64, 300]), max_size=2),

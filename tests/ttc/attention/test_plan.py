@@ -23,7 +23,7 @@ def trees(draw: st.DrawFn) -> list[list[Segment]]:
 
 
 @given(trees(), st.data())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_a_row_attends_the_segments_of_its_path_and_each_is_read_once(
     paths: list[list[Segment]], data: st.DataObject
 ) -> None:

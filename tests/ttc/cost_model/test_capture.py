@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil, inf
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ttc.cost_model.capture import (
@@ -73,7 +73,6 @@ def a_block_more_or_less(times: CaptureTimes) -> float:
 
 
 @given(times=crossing_times, act_gpu=st.integers(0, 20), m_host=st.integers(0, 80))
-@settings(deadline=None)
 def test_with_act_blocks_that_cross_no_other_counts_on_the_host_are_faster(
     times: CaptureTimes, act_gpu: int, m_host: int
 ) -> None:
@@ -90,7 +89,6 @@ def test_with_act_blocks_that_cross_no_other_counts_on_the_host_are_faster(
     s_kv=st.integers(1, 4),
     s_act=st.integers(1, 4),
 )
-@settings(deadline=None)
 def test_with_act_blocks_that_cross_no_other_filling_of_the_host_is_faster(
     times: CaptureTimes, act_gpu: int, m_host: int, s_kv: int, s_act: int
 ) -> None:
@@ -103,7 +101,6 @@ def test_with_act_blocks_that_cross_no_other_filling_of_the_host_is_faster(
 
 
 @given(times=crossing_times, room=st.integers(0, 20), blocks=st.integers(1, 40))
-@settings(deadline=None)
 def test_no_use_of_the_devices_room_and_of_the_host_is_faster(
     times: CaptureTimes, room: int, blocks: int
 ) -> None:
@@ -163,7 +160,6 @@ def test_act_blocks_have_to_gain_what_is_asked_for(forward_s: float, act: int) -
     room=st.integers(0, 20),
     blocks=st.integers(1, 40),
 )
-@settings(deadline=None)
 def test_whatever_is_allocated_is_no_slower_than_kv_blocks_alone(
     times: CaptureTimes, intercepts: tuple[float, float, float], room: int, blocks: int
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil, inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
@@ -288,7 +288,6 @@ def test_recurrent_states_leave_for_the_host_where_they_do_not_fit() -> None:
 
 @pytest.mark.slow
 @given(budget=st.integers(0, WEIGHTS + KV))
-@settings(deadline=None)
 def test_what_does_not_fit_names_the_bytes_with_which_it_would(budget: int) -> None:
     for key, option in plan(budget).items():
         if option.feasible:

@@ -106,7 +106,7 @@ def test_pruning_does_not_wait_for_the_link() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_a_copy_falls_into_parts_that_are_contiguous_on_the_host(
     shape: list[int], data: Any
 ) -> None:

@@ -119,7 +119,7 @@ def test_a_refused_branch_is_said_once_and_an_error_breaks_off_all() -> None:
     assert len(batch) == 0 and branches[0].step_reasons == ["interrupted"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_whatever_comes_in_whatever_order_every_branch_ends_or_leaves(data: st.DataObject) -> None:
     server = Letting()

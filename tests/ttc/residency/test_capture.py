@@ -397,6 +397,4 @@ class Captured(Ownership):
 
 
 TestOwnership = Captured.TestCase
-TestOwnership.settings = settings(
-    max_examples=8, stateful_step_count=15, deadline=None, derandomize=True
-)
+TestOwnership.settings = settings(max_examples=8, stateful_step_count=15)

@@ -143,9 +143,7 @@ KIB = 1 / 2**20
 
 def machine(policy: Offloading) -> Any:
     case = type("Case", (Offloaded,), {"policy": policy}).TestCase
-    case.settings = settings(
-        max_examples=12, stateful_step_count=20, deadline=None, derandomize=True
-    )
+    case.settings = settings(max_examples=12, stateful_step_count=20)
     return case
 
 

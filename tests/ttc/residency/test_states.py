@@ -339,5 +339,5 @@ class StatesInGroups(Ownership):
 
 
 for machine in (StatesUnderPaged, StatesInGroups):
-    machine.TestCase.settings = settings(max_examples=5, stateful_step_count=10, deadline=None)
+    machine.TestCase.settings = settings(max_examples=5, stateful_step_count=10)
 TestStatesUnderPaged, TestStatesInGroups = StatesUnderPaged.TestCase, StatesInGroups.TestCase

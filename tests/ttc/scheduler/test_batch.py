@@ -128,7 +128,7 @@ def alone(ask: Ask, seed: int, index: int) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     requests=st.lists(asks, min_size=1, max_size=5),
     policy=st.integers(0, len(POLICIES) - 1),
@@ -365,7 +365,7 @@ def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     requests=st.lists(asks, min_size=2, max_size=3),
     kind=st.sampled_from([Layerwise, Paged, Headwise, BeamGroups]),

@@ -172,7 +172,7 @@ def decoded(engine: Engine, lengths: Sequence[int], limits: Sequence[int], stop:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from([Resident, Resident, Paged, BeamGroups, Headwise, Layerwise]),
     lengths=st.lists(st.integers(2, 14), min_size=1, max_size=3),

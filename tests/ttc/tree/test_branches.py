@@ -12,9 +12,7 @@ from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
 TestOwnership = Ownership.TestCase
-TestOwnership.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, derandomize=True
-)
+TestOwnership.settings = settings(max_examples=25, stateful_step_count=20)
 
 
 def test_a_shared_prefix_is_stored_once_however_many_branches() -> None:

@@ -166,9 +166,7 @@ class Evicting(Ownership):
 
 
 TestEvicting = Evicting.TestCase
-TestEvicting.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, derandomize=True
-)
+TestEvicting.settings = settings(max_examples=25, stateful_step_count=20)
 
 
 @pytest.mark.parametrize(

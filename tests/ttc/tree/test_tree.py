@@ -214,7 +214,7 @@ def test_memory_that_runs_out_half_way_leaves_the_tree_whole(
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 def test_joining_and_cutting_keep_kv_in_whatever_tier_it_lies(data: Any) -> None:
     tree = make_tree(policy=Paged)
     memory = tree.memory

@@ -14,8 +14,8 @@ class Usage:
     `shared_tokens` those that were found in the tree instead, `recomputed_tokens` those whose KV a
     `BlockCache` had evicted, `substituted_tokens` those in whose place a similar prompt's KV was
     used (approximate); finding that out ran `probe_layer_rows` rows x layers that no KV came of.
-    Of the `generated_tokens`, `thinking_tokens` belong to a model's thoughts. `tool_calls` counts the
-    calls of tools, equal ones too; the tokens of their answers are among the prompt's.
+    Of the `generated_tokens`, `thinking_tokens` belong to a model's thoughts. `tool_calls` counts
+    the calls of tools, equal ones too; the tokens of their answers are among the prompt's.
     `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the
     ratings that a gate answered without its verifier, `gated_branches` those that a `DecodeGate`
     stopped. Of scoring passes with an early exit, `exit_layer_rows` counts the rows x layers that

@@ -1,5 +1,5 @@
-"""A server for three minutes under 64 clients, a quarter of which misbehave: right texts, and nothing
-left behind."""
+"""A server for three minutes under 64 clients, a quarter of which misbehave: right texts, and
+nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """KV that stays in 8 bits a number (approximate).
 
-KIVI (arXiv 2402.02750) and KVQuant (arXiv 2401.18079) scale keys by channel, values by token, and go
-down to 2 bits. At 8 bits a scale for each token and head is near enough, and a token is then written
-once, whatever comes after it.
+KIVI (arXiv 2402.02750) and KVQuant (arXiv 2401.18079) scale keys by channel, values by token, and
+go down to 2 bits. At 8 bits a scale for each token and head is near enough, and a token is then
+written once, whatever comes after it.
 """
 
 from __future__ import annotations

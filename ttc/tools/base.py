@@ -74,8 +74,8 @@ class Tool:
             return cls(get_json_schema(given), given)
         except Exception as error:
             raise InvalidInput(
-                f"the function {given.__name__} cannot be a tool: {error}; give it type hints and a "
-                "docstring with an 'Args:' block that describes each argument"
+                f"the function {given.__name__} cannot be a tool: {error}; give it type hints and "
+                "a docstring with an 'Args:' block that describes each argument"
             ) from error
 
     @property

@@ -195,8 +195,8 @@ FORMATS = ("auto", *BY_NAME)
 
 
 def format_of(name: str | ToolFormat, tokenizer: Any, tools: Sequence[Schema]) -> ToolFormat:
-    """A format by its name. "auto": the tokenizer's `response_template`, else what its chat template
-    shows, else that of Hermes and Qwen.
+    """A format by its name. "auto": the tokenizer's `response_template`, else what its chat
+    template shows, else that of Hermes and Qwen.
 
     Raises InvalidInput for an unknown name.
     """

@@ -185,7 +185,8 @@ def served(client: Client) -> Capabilities:
     names = ", ".join(models)
     if endpoint.model is None and len(models) != 1:
         raise InvalidInput(
-            f"the server has {len(models)} models; say which by model, one of {names}"
+            f"the server has {len(models)} models; give backend.model=NAME (in Python model=NAME), "
+            f"one of {names}"
         )
     name = next(iter(models)) if endpoint.model is None else endpoint.model
     if name not in models:

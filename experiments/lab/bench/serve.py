@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 
@@ -104,10 +104,17 @@ NAME = "model"
 """What clients call the model."""
 
 
+class Running(NamedTuple):
+    """A server that has started: its address, and its process."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+
 @contextmanager
-def started(server: Server) -> Iterator[str]:
-    """The address of a server that has started. Raises TTCError with its last words for one that
-    has not."""
+def started(server: Server) -> Iterator[Running]:
+    """A server that runs meanwhile. Raises TTCError with its last words for one that did not
+    start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -127,7 +134,7 @@ def started(server: Server) -> Iterator[str]:
                     last = log.read().decode(errors="replace").strip().splitlines()[-1:]
                     raise TTCError(f"{' '.join(server.command)} did not start: {' '.join(last)}")
                 time.sleep(0.2)
-            yield url
+            yield Running(url, process)
         finally:
             process.terminate()
             try:
@@ -271,7 +278,7 @@ def run(clients: Sequence[int], requests: int, peer: str | None, model: str, out
     record |= {"requests": requests, "rows": rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     for name, server in servers(model, peer).items():
-        with started(server) as url:
+        with started(server) as (url, _):
             numbers = itertools.count(1)
             warm_up = Load(url, server.searches, numbers)
             asyncio.run(warm_up.run(len(KINDS), 1))  # first-use set-up is not counted

@@ -26,6 +26,7 @@ from experiments.lab.bench import (
     scale,
     search_tables,
     serve,
+    serve_aims,
     stored_profile,
 )
 from experiments.lab.paper import capture
@@ -67,7 +68,10 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/searches.md": {
         "searches": ("searches", searches.plot_link),
     },
-    "docs/serving.md": {"serve": ("serve", serve.table)},
+    "docs/serving.md": {
+        "serve": ("serve", serve.table),
+        "serve_aims": ("serve_aims", serve_aims.table),
+    },
     "docs/remote.md": {"remote": ("remote", remote.table)},
     "docs/running.md": {"scale": ("scale", scale.table)},
     "docs/verifiers.md": {"value_head": ("value_head", card.tables)},

@@ -148,7 +148,9 @@ def test_a_server_that_is_not_there_is_named_at_once() -> None:
 
 def test_the_model_is_chosen_by_name_where_there_are_several() -> None:
     with serving(ServedModel(models=("a", "b"))) as url:
-        with pytest.raises(InvalidInput, match="has 2 models; say which by model, one of a, b"):
+        with pytest.raises(
+            InvalidInput, match=r"has 2 models; give backend\.model=NAME .*, one of a, b"
+        ):
             RemoteBackend(Endpoint(url), Ascii())
         with pytest.raises(InvalidInput, match=r"model='c' is not served .* use one of a, b"):
             RemoteBackend(Endpoint(url, model="c"), Ascii())

@@ -8,6 +8,7 @@ from ttc.lazy import lazy_names
 if TYPE_CHECKING:
     from search.ab_mcts import ABMCTS as ABMCTS
     from search.adaptive_consistency import AdaptiveConsistency as AdaptiveConsistency
+    from search.asking import ask_tell as ask_tell
     from search.asynchronous import asolve as asolve, astream as astream
     from search.base import Case as Case, Search as Search, SearchSteps as SearchSteps
     from search.beam_search import BeamSearch as BeamSearch

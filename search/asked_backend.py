@@ -1,0 +1,305 @@
+"""A backend whose texts, and a verifier whose scores, come from whoever drives the search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import ClassVar, Literal
+
+from ttc.errors import InvalidInput
+from ttc.passes.arguments import check_strings, forked
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass
+from ttc.protocols import Backend, Need, Purpose, Step, Tokens
+from ttc.sampling import SAMPLED, Sampling, random_key
+from ttc.text.word_tokenizer import WordTokenizer
+from ttc.tree.branch import Branch, StepEnd, check_live
+from ttc.tree.segment import Segment
+from ttc.usage import Usage
+
+Kind = Literal["text", "score"]
+WAY_OUT = "run it on a ttc.Engine or a server by search.solve"
+
+
+@dataclass(frozen=True)
+class Told:
+    """An answer to a trial.
+
+    text: what the branch goes on with, of a trial for a text. scores: of its steps, of a trial for
+        a score; of a text, those that its generator gave with it.
+    finished: whether the text is over, None to go by its length.
+    tokens: how many the answer took, None to count words.
+    """
+
+    text: str = ""
+    scores: tuple[float, ...] = ()
+    finished: bool | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked: a text of a step, or a score, of a branch."""
+
+    kind: Kind
+    branch: Branch
+    step: Step | None = None
+    sampling: Sampling = SAMPLED
+
+    @property
+    def id(self) -> str:
+        """The same whenever the same is asked: a branch is continued once, and all ratings of it
+        are one."""
+        return f"{self.kind} {'.'.join(map(str, self.branch.path))}"
+
+
+@dataclass
+class Desk:
+    """What is asked, and what was told.
+
+    open: asked and not told yet. told: all that was. unread: told, and not taken over by the
+    search yet.
+    before: what was told before, as a checkpoint has it: where that is asked for, it is told.
+    """
+
+    open: dict[str, Asked] = field(default_factory=dict)
+    told: dict[str, Told] = field(default_factory=dict)
+    unread: dict[str, None] = field(default_factory=dict)
+    before: dict[str, Told] = field(default_factory=dict)
+
+    def ask(self, asked: Asked) -> None:
+        """Ask for something; what was told before is told at once."""
+        self.open[asked.id] = asked
+        if (told := self.before.pop(asked.id, None)) is not None:
+            self.tell(asked.id, told)
+
+    def tell(self, name: str, told: Told) -> None:
+        """Answer what is open."""
+        self.told[name] = told
+        self.unread[name] = None
+        del self.open[name]
+
+    def scored(self, branch: Branch) -> tuple[float, ...]:
+        """What a branch's generator, or whoever was asked, has rated it; () for nothing yet."""
+        for kind in ("score", "text"):
+            told = self.told.get(Asked(kind, branch).id)
+            if told is not None and told.scores:
+                return told.scores
+        return ()
+
+    def forget(self, branches: Iterable[Branch]) -> None:
+        """Ask for nothing more of these branches."""
+        for branch in branches:
+            for kind in ("text", "score"):
+                name = Asked(kind, branch).id
+                self.open.pop(name, None)
+                self.unread.pop(name, None)
+
+
+class AskedBackend:
+    """Branches that are texts alone, kept here; what they go on with is asked for.
+
+    A token is a word (`WordTokenizer`). `Usage.generated_tokens` counts words too, unless the
+    generator says what a text took. Prompt tokens and forward passes are not known and stay 0.
+    """
+
+    lacks: ClassVar[dict[Need, str]] = dict.fromkeys(
+        ("logprobs", "top_logprobs", "statistics", "score"), f"it is told texts alone; {WAY_OUT}"
+    )
+    writes_ahead: ClassVar[bool] = True
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.tokenizer = WordTokenizer()
+
+    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
+        return self.roots([tokens], seeds=[seed])[0]
+
+    def roots(
+        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
+    ) -> list[Branch]:
+        """A branch for each prompt."""
+        seeds = range(len(prompts)) if seeds is None else seeds
+        return [
+            Branch(prompt, _trunk(), random_key(seed), Usage(), self.decode)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+
+    def variants(
+        self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
+    ) -> list[Branch]:
+        """Children of `root` that start from other prompts."""
+        children = forked(root, len(prompts), None) if prompts else []
+        for child, prompt, after in zip(
+            children, prompts, suffixes or [[]] * len(prompts), strict=True
+        ):
+            child.tokens = [*prompt, *after]
+            child.prompt_length = child.given_end = len(child.tokens)
+        return children
+
+    def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
+        return forked(branch, n, keep)
+
+    def extend(
+        self,
+        branches: Sequence[Branch],
+        tokens_per_branch: Sequence[Tokens],
+        *,
+        purpose: Purpose = "prompt",
+    ) -> None:
+        """Append given tokens to each branch."""
+        check_live(branches)
+        for branch, tokens in zip(branches, tokens_per_branch, strict=True):
+            branch.give(tokens)
+
+    def generate(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int | Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling = SAMPLED,
+    ) -> None:
+        """Refused: a text is asked for between two calls, and a batch alone can wait for it."""
+        raise InvalidInput(
+            "a verifier asks for texts at once, and those of ask_tell come later; give the "
+            "verifier a backend of its own, or leave it out and tell the scores"
+        )
+
+    def score(
+        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Tokens]]
+    ) -> list[list[list[float]]]:
+        """Refused: nobody tells log-probabilities."""
+        raise InvalidInput(f"score: {self.lacks['score']}")
+
+    def release(self, branches: Sequence[Branch]) -> None:
+        self.desk.forget(branches)
+        for branch in branches:
+            branch.detach()
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def decode(self, tokens: Tokens) -> str:
+        return self.tokenizer.decode(tokens)
+
+    def running_batch(self, max_rows: int | None = None) -> AskedBatch:
+        """Branches whose next step is asked for (see `RunsBatches`)."""
+        return AskedBatch(self.desk, self.encode)
+
+
+class AskedBatch:
+    """Branches whose step is asked for; each ends as soon as its text was told (see
+    `ttc.protocols.Batch`)."""
+
+    def __init__(self, desk: Desk, encode: Callable[[str], list[int]]):
+        self.desk, self.encode = desk, encode
+        self.works: dict[str, tuple[Asked, int]] = {}
+
+    def add(
+        self,
+        branches: Sequence[Branch],
+        step: Step,
+        sampling: Sampling = SAMPLED,
+        limits: Sequence[int] | None = None,
+    ) -> None:
+        """Ask for a step of each branch."""
+        check_live(branches)
+        check_strings("delimiter", step.delimiters)
+        check_strings("end", step.end)
+        if step.statistics:
+            raise InvalidInput(f"Step.statistics=True: {AskedBackend.lacks['statistics']}")
+        limits = [step.max_tokens] * len(branches) if limits is None else limits
+        for branch, limit in zip(branches, limits, strict=True):
+            asked = Asked("text", branch, Step(limit, step.delimiters, step.end), sampling)
+            self.works[asked.id] = asked, limit
+            self.desk.ask(asked)
+
+    def step(self) -> list[Branch]:
+        """The branches that have been told their step."""
+        ended = [name for name in self.works if name in self.desk.unread]
+        for name in ended:
+            del self.desk.unread[name]
+        works = [self.works.pop(name) for name in ended]
+        for (asked, limit), name in zip(works, ended, strict=True):
+            self._write(asked, limit, self.desk.told[name])
+        return [asked.branch for asked, _ in works]
+
+    def close(self) -> None:
+        self.desk.forget([asked.branch for asked, _ in self.works.values()])
+        self.works.clear()
+
+    def fits(self, tokens: int, states: int) -> float:
+        """Texts take no memory that counts."""
+        return inf
+
+    def __len__(self) -> int:
+        return len(self.works)
+
+    def _write(self, asked: Asked, limit: int, told: Told) -> None:
+        branch, step = asked.branch, asked.step
+        assert step is not None
+        text, reason = cut(told.text, step)
+        tokens = self.encode(text)
+        if len(tokens) > limit:
+            tokens, reason = tokens[:limit], "length"
+        elif reason is None and (told.finished is None or told.finished):
+            over = told.finished or len(tokens) < limit
+            reason = "eos" if over else "length"
+        if reason == "eos":
+            tokens.append(WordTokenizer.eos_token_id)
+        for token in tokens:
+            branch.append(token, nan, nan)
+        words = len(self.encode(told.text))
+        branch.usage.generated_tokens += words if told.tokens is None else told.tokens
+        if reason in ("eos", "end"):
+            branch.finish_reason = reason
+        branch.end_step(reason or "length")
+
+
+class AskedVerifier:
+    """Scores that are asked for, unless a branch's generator has given it one."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    @pass_by_pass
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> Passes[list[tuple[float, ...]]]:
+        asked = [Asked("score", branch) for branch in branches]
+        fresh = {one.id: one for one in asked if not self.desk.scored(one.branch)}
+        for one in fresh.values():
+            self.desk.ask(one)
+        while True:
+            for name in fresh:
+                self.desk.unread.pop(name, None)
+            if all(self.desk.scored(branch) for branch in branches):
+                break
+            yield
+        for name, one in fresh.items():
+            one.branch.usage.verifier_tokens += self.desk.told[name].tokens or 0
+        return [self.desk.scored(branch) for branch in branches]
+
+
+def cut(text: str, step: Step) -> tuple[str, StepEnd | None]:
+    """A text up to the first string that ends its step, and which kind that is; a delimiter among
+    the blanks at its beginning does not count."""
+    blanks = len(text) - len(text.lstrip())
+    places = [
+        (at + len(string), reason)
+        for reason, strings, start in (("end", step.end, 0), ("delimiter", step.delimiters, blanks))
+        for string in strings
+        if (at := text.find(string, start)) >= 0
+    ]
+    if not places:
+        return text, None
+    at, reason = min(places)
+    return text[:at], reason
+
+
+def _trunk() -> Segment:
+    """Where a branch stands that has no keys and values."""
+    return Segment([], None, None)

@@ -1,0 +1,303 @@
+"""Searches whose texts and scores come from the caller: ask for trials, tell their outcomes.
+
+The words are those of Optuna and of TreeQuest (Inoue et al., 2025): `ask` gives trials, `tell` says
+what came of one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from threading import Event, RLock
+from typing import Any, Unpack
+
+from search.admission import Admission
+from search.arguments import as_problem
+from search.asked_backend import Asked, AskedBackend, AskedVerifier, Desk, Kind, Told
+from search.base import Search
+from search.checkpoint import Checkpoint, described
+from search.config import SearchConfig
+from search.driver import Driver
+from search.options import SolveKeywords, SolveOptions, check_keywords
+from ttc.checks import check_kind, check_whole
+from ttc.errors import InvalidInput
+from ttc.locking import one_at_a_time
+from ttc.protocols import Problem
+from ttc.results import Result
+from ttc.sampling import Sampling
+from ttc.text.chat import Message
+
+SEEDS = 2**31
+"""Seeds of trials are below it, as those of most generators have to be."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a search wants next.
+
+    id: the same whenever this search asks for the same.
+    kind: "text", to be told the words that come next, or "score", to be told how good `text` is.
+    question: the problem's. text: what the answer has so far; of a score, all that is to be rated.
+    messages: the whole conversation as a chat; where `text` is not empty the last message is the
+        assistant's and holds it. prompt: the same as one text.
+    max_tokens, stop, end, sampling: of a text, how long it may be, the strings at which its step
+        ends and those at which the whole answer ends (a text may go on beyond all of these, which
+        is cut off), and how the search would have its tokens drawn. seed: a seed for it.
+    """
+
+    id: str
+    kind: Kind
+    question: str
+    text: str
+    messages: tuple[Message, ...]
+    prompt: str
+    max_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+    sampling: Sampling = Sampling()
+    seed: int = 0
+
+
+class AskTell:
+    """A search that waits for what its trials are told. `ask_tell` makes one.
+
+    The order in which trials are told changes nothing. Threads may share it.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        problem: Problem,
+        options: SolveOptions,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ):
+        self.lock = RLock()
+        self._desk = Desk()
+        self._given: set[str] = set()
+        self._stopped = Event()
+        self._result: Result | None = None
+        self._checkpoint = Checkpoint.at(checkpoint, made_by(search, problem, options))
+        if self._checkpoint is not None:
+            self._desk.before = dict(self._checkpoint.told)
+        verifier = options.verifier
+        if verifier is None and search.needs_verifier:
+            verifier = AskedVerifier(self._desk)
+        backend = AskedBackend(self._desk)
+        options = replace(options, verifier=verifier, cancel=self._stopped)
+        self._driver = Driver(backend, Admission.of(backend), strict=True)
+        self._index = self._driver.add(problem, SearchConfig.of(search, backend, options))
+        self._go_on()
+        if self._checkpoint is not None and (left := sorted(self._desk.before)):
+            raise InvalidInput(
+                f"{self._checkpoint.file} holds {len(left)} answers that the search does not ask "
+                f"for, {left[0]!r} among them: its code, or its verifier's scores, are other ones "
+                "than they were; delete the file to start over"
+            )
+        if self._checkpoint is not None and self._checkpoint.stopped:
+            self.stop()
+
+    @property
+    def done(self) -> bool:
+        """Whether the search has ended, so that `result` has its outcome."""
+        return self._result is not None
+
+    @property
+    @one_at_a_time
+    def open(self) -> list[Trial]:
+        """All trials that wait to be told, whether `ask` has given them or not."""
+        return [self._trial(asked) for asked in self._desk.open.values()]
+
+    @one_at_a_time
+    def ask(self) -> list[Trial]:
+        """The trials that are open and were not given before; none while the search waits for those
+        that were, and once it is done."""
+        fresh = [trial for trial in self.open if trial.id not in self._given]
+        self._given.update(trial.id for trial in fresh)
+        return fresh
+
+    @one_at_a_time
+    def tell(
+        self,
+        trial: Trial,
+        outcome: str | float | Sequence[float],
+        *,
+        finished: bool | None = None,
+        tokens: int | None = None,
+        score: float | None = None,
+    ) -> bool:
+        """Say what came of a trial: of "text" a text, of "score" a number or one for each step,
+        where higher is better.
+
+        finished: whether a text is the end of its answer. None takes a text for the end that holds
+            none of `trial.stop` and is shorter than `trial.max_tokens` words.
+        tokens: how many tokens it took, for usage and budgets; words are counted otherwise, and
+            nothing for a score.
+        score: of a text, its score, where its generator knows it. It is not asked for then.
+        Returns whether it is news: a trial may be told the same twice, and told after `stop`.
+        Raises InvalidInput for what does not fit the trial.
+        """
+        check_kind("trial", trial, isinstance(trial, Trial), "a trial that ask() gave")
+        told = told_of(trial, outcome, finished, tokens, score)
+        before = self._desk.told.get(trial.id)
+        if before is not None and before != told:
+            raise InvalidInput(f"trial {trial.id!r} was told {before} before; tell a trial once")
+        if trial.id not in self._desk.open:
+            if before is None and trial.id not in self._given:
+                raise InvalidInput(f"trial {trial.id!r} is of another search; tell it to that one")
+            return False
+        self._desk.tell(trial.id, told)
+        self._go_on()
+        self._save()
+        return True
+
+    @one_at_a_time
+    def stop(self) -> None:
+        """End the search with what it has; `Result.stopped` is "cancelled". Open trials are let
+        go."""
+        self._stopped.set()
+        while self._driver.busy:
+            self._step()
+        self._save()
+
+    def result(self) -> Result:
+        """The outcome. Raises InvalidInput while trials are open."""
+        if self._result is None:
+            raise InvalidInput(
+                f"the search waits for {len(self._desk.open)} trials; tell them, or stop() it "
+                "with what it has"
+            )
+        return self._result
+
+    def _go_on(self) -> None:
+        """Let the search do all that it can before it is told more."""
+        try:
+            while self._driver.busy and (self._desk.unread or not self._desk.open):
+                self._step()
+        except BaseException:
+            self._driver.close()
+            raise
+
+    def _step(self) -> None:
+        for _, progress in self._driver.step():
+            if progress.result is not None:
+                self._result = progress.result
+
+    def _save(self) -> None:
+        if self._checkpoint is not None:
+            replace(
+                self._checkpoint, told=self._desk.told, stopped=self._stopped.is_set()
+            ).save()
+
+    def _trial(self, asked: Asked) -> Trial:
+        branch, active = asked.branch, self._driver.active[self._index]
+        template, said, start = active.chats[branch]
+        rated = asked.kind == "score"
+        text = self._driver.engine.decode(branch.tokens[start:])
+        chat = list(template.messages(active.problem.question))
+        for place, words in enumerate((*said, text) if text else said):
+            chat.append({"role": "user" if place % 2 else "assistant", "content": words})
+        common = {
+            "id": asked.id,
+            "kind": asked.kind,
+            "question": active.problem.question,
+            "text": branch.text if rated else text,
+            "messages": tuple(chat),
+            "prompt": self._driver.engine.decode(branch.tokens),
+        }
+        if asked.step is None:
+            return Trial(**common)
+        return Trial(
+            **common,
+            max_tokens=asked.step.max_tokens,
+            stop=asked.step.delimiters,
+            end=tuple(asked.step.end),
+            sampling=asked.sampling,
+            seed=branch.key % SEEDS,
+        )
+
+
+def ask_tell(
+    search: Search,
+    *,
+    problem: str | Problem,
+    checkpoint: str | os.PathLike[str] | None = None,
+    **options: Unpack[SolveKeywords],
+) -> AskTell:
+    """Run `search` on one problem with texts and scores from the caller, who may have them from an
+    API, a person, an agent or a program.
+
+        asking = ask_tell(BestOfN(n=4), problem="What is 17 + 25?")
+        while not asking.done:
+            for trial in asking.ask():
+                asking.tell(trial, write(trial) if trial.kind == "text" else rate(trial))
+        print(asking.result().answer)
+
+    verifier: rates texts here; without one, a search that needs scores asks for them. It must read
+        texts alone, or have a model of its own.
+    checkpoint: a file that every `tell` is written to, in one piece. Where it is there already, the
+        search goes on from it: what it was told is told again, a verifier's scores are computed
+        again, and trials that were open are given by `ask` again. Raises InvalidInput for the file
+        of another search, problem, version or options, with what differs.
+    options: as for `solve`, without `cancel` (see `AskTell.stop`) and `max_wall_s` (a result must
+        not depend on how long the caller takes). Tokens are words, unless `tell` says how many
+        there were.
+    Raises InvalidInput for a search that needs log-probabilities or other statistics.
+    """
+    check_keywords(ask_tell, options)
+    made = SolveOptions.of(**options)
+    if made.cancel is not None:
+        raise InvalidInput("ask_tell takes no cancel; call stop() instead")
+    if made.budget.max_wall_s is not None:
+        raise InvalidInput(
+            f"ask_tell takes no max_wall_s ({made.budget.max_wall_s}); call stop() once the time "
+            "is up"
+        )
+    return AskTell(search, as_problem(problem), made, checkpoint)
+
+
+def told_of(
+    trial: Trial,
+    outcome: str | float | Sequence[float],
+    finished: bool | None = None,
+    tokens: int | None = None,
+    score: float | None = None,
+) -> Told:
+    """What a trial is told, once it is checked."""
+    if tokens is not None:
+        check_whole("tokens", tokens, 0)
+    check_kind("finished", finished, isinstance(finished, bool | None), "True, False or None")
+    if trial.kind == "score":
+        if finished is not None or score is not None:
+            raise InvalidInput("finished and score go with a text; a score is told alone")
+        given = (outcome,) if isinstance(outcome, Real) else outcome
+        return Told(scores=_scores("the score", given), tokens=tokens)
+    check_kind("the text", outcome, isinstance(outcome, str), "text, as the trial's kind says")
+    if not outcome and finished is False:
+        raise InvalidInput("the text is empty and not finished; tell some words, or finished=True")
+    scores = () if score is None else _scores("score", (score,))
+    return Told(str(outcome), scores, finished, tokens)
+
+
+def made_by(search: Search, problem: Problem, options: SolveOptions) -> dict[str, Any]:
+    """All that the trials of a search depend on beside what they are told."""
+    return {
+        "search": described(search),
+        "problem": described(problem),
+        "options": described(options),
+    }
+
+
+def _scores(name: str, given: Any) -> tuple[float, ...]:
+    fits = (
+        isinstance(given, Sequence)
+        and not isinstance(given, str)
+        and all(isinstance(score, Real) for score in given)
+    )
+    check_kind(name, given, fits, "a number, or one for each step")
+    scores = tuple(map(float, given))
+    if not scores or not all(map(math.isfinite, scores)):
+        raise InvalidInput(f"{name}={given!r} must be finite numbers, one at least")
+    return scores

@@ -27,7 +27,7 @@ from ttc.errors import InvalidInput
 from ttc.locking import one_at_a_time
 from ttc.protocols import Problem
 from ttc.results import Result
-from ttc.sampling import Sampling
+from ttc.sampling import SAMPLED, Sampling
 from ttc.text.chat import Message
 
 SEEDS = 2**31
@@ -57,7 +57,7 @@ class Trial:
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
     end: tuple[str, ...] = ()
-    sampling: Sampling = Sampling()
+    sampling: Sampling = SAMPLED
     seed: int = 0
 
 
@@ -187,9 +187,7 @@ class AskTell:
 
     def _save(self) -> None:
         if self._checkpoint is not None:
-            replace(
-                self._checkpoint, told=self._desk.told, stopped=self._stopped.is_set()
-            ).save()
+            replace(self._checkpoint, told=self._desk.told, stopped=self._stopped.is_set()).save()
 
     def _trial(self, asked: Asked) -> Trial:
         branch, active = asked.branch, self._driver.active[self._index]

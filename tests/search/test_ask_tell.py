@@ -40,7 +40,9 @@ SEARCHES = [search for search in all_searches() if not search.needs]
 def words_of(path: str) -> str:
     """What is written by the branch at a path: words and commas, drawn from its name."""
     random = Random(path)
-    return "".join(random.choice([" 7", " so", " then,", " it is 12,"]) for _ in range(random.randint(1, 9)))
+    return "".join(
+        random.choice([" 7", " so", " then,", " it is 12,"]) for _ in range(random.randint(1, 9))
+    )
 
 
 def score_of(text: str) -> float:
@@ -123,7 +125,9 @@ def test_another_order_and_a_stop_in_between_change_nothing(
 
 
 def test_every_trial_is_given_once_and_shows_the_whole_chat() -> None:
-    asking = ask_tell(SelfRefine(attempts=2, feedback="Check it.", rewrite="Now better."), problem="q")
+    asking = ask_tell(
+        SelfRefine(attempts=2, feedback="Check it.", rewrite="Now better."), problem="q"
+    )
     (first,) = asking.ask()
     assert asking.ask() == [] and asking.open == [first]
     assert first.messages == ({"role": "user", "content": first.messages[0]["content"]},)

@@ -288,16 +288,17 @@ def cut(text: str, step: Step) -> tuple[str, StepEnd | None]:
     """A text up to the first string that ends its step, and which kind that is; a delimiter among
     the blanks at its beginning does not count."""
     blanks = len(text) - len(text.lstrip())
+    kinds: list[tuple[StepEnd, Sequence[str], int]] = [
+        ("end", step.end, 0),
+        ("delimiter", step.delimiters, blanks),
+    ]
     places = [
         (at + len(string), reason)
-        for reason, strings, start in (("end", step.end, 0), ("delimiter", step.delimiters, blanks))
+        for reason, strings, start in kinds
         for string in strings
         if (at := text.find(string, start)) >= 0
     ]
-    if not places:
-        return text, None
-    at, reason = min(places)
-    return text[:at], reason
+    return (text[: min(places)[0]], min(places)[1]) if places else (text, None)
 
 
 def _trunk() -> Segment:

@@ -197,18 +197,18 @@ class AskTell:
         chat = list(template.messages(active.problem.question))
         for place, words in enumerate((*said, text) if text else said):
             chat.append({"role": "user" if place % 2 else "assistant", "content": words})
-        common = {
-            "id": asked.id,
-            "kind": asked.kind,
-            "question": active.problem.question,
-            "text": branch.text if rated else text,
-            "messages": tuple(chat),
-            "prompt": self._driver.engine.decode(branch.tokens),
-        }
+        trial = Trial(
+            asked.id,
+            asked.kind,
+            active.problem.question,
+            branch.text if rated else text,
+            tuple(chat),
+            self._driver.engine.decode(branch.tokens),
+        )
         if asked.step is None:
-            return Trial(**common)
-        return Trial(
-            **common,
+            return trial
+        return replace(
+            trial,
             max_tokens=asked.step.max_tokens,
             stop=asked.step.delimiters,
             end=tuple(asked.step.end),

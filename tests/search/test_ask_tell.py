@@ -247,15 +247,16 @@ def test_a_checkpoint_of_something_else_says_what_differs(tmp_path: Path) -> Non
     file = tmp_path / "state.json"
     asking = ask_tell(BestOfN(n=2), problem="q", checkpoint=file)
     asking.tell(asking.ask()[0], "1")
-    for other, options, message in (
+    changed: list[tuple[Search, dict[str, Any], str]] = [
         (BestOfN(n=3), {}, "search.n: 2 there, 3 here"),
         (Greedy(), {}, "search.class: 'search.best_of_n.BestOfN' there"),
         (BestOfN(n=2), {"seed": 1}, "options.seed: 0 there, 1 here"),
         (BestOfN(n=2), {"problem": Problem("q", id="7")}, "problem.id: '' there, '7' here"),
         (BestOfN(n=2), {"verifier": ArithmeticVerifier()}, "options.verifier: None there"),
-    ):
+    ]
+    for other, options, message in changed:
         with pytest.raises(InvalidInput, match=message):
-            ask_tell(other, **{"problem": "q", "checkpoint": file, **options})
+            ask_tell(other, **{"problem": "q", "checkpoint": file} | options)
     values = json.loads(file.read_text())
     values["made_by"]["version"] = "0.0.1"
     file.write_text(json.dumps(values))

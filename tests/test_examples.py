@@ -15,7 +15,8 @@ from ttc import Engine
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FILES = {"ask_tell.py": [], "beam_search.py": [], "own_search.py": [], "sweep.py": ["2"]}
 SAYS = {
-    "ask_tell.py": r"^x = 3\.\d+, score 0\.\d+, of 32 answers\nthe deepest was improved \d+ times\n$",
+    "ask_tell.py": r"^x = 3\.\d+, score 0\.\d+, of 32 answers\nthe deepest was "
+    r"improved \d+ times\n$",
     "beam_search.py": r"^Tom has .*\n(   \d\.\d\d .*\n)(   +(\d\.\d\d .*|\d+ pruned)\n)*answer: "
     r".*, from \d+ tokens\n$",
     "own_search.py": r"^(\S.*\?  answer \S+, score \d\.\d\d, after [1-3] tries\n){2}0 bytes of "

@@ -453,7 +453,8 @@ def check_needs(user: object, backend: object) -> None:
     for need in needs:
         if need in lacks:
             raise InvalidInput(
-                f"{type(user).__name__} needs {NEEDS[need]}, which its backend has not: {lacks[need]}"
+                f"{type(user).__name__} needs {NEEDS[need]}, and the backend has none: "
+                f"{lacks[need]}"
             )
 
 

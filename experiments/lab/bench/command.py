@@ -88,6 +88,16 @@ def parser() -> argparse.ArgumentParser:
     calls = commands.add_parser("tools", help="word problems with a calculator and without")
     calls.add_argument("--problems", type=int, default=200)
     calls.add_argument("--out", type=Path, default=RESULTS / "tools.json")
+    best = commands.add_parser(
+        "best_searches", help="the best searches on more problems, over some seeds"
+    )
+    best.add_argument("--problems", type=int, default=500)
+    best.add_argument("--seeds", type=numbers, default=[0, 1, 2], help="default: 0,1,2")
+    best.add_argument("--budget", type=int, default=360, help="generated tokens of a problem")
+    best.add_argument(
+        "--runs", type=Path, default=Path("outputs/best_searches"), help="the folder of the runs"
+    )
+    best.add_argument("--out", type=Path, default=RESULTS / "best_searches.json")
     blocks = commands.add_parser("cache", help="RSBCM against LRU in a best-first search")
     blocks.add_argument("--problems", type=int, default=16)
     blocks.add_argument("--model", default="smollm2-135m")
@@ -359,6 +369,14 @@ def _tools(arguments: argparse.Namespace) -> None:
     tools.run(arguments.problems, arguments.out)
 
 
+def _best_searches(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import best_searches
+
+    best_searches.run(
+        arguments.problems, arguments.seeds, arguments.budget, arguments.runs, arguments.out
+    )
+
+
 def _cache(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import cache
 
@@ -540,6 +558,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "hybrid": _hybrid,
     "default_task": _default_task,
     "tools": _tools,
+    "best_searches": _best_searches,
     "cache": _cache,
     "breakdown": _breakdown,
     "sampling": _sampling,

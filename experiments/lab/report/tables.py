@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.fit.train_verifier import card
 from experiments.lab.bench import (
+    best_searches,
     breakdown,
     cache,
     cost_model,
@@ -63,6 +64,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "capture": ("capture", capture.table),
         "reward_model": ("reward_model", reward_model.table),
         "searches": ("searches", searches.table),
+        "best_searches": ("best_searches", best_searches.table),
         "serve": ("serve", serve.table),
     },
     "docs/searches.md": {

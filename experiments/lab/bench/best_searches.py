@@ -1,0 +1,90 @@
+"""The searches that looked best at equal budgets, again on more problems and over some seeds: is one
+of them better than another by more than chance?
+
+Each run is one of `experiments.run`, in a folder that is kept: the same command goes on where it was
+stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import experiments.runs.problem_loop  # noqa: F401  the record names the code that a run uses
+from experiments.eval.compare.figures import pair_figures, row_figures
+from experiments.eval.compare.rows import Row
+from experiments.runs.finished import Run
+from experiments.runs.provenance import provenance
+
+SEARCHES = {
+    "REBASE, n=16": "search=rebase",
+    "beam search, 4 x 4": "search=beam_search",
+    "particle Gibbs, 2 x 8": "search=particle_gibbs",
+    "particle filter, n=16": "search=particle_filter",
+    "best of 18": "search=best_of_n search.n=18 search.max_tokens=64",
+}
+"""What the command of each row sets: the defaults, and as many whole samples as the budget pays
+for."""
+
+LEVEL = 0.05
+
+
+def run(problems: int, seeds: Sequence[int], budget: int, folder: Path, out: Path) -> None:
+    """Make the runs that are missing, print the tables and write the figures."""
+    runs = {name: list[Run]() for name in SEARCHES}
+    for seed in seeds:
+        for name, words in SEARCHES.items():
+            runs[name].append(_run(words, problems, seed, budget, folder))
+    rows = [Row(name, made) for name, made in runs.items()]
+    given = f"--problems {problems} --seeds {','.join(map(str, seeds))} --budget {budget}"
+    record = provenance(
+        f"python -m experiments.bench best_searches {given}",
+        model="smollm2-135m, bfloat16, its real weights",
+    )
+    record |= {"budget": budget, "rows": [], "pairs": pair_figures(rows, every=True)}
+    for row in rows:
+        figures = row_figures(row)
+        del figures["folders"]
+        record["rows"].append(figures | {"settings": SEARCHES[row.name]})
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(table(record))
+
+
+def _run(words: str, problems: int, seed: int, budget: int, folder: Path) -> Run:
+    name = f"{words.removeprefix('search=').partition(' ')[0]}-seed{seed}"
+    settings = [f"dataset.size={problems}", f"run.max_generated_tokens={budget}"]
+    settings += [f"run.seed={seed}", f"run.output_dir={folder}", f"run.name={name}"]
+    command = [sys.executable, "-m", "experiments.run", *settings, *words.split()]
+    subprocess.run(command, check=True)
+    return Run.load(folder / name)
+
+
+def table(record: dict[str, Any]) -> str:
+    """Each search, the best first, and each two of them, as Markdown."""
+    lines = ["| search | accuracy | 95% interval | tokens |", "|---|---|---|---|"]
+    for row in sorted(record["rows"], key=lambda row: -row["accuracy"]):
+        low, high = row["accuracy_95"]
+        lines.append(
+            f"| {row['row']} | {row['accuracy']:.1%} | {low:.1%} to {high:.1%} "
+            f"| {row['generated_tokens']:.0f} |"
+        )
+    lines += [
+        "",
+        "| search | against | difference | 95% interval | p | p, Holm |",
+        "|---" * 6 + "|",
+    ]
+    for pair in sorted(record["pairs"], key=lambda pair: -abs(pair["difference"])):
+        names, gap, ends = [pair["row"], pair["against"]], pair["difference"], pair["difference_95"]
+        if gap < 0:
+            names, gap, ends = names[::-1], -gap, [-end for end in ends[::-1]]
+        mark = "**" if pair["p_holm"] <= LEVEL else ""
+        low, high = (100 * end for end in ends)
+        lines.append(
+            f"| {names[0]} | {names[1]} | {mark}{100 * gap:+.1f}{mark} | {low:+.1f} to {high:+.1f} "
+            f"| {pair['p']:.2g} | {pair['p_holm']:.2g} |"
+        )
+    return "\n".join(lines)

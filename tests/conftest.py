@@ -2,6 +2,7 @@
 pytest-xdist runs as many of them as there are processors; and Triton's interpreter where there is
 no GPU. On a busy machine no property test fails for the time that it takes."""
 
+import gc
 import os
 
 import pytest
@@ -21,3 +22,14 @@ settings.register_profile(
     "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("suite")
+
+
+def pytest_collection() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, so the garbage collector need not look through it: that would take
+    half a second each time."""
+    gc.freeze()
+    gc.enable()

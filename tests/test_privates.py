@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("ttc", "search", "verifiers", "experiments", "tests")
 ALLOWED = {
@@ -87,6 +89,7 @@ print(Mine()._seven, "_one", config._target_)
     ]
 
 
+@pytest.mark.slow
 def test_no_test_uses_private_names_of_other_modules() -> None:
     tests = ROOT / "tests"
     names = {

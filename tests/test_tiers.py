@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 SLOW_FILES = {
     "tests/experiments/test_serve_soak.py",
     "tests/search/test_real_model.py",
+    "tests/search/test_types.py",
     "tests/ttc/model/test_default_model.py",
     "tests/ttc/placement/test_placed_loading.py",
 }

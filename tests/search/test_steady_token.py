@@ -55,8 +55,9 @@ class Calls:
         return next(files for files in steps if len(files) == length)
 
 
-@pytest.mark.slow
-def test_a_steady_token_of_a_beam_search_is_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_steady_token_of_a_beam_search_is_few_calls_as_the_drawing_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = Engine.from_pretrained("smollm2-135m", device="cpu", dtype="float32")
     if not isinstance(engine.runner, FusedRunner):
         pytest.skip(f"layers are not compiled here: {engine.runner.reason}")
@@ -68,19 +69,8 @@ def test_a_steady_token_of_a_beam_search_is_few_calls(monkeypatch: pytest.Monkey
     files = calls.steady(16)
     assert len(files) <= 165
     assert len({file for file in files if file.startswith(ROOMS)}) <= 12
-
-
-def test_the_drawing_of_a_token_names_what_really_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine.from_pretrained("smollm2-135m", device="cpu", dtype="float32")
-    if not isinstance(engine.runner, FusedRunner):
-        pytest.skip(f"layers are not compiled here: {engine.runner.reason}")
     text = (ROOT / "docs" / "architecture.md").read_text()
     (drawing,) = re.findall(r"## The walk of a token.*?```(.*?)```", text, re.DOTALL)
     named = set(re.findall(r"\b(?:[A-Z]\w+\.\w+|draw_tokens|draw|draw_compiled)\b", drawing))
-    calls = Calls(monkeypatch)
-    search = BeamSearch(beam_size=2, beam_width=2, max_steps=2, step_tokens=8)
-    solve(
-        search, engine=engine, verifier=ArithmeticVerifier(), problem="What is 3 * 4 - 2?", seed=0
-    )
     outside = {"Driver.events", "Driver.step", "Driver.decode"}  # they call what is counted
     assert len(named) > 12 and named - outside <= calls.names

@@ -30,6 +30,7 @@ def calls(engine: Backend, problems: list[Problem]) -> None:
 """
 
 
+@pytest.mark.slow
 def test_a_type_checker_finds_wrong_options(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     file = tmp_path / "calls.py"
     file.write_text(CALLS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, get_args
 
-from search.base import Case, Search, SearchSteps, expand
+from search.base import Case, Limit, Search, SearchSteps, expand
 from search.selection import C, Chosen, vote
+from search.tool_votes import ToolVote, vote_on_calls
 from ttc.protocols import Aggregation, Extract, Need, Rate
 from ttc.tree.branch import Branch
 
@@ -16,13 +18,20 @@ class SelfConsistency(Search):
     """`n` samples; the answer with most votes, or with `weighted` the highest total score.
 
     statistics: keep what selection rules by the model's own confidence need (see `Step`).
+    tool_vote: vote on calls of tools that are left to the caller: by the tools' names, by their
+        arguments, or first by the names ("tool_hierarchical"). exclude_args: arguments that have no
+        say in it, as times and numbers of requests.
     """
+
+    limits: ClassVar[Mapping[str, Limit | tuple[str, ...]]] = {"tool_vote": get_args(ToolVote)}
 
     n: int = 16
     max_tokens: int = 256
     weighted: bool = False
     aggregation: Aggregation = "last"
     statistics: bool = False
+    tool_vote: ToolVote = "none"
+    exclude_args: tuple[str, ...] = ()
 
     @property
     def needs_verifier(self) -> bool:
@@ -40,4 +49,8 @@ class SelfConsistency(Search):
         return branches
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+        if self.tool_vote != "none":
+            return vote_on_calls(
+                candidates, extract, self.weighted, self.tool_vote, self.exclude_args
+            )
         return vote(candidates, extract, self.weighted)

@@ -137,6 +137,9 @@ def _label(step: Step, count: int, span: tuple[float, float]) -> Text:
         label.append(f" (answer) {answer}" if thought else answer, style=style)
     elif not thought:
         label.append("...", style=style)
+    if calls := step.node.tool_calls:
+        names = ", ".join(dict.fromkeys(printable(call.name) for call in calls))
+        label.append(f" (called {names})", style="dim")
     if step.state == "finished":
         label.append(" (end)", style="dim")
     if count > 1:

@@ -182,6 +182,7 @@ def outcome(result: Result, backend: Backend) -> str:
         + (f" ({usage.thinking_tokens:,} of thoughts)" if usage.thinking_tokens else ""),
         f"{usage.verifier_tokens:,} verifier tokens",
     ]
+    cost += [f"{usage.tool_calls:,} calls of tools"] if usage.tool_calls else []
     cost += [f"{len(result.tree):,} nodes", f"{usage.wall_s:.1f} s"]
     if (memory := getattr(backend, "memory", None)) is not None:
         cost.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from omegaconf import DictConfig
@@ -54,6 +55,7 @@ def problem_record(result: Result, task: Task, with_tokens: bool = False) -> dic
             "tokens": len(branch.generated),
             **own_figures(branch),
             **_thinking(branch),
+            **_tools(branch),
             "substituted": None if branch.substituted is None else branch.substituted.similarity,
         }
         for branch, mark in zip(result.branches, marks, strict=True)
@@ -111,6 +113,11 @@ def _thinking(branch: BranchRecord) -> dict[str, Any]:
     if not branch.thought and not branch.thinking_tokens:
         return {}
     return {"thought": branch.thought, "thinking_tokens": branch.thinking_tokens}
+
+
+def _tools(branch: BranchRecord) -> dict[str, Any]:
+    """The calls that a branch has made; nothing where there are none."""
+    return {"tool_calls": list(map(asdict, branch.tool_calls))} if branch.tool_calls else {}
 
 
 def _has_no_end(result: Result) -> bool:

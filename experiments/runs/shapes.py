@@ -15,6 +15,13 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(gt=-1e18, lt=1e18)]
 
 
+class ToolCall(TypedDict, total=False):
+    name: Required[str]
+    arguments: dict[str, Any]
+    answer: str | None
+    failed: bool
+
+
 class Branch(TypedDict, total=False):
     path: Required[list[Count]]
     answer: Required[str | None]
@@ -23,6 +30,7 @@ class Branch(TypedDict, total=False):
     text: str
     thought: str
     thinking_tokens: Count
+    tool_calls: list[ToolCall]
     vote: str | None
     score: Number | None
     step_scores: list[Number]
@@ -43,6 +51,7 @@ class TreeNode(TypedDict, total=False):
     status: str
     start: Count
     thought: Count
+    tool_calls: list[ToolCall]
     own_tokens: Count
     token_ids: list[Count]
     logprobs: list[Number | None]

@@ -18,6 +18,8 @@ from tests.helpers.tools import Letter, counting, letter, tool
 from ttc import Branch, InvalidInput
 from ttc.results import Result
 from ttc.tools.base import Tools
+from ttc.tools.call import Written
+from ttc.tools.formats import from_json
 
 WAIT_S = 60.0
 """Longer than any machine takes, where a test would else wait for ever."""
@@ -304,3 +306,41 @@ def test_a_function_is_a_tool_by_its_hints_and_docstring() -> None:
     (branch,) = run(says(said + "5."), [add], Greedy(max_tokens=len(said) + 2)).branches
     assert branch.text == said + "\n<tool_response>\n5\n</tool_response>\n5."
     assert branch.answer_text == "5."
+
+
+@pytest.mark.parametrize(
+    ("how", "excluded", "best"),
+    [
+        ("tool_name", (), 0),
+        ("tool_args", (), 2),
+        ("tool_hierarchical", (), 1),
+        ("tool_hierarchical", ("at",), 0),
+        ("none", (), 0),
+    ],
+)
+def test_a_vote_on_calls_is_one_on_what_is_called(
+    how: Any, excluded: tuple[str, ...], best: int
+) -> None:
+    """Of the names, of the arguments, or first of the names; not where most call nothing."""
+
+    class Json(Letter):
+        def calls(self, text: str) -> list[Written]:
+            return [from_json(text[:-1], 0)]
+
+    said = [
+        '{"name": "f", "arguments": {"x": 1, "at": 5}}',
+        '{"name": "f", "arguments": {"x": 2, "at": 8}}',
+        '{"name": "g", "arguments": {"x": 3, "at": 8}}',
+        '{"name": "f", "arguments": {"x": 2, "at": 8}}',
+        '{"name": "g", "arguments": {"x": 3, "at": 8}}',
+        '{"name": "f", "arguments": {"x": 1, "at": 6}}',
+        '{"name": "h", "arguments": {"x": 3, "at": 8}}',
+    ]
+    schemas = [tool(print, name, x="integer", at="integer").schema for name in "fgh"]
+    search = SelfConsistency(n=len(said), max_tokens=60, tool_vote=how, exclude_args=excluded)
+    tools = Tools(schemas, format=type("Json", (Json,), {"ends": ("7",)})())
+    result = run(says(*(text + "7" for text in said)), tools, search)
+    assert result.best is not None and result.best.path == (best,)
+    plain = SelfConsistency(n=3, max_tokens=60, tool_vote=how)
+    result = run(says(said[0] + "7", "y0", "y0"), tools, plain)
+    assert result.answer == "y0"

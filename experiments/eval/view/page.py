@@ -14,6 +14,7 @@ from experiments.runs.reading import check_whole
 from experiments.runs.records import chosen_branch
 from experiments.runs.summary import failed, seconds_at_work, summarise
 from ttc.errors import InvalidInput
+from ttc.tools.call import spelt
 
 TEMPLATE = Path(__file__).with_name("page.html")
 BARS = 20
@@ -103,7 +104,7 @@ def _problem(record: dict[str, Any]) -> dict[str, Any]:
         "skipped": record["usage"].get("verifications_skipped", 0),
         "usage": {
             name: record["usage"].get(name, 0)
-            for name in ("generated_tokens", "verifier_tokens", "thinking_tokens")
+            for name in ("generated_tokens", "verifier_tokens", "thinking_tokens", "tool_calls")
         },
         "chosen": next((node["id"] for node in record["tree"] if node["path"] == path), None),
         "nodes": nodes,
@@ -118,12 +119,19 @@ def _node(node: dict[str, Any], branch: dict[str, Any] | None) -> dict[str, Any]
             for name in ("id", "parent", "path", "text", "score", "step_scores", "status")
         },
         "thought": node["text"][: node.get("thought", 0)],
+        "calls": list(map(_call, node.get("tool_calls", ()))),
         "from": node["start"],
         "own": node["own_tokens"],
         "logprob": sum(known) / len(known) if known else None,
         "answer": None if branch is None else branch["answer"],
         "correct": None if branch is None else branch["correct"],
     }
+
+
+def _call(call: dict[str, Any]) -> str:
+    """A call of a tool and what was answered."""
+    said = "(left to the caller)" if call.get("answer") is None else call["answer"]
+    return f"{spelt(call['name'], call.get('arguments', {}))}\n{said}"
 
 
 def _natural(record: dict[str, Any]) -> list[tuple[int, str]]:

@@ -42,8 +42,8 @@ def calculate(expression: str) -> str:
 
 def _value(node: ast.expr) -> float:
     value: float
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        value = node.value
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        value = node.value  # type: ignore[assignment]
     elif isinstance(node, ast.BinOp) and type(node.op) in BINARY:
         value = BINARY[type(node.op)](_value(node.left), _value(node.right))
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

@@ -154,7 +154,10 @@ class ResponseTemplate(ToolFormat):
             return [Written("", {}, 0, f"the call cannot be read ({said})")]
         found = list[Written]()
         for call in message.get("tool_calls") or []:
-            function = call.get("function", call)
+            function = call.get("function", call) if isinstance(call, Mapping) else None
+            if not isinstance(function, Mapping):
+                found.append(Written("", {}, 0, f"the call {call!r:.80} names no function"))
+                continue
             start = max(0, text.find(str(function.get("name"))))
             found.append(_checked(function.get("name"), function.get("arguments"), start))
         return found

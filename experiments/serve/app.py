@@ -108,7 +108,8 @@ class Api:
             body = read(kind, await body_of(request, self.max_body_bytes))
             name, search = self.offer.search(body)
             prepared = await asyncio.to_thread(self.preparer.prepare, body, name, search)
-            follow = body.stream and name == PLAIN
+            reply = Reply(self.service.engine, prepared)
+            follow = body.stream and name == PLAIN and reply.follows
             tickets = [
                 Ticket(
                     problem,
@@ -124,9 +125,7 @@ class Api:
         except Refusal as refusal:
             self.metrics.ended(name, refusal.status, time.monotonic() - began)
             raise
-        exchange = Exchange(
-            self.service, self.metrics, tickets, Reply(self.service.engine, prepared), began
-        )
+        exchange = Exchange(self.service, self.metrics, tickets, reply, began)
         return EventStream(exchange) if body.stream else await exchange.whole(request)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ttc.errors import InvalidInput
@@ -13,14 +13,16 @@ from ttc.text.prompt import PromptTemplate
 
 @dataclass(frozen=True)
 class Conversation(PromptTemplate):
-    """A chat whose last message, the user's, is the question. A search that varies the instruction
-    varies this message.
+    """A chat whose last message, the user's or a tool's, is the question. A search that varies the
+    instruction varies this message.
 
-    earlier: the messages before it, each with its role and content.
+    earlier: the messages before it, each with its role and content. last: what the last one has
+    beside its content.
     """
 
     instruction: str = "{question}"
-    earlier: tuple[Mapping[str, str], ...] = ()
+    earlier: tuple[Message, ...] = ()
+    last: Mapping[str, Any] = field(default_factory=lambda: {"role": "user"})
 
     what: ClassVar[str] = "the last message"
     way_out: ClassVar[str] = (
@@ -36,4 +38,9 @@ class Conversation(PromptTemplate):
         return True
 
     def messages(self, question: str) -> list[Message]:
-        return [*self.earlier, *super().messages(question)]
+        *before, asked = super().messages(question)
+        earlier = list(self.earlier)
+        if before and earlier and earlier[0]["role"] == "system":
+            both = f"{earlier[0]['content']}\n\n{before.pop(0)['content']}"
+            earlier[0] = {**earlier[0], "content": both}
+        return [*before, *earlier, {**asked, **self.last}]

@@ -78,9 +78,12 @@ class Exchange:
                     yield event(reply.progress(ticket.progress))
             result = ticket.outcome()
             for index, choice in enumerate(reply.choices(result)):
-                parts = reply.streamed(choice.token_ids) if ticket.follow else reply.said(choice)
+                whole = ticket.follow and not choice.calls
+                parts = reply.streamed(choice.token_ids) if whole else reply.said(choice)
                 for field, text in _news(sent[index], parts):
                     yield event(reply.piece(index, text, field=field))
+                if choice.calls:
+                    yield event(reply.called(index, choice))
                 account = {"search": reply.account([result])}
                 yield event(reply.piece(index, "", choice.finish_reason) | account)
             if reply.body.stream_options.include_usage:

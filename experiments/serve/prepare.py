@@ -18,9 +18,13 @@ from search.options import SolveOptions
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.protocols import Problem
 from ttc.text.prompt import PromptTemplate
+from ttc.tools.base import Tools
 
 MAX_STOPS = 16
 """Stop strings of one request: each is looked for after every token."""
+
+MAX_CALLS = 128
+"""Calls of tools in one answer."""
 
 CLIENT_LIMITS = ("max_generated_tokens", "max_wall_s")
 """What a request may say of its budget."""
@@ -94,14 +98,15 @@ class Preparer:
         )
 
     def _chat(self, body: ChatBody) -> tuple[list[str], PromptTemplate]:
-        *earlier, last = body.messages
-        if last.role != "user":
+        last = body.messages[-1]
+        if last.role not in ("user", "tool"):
             raise Refusal(
                 400,
-                f"the last message is the {last.role}'s; end with one of the user",
+                f"the last message is the {last.role}'s; end with one of the user or of a tool",
                 param="messages",
             )
-        before = tuple(message.as_template() for message in earlier)
+        *before, asked = named([message.as_template() for message in body.messages])
+        del asked["content"]
         for name, value in body.chat_template_kwargs.items():
             if name in NO_VARIABLES:
                 raise Refusal(
@@ -114,7 +119,7 @@ class Preparer:
                 raise Refusal(400, message, param="chat_template_kwargs")
         options = {**self.chat_options, **body.chat_template_kwargs}
         try:
-            return [last.text], Conversation(earlier=before, options=options)
+            return [last.text], Conversation(earlier=tuple(before), last=asked, options=options)
         except InvalidInput as error:
             raise Refusal.of(error, "chat_template_kwargs") from error
 
@@ -127,8 +132,23 @@ class Preparer:
             template=template,
             end=body.stops,
             budget=self._budget(body),
+            tools=self._tools(body),
             **reading,
         )
+
+    def _tools(self, body: Body) -> Any:
+        """Those that the client runs, else those of the server."""
+        if not isinstance(body, ChatBody):
+            return None
+        if not body.tools:
+            return self.options.tools
+        if body.tool_choice == "none":
+            return None
+        try:
+            schemas = [tool.model_dump() for tool in body.tools]
+            return Tools(schemas, calls_per_branch=MAX_CALLS if body.parallel_tool_calls else 1)
+        except InvalidInput as error:
+            raise Refusal.of(error, "tools") from error
 
     def _budget(self, body: Body) -> Budget:
         """What the server allows, or less."""
@@ -154,6 +174,20 @@ class Preparer:
                 f"the prompt has {len(tokens)} tokens, and this server takes {limit}; shorten it"
             )
         return tokens
+
+
+def named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in which those of tools have the names of what was called, as some templates want
+    them."""
+    names = {
+        call["id"]: call["function"]["name"]
+        for message in messages
+        for call in message.get("tool_calls", ())
+    }
+    for message in messages:
+        if message["role"] == "tool" and not message["name"]:
+            message["name"] = names.get(message["tool_call_id"], "")
+    return messages
 
 
 def _texts(body: CompletionBody) -> tuple[list[str], PromptTemplate]:

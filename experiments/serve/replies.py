@@ -18,6 +18,7 @@ from ttc.protocols import Backend
 from ttc.results import BranchRecord, Progress, Result
 from ttc.text.thinking_marks import Parted
 from ttc.text.thoughts import Thoughts
+from ttc.tools.call import ToolCall
 
 REASONING, CONTENT = "reasoning_content", "content"
 FIELDS = {True: REASONING, False: CONTENT}
@@ -35,6 +36,7 @@ class Choice:
     finish_reason: str
     token_ids: Sequence[int]
     answer_tokens: int = 0
+    calls: Sequence[ToolCall] = ()
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,18 @@ class Reply:
     def _choice(self, branch: BranchRecord) -> Choice:
         tokens = branch.generated
         ended = branch.finish_reason in ("eos", "end")
+        calls = [call for call in branch.tool_calls if call.answer is None]
         parts = Parted(branch.thought, branch.answer_text)
         limit = None if self.body.thinking_token_budget is not None else self.body.token_limit
         if limit is not None and len(tokens) > limit:
-            tokens, ended = tokens[:limit], False
+            tokens, ended, calls = tokens[:limit], False, []
             parts = self._split(tokens)
         thought = self.cut(parts.thought)
         in_thought = parts.answer is None or len(thought) < len(parts.thought)
         answer = None if in_thought else self.cut(parts.answer or "")
         text = self.cut(self.engine.decode(tokens))
-        reason, count = "stop" if ended else "length", _answer_tokens(branch, tokens)
-        return Choice(text, thought, answer, reason, tokens, count)
+        reason = "tool_calls" if calls else "stop" if ended else "length"
+        return Choice(text, thought, answer, reason, tokens, _answer_tokens(branch, tokens), calls)
 
     def _split(self, tokens: Sequence[int]) -> Parted:
         if self.thoughts is None:
@@ -133,9 +136,22 @@ class Reply:
         return parts
 
     def _without_half_stop(self, text: str) -> str:
-        cut = self.cut(text)
-        held = max(map(len, self.request.config.end), default=1) - 1
-        return cut if len(cut) < len(text) else text[: max(0, len(text) - held)]
+        """A text up to a stop string or a call, without what may begin one."""
+        tools = self.request.config.tools
+        stops = (*self.request.config.end, *(() if tools is None else tools.format.begins))
+        places = [at for stop in stops if (at := text.find(stop)) >= 0]
+        held = max(map(len, stops), default=1) - 1
+        return text[: min(places)] if places else text[: max(0, len(text) - held)]
+
+    @property
+    def follows(self) -> bool:
+        """Whether the text of a branch is sent as it comes: where it is known which part of it may
+        become a call."""
+        tools = self.request.config.tools
+        if tools is None:
+            return True
+        known = bool(tools.format.begins) and not tools.format.in_thoughts
+        return known and all(tool.run is None for tool in tools.tools.tools)
 
     @property
     def _field(self) -> str:
@@ -162,7 +178,20 @@ class Reply:
         message: dict[str, Any] = {"role": "assistant", "content": choice.answer, "refusal": None}
         if choice.thought:
             message[REASONING] = choice.thought
+        if choice.calls:
+            message["content"] = choice.answer or None
+            message["tool_calls"] = list(map(self._called, choice.calls))
         return {"message": message}
+
+    def _called(self, call: ToolCall) -> dict[str, Any]:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        function = {"name": call.name, "arguments": arguments}
+        return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
+
+    def called(self, index: int, choice: Choice) -> dict[str, Any]:
+        """A part that tells the calls of a choice."""
+        calls = [{"index": i, **self._called(call)} for i, call in enumerate(choice.calls)]
+        return self._chunk([_numbered(index, {"delta": {"tool_calls": calls}}, None)])
 
     def piece(
         self,

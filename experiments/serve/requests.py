@@ -25,7 +25,6 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "frequency_penalty": 0,
     "logit_bias": {},
     "tools": [],
-    "tool_choice": "none",
     "response_format": {"type": "text"},
 }
 """Fields that are not offered, and the values with which they ask for nothing."""
@@ -48,13 +47,61 @@ class Part(BaseModel):
     text: str
 
 
+class Function(BaseModel):
+    """What is told of a tool."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    name: str = Field(min_length=1, max_length=128)
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class ToolBody(BaseModel):
+    """A tool that the client runs."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    type: Literal["function"]
+    function: Function
+
+
+class CalledFunction(BaseModel):
+    """arguments: as JSON."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    name: str
+    arguments: str = "{}"
+
+    @property
+    def given(self) -> Any:
+        """The arguments as chat templates take them; what is no JSON stays text."""
+        try:
+            return json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            return self.arguments
+
+
+class Call(BaseModel):
+    """A call that the model has made."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(BaseModel):
-    """A message of a chat. `developer` is today's name of `system`."""
+    """A message of a chat. `developer` is today's name of `system`.
+
+    tool_calls: of the assistant. tool_call_id, name: which of them a tool's message answers.
+    """
 
     # clients send an assistant's message back as they got it
     model_config = ConfigDict(extra="ignore", strict=True)
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part] | None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
     @model_validator(mode="after")
     def _null_of_the_assistant_alone(self) -> Message:
@@ -73,9 +120,22 @@ class Message(BaseModel):
             else "\n".join(part.text for part in self.content)
         )
 
-    def as_template(self) -> dict[str, str]:
+    def as_template(self) -> dict[str, Any]:
         """As chat templates take it."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": self.text}
+        if self.role == "tool":
+            message |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
+        if self.role == "assistant" and self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": call.function.given},
+                }
+                for call in self.tool_calls
+            ]
+        return message
 
 
 class StreamOptions(BaseModel):
@@ -124,9 +184,12 @@ class Body(BaseModel):
 
 class ChatBody(Body):
     """A body of /v1/chat/completions. chat_template_kwargs: further variables for the chat
-    template."""
+    template. tools: those that the client runs; `tool_choice` "none" leaves them out."""
 
     messages: list[Message] = Field(min_length=1)
+    tools: list[ToolBody] = Field([], max_length=128)
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: bool = True
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_WHOLE)
     chat_template_kwargs: dict[str, bool | int | float | str | None] = {}
 

@@ -175,6 +175,7 @@ def test_no_more_connections_are_open_than_the_setting_says() -> None:
 # ---------------------------------------------------------------- what goes wrong
 
 
+WEATHER = {"type": "function", "function": {"name": "weather"}}
 BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "huge"}, 404, "use one of tiny, tiny\\+best_of_n"),
     ({"model": "tiny+nope"}, 404, "does not exist"),
@@ -194,7 +195,9 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"max_wall_s": 61}, 400, "max_wall_s=61.0 is more than this server's 60"),
     ({"max_wall_s": 0}, 400, "max_wall_s=0"),
     ({"temperature": -1}, 400, "temperature=-1: "),
-    ({"tools": [{"type": "function"}]}, 400, "tools is not offered here"),
+    ({"tools": [{"type": "function"}]}, 400, "tools.0.function"),
+    ({"tools": [WEATHER], "tool_choice": "required"}, 400, "tool_choice='required'"),
+    ({"tools": [WEATHER, WEATHER]}, 400, "two tools are called weather"),
     ({"top_k": 2**63}, 400, "top_k=9223372036854775808: .*less than or equal to 2147483647"),
     ({"top_k": 10**30}, 400, "top_k=1000"),
     ({"top_k": 10**400}, 400, "top_k=1000"),
@@ -229,7 +232,8 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
         "type='image_url' is not taken",
     ),
     ({"messages": []}, 400, "messages=\\[\\]"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role='tool'"),
+    ({"messages": [{"role": "function", "content": "x"}]}, 400, "messages.0.role='function'"),
+    ({"messages": [{"role": "tool"}]}, 400, "the tool's content is null"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "end with one of the user"),
     ({"messages": [{"role": "user", "content": "x" * 1100}]}, 400, "model's context of 1024"),
     ({"answer_kind": "rhyme"}, 400, "rhyme"),

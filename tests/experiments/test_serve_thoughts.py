@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,14 +11,8 @@ pytest.importorskip("openai")
 
 import openai
 
-from experiments.serve.app import Api
-from experiments.serve.launch import bind
-from experiments.serve.offer import Offer
-from experiments.serve.service import Service
-from experiments.serve.web import server
-from search import SelfConsistency
-from search.options import SolveOptions
-from tests.helpers.thinking import OPENING, SWITCHED, TURNS, Written, thinker
+from tests.helpers.chat_server import served
+from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
 
 TAGS = ("<think>", "</think>")
 R1, QWEN3 = thinker(OPENING, plain=TAGS), thinker(SWITCHED, plain=TAGS)
@@ -34,47 +24,6 @@ HARMONY = (
     "answer is 18."
 )
 GO: list[Any] = [{"role": "user", "content": "go"}]
-
-
-@contextmanager
-def served(
-    says: Sequence[str],
-    tokenizer: Any,
-    chat_options: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Iterator[openai.OpenAI]:
-    with serving(Written(says, tokenizer), chat_options, **options) as client:
-        yield client
-
-
-@contextmanager
-def serving(
-    engine: Any, chat_options: Mapping[str, Any] | None = None, **options: Any
-) -> Iterator[openai.OpenAI]:
-    """A client of a server of this engine."""
-    offer = Offer("m", {"self_consistency": SelfConsistency(n=3, max_tokens=90)}, 200, 16)
-    api = Api(
-        Service(engine, 16),
-        offer,
-        SolveOptions(**options),
-        20_000,
-        chat_options=chat_options or {},
-    )
-    socket = bind("127.0.0.1", 0)
-    web = server(api)
-    thread = Thread(target=lambda: web.run(sockets=[socket]), daemon=True)
-    thread.start()
-    until = time.monotonic() + 200
-    while not web.started:
-        assert time.monotonic() < until, "the server has not started"
-        time.sleep(0.01)
-    url = f"http://127.0.0.1:{socket.getsockname()[1]}/v1"
-    try:
-        with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=300) as client:
-            yield client
-    finally:
-        web.should_exit = True
-        thread.join(30)
 
 
 def whole(client: openai.OpenAI, **options: Any) -> tuple[str | None, str | None]:

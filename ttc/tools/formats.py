@@ -20,10 +20,13 @@ Schema = Mapping[str, Any]
 class ToolFormat:
     """One way to write calls.
 
-    ends: strings at which a call ends that goes without the end of the model's turn. inline: the
-    answer stands in the middle of the model's own words. in_thoughts: calls may stand in thoughts.
+    begins: strings before which a text is no call; none where that is not known.
+    ends: strings at which a call ends that goes without the end of the model's turn.
+    inline: the answer stands in the middle of the model's own words.
+    in_thoughts: calls may stand in thoughts.
     """
 
+    begins: ClassVar[tuple[str, ...]] = ()
     ends: ClassVar[tuple[str, ...]] = ()
     inline: ClassVar[bool] = False
     in_thoughts: ClassVar[bool] = False
@@ -65,6 +68,7 @@ def described(tools: Sequence[Schema]) -> str:
 class Hermes(ToolFormat):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one or several."""
 
+    begins = ("<tool_call>",)
     ends = ("</tool_call>",)
     pattern = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
@@ -81,6 +85,7 @@ class Llama(ToolFormat):
     (Llama's `ipython`)."""
 
     tag = "<|python_tag|>"
+    begins = (tag, "{")
     ends_of_turn = re.compile(r"(<\|eot_id\|>|<\|eom_id\|>)\s*$")
 
     def calls(self, text: str) -> list[Written]:
@@ -173,6 +178,7 @@ class Calculator(ToolFormat):
     Prompts show it by solved examples.
     """
 
+    begins = ("<<",)
     ends = ("=",)
     inline = True
     in_thoughts = True

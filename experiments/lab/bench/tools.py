@@ -89,6 +89,7 @@ def run(count: int, out: Path) -> None:
             )
             right[search_name, arm] = correct = [r.answer == r.problem.answer for r in results]
             rows.append({"search": search_name, "arm": arm, **_figures(results, correct)})
+            print(json.dumps(rows[-1]), flush=True)
             if tool:
                 rows[-1]["p"] = _p(right[search_name, "plain"], correct)
     record = provenance(

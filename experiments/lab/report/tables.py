@@ -29,6 +29,7 @@ from experiments.lab.bench import (
     serve,
     serve_aims,
     stored_profile,
+    tools,
 )
 from experiments.lab.paper import capture
 from experiments.lab.paper.rksc import plots
@@ -75,6 +76,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "serve_aims": ("serve_aims", serve_aims.table),
     },
     "docs/remote.md": {"remote": ("remote", remote.table)},
+    "docs/tools.md": {"tools": ("tools", tools.table)},
     "docs/running.md": {"scale": ("scale", scale.table)},
     "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {

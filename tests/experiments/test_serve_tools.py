@@ -1,0 +1,115 @@
+"""The server and tools that its clients run: calls in replies, whole and streamed, and their answers
+in what is sent back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("openai")
+
+import openai
+
+from tests.helpers.chat_server import served
+from tests.helpers.thinking import thinker
+from ttc.tree.branch import Branch
+
+TEMPLATE = (
+    "{% if tools %}<turn>tools\n{{ tools | tojson }}<eos>{% endif %}"
+    "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "</tool_call>{% endfor %}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
+OWN = thinker(TEMPLATE)
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+GO: list[Any] = [{"role": "user", "content": "Rome?"}]
+
+
+def call(city: str) -> str:
+    return f'<tool_call>{{"name": "weather", "arguments": {{"city": "{city}"}}}}</tool_call>'
+
+
+def asked(client: openai.OpenAI, **options: Any) -> Any:
+    given: Any = {"model": "m", "messages": GO, "max_tokens": 200, "tools": [WEATHER]} | options
+    return client.chat.completions.create(**given)
+
+
+def test_a_call_comes_back_and_its_answer_is_taken() -> None:
+    prompts = list[str]()
+
+    def says(branch: Branch) -> str:
+        prompts.append(OWN.decode(branch.tokens[: branch.prompt_length]))
+        return "Wet." if "<turn>tool\n" in prompts[-1] else f"Let me look. {call('Rome')}"
+
+    with served(says, OWN) as client:
+        choice = asked(client).choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me look. ")
+        (made,) = choice.message.tool_calls
+        assert made.function.name == "weather"
+        assert json.loads(made.function.arguments) == {"city": "Rome"}
+        answer = {"role": "tool", "tool_call_id": made.id, "content": "rain"}
+        choice = asked(client, messages=[*GO, choice.message, answer]).choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("stop", "Wet.")
+        assert choice.message.tool_calls is None
+    assert prompts[1] == OWN.apply_chat_template(
+        [
+            GO[0],
+            {
+                "role": "assistant",
+                "content": "Let me look. ",
+                "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Rome"}}}],
+            },
+            {"role": "tool", "content": "rain"},
+        ],
+        tools=[{**WEATHER, "function": {**WEATHER["function"], "description": ""}}],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+
+
+@pytest.mark.parametrize("said", ["Let me look. ", ""])
+def test_a_streamed_call_is_a_delta_of_its_own(said: str) -> None:
+    with served([said + call("Rome")], OWN) as client:
+        text, calls, reasons = "", list[Any](), list[str]()
+        for chunk in asked(client, stream=True):
+            delta = chunk.choices[0].delta
+            text += delta.content or ""
+            calls += delta.tool_calls or []
+            reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
+    assert (text, reasons) == (said, ["tool_calls"])
+    assert [json.loads(made.function.arguments) for made in calls] == [{"city": "Rome"}]
+
+
+def test_what_only_looks_like_a_call_is_text() -> None:
+    """Also where no tools are offered, or none is to be called."""
+    for said, options in [
+        ("2 <tool_c", {}),
+        (call("Rome"), {"tools": []}),
+        (call("Rome"), {"tool_choice": "none"}),
+        (call("Rome").replace("weather", "time"), {}),
+    ]:
+        with served([said], OWN) as client:
+            choice = asked(client, **options).choices[0]
+            assert (choice.message.content, choice.finish_reason) == (said, "stop")
+            chunks = list(asked(client, stream=True, **options))
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == said
+
+
+def test_two_calls_are_one_where_the_client_wants_them_one_by_one() -> None:
+    with served([call("Rome") + call("Oslo")], OWN) as client:
+        assert len(asked(client).choices[0].message.tool_calls) == 2
+        one = asked(client, parallel_tool_calls=False).choices[0].message.tool_calls
+        assert [json.loads(made.function.arguments)["city"] for made in one] == ["Rome"]
+
+
+def test_samples_vote_on_what_to_call() -> None:
+    says = [call("Rome"), call("Oslo"), call("Oslo")]
+    with served(says, OWN) as client:
+        search = {"name": "self_consistency", "tool_vote": "tool_hierarchical"}
+        message = asked(client, extra_body={"search": search}).choices[0].message
+    assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Oslo"}

@@ -37,6 +37,7 @@ from ttc.residency.resident import Resident
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_marks import ThinkingMarks
 from ttc.text.thoughts import Setting
+from ttc.tools.base import Tools
 from ttc.tree.sharing import Sharing
 
 
@@ -168,8 +169,14 @@ def solve_options(
         thinking_marks=thinking_marks(config),
         end=tuple(config.dataset.end),
         budget=make_budget(config),
-        tools=_made(config.tools),
+        tools=make_tools(config),
     )
+
+
+def make_tools(config: DictConfig) -> Tools | None:
+    """The tools that branches may call."""
+    tools: Tools | None = _made(config.tools)
+    return tools
 
 
 def check_run(config: DictConfig) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.runs.build import source_options, thinking_marks
+from experiments.runs.build import make_tools, source_options, thinking_marks
 from experiments.runs.data import Task
 from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
+from ttc.tools.chat import ToolChat
 
 SHOWN = 3
 
@@ -24,6 +25,8 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
     thoughts = Thoughts.of(tokenizer, thinking_marks(config))
     mode = config.search.get("thinking", "auto")
     template, _ = switched(template, mode, tokenizer, thoughts)
+    if (tools := make_tools(config)) is not None:
+        template = ToolChat.of(tools, template, tokenizer).template
     parts = [OmegaConf.to_yaml(config, resolve=True).rstrip()]
     for problem in task.problems[:SHOWN]:
         text = template.text(problem.question, tokenizer)

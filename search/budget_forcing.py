@@ -81,7 +81,7 @@ class BudgetForcing(Search):
             before = chain[-1]
             chain += yield Expand([before], 1, Step(left, mark or None, case.end), self.sampling)
             yield Release([before])
-            left -= len(chain[-1].tokens) - len(before.tokens)
+            left -= chain[-1].written_since(len(before.tokens))
             was_cut = chain[-1].step_reasons[-1] not in ("delimiter", "eos", "end")
             if was_cut or not waits or not left:
                 return

@@ -60,7 +60,7 @@ class ForkThink(Search):
                 share = (self.n - 1) // len(points) + (
                     points.index(branch) < (self.n - 1) % len(points)
                 )
-                left = longest - (len(branch.tokens) - len(root.tokens))
+                left = longest - branch.written_since(len(root.tokens))
                 rest = case.answer(max(1, min(self.max_tokens, left)))
                 seed += yield from expand([branch], share, rest, self.sampling)
         chains = seed or [branch for branch in path[-1:] if branch is not root]

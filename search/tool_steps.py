@@ -80,7 +80,8 @@ class ToolStep:
     """The step of one branch that may call tools, around its phases of thinking and answering.
 
     calls: those that it waits for. runs: the work on each. last: the special token that ended the
-    model's turn with them, "" for none. start: the token with which the first of them begins.
+    model's turn with them, "" for none. start, told: the tokens with which the first of them
+    begins, and the answers do.
     texts: what the branch is told of each.
     """
 
@@ -91,6 +92,7 @@ class ToolStep:
     runs: list[ToolRun] = field(default_factory=list)
     last: str = ""
     start: int = 0
+    told: int = 0
     texts: list[str] = field(default_factory=list)
 
     @property
@@ -127,7 +129,7 @@ class ToolStep:
         """The calls at the end of what the branch has written in this turn."""
         branch, form, thoughts = self.branch, self.chat.format, self.branch.thoughts
         before = branch.tool_calls
-        start = max([branch.turn_start, *(call.end for call in before)])
+        start = max([branch.prompt_length, *(call.end for call in before)])
         tokens, tokenizer = branch.tokens[start:], self.backend.tokenizer
         newest = whole_text(tokenizer, tokens[-ENDING_TOKENS:])
         if not eos and not any(end in newest for end in self.chat.ends):
@@ -146,6 +148,7 @@ class ToolStep:
         if calls:
             place = first + min(call.start for call in calls)
             self.start = start + token_at(tokenizer, tokens, place)
+            self.told = len(branch.tokens)
         return calls
 
     def _leave_to_caller(self, follows: GoesOn) -> None:
@@ -196,7 +199,7 @@ class ToolStep:
     ) -> None:
         end = len(self.branch.tokens)
         self.branch.tool_calls += [
-            ToolCall(call.name, call.arguments, answer, wrong, self.start, end, opened)
+            ToolCall(call.name, call.arguments, answer, wrong, self.start, self.told, end, opened)
             for call, answer, wrong in zip(self.calls, answers, failed, strict=True)
         ]
 

@@ -145,8 +145,8 @@ class Preparer:
         if body.tool_choice == "none":
             return None
         try:
-            schemas = [tool.model_dump() for tool in body.tools]
-            return Tools(schemas, calls_per_branch=MAX_CALLS if body.parallel_tool_calls else 1)
+            schemas = [tool.model_dump(exclude_unset=True) for tool in body.tools]
+            return Tools(schemas, calls_per_branch=MAX_CALLS)
         except InvalidInput as error:
             raise Refusal.of(error, "tools") from error
 

@@ -84,6 +84,8 @@ class Reply:
         tokens = branch.generated
         ended = branch.finish_reason in ("eos", "end")
         calls = [call for call in branch.tool_calls if call.answer is None]
+        if isinstance(self.body, ChatBody) and not self.body.parallel_tool_calls:
+            calls = calls[:1]
         parts = Parted(branch.thought, branch.answer_text)
         limit = None if self.body.thinking_token_budget is not None else self.body.token_limit
         if limit is not None and len(tokens) > limit:

@@ -66,7 +66,7 @@ def test_a_call_comes_back_and_its_answer_is_taken() -> None:
             },
             {"role": "tool", "content": "rain"},
         ],
-        tools=[{**WEATHER, "function": {**WEATHER["function"], "description": ""}}],
+        tools=[WEATHER],
         add_generation_prompt=True,
         tokenize=False,
     )

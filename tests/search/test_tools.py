@@ -58,7 +58,8 @@ def test_a_branch_is_told_the_answer_and_goes_on() -> None:
     assert first.answer_text == "abcd0" and second.answer_text == "x0"
     (call,) = first.tool_calls
     assert (call.name, call.arguments, call.answer) == ("count", {"text": "ab"}, "2")
-    assert first.tokens[call.start : call.end] == list(map(ord, "7[2]"))
+    assert first.tokens[call.start : call.told] == [ord("7")]
+    assert first.tokens[call.told : call.end] == list(map(ord, "[2]"))
     assert not call.failed and not second.tool_calls
     assert result.tree[1].tool_calls == [call] and result.usage.tool_calls == 1
     assert result.usage.generated_tokens == 8 and first.step_reasons == ["eos"]
@@ -169,20 +170,22 @@ def test_other_problems_go_on_while_a_tool_runs() -> None:
 @pytest.mark.parametrize("search", all_searches(), ids=lambda search: type(search).__name__)
 def test_every_search_works_with_tools(search: Search) -> None:
     """Its branches call a tool wherever a 7 comes, and no answer is read of what they are told."""
-    backend = RandomTree(letters="1234567,,0")
+    backend = RandomTree(letters="7172,37,7450")
     verifier = Costly(1) if search.needs_verifier else None
     tools = counting(lambda text: "NOT-READ")
     result = solve(
-        search, problem="q", engine=backend, tools=tools, verifier=verifier, extract=lambda t: t
+        search, problem="q1", engine=backend, tools=tools, verifier=verifier, extract=lambda t: t
     )
     assert not backend.live and result.error is None
     calls = [call for node in result.tree for call in node.tool_calls]
-    assert result.usage.tool_calls >= len(calls)
+    assert calls and result.usage.tool_calls >= len(calls)
+    for call in calls:  # of this turn's words alone
+        assert "7" not in call.arguments["text"] and "NOT-READ" not in call.arguments["text"]
     for branch in result.branches:
         assert "NOT-READ" not in str(branch.answer_text)
         assert branch.text.count("[NOT-READ]") <= len(branch.tool_calls)
     again = solve(
-        search, problem="q", engine=backend, tools=tools, verifier=verifier, extract=lambda t: t
+        search, problem="q1", engine=backend, tools=tools, verifier=verifier, extract=lambda t: t
     )
     assert (again.answer, again.tree) == (result.answer, result.tree)
 

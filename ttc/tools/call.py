@@ -31,8 +31,8 @@ class ToolCall:
 
     answer: what the branch was told, None where the call waits for the caller's answer.
     failed: whether `answer` is an error.
-    start, end: the branch's tokens with the call in it and the answer, `tokens[start:end]`. Calls
-    that were made together have the same.
+    start, told, end: the branch's tokens with the call are `tokens[start:told]`, those with the
+    answer `tokens[told:end]`. Calls that were made together have the same.
     opened: whether the text of the answer opened a thought at its end; None where it changed
     nothing.
     """
@@ -42,6 +42,7 @@ class ToolCall:
     answer: str | None = None
     failed: bool = False
     start: int = 0
+    told: int = 0
     end: int = 0
     opened: bool | None = None
 

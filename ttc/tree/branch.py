@@ -349,6 +349,11 @@ class Branch:
         said = self.without_calls(self.prompt_length + asked, end)
         return Parted("".join(text for _, text in before), thoughts.without_marks(said))
 
+    def written_since(self, start: int) -> int:
+        """How many of the tokens from `start` on it has written itself: all but what tools said."""
+        told = {(max(call.told, start), call.end) for call in self.tool_calls if call.end > start}
+        return len(self.tokens) - start - sum(end - begin for begin, end in told)
+
     def without_calls(self, start: int, end: int | None = None) -> list[int]:
         """The tokens from `start` to `end`, without calls of tools and their answers."""
         if not self.tool_calls:

@@ -29,11 +29,6 @@ ARMS = {
 """Whether the solved examples have annotations as `<<7*24=168>>`, and whether a tool answers
 them."""
 
-SEARCHES: dict[str, Search] = {
-    "greedy": Greedy(max_tokens=MAX_TOKENS),
-    "self-consistency, n=4": SelfConsistency(n=4, max_tokens=MAX_TOKENS),
-}
-
 
 def question(rng: random.Random, containers: int, each: int, more: int) -> str:
     name, things, verb = rng.choice(NAMES), rng.choice(THINGS), rng.choice(VERBS)
@@ -70,15 +65,20 @@ def template(annotated: bool) -> PromptTemplate:
     return PromptTemplate("{question}", examples=shots, chat=False)
 
 
-def run(count: int, out: Path) -> None:
-    """Solve the problems in each way, print a table and write the figures."""
+def run(count: int, samples: int, out: Path) -> None:
+    """Solve the problems in each way, print a table and write the figures. samples: for
+    self-consistency beside greedy, 0 for none."""
     engine = Engine.from_pretrained("smollm2-135m", dtype="float32")
+    searches: dict[str, Search] = {"greedy": Greedy(max_tokens=MAX_TOKENS)}
+    if samples:
+        voting = SelfConsistency(n=samples, max_tokens=MAX_TOKENS)
+        searches[f"self-consistency, n={samples}"] = voting
     asked, rows, right = (
         problems(count),
         list[dict[str, Any]](),
         dict[tuple[str, str], list[bool]](),
     )
-    for search_name, search in SEARCHES.items():
+    for search_name, search in searches.items():
         for arm, (annotated, tool) in ARMS.items():
             results = solve(
                 search,
@@ -93,7 +93,7 @@ def run(count: int, out: Path) -> None:
             if tool:
                 rows[-1]["p"] = _p(right[search_name, "plain"], correct)
     record = provenance(
-        f"python -m experiments.bench tools --problems {count}",
+        f"python -m experiments.bench tools --problems {count} --samples {samples}",
         model="smollm2-135m, float32, its real weights",
     )
     record |= {"problems": count, "rows": rows}

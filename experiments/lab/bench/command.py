@@ -87,7 +87,6 @@ def parser() -> argparse.ArgumentParser:
     task.add_argument("--out", type=Path, default=RESULTS / "default_task.json")
     calls = commands.add_parser("tools", help="word problems with a calculator and without")
     calls.add_argument("--problems", type=int, default=200)
-    calls.add_argument("--samples", type=int, default=0, help="votes of so many, too; default: 0")
     calls.add_argument("--out", type=Path, default=RESULTS / "tools.json")
     best = commands.add_parser(
         "best_searches", help="the best searches on more problems, over some seeds"
@@ -367,7 +366,7 @@ def _default_task(arguments: argparse.Namespace) -> None:
 def _tools(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import tools
 
-    tools.run(arguments.problems, arguments.samples, arguments.out)
+    tools.run(arguments.problems, arguments.out)
 
 
 def _best_searches(arguments: argparse.Namespace) -> None:

@@ -88,7 +88,7 @@ class Reply:
             calls = calls[:1]
         parts = Parted(branch.thought, branch.answer_text)
         limit = None if self.body.thinking_token_budget is not None else self.body.token_limit
-        if limit is not None and len(tokens) > limit:
+        if limit is not None and len(tokens) > limit and not branch.tool_calls:
             tokens, ended, calls = tokens[:limit], False, []
             parts = self._split(tokens)
         thought = self.cut(parts.thought)

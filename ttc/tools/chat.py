@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ttc.errors import InvalidInput
@@ -57,17 +58,27 @@ class ToolChat:
         """
         if not self.turns:
             return "".join(map(self.format.answered, answers))
+        if self._tells:
+            before, after = self._written(calls, answers)
+            return self._closing(before, last) + after
+        words = "\n".join(self.format.answered(answer).strip() for answer in answers)
+        turn = next_turn_text(QUESTION, words, self.tokenizer, self.template.options)
+        return turn.partition(last)[2] if last and last in turn else turn
+
+    @cached_property
+    def _tells(self) -> bool:
+        """Whether the chat template writes what tools say, behind the calls."""
+        return ANSWER in self._written([Written("tool", {}, 0)], [ANSWER])[1]
+
+    def _written(self, calls: Sequence[Written], answers: Sequence[str]) -> tuple[str, str]:
+        """A chat up to its calls, and what the template writes after that; "" where it writes the
+        calls in another way once they are answered."""
         options = self.template.options
         asked = [*QUESTION, _asking(calls)]
         before = chat_text(asked, self.tokenizer, options, begins_answer=False, way_out=NO_TOOLS)
         told = [*asked, *map(_told, range(len(calls)), calls, answers)]
         full = chat_text(told, self.tokenizer, options, way_out=NO_TOOLS)
-        after = full.removeprefix(before)
-        if after == full or not all(answer.strip() in after for answer in answers):
-            words = "\n".join(self.format.answered(answer).strip() for answer in answers)
-            turn = next_turn_text(QUESTION, words, self.tokenizer, options)
-            return turn.partition(last)[2] if last and last in turn else turn
-        return self._closing(before, last) + after
+        return before, full.removeprefix(before) if full.startswith(before) else ""
 
     def _closing(self, before: str, last: str) -> str:
         """What the template writes between the end of the model's words and the next message."""

@@ -20,6 +20,12 @@ from ttc.tools.formats import Calculator, Harmony, Hermes, Llama, format_of
 TOOL = tool(lambda city: f"rain in {city}", "weather", city="string")
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
 
+
+def said_of(city: str) -> str:
+    """With signs that JSON writes in another way."""
+    return f'"{city}":\n\train'
+
+
 QWEN = (
     "{% if tools %}<|im_start|>system\n<tools>{% for t in tools %}\n{{ t | tojson }}{% endfor %}\n"
     "</tools><|im_end|>\n{% endif %}{% for m in messages %}{% if m.role == 'tool' %}"
@@ -94,7 +100,7 @@ def test_a_branch_with_a_tools_answer_has_the_tokens_of_transformers(name: str) 
         Greedy(max_tokens=400),
         problem="How is it in Rome?",
         engine=backend,
-        tools=[TOOL],
+        tools=[tool(said_of, "weather", city="string")],
         template=PromptTemplate("{question}"),
         extract=lambda text: text,
         thinking_marks=False,
@@ -104,14 +110,14 @@ def test_a_branch_with_a_tools_answer_has_the_tokens_of_transformers(name: str) 
     chat = [
         {"role": "user", "content": "How is it in Rome?"},
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "name": "weather", "content": "rain in Rome"},
+        {"role": "tool", "name": "weather", "content": said_of("Rome")},
     ]
     whole = own.apply_chat_template(
         chat, tools=[TOOL.schema], add_generation_prompt=True, tokenize=False
     )
     assert own.decode(branch.tokens) == whole + "It rains." + eos
     assert branch.tokens == own.encode(whole + "It rains." + eos)
-    assert result.answer == "It rains." and branch.tool_calls[0].answer == "rain in Rome"
+    assert result.answer == "It rains." and branch.tool_calls[0].answer == said_of("Rome")
 
 
 def test_thoughts_before_and_after_a_call_stay_thoughts() -> None:

@@ -1,5 +1,5 @@
-"""The server and tools that its clients run: calls in replies, whole and streamed, and their answers
-in what is sent back."""
+"""The server and tools that its clients run: calls in replies, whole and streamed, and their
+answers in what is sent back."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_the_first_output_comes_before_slow_imports(words: list[str]) -> None:
         ),
         (
             ["serch=greedy"],
-            "serch is no setting; use one of model, dataset, search, verifier, memory, ",
+            "serch is no setting; use one of model, dataset, search, verifier, tools, memory, ",
         ),
         (
             ["search.nope=3"],

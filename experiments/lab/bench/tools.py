@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from experiments.lab.bench.word_problems import CONTAINERS, NAMES, THINGS, VERBS
 from experiments.runs.provenance import provenance
 from experiments.runs.stats import mcnemar, wilson
-from search import Greedy, solve
+from search import Greedy, solve_each
 from ttc import CalculatorTools, Engine
 from ttc.results import Problem, Result
 from ttc.text.prompt import PromptTemplate
@@ -66,41 +67,35 @@ def template(annotated: bool) -> PromptTemplate:
 
 
 def run(count: int, out: Path) -> None:
-    """Solve the problems greedily in each way, print a table and write the figures. A record with
-    fewer ways goes on."""
+    """Solve the problems greedily in each way, print a table and write the figures. A record in
+    which some are missing goes on."""
     record = provenance(
         f"python -m experiments.bench tools --problems {count}",
         model="smollm2-135m, float32, its real weights",
     )
-    record |= {"problems": count, "rows": []}
+    record |= {"problems": count, "solved": {arm: {} for arm in ARMS}}
     if out.exists() and (before := json.loads(out.read_text()))["problems"] == count:
-        record |= before if len(before["rows"]) < len(ARMS) else {}
+        record |= before
     engine, asked = Engine.from_pretrained("smollm2-135m", dtype="float32"), problems(count)
-    for arm in list(ARMS)[len(record["rows"]) :]:
-        annotated, tool = ARMS[arm]
-        results = solve(
+    for arm, (annotated, tool) in ARMS.items():
+        solved = record["solved"][arm]
+        for result in solve_each(
             Greedy(max_tokens=MAX_TOKENS),
-            problem=asked,
+            problems=[problem for problem in asked if problem.id not in solved],
             engine=engine,
             template=template(annotated),
             tools=CalculatorTools() if tool else None,
-        )
-        record["rows"].append({"arm": arm, **_figures(results)})
-        out.write_text(json.dumps(record, indent=1) + "\n")
+        ):
+            solved[result.problem.id] = _figures(result)
+            out.write_text(json.dumps(record) + "\n")
     print(table(record))
 
 
-def _figures(results: list[Result]) -> dict[str, Any]:
-    count, calls = len(results), [call for r in results for n in r.tree for call in n.tool_calls]
-    right = [result.problem.id for result in results if result.answer == result.problem.answer]
-    return {
-        "accuracy": len(right) / count,
-        "accuracy_95": wilson(len(right), count),
-        "generated_tokens": sum(r.usage.generated_tokens for r in results) / count,
-        "calls": len(calls) / count,
-        "failed_calls": sum(call.failed for call in calls) / count,
-        "right": right,
-    }
+def _figures(result: Result) -> list[int]:
+    """Whether it is right, its generated tokens, its calls and those that failed."""
+    calls = [call for node in result.tree for call in node.tool_calls]
+    right, failed = result.answer == result.problem.answer, sum(call.failed for call in calls)
+    return [int(right), result.usage.generated_tokens, len(calls), failed]
 
 
 def table(record: dict[str, Any]) -> str:
@@ -110,13 +105,15 @@ def table(record: dict[str, Any]) -> str:
         "|---|---|---|---|---|",
     ]
     before: set[str] | None = None
-    for row in record["rows"]:
-        right, (low, high) = set(row["right"]), row["accuracy_95"]
+    for arm, solved in record["solved"].items():
+        right = {name for name, figures in solved.items() if figures[0]}
+        tokens, calls = (fmean(figures[i] for figures in solved.values()) for i in (1, 2))
+        low, high = wilson(len(right), len(solved))
         p = 1.0 if before is None else mcnemar(len(before - right), len(right - before))
         told = "" if before is None else f" (p = {p:.2g} against the row above)"
         lines.append(
-            f"| {row['arm']} | {row['accuracy']:.1%}{told} | {low:.1%} to {high:.1%} "
-            f"| {row['generated_tokens']:.0f} | {row['calls']:.2f} |"
+            f"| {arm} | {len(right) / len(solved):.1%}{told} | {low:.1%} to {high:.1%} "
+            f"| {tokens:.0f} | {calls:.2f} |"
         )
         before = right
     return "\n".join(lines)

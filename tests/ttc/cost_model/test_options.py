@@ -118,6 +118,18 @@ def test_streamed_layers_come_while_others_compute() -> None:
     assert plan(WEIGHTS + KV - 1001)["streamed", "resident"].number == 0
 
 
+def test_fetching_a_layers_weights_takes_the_device_a_time_of_its_own() -> None:
+    """A link so fast that nothing waits for it: each of the three layers that come costs what a
+    fetch does."""
+    plain = replace(machine(WEIGHTS + KV - 1000), link=replace(LINK, to_device_bandwidth=1e9))
+    fetching = replace(plain, modules=replace(plain.modules, fetch_s=2))
+    without, with_fetches = (
+        next(o for o in options(UNITS, 1, each, SEARCH, ["streamed"], 1) if o.memory == "resident")
+        for each in (plain, fetching)
+    )
+    assert with_fetches.step_s - without.step_s == pytest.approx(4 * 3 * 2)
+
+
 def test_kv_that_does_not_fit_crosses_in_every_pass_or_once_a_step() -> None:
     room = 4 * 10 * 25  # for 25 tokens of 42
     found = plan(WEIGHTS + room)

@@ -126,3 +126,12 @@ def test_from_the_third_group_on_the_room_beside_a_group_takes_what_comes_ahead(
     two = POLICIES["beam_groups"].traffic(cache_of(replace(search, branches=4), layers=1), 29 * 16)
     # the second is the last
     assert (two.rounds, two.step_bytes, two.ahead_bytes) == (2, (8 - 3) * 16, 0)
+
+
+def test_beside_a_group_no_more_is_kept_than_a_group_has_of_its_own() -> None:
+    """One branch grows to 8 tokens beside the prompt's 10, with room for 7 more; but the group
+    before it leaves 4 tokens of its own, as the prompt is there anyway."""
+    search = Steps(prompt_tokens=10, output_tokens=12, branches=6, step_tokens=4)
+    traffic = POLICIES["beam_groups"].traffic(cache_of(search, layers=1), 25 * 16)
+    assert (traffic.rounds, traffic.step_bytes) == (6, (5 * 4 - 4) * 16)
+    assert traffic.ahead_bytes == (6 - 2) * 4 * 16

@@ -43,7 +43,7 @@ typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));  // 16-bit numbers, as bits
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
 template <typename Vector>
 INLINE Vector load(const void* from) {

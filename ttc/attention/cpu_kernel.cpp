@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "../vectors.h"
 
@@ -142,8 +143,9 @@ struct Float16 {
 struct Int8 {
   static constexpr int64_t SIZE = 1;
   static constexpr bool SCALED = true;
+  static Floats of(Bits bytes) { return __builtin_convertvector((Ints)(bytes << 24) >> 24, Floats); }
   static Floats vector(const char* from) {
-    return __builtin_convertvector(__builtin_convertvector(load<Bytes>(from), Ints), Floats);
+    return of(__builtin_convertvector(load<Bytes>(from), Bits));
   }
   static float single(const char* from) { return (float)(int8_t)*from; }
 };
@@ -153,14 +155,28 @@ struct Int8 {
 struct Float8 {
   static constexpr int64_t SIZE = 1;
   static constexpr bool SCALED = true;
+  static Floats of(Bits bytes) {
+    return (Floats)((bytes & 0x7F) << 20 | (bytes & 0x80) << 24) * 0x1p120f;
+  }
   static Floats vector(const char* from) {
-    const Bits bits = (Bits)__builtin_convertvector(load<Bytes>(from), Ints);
-    return (Floats)((bits & 0x7F) << 20 | (bits & 0x80) << 24) * 0x1p120f;
+    return of(__builtin_convertvector(load<Bytes>(from), Bits));
   }
   static float single(const char* from) {
     const uint32_t byte = (uint8_t)*from, bits = (byte & 0x7F) << 20 | (byte & 0x80) << 24;
     return load<float>(&bits) * 0x1p120f;
   }
+};
+
+// Two such numbers at a time, as a pair of bfloat16, which holds them exactly.
+template <typename Number>
+struct Paired {
+  static constexpr int64_t SIZE = 2;
+  static Floats vector(const char* from) {
+    const Bits two = longer(load<Halves>(from));
+    return (Floats)((Bits)Number::of(two & 0xFF) >> 16 |
+                    ((Bits)Number::of(two >> 8) & 0xFFFF0000u));
+  }
+  static float single(const char*) { return 0.0f; }  // never: such rows are whole vectors
 };
 
 // The scale of a row of `count` numbers.
@@ -311,17 +327,13 @@ void pack_some(const char* const* keys, int64_t dim, float* to) {
   if (dim < LANES) {
     for (int64_t d = 0; d < dim; ++d)
       for (int k = 0; k < LANES; ++k)
-        to[d * BLOCK + k] =
-            Number::single(keys[k] + d * Number::SIZE) * scale_of<Number>(keys[k], dim);
+        to[d * BLOCK + k] = Number::single(keys[k] + d * Number::SIZE);
     return;
   }
   each_vector(dim, [&](int64_t d) {
     Floats rows[LANES];
 #pragma GCC unroll 16
-    for (int k = 0; k < LANES; ++k) {
-      rows[k] = Number::vector(keys[k] + d * Number::SIZE);
-      if constexpr (Number::SCALED) rows[k] *= scale_of<Number>(keys[k], dim);
-    }
+    for (int k = 0; k < LANES; ++k) rows[k] = Number::vector(keys[k] + d * Number::SIZE);
     transpose(rows);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; ++i) store(to + (d + i) * BLOCK, rows[i]);
@@ -433,8 +445,7 @@ struct Unit {
         head(unit % call.kv_heads),
         queries((task.end - task.row) * call.groups),
         width(whole(call.value_dim)),
-        in_pairs(Number::MULTIPLIED_IN_PAIRS && !Stored::SCALED &&
-                 call.key_dim % (2 * LANES) == 0),
+        in_pairs(Number::MULTIPLIED_IN_PAIRS && call.key_dim % (2 * LANES) == 0),
         at(memory, call.most_queries, call.key_dim, call.value_dim) {
     const auto ends = std::minmax_element(call.positions + task.row, call.positions + task.end);
     lowest = *ends.first;
@@ -500,11 +511,26 @@ struct Unit {
     const Product product = {at.queries, dim,   at.keys,      BLOCK, at.scores, BLOCK,
                              queries,    terms, whole(count), false};
     if (in_pairs) {
-      pack<Float32>(keys, token, count, terms, at.keys);  // pairs are moved as they are
+      // pairs are moved as they are
+      using Pair = std::conditional_t<Kept::SCALED, Paired<Kept>, Float32>;
+      pack<Pair>(keys, token, count, terms, at.keys);
       multiply<InPairs>(product);
     } else {
       pack<Kept>(keys, token, count, terms, at.keys);
       multiply<Singles>(product);
+    }
+    if constexpr (Kept::SCALED) scale_scores<Kept>(keys, token, count);
+  }
+
+  // Multiply each key's scores by its scale.
+  template <typename Kept>
+  void scale_scores(const char* keys, int64_t token, int64_t count) {
+    float scales[BLOCK] = {};
+    for (int64_t j = 0; j < count; ++j) scales[j] = scale_of<Kept>(keys + j * token, call.key_dim);
+    for (int64_t query = 0; query < queries; ++query) {
+      float* scores = at.scores + query * BLOCK;
+      for (int64_t j = 0; j < count; j += LANES)
+        store(scores + j, load<Floats>(scores + j) * load<Floats>(scales + j));
     }
   }
 

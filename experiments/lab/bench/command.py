@@ -188,8 +188,8 @@ def parser() -> argparse.ArgumentParser:
     storage = commands.add_parser(
         "kv_storage", help="KV in 8 bits: error of attention and scores, bytes, time of a step"
     )
-    storage.add_argument("--texts", type=int, default=8)
-    storage.add_argument("--tokens", type=int, default=768, help="of each text")
+    storage.add_argument("--texts", type=int, default=4)
+    storage.add_argument("--tokens", type=int, default=384, help="of each text")
     storage.add_argument("--model", default="smollm2-135m")
     storage.add_argument("--out", type=Path, default=RESULTS / "kv_storage.json")
     equal = commands.add_parser(

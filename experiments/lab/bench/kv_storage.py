@@ -34,27 +34,33 @@ MEMORY = {
 PROMPT = "The old lighthouse keeper opened the letter, read it twice, and began to write an answer."
 PIECE = 32
 """Tokens that are scored together."""
-CASES = ((16, 0, 4096), (16, 1024, 64), (64, 256, 64))
+CASES = ((16, 0, 2048), (16, 512, 64))
 """Branches, own tokens of each, shared tokens."""
 ROUNDS = 5
 STEPS = 8
 
 
 def run(model_name: str, texts: int, tokens: int, out: Path) -> None:
-    """Measure, print and write the figures. texts, tokens: of the texts that are scored."""
+    """Measure, print the figures as they come, and write them. texts, tokens: of the texts that are scored."""
     torch.set_num_threads(2)
     engines = {
         name: Engine.from_pretrained(model_name, dtype=torch.bfloat16, memory=memory)
         for name, memory in MEMORY.items()
     }
-    figures: dict[str, Any] = {"attention": attention_errors(model_name)}
-    figures["scores"] = score_errors(engines, texts, tokens)
-    figures["steps"] = [steps(engines, *case) for case in CASES]
+    figures: dict[str, Any] = {"steps": []}
+    for case in CASES:
+        figures["steps"].append(steps(engines, *case))
+        print(json.dumps(figures["steps"][-1]), flush=True)
+    for name, measured in (
+        ("scores", lambda: score_errors(engines, texts, tokens)),
+        ("attention", lambda: attention_errors(model_name)),
+    ):
+        figures[name] = measured()
+        print(json.dumps({name: figures[name]}), flush=True)
     words = f"python -m experiments.bench kv_storage --texts {texts} --tokens {tokens}"
     result = provenance(words, model=f"{model_name}, bfloat16, its real weights") | figures
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(figures, indent=1))
 
 
 @torch.no_grad()
@@ -82,14 +88,12 @@ def attention_errors(model_name: str) -> dict[str, dict[str, float]]:
         hook.remove()
         return seen[0]
 
-    found: dict[str, dict[str, float]] = {}
-    for kind in ("int8", "fp8"):
-        errors = []
-        for layer in range(model.config.num_hidden_layers):
-            exact, other = output(layer, None), output(layer, Bytes(kind))
-            errors.append(float((other - exact).norm() / exact.norm()))
-        found[kind] = {"median": median(errors), "largest": max(errors)}
-    return found
+    errors: dict[str, list[float]] = {"int8": [], "fp8": []}
+    for layer in range(model.config.num_hidden_layers):
+        exact = output(layer, None)
+        errors["int8"].append(float((output(layer, Bytes("int8")) - exact).norm() / exact.norm()))
+        errors["fp8"].append(float((output(layer, Bytes("fp8")) - exact).norm() / exact.norm()))
+    return {kind: {"median": median(e), "largest": max(e)} for kind, e in errors.items()}
 
 
 def rounded(numbers: Tensor, codec: Bytes) -> Tensor:

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from ttc.scheduler.rows import Row
 
 SHORT_TOKENS = 256
-"""A tail has room for a step of at most so many tokens from the beginning. In a longer step it has
-room for a part of it, and becomes a segment each time it is full."""
+"""A tail has room for at most so many tokens at a time, and becomes a segment each time it is full.
+Steps of so many tokens are short."""
 
 FIRST_TOKENS = 8
-"""The room of such a tail where nothing is written yet."""
+"""The room of a tail in a long step where little is written yet."""
+
+SHORT_STEP_TOKENS = 32
+"""The same in a short step: most of these end before it is full."""
 
 WRITTEN_PER_ROOM = 8
 """It has room for one more token for each so many that its branch has written: at most an eighth
@@ -26,13 +29,13 @@ def tail_tokens(rows: Sequence[Row], roomy: bool) -> int:
         that tails have room for `SHORT_TOKENS`.
     """
     longest = max(row.room for row in rows)
-    if max(row.limit - row.start for row in rows) <= SHORT_TOKENS:
-        return longest
     if not roomy:
         return min(longest, SHORT_TOKENS)
+    short = max(row.limit - row.start for row in rows) <= SHORT_TOKENS
+    first = SHORT_STEP_TOKENS if short else FIRST_TOKENS
     share = sum(row.written for row in rows) // (len(rows) * WRITTEN_PER_ROOM)
     whole = share // FIRST_TOKENS * FIRST_TOKENS
-    return min(longest, max(FIRST_TOKENS, min(whole, SHORT_TOKENS)))
+    return min(longest, max(first, min(whole, SHORT_TOKENS)))
 
 
 class Lengths:

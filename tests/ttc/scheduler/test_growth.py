@@ -58,6 +58,7 @@ def make_tiny(patch: pytest.MonkeyPatch, short: int = 3, first: int = 2) -> None
     """Have tails take room for few tokens at a time."""
     patch.setattr(growth, "SHORT_TOKENS", short)
     patch.setattr(growth, "FIRST_TOKENS", first)
+    patch.setattr(growth, "SHORT_STEP_TOKENS", short)
 
 
 @pytest.fixture
@@ -124,13 +125,17 @@ def test_a_tail_becomes_a_segment_when_it_is_full(tiny: None) -> None:
     assert_nothing_left(engine, branches)
 
 
-def test_a_short_step_has_room_for_all_of_it() -> None:
-    engine = make_engine(context=512)
+@pytest.mark.parametrize(
+    ("limit", "policy", "room"),
+    [(20, None, 20), (256, None, 32), (256, Paged(4 * KIB), 256), (300, Paged(4 * KIB), 256)],
+)
+def test_a_short_step_has_room_for_more_of_it_at_first(limit: int, policy: Any, room: int) -> None:
+    engine = make_engine(context=512, memory=policy)
     batch = engine.running_batch()
     branches = forked(engine, 2)
-    batch.add(branches, Step(growth.SHORT_TOKENS))
+    batch.add(branches, Step(limit))
     batch.step()
-    assert batch.tails is not None and batch.tails.tokens == growth.SHORT_TOKENS
+    assert batch.tails is not None and batch.tails.tokens == room
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def test_a_tail_becomes_a_segment_when_it_is_full(tiny: None) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "policy", "room"),
-    [(20, None, 20), (256, None, 32), (256, Paged(4 * KIB), 256), (300, Paged(4 * KIB), 256)],
+    [(20, None, 20), (256, None, 32), (256, Paged(999 * KIB), 256), (300, Paged(999 * KIB), 256)],
 )
 def test_a_short_step_has_room_for_more_of_it_at_first(limit: int, policy: Any, room: int) -> None:
     engine = make_engine(context=512, memory=policy)

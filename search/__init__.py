@@ -7,6 +7,7 @@ from ttc.lazy import lazy_names
 # ruff: noqa: I001 - one import of a module, however many names are exported again
 if TYPE_CHECKING:
     from search.ab_mcts import ABMCTS as ABMCTS
+    from search.ab_mcts_m import ABMCTSM as ABMCTSM
     from search.adaptive_consistency import AdaptiveConsistency as AdaptiveConsistency
     from search.asking import ask_tell as ask_tell
     from search.asynchronous import asolve as asolve, astream as astream
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ttc.protocols import (
         Append as Append,
         Expand as Expand,
+        Handoff as Handoff,
         Rate as Rate,
         Release as Release,
         Step as Step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from search.base import COUNT, Case, Request, Search, SearchSteps
 from search.turns import REVISE, ask, check_words
-from ttc.errors import BudgetExceeded, VerifierError
-from ttc.protocols import Aggregation, Expand, Rate, Release
+from ttc.errors import BudgetExceeded, ContextExceeded, VerifierError
+from ttc.protocols import Aggregation, Expand, Handoff, Rate, Release
 from ttc.tree.branch import Branch
 
 
@@ -52,8 +52,9 @@ PRIOR = NormalInverseChiSquared(m=0.0, kappa=1.0, nu=1.0, tau2=0.1)
 class Node:
     """An answer, or the root.
 
-    branch: where its next child starts: the root, or the answer with the request for a better one
-    once it was asked for. closed: the model's context has no room for that.
+    branch: its text. starts: where its next child starts, for each model: the root, or the answer
+    with the request for a better one, once it was asked for.
+    closed: the models whose context has no room for that.
     rewards: the scores of the answer and of all below it. generated, continued: of these, those of
     its children, and of all further below.
     """
@@ -61,11 +62,11 @@ class Node:
     branch: Branch
     parent: Node | None = None
     rewards: list[float] = field(default_factory=list)
+    starts: dict[str, Branch] = field(default_factory=dict)
     generated: list[float] = field(default_factory=list)
     continued: list[float] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)
-    asked: bool = False
-    closed: bool = False
+    closed: set[str] = field(default_factory=set)
 
     def back_up(self, reward: float) -> None:
         """Count the reward of a new node, at itself and at all nodes above it."""
@@ -90,6 +91,9 @@ class ABMCTS(Search):
     (from the scores further below). If going on wins, a draw from each child's scores says which
     child is next. Ratings lie in [0, 1]; the prior is `PRIOR`.
 
+    With several models, one of them is chosen for each new answer, by a draw for each from the
+    scores of all answers that it has given so far; it is shown an answer of another as its own.
+
     The best rated answer wins, the earliest of equals. An answer whose refinement has no room in
     the model's context is not refined; its parent gets another child. All keys and values stay.
     """
@@ -111,11 +115,15 @@ class ABMCTS(Search):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         top, answers = Node(root), list[Branch]()
+        top.starts[root.model] = root
+        written = dict[str, list[float]]()
         step = case.answer(self.max_tokens)
         try:
             for _ in range(self.iterations):
-                node = yield from self._open(descend(top, case.rng))
-                (answer,) = yield Expand([node.branch], 1, step, self.sampling)
+                node = self.descend(top, case.rng)
+                model = self.model(case, root, written)
+                start, node = yield from self._start(node, model, case)
+                (answer,) = yield Expand([start], 1, step, self.sampling)
                 (score,) = yield Rate([answer], self.aggregation)
                 if not 0 <= score <= 1:
                     raise VerifierError(
@@ -123,6 +131,7 @@ class ABMCTS(Search):
                         "on [0, 1]; use a verifier that rates in [0, 1]"
                     )
                 answers.append(answer)
+                written.setdefault(model, []).append(score)
                 child = Node(answer, node)
                 node.children.append(child)
                 child.back_up(score)
@@ -131,19 +140,51 @@ class ABMCTS(Search):
                 raise
         return answers
 
-    def _open(self, node: Node) -> Generator[Request, Any, Node]:
-        """The node with the feedback after its answer; the nearest one above where there is no
-        room."""
-        while node.parent is not None and not node.asked:
-            if not node.closed:
-                (asked,) = yield from ask([node.branch], self.feedback)
-                if asked is not None:
-                    yield Release([node.branch])
-                    node.branch, node.asked = asked, True
+    def descend(self, top: Node, rng: np.random.Generator) -> Node:
+        """The node that gets the next child."""
+        return descend(top, rng)
+
+    def model(self, case: Case, root: Branch, written: Mapping[str, Sequence[float]]) -> str:
+        """The model that writes the next answer. written: the scores of those of each so far."""
+        if len(case.models) < 2:
+            return root.model
+        draws = [PRIOR.given(written.get(name, ())).draw(case.rng) for name in case.models]
+        return case.models[int(np.argmax(draws))]
+
+    def _start(
+        self, node: Node, model: str, case: Case
+    ) -> Generator[Request, Any, tuple[Branch, Node]]:
+        """Where the node's next child starts; that of the nearest node above it where the model's
+        context has no room."""
+        while model not in node.starts:
+            if model not in node.closed:
+                try:
+                    yield from self._open(node, model, case)
                     break
-                node.closed = True
+                except ContextExceeded:
+                    if node.parent is None:
+                        raise
+                    node.closed.add(model)
+            assert node.parent is not None
             node = node.parent
-        return node
+        return node.starts[model], node
+
+    def _open(self, node: Node, model: str, case: Case) -> Generator[Request, Any, None]:
+        """Ask for a better answer than the node's, or for a first one, in the words of a model.
+        Raises ContextExceeded where there is no room."""
+        start = node.branch
+        if start.model != model:
+            (start,) = yield Handoff([start], model)
+        if node.parent is not None:
+            (asked,) = yield from ask([start], self.feedback)
+            if asked is None:
+                if start is not node.branch:
+                    yield Release([start])
+                raise ContextExceeded("there is no room for a refinement")
+            if start is not node.branch or len(case.models) < 2:
+                yield Release([start])  # another model may still be shown the answer
+            start = asked
+        node.starts[model] = start
 
 
 def descend(node: Node, rng: np.random.Generator) -> Node:

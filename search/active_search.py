@@ -16,11 +16,12 @@ from search.thinking import ThinkingStep, most_tokens
 from search.tool_runs import ToolRun
 from search.tool_steps import PlainStep, ToolStep
 from ttc.errors import BudgetExceeded, InvalidInput
-from ttc.protocols import Append, Expand, Rate, Step, Thinking
+from ttc.protocols import Append, Expand, Handoff, Rate, Step, Thinking
 from ttc.results import BranchRecord, Did, Problem, Progress, Result, Stopped
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, check_branches
+from ttc.usage import Usage
 
 
 class Chat(NamedTuple):
@@ -92,6 +93,7 @@ class ActiveSearch:
     waiting: list[Branch] = field(default_factory=list)
     made: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
+    meters: dict[str, Usage] = field(init=False)
     phases: dict[Branch, ThinkingStep | PlainStep | ToolStep] = field(default_factory=dict)
     thinking: dict[Branch, ThinkingStep] = field(default_factory=dict)
     tool_runs: dict[str, ToolRun] = field(default_factory=dict)
@@ -107,6 +109,23 @@ class ActiveSearch:
     closing: Branch | None = None
     others: list[Branch] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.meters = {self.root.model: self.root.usage}
+
+    @property
+    def usage(self) -> Usage:
+        """What the problem has cost until now, on all models."""
+        if len(self.meters) == 1:
+            return self.root.usage
+        return sum(self.meters.values(), start=Usage())
+
+    def meter(self, model: str, begun: Usage) -> Usage:
+        """The meter of a model's branches. begun: what a new one of them has cost already."""
+        meter = self.meters.setdefault(model, begun)
+        if meter is not begun:
+            vars(meter).update(vars(meter + begun))
+        return meter
 
     @property
     def done(self) -> bool:
@@ -150,6 +169,8 @@ class ActiveSearch:
             self.request = None
         if isinstance(self.request, Append):
             self._check_live(self.request.branches, "appended to")
+        elif isinstance(self.request, Handoff):
+            self._check_live(self.request.branches, "handed on")
         elif isinstance(self.request, Rate):
             self._check_live(self.request.branches, "rated")
         elif isinstance(self.request, Expand):
@@ -189,7 +210,7 @@ class ActiveSearch:
         limit = self.budget.max_tool_calls
         if limit is None or self.closing is not None:
             return None
-        return max(0, limit - self.root.usage.tool_calls)
+        return max(0, limit - self.usage.tool_calls)
 
     def _check_live(self, branches: Sequence[Branch], what: str) -> None:
         """Refuse what a search does with branches that it has released."""
@@ -235,13 +256,13 @@ class ActiveSearch:
     def tokens_left(self) -> int | None:
         """What the search may still spend, on its own tokens and the verifier's; the reserve is not
         the search's."""
-        usage = self.root.usage
+        usage = self.usage
         return self._left(self.budget.max_tokens, usage.generated_tokens + usage.verifier_tokens)
 
     @property
     def generated_left(self) -> int | None:
         """What the search may still write; the reserve is not the search's."""
-        return self._left(self.budget.max_generated_tokens, self.root.usage.generated_tokens)
+        return self._left(self.budget.max_generated_tokens, self.usage.generated_tokens)
 
     def _left(self, limit: int | None, spent: int) -> int | None:
         if limit is None:
@@ -400,11 +421,12 @@ class ActiveSearch:
             None if best is None else records[best],
             list(records.values()),
             answer,
-            replace(self.root.usage, wall_s=self.wall_s),
+            replace(self.usage, wall_s=self.wall_s),
             self.tree.copies(self.tree.nodes),
             self.config.options.seed,
             self.error,
             self.stopped,
+            dict(self.meters) if len(self.meters) > 1 else {},
         )
 
     def choices(self) -> list[Branch]:
@@ -462,9 +484,9 @@ class ActiveSearch:
 
     def writing(self) -> Progress | None:
         """What the steps under way have written so far, None where that has been said."""
-        if self.root.usage.generated_tokens == self.told_tokens:
+        if self.usage.generated_tokens == self.told_tokens:
             return None
-        self.told_tokens = self.root.usage.generated_tokens
+        self.told_tokens = self.usage.generated_tokens
         for child in self.growing:
             before = "" if child.parent is None else child.parent.text
             self.tree.wrote(child, child.text.removeprefix(before).rstrip("\ufffd"))
@@ -475,7 +497,7 @@ class ActiveSearch:
     ) -> Progress:
         """What has just been done, in copies."""
         nodes = self.tree.copies(branches)
-        return Progress(self.problem, self.answered, did, nodes, replace(self.root.usage), result)
+        return Progress(self.problem, self.answered, did, nodes, replace(self.usage), result)
 
 
 def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> SearchSteps:

@@ -8,6 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from search.generate_batch import GenerateBatch
+from search.several_models import SideBySide
 from ttc.cost_model.options import MOST_ROWS
 from ttc.protocols import Backend, Batch, RunsBatches
 from ttc.scheduler.growth import SHORT_TOKENS
@@ -118,7 +119,7 @@ class Admission:
 
     def forget(self, branches: Sequence[Branch]) -> None:
         """Branches whose step is under way are about to be released. Other batches know it."""
-        if isinstance(self.batch, GenerateBatch):
+        if isinstance(self.batch, GenerateBatch | SideBySide):
             self.batch.forget(branches)
 
     def note_end(self) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from search.active_search import ActiveSearch, Chat
 from search.prefills import Task, begin_extend, passes_of
+from search.several_models import backend_of
 from ttc.errors import InvalidInput
 from ttc.protocols import Append, Backend, Prefill
 from ttc.results import Progress
@@ -64,8 +65,8 @@ class Appends:
             if request.turn:
                 template, said, _ = active.chats[child]
                 chat = Chat(template, (*said, text), len(child.tokens))
-                active.begin_turn(child, chat, self.engine.tokenizer)
-            active.tree.wrote(child, self.engine.decode(added))
+                active.begin_turn(child, chat, backend_of(self.engine, child).tokenizer)
+            active.tree.wrote(child, backend_of(self.engine, child).decode(added))
         progress = active.progress("appended", children)
         active.advance(children)
         return active.index, progress
@@ -113,7 +114,8 @@ class Appends:
         """How many tokens of a branch stay before a text, and the text's tokens."""
         if request.turn:
             return self._next_turn(active, branch, text)
-        given, eos = self.engine.encode(text), branch.finish_reason == "eos"
+        engine = backend_of(self.engine, branch)
+        given, eos = engine.encode(text), branch.finish_reason == "eos"
         if not request.drop or not self._drops(branch, request.drop):
             return Given(len(branch.tokens) - eos, given)
         return Given(len(branch.tokens) - 1, given)
@@ -121,13 +123,14 @@ class Appends:
     def _drops(self, branch: Branch, drop: str) -> bool:
         """Whether the last token of a branch holds the text that is to give way, and nothing
         else."""
+        engine = backend_of(self.engine, branch)
         eos, generated = branch.finish_reason == "eos", branch.generated
-        if not eos and generated and generated[-1:] == self.engine.encode(drop):
+        if not eos and generated and generated[-1:] == engine.encode(drop):
             return True
-        words = self.engine.decode(generated[:-1] if eos else generated)
+        words = engine.decode(generated[:-1] if eos else generated)
         if not words.endswith(drop):
             return False
-        if eos or self.engine.decode(generated[:-1]).rstrip() != words.removesuffix(drop).rstrip():
+        if eos or engine.decode(generated[:-1]).rstrip() != words.removesuffix(drop).rstrip():
             raise InvalidInput(
                 f"drop={drop!r} is more than the last token of {branch!r}, and no other can be "
                 "taken back; leave it out, or let steps end with it"
@@ -137,10 +140,11 @@ class Appends:
     def _next_turn(self, active: ActiveSearch, branch: Branch, words: str) -> Given:
         """The tokens of a branch that the prompt with the user's next words begins with, and the
         rest of that."""
+        tokenizer = backend_of(self.engine, branch).tokenizer
         template, said, _ = active.chats[branch]
         before = branch.tokens[: len(branch.tokens) - (branch.finish_reason == "eos")]
         said, question = (*said, self._answer(active, branch)), active.problem.question
-        prompt = template.next_prompt(words, self.engine.tokenizer, question, said, before)
+        prompt = template.next_prompt(words, tokenizer, question, said, before)
         keep = min(common_prefix(before, prompt), len(prompt) - 1)
         return Given(keep, prompt[keep:])
 
@@ -150,9 +154,10 @@ class Appends:
 
         Where the marks of thoughts are special tokens, which no message holds, it is what follows
         the thought."""
+        engine = backend_of(self.engine, branch)
         start, thoughts = active.chats[branch].start, branch.thoughts
         tokens = branch.tokens[start : len(branch.tokens) - (branch.finish_reason == "eos")]
         if thoughts is not None and thoughts.hidden:
             answer = thoughts.split(tokens, branch.thinks_at(start, thoughts)).answer
-            return self.engine.decode(tokens) if answer is None else answer
-        return self.engine.decode(tokens)
+            return engine.decode(tokens) if answer is None else answer
+        return engine.decode(tokens)

@@ -102,6 +102,7 @@ class AskedBackend:
 
     A token is a word (`WordTokenizer`). `Usage.generated_tokens` counts words too, unless the
     generator says what a text took. Prompt tokens and forward passes are not known and stay 0.
+    models: the names of the generators, where there are several.
     """
 
     lacks: ClassVar[dict[Need, str]] = dict.fromkeys(
@@ -109,9 +110,10 @@ class AskedBackend:
     )
     writes_ahead: ClassVar[bool] = True
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, models: Sequence[str] = ()) -> None:
         self.desk = desk
         self.tokenizer = WordTokenizer()
+        self.models: dict[str, Backend] = dict.fromkeys(models or ("",), self)
 
     def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
         return self.roots([tokens], seeds=[seed])[0]
@@ -121,10 +123,13 @@ class AskedBackend:
     ) -> list[Branch]:
         """A branch for each prompt."""
         seeds = range(len(prompts)) if seeds is None else seeds
-        return [
+        roots = [
             Branch(prompt, _trunk(), random_key(seed), Usage(), self.decode)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
+        for root in roots:
+            root.model = next(iter(self.models))
+        return roots
 
     def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None

@@ -15,7 +15,7 @@ from threading import Event, RLock
 from typing import Any, Unpack
 
 from search.admission import Admission
-from search.arguments import as_problem
+from search.arguments import as_problem, as_strings
 from search.asked_backend import Asked, AskedBackend, AskedVerifier, Desk, Kind, Told
 from search.base import Search
 from search.checkpoint import Checkpoint, described
@@ -46,6 +46,7 @@ class Trial:
     max_tokens, stop, end, sampling: of a text, how long it may be, the strings at which its step
         ends and those at which the whole answer ends (a text may go on beyond all of these, which
         is cut off), and how the search would have its tokens drawn. seed: a seed for it.
+    model: which of `models` is to write the text, or has written it; "" where none were named.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Trial:
     end: tuple[str, ...] = ()
     sampling: Sampling = SAMPLED
     seed: int = 0
+    model: str = ""
 
 
 class AskTell:
@@ -73,19 +75,20 @@ class AskTell:
         problem: Problem,
         options: SolveOptions,
         checkpoint: str | os.PathLike[str] | None = None,
+        models: Sequence[str] = (),
     ):
         self.lock = RLock()
         self._desk = Desk()
         self._given: set[str] = set()
         self._stopped = Event()
         self._result: Result | None = None
-        self._checkpoint = Checkpoint.at(checkpoint, made_by(search, problem, options))
+        self._checkpoint = Checkpoint.at(checkpoint, made_by(search, problem, options, models))
         if self._checkpoint is not None:
             self._desk.before = dict(self._checkpoint.told)
         verifier = options.verifier
         if verifier is None and search.needs_verifier:
             verifier = AskedVerifier(self._desk)
-        backend = AskedBackend(self._desk)
+        backend = AskedBackend(self._desk, models)
         options = replace(options, verifier=verifier, cancel=self._stopped)
         self._driver = Driver(backend, Admission.of(backend), strict=True)
         self._index = self._driver.add(problem, SearchConfig.of(search, backend, options))
@@ -204,6 +207,7 @@ class AskTell:
             branch.text if rated else text,
             tuple(chat),
             self._driver.engine.decode(branch.tokens),
+            model=branch.model,
         )
         if asked.step is None:
             return trial
@@ -222,6 +226,7 @@ def ask_tell(
     *,
     problem: str | Problem,
     checkpoint: str | os.PathLike[str] | None = None,
+    models: Sequence[str] = (),
     **options: Unpack[SolveKeywords],
 ) -> AskTell:
     """Run `search` on one problem with texts and scores from the caller, who may have them from an
@@ -239,6 +244,8 @@ def ask_tell(
         search goes on from it: what it was told is told again, a verifier's scores are computed
         again, and trials that were open are given by `ask` again. Raises InvalidInput for the file
         of another search, problem, version or options, with what differs.
+    models: the names of your generators, where there are several; `trial.model` says which one is
+        asked. A search chooses among them as among engines.
     options: as for `solve`, without `cancel` (see `AskTell.stop`) and `max_wall_s` (a result must
         not depend on how long the caller takes). Tokens are words, unless `tell` says how many
         there were.
@@ -253,7 +260,7 @@ def ask_tell(
             f"ask_tell takes no max_wall_s ({made.budget.max_wall_s}); call stop() once the time "
             "is up"
         )
-    return AskTell(search, as_problem(problem), made, checkpoint)
+    return AskTell(search, as_problem(problem), made, checkpoint, as_strings("models", models))
 
 
 def told_of(
@@ -279,12 +286,15 @@ def told_of(
     return Told(str(outcome), scores, finished, tokens)
 
 
-def made_by(search: Search, problem: Problem, options: SolveOptions) -> dict[str, Any]:
+def made_by(
+    search: Search, problem: Problem, options: SolveOptions, models: Sequence[str]
+) -> dict[str, Any]:
     """All that the trials of a search depend on beside what they are told."""
     return {
         "search": described(search),
         "problem": described(problem),
         "options": described(options),
+        "models": list(models),
     }
 
 

@@ -19,6 +19,7 @@ from ttc.protocols import (
     Append,
     Expand,
     Extract,
+    Handoff,
     Need,
     Rate,
     Release,
@@ -32,7 +33,7 @@ from ttc.text.thinking_switch import Mode
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, check_branches
 
-Request = Vary | Expand | Append | Rate | Release
+Request = Vary | Expand | Append | Handoff | Rate | Release
 SearchSteps = Generator[Request, Any, list[Branch]]
 """Yields requests, receives their answers, returns the candidates that are left."""
 
@@ -47,6 +48,8 @@ class Case:
     thoughts: how the model's thoughts are told from its answers, None for a model without thoughts.
     rng: random numbers of this problem alone, fixed by the run's seed and the problem's id.
     thinking: how long the model may think, None where thoughts have no limits of their own.
+    models: the names of the models that a branch may be handed to, the root's first; () for one
+    alone.
     """
 
     question: str = ""
@@ -55,6 +58,7 @@ class Case:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     thoughts: Thoughts | None = None
     thinking: Thinking | None = None
+    models: tuple[str, ...] = ()
 
     def step(self, max_tokens: int, delimiter: str | None = None) -> Step:
         """One step of an answer. Thoughts are parted into steps as the search has it."""
@@ -267,7 +271,9 @@ def drop_gated(children: Sequence[Branch]) -> SearchSteps:
 def check_request(request: Any) -> None:
     """Raise InvalidInput for what a search yields and no driver could answer."""
     fits = isinstance(request, Request)
-    check_kind("what the search yielded", request, fits, "Vary, Expand, Append, Rate or Release")
+    check_kind(
+        "what the search yielded", request, fits, "Vary, Expand, Append, Handoff, Rate or Release"
+    )
     if isinstance(request, Vary):
         check_branches([request.root], "Vary.root")
         check_whole("Vary.n", request.n, 0)
@@ -275,6 +281,8 @@ def check_request(request: Any) -> None:
     check_branches(request.branches, f"{type(request).__name__}.branches")
     if isinstance(request, Expand):
         _check_expand(request)
+    elif isinstance(request, Handoff):
+        check_kind("Handoff.model", request.model, isinstance(request.model, str), "its name")
     elif isinstance(request, Append):
         texts = [request.text] if isinstance(request.text, str) else request.text
         fits = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)

@@ -13,7 +13,7 @@ from search.options import SolveOptions
 from search.rating import Rater
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Extract, Problem, Thinking, WritesAhead
+from ttc.protocols import Backend, Extract, OffersModels, Problem, Thinking, WritesAhead
 from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
 from ttc.text.reader import AnswerReader
@@ -50,6 +50,7 @@ class SearchConfig:
     limited: bool = True
     tools: ToolChat | None = None
     repeat: int = 0
+    models: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, search: Search, engine: Backend, options: SolveOptions) -> SearchConfig:
@@ -71,6 +72,10 @@ class SearchConfig:
             )
         chat = None
         if isinstance(options.tools, Tools):
+            if isinstance(engine, OffersModels) and len(engine.models) > 1:
+                raise InvalidInput(
+                    "tools are called in one model's format; give one engine, or leave tools out"
+                )
             chat = ToolChat.of(options.tools, template, engine.tokenizer)
             template = chat.template
         return cls(
@@ -83,6 +88,7 @@ class SearchConfig:
             closes=closes,
             limited=limited,
             tools=chat,
+            models=tuple(engine.models) if isinstance(engine, OffersModels) else (),
         )
 
     @property
@@ -111,7 +117,7 @@ class SearchConfig:
         thinking = self.search.thinks(self.thoughts) if self.limited else None
         if self.closes:
             thinking = Thinking(0)
-        return Case(problem.question, self.end, reader, rng, self.thoughts, thinking)
+        return Case(problem.question, self.end, reader, rng, self.thoughts, thinking, self.models)
 
 
 def reader_of(extract: Extract | None, answer_kind: str) -> AnswerReader:

@@ -20,6 +20,7 @@ from search.appends import Appends
 from search.config import SearchConfig
 from search.prefills import Task, begin_extend, begin_roots, begin_variants, passes_of
 from search.rating import aggregate
+from search.several_models import backend_of
 from search.thinking import GoesOn, ThinkingStep
 from search.tool_runs import ToolRuns
 from search.tool_steps import PlainStep, ToolStep
@@ -31,6 +32,8 @@ from ttc.protocols import (
     Append,
     Backend,
     Expand,
+    Handoff,
+    OffersModels,
     Prefill,
     Problem,
     Rate,
@@ -40,6 +43,7 @@ from ttc.protocols import (
 )
 from ttc.results import Progress, Result, Stopped
 from ttc.sampling import Sampling
+from ttc.text.chat import following
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
@@ -353,6 +357,9 @@ class Driver:
         for active, request in pending:
             if isinstance(request, Vary) and not active.over:
                 yield from self._vary(active, request)
+        for active, request in pending:
+            if isinstance(request, Handoff) and not active.over:
+                yield self._hand_on(active, request)
         appends = [
             (active, r) for active, r in pending if isinstance(r, Append) and not active.over
         ]
@@ -404,6 +411,44 @@ class Driver:
             active.advance(prefill.branches)
             yield active.index, progress
 
+    def _hand_on(self, active: ActiveSearch, request: Handoff) -> tuple[int, Progress] | None:
+        """Children of these branches that another model goes on with."""
+        models = self.engine.models if isinstance(self.engine, OffersModels) else {}
+        if (backend := models.get(request.model)) is None:
+            known = ", ".join(models) or "none: the backend has one model, without a name"
+            active.refuse(InvalidInput(f"Handoff.model={request.model!r} is unknown; use {known}"))
+            return None
+        children = list[Branch]()
+        try:
+            for branch in request.branches:
+                children.append(self._handed(active, branch, request.model, backend))
+        except InvalidInput as error:
+            self.engine.release(active.retire(children))
+            active.refuse(error)
+            return None
+        progress = active.progress("prompted", children)
+        active.advance(children)
+        return active.index, progress
+
+    def _handed(self, active: ActiveSearch, branch: Branch, model: str, backend: Backend) -> Branch:
+        """The conversation of a branch as another model reads it."""
+        template, said, start = active.chats[branch]
+        question, tokenizer = active.problem.question, backend.tokenizer
+        prompt = template.tokens(question, tokenizer)
+        for place in range(0, len(said), 2):
+            answer, words = said[place : place + 2]
+            before = [*prompt, *following(answer, tokenizer)]
+            prompt = template.next_prompt(words, tokenizer, question, said[: place + 1], before)
+        written = backend_of(self.engine, branch).decode(branch.tokens[start:])
+        text = written.removesuffix(branch.cut)
+        given = following(text, tokenizer) if text else []
+        child = backend.root([*prompt, *given])
+        branch.adopt(child, model, len(given))
+        child.usage = active.meter(model, child.usage)
+        active.record(child, branch)
+        active.begin_turn(child, Chat(template, said, len(prompt)), tokenizer)
+        return child
+
     def _expand(self, active: ActiveSearch, request: Expand) -> None:
         """Let the next children that the budget pays for decode their step."""
         if not active.waiting:
@@ -443,13 +488,14 @@ class Driver:
             self.begin_decoding(active, children, plain, request.sampling)
             return
         for child in children:
+            backend = backend_of(self.engine, child)
             phases: ThinkingStep | PlainStep | ToolStep
             if step.thinking is None or thoughts is None:
-                phases = PlainStep(child, step, self.engine.tokenizer, max_tokens)
+                phases = PlainStep(child, step, backend.tokenizer, max_tokens)
             else:
-                phases = ThinkingStep(child, step, step.thinking, thoughts, self.engine, max_tokens)
+                phases = ThinkingStep(child, step, step.thinking, thoughts, backend, max_tokens)
                 active.thinking[child] = phases
-            active.phases[child] = phases if chat is None else ToolStep(phases, chat, self.engine)
+            active.phases[child] = phases if chat is None else ToolStep(phases, chat, backend)
         self._begin_phases(active, children)
 
     def _begin_phases(self, active: ActiveSearch, children: Sequence[Branch]) -> None:
@@ -681,12 +727,15 @@ class Driver:
             for active, request in requests
             for branch in request.branches
         ]
-        before = {active: replace(active.root.usage) for active, _ in requests}
+        before = {
+            active: [(meter, replace(meter)) for meter in active.meters.values()]
+            for active, _ in requests
+        }
 
         def forget_the_attempt() -> None:
-            for active, usage in before.items():
-                if not active.overdue:
-                    vars(active.root.usage).update(vars(usage))
+            for active, meters in before.items():
+                for meter, usage in [] if active.overdue else meters:
+                    vars(meter).update(vars(usage))
 
         def look() -> None:
             if any(active.overdue for active in before):

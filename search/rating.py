@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
+from search.several_models import by_model
 from ttc.errors import UnusableScores, VerifierError
 from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.ratings import passes_of_rating
@@ -15,6 +16,7 @@ from ttc.protocols import (
     Aggregation,
     Backend,
     Forgets,
+    OffersModels,
     Priced,
     Problem,
     Verifier,
@@ -52,7 +54,7 @@ class Rater:
                 "the search asked for scores, and there is no verifier; give verifier=..."
             )
         try:
-            given = yield from passes_of_rating(self.verifier, branches, questions, backend)
+            given = yield from self._given(self.verifier, branches, questions, backend)
         except Exception as error:
             raise VerifierError(f"{self.name} raised {type(error).__name__}: {error}") from error
         try:
@@ -73,6 +75,27 @@ class Rater:
                     f"{self.name} returned the score {steps}; scores must be finite"
                 )
         return scores
+
+    def _given(
+        self,
+        verifier: Verifier,
+        branches: Sequence[Branch],
+        questions: Sequence[str],
+        backend: Backend,
+    ) -> Passes[Sequence[Sequence[float]]]:
+        """What the verifier says. One that asks a model about its own branch, in that model's
+        tokens, is asked of each model's branches by themselves."""
+        if "score" not in getattr(verifier, "needs", ()) or not isinstance(backend, OffersModels):
+            said: Sequence[Sequence[float]] = yield from passes_of_rating(
+                verifier, branches, questions, backend
+            )
+            return said
+        scores: dict[int, Sequence[float]] = {}
+        for name, places in by_model(branches).items():
+            own, asked = [branches[i] for i in places], [questions[i] for i in places]
+            given = yield from passes_of_rating(verifier, own, asked, backend.models[name])
+            scores |= dict(zip(places, given, strict=True))
+        return [scores[place] for place in range(len(branches))]
 
     def check_product(self, scores: Sequence[Sequence[float]]) -> None:
         """Refuse scores below zero, whose product says how many there are before how good."""

@@ -27,6 +27,7 @@ class RecordedTree:
         above = None if parent is None else self.nodes[parent].id
         status: Status = "root" if above is None else "kept"
         self.nodes[branch] = Node(len(self.nodes), above, list(branch.path), status=status)
+        self.nodes[branch].model = branch.model
         if above is not None:
             self.parents.add(above)
         self._keep_tokens(branch)

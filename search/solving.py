@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack, overload
 
@@ -13,28 +13,32 @@ from search.base import Search
 from search.config import SearchConfig
 from search.driver import Driver, Events
 from search.options import CallKeywords, SolveKeywords, SolveOptions, check_keywords
+from search.several_models import one_backend
 from ttc.checks import check_kind
 from ttc.protocols import Backend, Problem
 from ttc.results import Progress, Result
 
+Engines = Backend | Mapping[str, Backend]
+"""A backend, or several side by side, each by the name of its model."""
+
 
 @overload
 def solve(
-    search: Search, *, problem: str | Problem, engine: Backend, **options: Unpack[CallKeywords]
+    search: Search, *, problem: str | Problem, engine: Engines, **options: Unpack[CallKeywords]
 ) -> Result: ...
 @overload
 def solve(
     search: Search,
     *,
     problem: Sequence[Problem] | list[str],
-    engine: Backend,
+    engine: Engines,
     **options: Unpack[CallKeywords],
 ) -> list[Result]: ...
 def solve(
     search: Search,
     *,
     problem: str | Problem | Sequence[str | Problem],
-    engine: Backend,
+    engine: Engines,
     concurrency: int | None = None,
     max_rows: int | None = None,
     on_result: Callable[[Result], object] | None = None,
@@ -43,7 +47,9 @@ def solve(
 ) -> Result | list[Result]:
     """Run `search` on one problem, or on a list of problems that decode in one batch.
 
-    engine: what the searches run on, a `ttc.Engine` or another backend. verifier: what rates
+    engine: what the searches run on, a `ttc.Engine` or another backend; several by their names, as
+        {"small": engine, "large": remote}, for searches that hand branches from one to another.
+        The first one reads the prompt. verifier: what rates
         branches, for searches that ask for scores.
     template: the words around a question, `PromptTemplate()` by default.
     seed: with the problem's id it fixes every sampled token. Without an id it is the question, and
@@ -96,6 +102,7 @@ def solve(
     for name, called in (("on_result", on_result), ("on_step", on_step)):
         check_kind(name, called, called is None or callable(called), "a function of one argument")
     check_keywords(solve, options)
+    engine = one_backend(engine)
     config = SearchConfig.of(search, engine, SolveOptions.of(**options))
     single = isinstance(problem, str | Problem)
     problems = [as_problem(problem)] if single else as_problems(problem)
@@ -118,7 +125,7 @@ def solve_each(
     search: Search,
     *,
     problems: Sequence[str | Problem],
-    engine: Backend,
+    engine: Engines,
     concurrency: int | None = None,
     max_rows: int | None = None,
     **options: Unpack[SolveKeywords],
@@ -130,6 +137,7 @@ def solve_each(
     may be long. Closing it frees everything. options: as for `solve`.
     """
     check_keywords(solve_each, options)
+    engine = one_backend(engine)
     config = SearchConfig.of(search, engine, SolveOptions.of(**options))
     return results_of(engine, config, problems, concurrency, max_rows)
 
@@ -161,7 +169,7 @@ def stream(
     search: Search,
     *,
     problem: str | Problem,
-    engine: Backend,
+    engine: Engines,
     tokens: bool = False,
     **options: Unpack[SolveKeywords],
 ) -> Iterator[Progress]:
@@ -176,6 +184,7 @@ def stream(
     """
     check_keywords(stream, options)
     check_kind("tokens", tokens, isinstance(tokens, bool), "True or False")
+    engine = one_backend(engine)
     config = SearchConfig.of(search, engine, SolveOptions.of(**options))
     return _progress(
         _events(engine, config, [as_problem(problem)], 1, None, strict=True, tokens=tokens)

@@ -28,8 +28,10 @@ __all__ = [
     "Expand",
     "Extract",
     "Forgets",
+    "Handoff",
     "Limited",
     "Need",
+    "OffersModels",
     "Prefill",
     "PrefillsByPass",
     "Priced",
@@ -219,6 +221,19 @@ class Rate:
 
     branches: Sequence[Branch]
     aggregation: Aggregation = "last"
+
+
+@dataclass(frozen=True)
+class Handoff:
+    """Have another model go on with each branch. Answer: one child per branch; the branches stay.
+
+    model: its name, one of `Case.models`. The child is the same conversation as that model reads
+        it, in its own tokens and under its own chat template: all that was written so far is
+        computed there as a prompt, and shares what that model has of it already.
+    """
+
+    branches: Sequence[Branch]
+    model: str
 
 
 @dataclass(frozen=True)
@@ -432,6 +447,17 @@ class ScoresByPass(Protocol):
     ) -> Any: ...
 
     def begin_side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> Any: ...
+
+
+@runtime_checkable
+class OffersModels(Protocol):
+    """A backend of several models: `branch.model` names the one that a branch is of.
+
+    models: the backend of each, by its name. Roots are of the first.
+    """
+
+    @property
+    def models(self) -> Mapping[str, Backend]: ...
 
 
 @runtime_checkable

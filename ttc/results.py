@@ -54,6 +54,7 @@ class Node:
     thought: how many characters at the beginning of `text` the model has thought, marks included;
         the others are answer.
     tool_calls: the tools that this step has called; `text` holds the calls and their answers.
+    model: the name of the model that it is of, "" where there is one alone.
     """
 
     id: int
@@ -69,11 +70,14 @@ class Node:
     logprobs: list[float | None] = field(default_factory=list)
     thought: int = 0
     tool_calls: list[ToolCall] = field(default_factory=list)
+    model: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         values = {name: _plain(value) for name, value in asdict(self).items()}
         if not self.tool_calls:
             del values["tool_calls"]
+        if not self.model:
+            del values["model"]
         return values
 
     @classmethod
@@ -97,6 +101,7 @@ class BranchRecord:
     thought, answer_text: the two parts of `text` (see `Branch.answer_text`).
     thinking_tokens: of the generated tokens, those of the thought.
     tool_calls: the tools that it has called; `answer_text` leaves out the calls and their answers.
+    model: the name of the model that it is of, "" where there is one alone.
 
     Two records are equal only when they are the same object, as branches are.
     """
@@ -122,6 +127,7 @@ class BranchRecord:
     answer_text: str | None
     thinking_tokens: int
     tool_calls: list[ToolCall] = field(default_factory=list)
+    model: str = ""
 
     @classmethod
     def of(cls, branch: Branch) -> BranchRecord:
@@ -153,6 +159,8 @@ class BranchRecord:
             del values["thought"], values["answer_text"], values["thinking_tokens"]
         if not self.tool_calls:
             del values["tool_calls"]
+        if not self.model:
+            del values["model"]
         return values
 
     @classmethod
@@ -193,6 +201,7 @@ class Result:
     error: why the problem failed, or None.
     stopped: what ended the search before it was done: the name of the limit of its budget that ran
         out, or "cancelled"; else None.
+    usage_by_model: what each model took of `usage`, by its name; {} where there is one alone.
     """
 
     problem: Problem
@@ -204,6 +213,7 @@ class Result:
     seed: int = 0
     error: str | None = None
     stopped: Stopped | None = None
+    usage_by_model: dict[str, Usage] = field(default_factory=dict)
 
     @classmethod
     def failed(cls, problem: Problem, error: str, seed: int = 0) -> Result:
@@ -213,6 +223,7 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """The whole result as values that JSON can hold, as far as the problem's metadata are
         such."""
+        by_model = {name: usage.to_dict() for name, usage in self.usage_by_model.items()}
         return {
             "problem": asdict(self.problem),
             "best": None if self.best is None else list(self.best.path),
@@ -223,6 +234,7 @@ class Result:
             "seed": self.seed,
             "error": self.error,
             "stopped": self.stopped,
+            **({"usage_by_model": by_model} if by_model else {}),
         }
 
     @classmethod
@@ -243,6 +255,7 @@ class Result:
                 values["seed"],
                 values["error"],
                 values["stopped"],
+                {name: Usage(**usage) for name, usage in values.get("usage_by_model", {}).items()},
             )
         except (KeyError, TypeError, ValueError, StopIteration) as error:
             raise InvalidInput(

@@ -52,6 +52,7 @@ class Branch:
     step_ends, step_reasons: `len(tokens)` after each step that `Engine.generate` made, and why it
         ended.
     given_end: `len(tokens)` after the last token that was given and not generated.
+    model: the name of the model that it is of, where there are several (`ttc.protocols.Handoff`).
     path: the child's index at each fork.
     parent, children: the branch that this one was forked from, None for a root; those forked from
         it that still exist.
@@ -99,6 +100,7 @@ class Branch:
         self.self_certainties: list[float] = []
         self.step_ends: list[int] = []
         self.step_reasons: list[StepEnd] = []
+        self.model = ""
         self.path: tuple[int, ...] = ()
         self.parent: Branch | None = None
         self.children: WeakSet[Branch] = WeakSet()
@@ -135,6 +137,7 @@ class Branch:
         twin.step_ends = self.step_ends[:]
         twin.step_reasons = self.step_reasons[:]
         twin.path = (*self.path, self.forks)
+        twin.model = self.model
         twin.parent = self
         twin.thoughts = self.thoughts
         twin.about = self.about
@@ -148,6 +151,20 @@ class Branch:
         self.forks += 1
         self.children.add(twin)
         return twin
+
+    def adopt(self, child: Branch, model: str, given: int) -> None:
+        """Make a root of another model a child of this branch. given: how many of its last tokens
+        are what this branch has written in its last turn."""
+        child.path, child.key = (*self.path, self.forks), random_key(self.key, self.forks)
+        child.model, child.parent, child.about = model, self, self.about
+        self.forks += 1
+        self.children.add(child)
+        child.given_end = len(child.tokens)
+        child.prompt_length = len(child.tokens) - given
+        for column in child.columns():
+            column[:] = [nan] * given
+        if given:
+            child.end_step("interrupted")
 
     def columns(self) -> tuple[list[float], ...]:
         """What is kept for every token after the prompt."""

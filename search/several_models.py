@@ -1,0 +1,212 @@
+"""Several models in one tree: backends side by side, each of which owns the branches it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from search.generate_batch import GenerateBatch
+from ttc.checks import check_kind
+from ttc.errors import InvalidInput
+from ttc.protocols import (
+    Backend,
+    Batch,
+    Limited,
+    Need,
+    OffersModels,
+    Purpose,
+    RunsBatches,
+    Step,
+    Tokens,
+)
+from ttc.sampling import SAMPLED, Sampling
+from ttc.tree.branch import Branch
+
+
+class SeveralModels:
+    """Backends by the names of their models. Roots are the first one's; `Handoff` gives a branch to
+    another. Each call goes to the backends that own the branches.
+
+    Texts without a branch are read by the first model's tokenizer.
+    """
+
+    def __init__(self, models: Mapping[str, Backend]):
+        for name, backend in models.items():
+            check_kind("a model's name", name, isinstance(name, str) and bool(name), "its name")
+            fits = all(hasattr(backend, method) for method in ("roots", "fork", "generate"))
+            check_kind(f"engine[{name!r}]", backend, fits, "a backend, as ttc.Engine(...)")
+        if not models:
+            raise InvalidInput("engine={} names no model; give one backend, or several by name")
+        if len({id(backend) for backend in models.values()}) < len(models):
+            raise InvalidInput(
+                "one backend stands under several names; give each name a backend of its own"
+            )
+        self.models = dict(models)
+        self.first = next(iter(self.models.values()))
+        self.tokenizer = self.first.tokenizer
+
+    @property
+    def lacks(self) -> Mapping[Need, str]:
+        """What one of the models cannot."""
+        lacks: dict[Need, str] = {}
+        for name, backend in self.models.items():
+            if isinstance(backend, Limited):
+                lacks |= {need: f"{name}: {why}" for need, why in backend.lacks.items()}
+        return lacks
+
+    @property
+    def writes_ahead(self) -> bool:
+        """Whether one of them may write beyond the marks of a thought."""
+        return any(getattr(backend, "writes_ahead", False) for backend in self.models.values())
+
+    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
+        return self.roots([tokens], seeds=[seed])[0]
+
+    def roots(
+        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
+    ) -> list[Branch]:
+        """Prompts of the first model."""
+        roots = self.first.roots(prompts, seeds=seeds)
+        for root in roots:
+            root.model = next(iter(self.models))
+        return roots
+
+    def variants(
+        self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
+    ) -> list[Branch]:
+        return self.models[root.model].variants(root, prompts, suffixes)
+
+    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]:
+        """Further branches of the first model, whose tokens the prompts are."""
+        first: Any = self.first
+        made: list[Branch] = first.side_branches(branches, prompts)
+        for branch in made:
+            branch.model = next(iter(self.models))
+        return made
+
+    def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
+        return self.models[branch.model].fork(branch, n, keep)
+
+    def extend(
+        self,
+        branches: Sequence[Branch],
+        tokens_per_branch: Sequence[Tokens],
+        *,
+        purpose: Purpose = "prompt",
+    ) -> None:
+        for backend, places in self._owners(branches):
+            given = [tokens_per_branch[place] for place in places]
+            backend.extend([branches[place] for place in places], given, purpose=purpose)
+
+    def generate(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int | Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling = SAMPLED,
+    ) -> None:
+        for backend, places in self._owners(branches):
+            own = [branches[place] for place in places]
+            limits = (
+                max_tokens
+                if isinstance(max_tokens, int)
+                else [max_tokens[place] for place in places]
+            )
+            backend.generate(own, limits, stop=stop, end=end, sampling=sampling)
+
+    def score(
+        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Tokens]]
+    ) -> list[list[list[float]]]:
+        scores: dict[int, list[list[float]]] = {}
+        for backend, places in self._owners(branches):
+            own = [branches[place] for place in places]
+            given = backend.score(own, [continuations[place] for place in places])
+            scores |= dict(zip(places, given, strict=True))
+        return [scores[place] for place in range(len(branches))]
+
+    def release(self, branches: Sequence[Branch]) -> None:
+        for backend, places in self._owners(branches):
+            backend.release([branches[place] for place in places])
+
+    def encode(self, text: str) -> list[int]:
+        return self.first.encode(text)
+
+    def decode(self, tokens: Tokens) -> str:
+        return self.first.decode(tokens)
+
+    def running_batch(self, max_rows: int | None = None) -> SideBySide:
+        """A batch of each model."""
+        return SideBySide(
+            {
+                name: backend.running_batch(max_rows)
+                if isinstance(backend, RunsBatches)
+                else GenerateBatch(backend)
+                for name, backend in self.models.items()
+            }
+        )
+
+    def _owners(self, branches: Sequence[Branch]) -> list[tuple[Backend, list[int]]]:
+        """Each backend with the places of its branches."""
+        return [(self.models[name], places) for name, places in by_model(branches).items()]
+
+
+class SideBySide:
+    """Batches of several models, by name, that go on in turn (see `ttc.protocols.Batch`)."""
+
+    def __init__(self, batches: Mapping[str, Batch]):
+        self.batches = batches
+
+    def add(
+        self,
+        branches: Sequence[Branch],
+        step: Step,
+        sampling: Sampling = SAMPLED,
+        limits: Sequence[int] | None = None,
+    ) -> None:
+        for name, places in by_model(branches).items():
+            own = None if limits is None else [limits[place] for place in places]
+            self.batches[name].add([branches[place] for place in places], step, sampling, own)
+
+    def step(self) -> list[Branch]:
+        """A token of each local model. A server's answers are waited for where nothing decodes
+        here, else taken as they come."""
+        busy = [batch for batch in self.batches.values() if len(batch)]
+        ready = [batch for batch in busy if getattr(batch, "has_answers", True)]
+        return [branch for batch in ready or busy for branch in batch.step()]
+
+    def close(self) -> None:
+        for batch in self.batches.values():
+            batch.close()
+
+    def fits(self, tokens: int, states: int) -> float:
+        """What the fullest of them has room for."""
+        return min(batch.fits(tokens, states) for batch in self.batches.values())
+
+    def forget(self, branches: Sequence[Branch]) -> None:
+        """Leave out branches that are about to be released."""
+        for batch in self.batches.values():
+            if isinstance(batch, GenerateBatch):
+                batch.forget(branches)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches.values()))
+
+
+def by_model(branches: Sequence[Branch]) -> dict[str, list[int]]:
+    """The places of each model's branches."""
+    places: dict[str, list[int]] = {}
+    for place, branch in enumerate(branches):
+        places.setdefault(branch.model, []).append(place)
+    return places
+
+
+def backend_of(backend: Backend, branch: Branch) -> Backend:
+    """The backend whose tokenizer a branch's tokens are of."""
+    return backend.models[branch.model] if isinstance(backend, OffersModels) else backend
+
+
+def one_backend(engine: Backend | Mapping[str, Backend]) -> Backend:
+    """A backend as it is; several by their names, side by side."""
+    return SeveralModels(engine) if isinstance(engine, Mapping) else engine

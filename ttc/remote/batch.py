@@ -123,6 +123,11 @@ class RemoteBatch:
             raise BranchRefused(str(refusal), branch) from refusal
         return ended
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether a step would find something without waiting."""
+        return bool(self.refused) or not self.arrived.empty()
+
     def answers(self) -> list[Future[Reply]]:
         """The requests that have an answer by now; where there is none, it is waited for."""
         try:

@@ -159,12 +159,16 @@ class Branch:
         child.model, child.parent, child.about = model, self, self.about
         self.forks += 1
         self.children.add(child)
-        child.given_end = len(child.tokens)
-        child.prompt_length = len(child.tokens) - given
-        for column in child.columns():
+        child.count_as_written(given)
+
+    def count_as_written(self, given: int) -> None:
+        """Say of a root that its last `given` tokens are no prompt, but what another model has
+        written: they are its text."""
+        self.prompt_length = len(self.tokens) - given
+        for column in self.columns():
             column[:] = [nan] * given
         if given:
-            child.end_step("interrupted")
+            self.end_step("interrupted")
 
     def columns(self) -> tuple[list[float], ...]:
         """What is kept for every token after the prompt."""

@@ -1,0 +1,71 @@
+"""A verifier whose model runs somewhere else: a small one writes here, a large one rates there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ttc.checks import check_kind
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass, passes_of_rating
+from ttc.protocols import Backend, Verifier, check_needs, score_range
+from ttc.text.chat import following
+from ttc.text.prompt import PromptTemplate
+from ttc.tree.branch import Branch
+
+
+@dataclass(eq=False)
+class Elsewhere:
+    """Rates branches by a verifier that asks the model of another backend, a server's for example.
+
+    verifier: one that works on a branch, as `SelfVerifier`. backend: of the model that it asks.
+    template: the words around a question there.
+
+    Each branch's question and text become a prompt there, in that model's tokens and under its chat
+    template; the backend shares what their beginnings have in common. All of these tokens that it
+    computes count as the verifier's.
+    Raises InvalidInput where the backend lacks what the verifier needs.
+    """
+
+    verifier: Verifier
+    backend: Backend
+    template: PromptTemplate = field(default_factory=PromptTemplate)
+
+    def __post_init__(self) -> None:
+        fits = callable(getattr(self.verifier, "rate", None))
+        check_kind("verifier", self.verifier, fits, "a verifier, as SelfVerifier()")
+        fits = all(hasattr(self.backend, name) for name in ("roots", "score", "release"))
+        check_kind("backend", self.backend, fits, "a backend, as ttc.RemoteBackend.connect(...)")
+        check_needs(self.verifier, self.backend)
+
+    @property
+    def score_range(self) -> tuple[float, float]:
+        """That of the verifier; from 0 to 1 where it does not say."""
+        return score_range(self.verifier) or (0.0, 1.0)
+
+    @pass_by_pass
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> Passes[Sequence[Sequence[float]]]:
+        tokenizer, there = self.backend.tokenizer, self.backend
+        prompts = [self.template.tokens(question, tokenizer) for question in questions]
+        texts = [following(b.text, tokenizer) if b.text else [] for b in branches]
+        roots = there.roots(
+            [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)],
+            seeds=[0] * len(branches),
+        )
+        try:
+            for root, branch, text in zip(roots, branches, texts, strict=True):
+                root.count_as_written(len(text))
+                root.about = branch.about
+            scores: Sequence[Sequence[float]] = yield from passes_of_rating(
+                self.verifier, roots, questions, there
+            )
+        finally:
+            there.release(roots)
+            for root, branch in zip(roots, branches, strict=True):
+                spent = root.usage
+                branch.usage.verifier_tokens += (
+                    spent.prompt_tokens + spent.generated_tokens + spent.verifier_tokens
+                )
+        return scores

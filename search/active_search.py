@@ -416,6 +416,7 @@ class ActiveSearch:
             answer = answer_of(best, self.case.extract)
             order = [best, *(branch for branch in order if branch is not best)]
         records = {branch: BranchRecord.of(branch) for branch in order}
+        by_model = {model: replace(meter) for model, meter in self.meters.items()}
         return Result(
             self.problem,
             None if best is None else records[best],
@@ -426,7 +427,7 @@ class ActiveSearch:
             self.config.options.seed,
             self.error,
             self.stopped,
-            dict(self.meters) if len(self.meters) > 1 else {},
+            by_model if len(by_model) > 1 else {},
         )
 
     def choices(self) -> list[Branch]:

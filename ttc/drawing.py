@@ -27,6 +27,9 @@ class Drawn(Protocol):
     @property
     def status(self) -> str: ...
 
+    @property
+    def model(self) -> str: ...
+
 
 N = TypeVar("N", bound=Drawn)
 
@@ -108,7 +111,8 @@ def _circle(
     label = "prompt" if node.parent is None else words or "(no text)"
     short = label if len(label) <= LABEL else label[: LABEL - 1] + "…"
     score = "" if node.score is None else f", score {node.score:.3g}"
-    told = f"{node.status}, {node.tokens} tokens{score}\n{node.text}"
+    by = f" by {node.model}" if node.model else ""
+    told = f"{node.status}, {node.tokens} tokens{by}{score}\n{node.text}"
     style = _stroke(node, chosen, "#1c2128", 2.5 if chosen else 1)
     colour = "#7a828d" if node.status == "pruned" else "#1c2128"
     return (

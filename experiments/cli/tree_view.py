@@ -123,6 +123,8 @@ def _rank(step: Step) -> float:
 
 def _label(step: Step, count: int, span: tuple[float, float]) -> Text:
     label = Text(no_wrap=True, overflow="ellipsis")
+    if step.node.model:
+        label.append(f"{step.node.model} ", style="dim")
     if step.node.score is not None:
         low, high = span
         place = (step.node.score - low) / (high - low) if high > low else 1.0

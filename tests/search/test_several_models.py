@@ -17,6 +17,7 @@ from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine, numbers_engine
 from tests.helpers.scripted import Scores
 from ttc import Branch, InvalidInput, Step
+from ttc.drawing import tree_svg
 from ttc.protocols import Expand, Handoff
 from ttc.results import Result
 from ttc.sampling import Sampling
@@ -79,6 +80,7 @@ def test_a_tree_of_two_models_says_who_wrote_what_and_frees_it(search: Search) -
     for branch in result.branches:
         written[branch.model] += len(branch.generated)
     assert written == {n: used.generated_tokens for n, used in result.usage_by_model.items()}
+    assert " by small, score 0.5" in tree_svg(result.tree)
     again = Result.from_dict(result.to_dict())
     assert again.tree == result.tree and again.usage_by_model == result.usage_by_model
     assert [branch.model for branch in again.branches] == [b.model for b in result.branches]

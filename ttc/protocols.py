@@ -1,8 +1,8 @@
 """The seams: what a search asks for, and what a backend and a verifier must offer.
 
-A search is a generator that yields `Vary`, `Expand`, `Append`, `Rate` and `Release` and returns its
-chosen branches; it owns no model and no batching. A driver (`search.solve`) merges the requests of
-many searches and sends them to a `Backend`. What comes back is in `ttc.results`.
+A search is a generator that yields `Vary`, `Expand`, `Append`, `Handoff`, `Rate` and `Release` and
+returns its chosen branches; it owns no model and no batching. A driver (`search.solve`) merges the
+requests of many searches and sends them to a `Backend`. What comes back is in `ttc.results`.
 """
 
 from __future__ import annotations

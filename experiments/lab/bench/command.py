@@ -290,10 +290,22 @@ def parser() -> argparse.ArgumentParser:
     )
     chosen.add_argument("--out", type=Path, default=RESULTS / "plan.json")
     stored = commands.add_parser(
-        "quantized", help="weights as .gguf files store them, beside bfloat16, on this CPU"
+        "quantized", help="weights as .gguf files store them, beside llama.cpp and bfloat16"
     )
-    stored.add_argument("--quick", action="store_true", help="one kind, two cases")
+    stored.add_argument("models", nargs="*", help="by their names in the table; default: all")
+    stored.add_argument("--peer", help="the python of an environment with llama-cpp-python")
+    stored.add_argument(
+        "--files",
+        type=Path,
+        default=Path("outputs/random_models"),
+        help="where random models are kept",
+    )
     stored.add_argument("--out", type=Path, default=RESULTS / "quantized.json")
+    way = commands.add_parser(
+        "quantized-way", help="one model of `quantized`, in a process of its own"
+    )
+    way.add_argument("file", type=Path)
+    way.add_argument("--bfloat16", action="store_true", help="unpack its weights")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name")
     arm.add_argument("tokens", type=int)
@@ -545,7 +557,13 @@ def _plan(arguments: argparse.Namespace) -> None:
 def _quantized(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import quantized
 
-    quantized.run(arguments.quick, arguments.out)
+    quantized.run(arguments.models, arguments.peer, arguments.files, arguments.out)
+
+
+def _quantized_way(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import quantized_way
+
+    quantized_way.run(arguments.file, arguments.bfloat16)
 
 
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
@@ -579,4 +597,5 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "placement": _placement,
     "plan": _plan,
     "quantized": _quantized,
+    "quantized-way": _quantized_way,
 }

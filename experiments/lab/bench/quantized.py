@@ -1,138 +1,261 @@
-"""Decoding with weights that stay as a .gguf file stores them, beside bfloat16 weights and the time
-of reading the weights once."""
+"""Decoding with weights that stay as a .gguf file stores them, beside llama.cpp on the same file and
+beside bfloat16 weights.
+
+Each way is a process of its own, and they are asked in turn for each figure, so that all meet the
+same state of the machine. A row is written as soon as it is measured, so that the command can be
+stopped; when it is given again at the same commit, it measures what is missing.
+"""
 
 from __future__ import annotations
 
 import json
-import tempfile
-import time
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType as Kind
 
-from experiments.lab.bench.prefix import prompt
-from experiments.lab.bench.random_gguf import Shape, write_llama
-from experiments.runs.provenance import provenance
-from ttc.cost_model.bandwidth import read_bandwidth
-from ttc.engine import Engine
-from ttc.model.default_model import SMOLLM2
-from ttc.sampling import Sampling
+from experiments.lab.bench.random_gguf import MIXED, Shape, write_llama
+from experiments.runs.provenance import commit, provenance
+from ttc.cost_model.bandwidth import best_of_five, read_bandwidth
+from ttc.errors import InvalidInput, TTCError
+from ttc.model.default_model import smollm2_file
 
-ONE_B = Shape(layers=16, width=2048, inner=8192, heads=32, kv_heads=8, vocab=128_256, context=2048)
+ONE_B = Shape(layers=16, width=2048, inner=8192, heads=32, kv_heads=8, vocab=128_256, context=4096)
 """The sizes of Llama-3.2-1B."""
-KINDS = ("Q4_1", "Q8_0", "Q4_K")
-BRANCHES = (1, 4, 16, 64)
+EIGHT_B = Shape(
+    layers=36,
+    width=4096,
+    inner=12_288,
+    heads=32,
+    kv_heads=8,
+    vocab=151_936,
+    context=4096,
+    architecture="qwen3",
+)
+"""The sizes of Qwen3-8B."""
 PREFIX = 512
-TOKENS = 6
-"""A branch's tokens in a round, the first of them not timed."""
-ROUNDS = 3
+TOKENS = 4
+"""What a branch writes in a round of `branches`, after one token that is not timed."""
+BEAM_STEPS, BEAM_TOKENS = 2, 4
+"""Steps of a beam search 4 x 4, and tokens of each."""
+FIGURES = ("prefill", "1", "4", "16", "64", "beam 4 x 4")
+ROUNDS, LARGE_ROUNDS = 3, 1
+PEER = Path(__file__).with_name("llama_steps.py")
+Row = dict[str, Any]
 
 
-def run(quick: bool, out: Path) -> None:
-    """Measure each model in turn, print a table and write the figures. quick: the large shape in
-    Q4_1 and bfloat16 alone, 1 and 16 branches, one round."""
-    torch.set_num_threads(2)
-    branches = (1, 16) if quick else BRANCHES
-    rounds = 1 if quick else ROUNDS
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        if not quick:
-            for name, stays in ((f"{SMOLLM2}, Q4_1", True), (f"{SMOLLM2}, bfloat16", False)):
-                engine = Engine.from_pretrained(
-                    SMOLLM2, device="cpu", dtype=torch.bfloat16, quantized=stays
-                )
-                rows += _cases(name, engine, branches, rounds)
-        for kind in ("Q4_1",) if quick else KINDS:
-            file = Path(folder) / f"{kind}.gguf"
-            write_llama(file, Kind[kind], ONE_B)
-            engine = Engine.from_pretrained(
-                file, device="cpu", dtype=torch.bfloat16, quantized=True
-            )
-            rows += _cases(f"1B, {kind}", engine, branches, rounds)
-            file.unlink()
-        rows += _cases("1B, bfloat16", _bfloat16(), branches, rounds)
-    result = provenance("python -m experiments.bench quantized", model="random weights and SmolLM2")
-    result |= {"bytes_per_s": read_bandwidth(), "prefix": PREFIX, "rows": rows}
-    for row in rows:
-        row["floor_ms"] = row["weight_bytes"] / result["bytes_per_s"] * 1e3
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(rows))
+@dataclass(frozen=True)
+class Model:
+    """One model file. shape: None for the default model's own file. kinds: of its matrices.
+    figures: what is measured."""
+
+    shape: Shape | None
+    kinds: str
+    figures: tuple[str, ...] = FIGURES
+    rounds: int = ROUNDS
+    beside_bfloat16: bool = True
+
+    def file(self, folder: Path) -> Path:
+        """The file, written unless it is there."""
+        if self.shape is None:
+            return Path(smollm2_file())
+        file = folder / f"{self.shape.architecture}-{self.shape.layers}-{self.kinds}.gguf"
+        if not file.exists():
+            unfinished = file.with_suffix(".new")
+            write_llama(unfinished, self.kinds, self.shape)
+            os.replace(unfinished, file)
+        return file
 
 
-def _bfloat16() -> Engine:
-    """The large shape with random bfloat16 weights."""
-    from accelerate import init_empty_weights
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=ONE_B.vocab,
-        hidden_size=ONE_B.width,
-        intermediate_size=ONE_B.inner,
-        num_hidden_layers=ONE_B.layers,
-        num_attention_heads=ONE_B.heads,
-        num_key_value_heads=ONE_B.kv_heads,
-        max_position_embeddings=ONE_B.context,
-        tie_word_embeddings=True,
-    )
-    with init_empty_weights(include_buffers=False):
-        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
-    some = (0.02 * torch.randn(1 << 20)).bfloat16()
-    for name, weight in list(model.named_parameters()):
-        parent, _, last = name.rpartition(".")
-        repeats = -(-weight.numel() // len(some))
-        numbers = some.repeat(repeats)[: weight.numel()].view(weight.shape)
-        made = torch.ones_like(numbers) if weight.ndim == 1 else numbers
-        model.get_submodule(parent).register_parameter(last, torch.nn.Parameter(made, False))
-    model.tie_weights()
-    return Engine(model.eval(), None, runner="fused")
+EIGHT = Model(EIGHT_B, MIXED, rounds=LARGE_ROUNDS, beside_bfloat16=False)
+MODELS = {
+    "SmolLM2-135M, Q4_1": Model(None, "Q4_1"),
+    "1B, Q4_K_M": Model(ONE_B, MIXED),
+    "1B, Q8_0": Model(ONE_B, "Q8_0", beside_bfloat16=False),
+    "8B, Q4_K_M": EIGHT,
+    "8B, Q8_0": replace(EIGHT, kinds="Q8_0", figures=("prefill", "1", "4", "16")),
+}
 
 
-def _cases(
-    name: str, engine: Engine, branches: tuple[int, ...], rounds: int
-) -> list[dict[str, Any]]:
-    engine.limits.eos_ids = frozenset()
-    highest = engine.model.config.vocab_size - 1
-    start = time.perf_counter()
-    root = engine.root([min(token, highest) for token in prompt(PREFIX)])
-    prefill_s = time.perf_counter() - start
-    tensors = {
-        tensor.data_ptr(): tensor.nbytes
-        for tensor in (*engine.model.parameters(), *engine.model.buffers())
+class Way:
+    """A process that holds a model and answers with the milliseconds of what it is asked for."""
+
+    def __init__(self, *command: str):
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.about = self._answer()
+
+    def ask(self, figure: str) -> Row:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"figure": figure} | settings()) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Row:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                answer: Row = json.loads(line)
+                return answer
+        raise TTCError(f"a process that measures ended with {self.process.wait()}")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def settings() -> Row:
+    return {
+        "prefix": PREFIX,
+        "tokens": TOKENS,
+        "beam_steps": BEAM_STEPS,
+        "beam_tokens": BEAM_TOKENS,
     }
-    made = []
-    for count in branches:
-        spent = []
-        for _ in range(rounds):
-            forks = engine.fork(root, count)
-            engine.generate(forks, 1, sampling=Sampling())
-            start = time.perf_counter()
-            engine.generate(forks, TOKENS - 1, sampling=Sampling())
-            spent.append((time.perf_counter() - start) / (TOKENS - 1) * 1e3)
-            engine.release(forks)
-        made.append(
-            {
-                "model": name,
-                "branches": count,
-                "step_ms": median(spent),
-                "prefill_s": prefill_s,
-                "weight_bytes": sum(tensors.values()),
-                "by": getattr(engine.runner, "reason", "") or "compiled layers",
-            }
-        )
-    engine.release([root])
-    return made
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The figures as a Markdown table."""
-    made = ["| model | branches | step | weights read once | prefill |", "|---|---|---|---|---|"]
-    for row in rows:
-        made.append(
-            f"| {row['model']} | {row['branches']} | {row['step_ms']:.0f} ms | "
-            f"{row['floor_ms']:.0f} ms | {row['prefill_s']:.1f} s |"
-        )
+def run(models: Sequence[str] | None, peer: str | None, folder: Path, out: Path) -> None:
+    """Measure what the record lacks of each model, write the figures as they come, and print a
+    table.
+
+    models: by their names in `MODELS`, None for all. peer: the Python of an environment with
+    llama-cpp-python. folder: where random models are written and stay.
+    """
+    if unknown := [name for name in models or () if name not in MODELS]:
+        raise InvalidInput(f"the model {unknown[0]!r} is unknown; use some of {'; '.join(MODELS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    record = provenance("python -m experiments.bench quantized", model="random weights and SmolLM2")
+    record |= settings() | {"rows": _rows(out)}
+    for name in models or MODELS:
+        model = MODELS[name]
+        known = {row["figure"] for row in record["rows"] if row["model"] == name}
+        missing = [figure for figure in model.figures if figure not in known]
+        if missing:
+            _measure(name, model, missing, peer, folder, record, out)
+    print(table(record))
+
+
+def _rows(out: Path) -> list[Row]:
+    """The rows of this commit."""
+    rows: list[Row] = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
+    return [row for row in rows if row["commit"] == commit()]
+
+
+def _measure(
+    name: str,
+    model: Model,
+    figures: Sequence[str],
+    peer: str | None,
+    folder: Path,
+    record: Row,
+    out: Path,
+) -> None:
+    file = str(model.file(folder))
+    own = [sys.executable, "-m", "experiments.bench", "quantized-way"]
+    ways = {"stored": Way(*own, file)}
+    if model.beside_bfloat16:
+        ways["bfloat16"] = Way(*own, file, "--bfloat16")
+    if peer is not None:
+        ways["llama.cpp"] = Way(peer, str(PEER), file)
+    speeds = {"bytes_per_s": read_bandwidth(), "products_per_s": products_per_s()}
+    try:
+        for figure in figures:
+            answers: dict[str, list[Row]] = {way: [] for way in ways}
+            for _ in range(model.rounds):
+                for way, process in ways.items():
+                    answers[way].append(process.ask(figure))
+            row = {"model": name, "figure": figure, "commit": commit()} | speeds
+            row |= {key: ways["stored"].about[key] for key in ("weight_bytes", "products")}
+            row["ms"] = {way: median(a["ms"] for a in found) for way, found in answers.items()}
+            row["rounds_ms"] = {way: [a["ms"] for a in found] for way, found in answers.items()}
+            row["peak_bytes"] = {way: found[-1]["peak_bytes"] for way, found in answers.items()}
+            record["rows"].append(row)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            shown = ", ".join(f"{way} {ms:.0f} ms" for way, ms in row["ms"].items())
+            print(f"{name}, {figure}: {shown}", flush=True)
+    finally:
+        for process in ways.values():
+            process.end()
+
+
+def products_per_s(size: int = 1024) -> float:
+    """Multiplications a second of a large product in bfloat16, all threads, best of five."""
+    a, b = torch.ones(2, size, size, dtype=torch.bfloat16)
+    return size**3 / best_of_five(lambda: a @ b)
+
+
+def floor_ms(row: Row) -> float:
+    """The least time of a step: the weights' bytes at the measured bandwidth, or the products at
+    the measured peak."""
+    figure = row["figure"]
+    rows = {"prefill": PREFIX, "beam 4 x 4": 16}.get(figure) or int(figure)
+    reading = row["weight_bytes"] / row["bytes_per_s"]
+    multiplying = rows * row["products"] / row["products_per_s"]
+    return max(reading, multiplying) * 1e3
+
+
+# ---------------------------------------------------------------- tables
+
+
+def table(record: Row) -> str:
+    """The figures as a Markdown table: ms a step (of all branches), or of the prefill."""
+    made = [
+        "| model | branches | stored, ours | llama.cpp | of its time | bfloat16, ours | faster "
+        "than it | floor | memory, ours | llama.cpp |",
+        "|---" * 10 + "|",
+    ]
+    for row in record["rows"]:
+        ms, peak = row["ms"], row["peak_bytes"]
+        cells = [row["model"], row["figure"], f"{ms['stored']:.0f} ms"]
+        for way, ratio in (("llama.cpp", "own"), ("bfloat16", "other")):
+            if way not in ms:
+                cells += ["", ""]
+                continue
+            share = ms["stored"] / ms[way] if ratio == "own" else ms[way] / ms["stored"]
+            cells += [f"{ms[way]:.0f} ms", f"{share:.2f}x"]
+        cells.append(f"{floor_ms(row):.0f} ms")
+        cells += [
+            f"{peak[way] / 1e9:.2f} GB" if way in peak else "" for way in ("stored", "llama.cpp")
+        ]
+        made.append(f"| {' | '.join(cells)} |")
+    return "\n".join(made)
+
+
+AIMS = [
+    *((name, "1", "llama.cpp", 1.0) for name in MODELS),
+    *((name, count, "llama.cpp", 0.5) for name in MODELS for count in ("16", "64")),
+    ("1B, Q4_K_M", "1", "bfloat16", 1 / 2.5),
+    ("1B, Q4_K_M", "16", "bfloat16", 1 / 1.5),
+]
+"""The most of another way's time that ours may take: (model, branches, way, share)."""
+MEMORY = ("8B, Q4_K_M", "16", 7e9)
+"""The most bytes of memory that a search may take."""
+
+
+def aims_table(record: Row) -> str:
+    """What was aimed at, and whether it was reached."""
+    rows = {(row["model"], row["figure"]): row for row in record["rows"]}
+    made = ["| aim | measured | |", "|---|---|---|"]
+
+    def add(aim: str, found: str, reached: bool) -> None:
+        made.append(f"| {aim} | {found} | {'reached' if reached else 'not reached'} |")
+
+    for name, figure, way, most in AIMS:
+        ms = rows.get((name, figure), {}).get("ms", {})
+        if {"stored", way} <= ms.keys():
+            share = ms["stored"] / ms[way]
+            aim = f"{name}, {figure} branches: at most {most:.2f} of the time of {way}"
+            add(aim, f"{share:.2f}", share <= most)
+    name, figure, most_bytes = MEMORY
+    if (name, figure) in rows:
+        peak = rows[name, figure]["peak_bytes"]["stored"]
+        aim = f"{name}, {figure} branches: under {most_bytes / 1e9:.0f} GB of memory"
+        add(aim, f"{peak / 1e9:.2f} GB", peak < most_bytes)
     return "\n".join(made)

@@ -37,7 +37,8 @@ def random_weight(kind: Kind, rows: int, width: int, scale: float, seed: int = 0
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama, its output tied to the embedding."""
+    """The sizes of a Llama, its output tied to the embedding, or of a Qwen 3 (architecture
+    "qwen3"), whose heads are as wide, and whose output is a matrix of its own."""
 
     layers: int = 2
     width: int = 256
@@ -46,12 +47,36 @@ class Shape:
     kv_heads: int = 2
     vocab: int = 128
     context: int = 128
+    architecture: str = "llama"
 
 
-def write_llama(file: Path, kind: Kind, shape: Shape | None = None, scale: float = 0.03) -> None:
-    """A random Llama whose matrices are of one kind. scale: of their numbers."""
+MIXED = "Q4_K_M"
+"""Q4_K, and Q6_K for the output and for some layers' values and `ffn_down`, as llama.cpp mixes."""
+
+
+def kind_of(kind: Kind | str, name: str, layers: int) -> Kind:
+    """The kind of one matrix of a model of one kind, or mixed."""
+    if isinstance(kind, Kind):
+        return kind
+    if kind != MIXED:
+        return Kind[kind]
+    if name.startswith(("output", "token_embd")):
+        return Kind.Q6_K
+    _, layer, part = name.split(".")
+    n, eighth = int(layer), layers // 8
+    more = n < eighth or n >= 7 * layers // 8 or (n - eighth) % 3 == 2
+    return Kind.Q6_K if more and part in ("attn_v", "ffn_down") else Kind.Q4_K
+
+
+def write_llama(
+    file: Path, kind: Kind | str, shape: Shape | None = None, scale: float = 0.03
+) -> None:
+    """A random model whose matrices are of one kind, or mixed (`MIXED`). scale: of their numbers.
+
+    Matrices are made and written one by one.
+    """
     shape = shape or Shape()
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, shape.architecture)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
     writer.add_block_count(shape.layers)
@@ -65,22 +90,49 @@ def write_llama(file: Path, kind: Kind, shape: Shape | None = None, scale: float
     writer.add_token_list([*letters, "ab", *(f"<{n}>" for n in range(65, shape.vocab))])
     writer.add_token_types([1] * shape.vocab)
     writer.add_token_merges(["a b"])
+    matrices, norms = _matrices(shape), _norms(shape)
+    kinds = {name: kind_of(kind, name, shape.layers) for name in matrices}
+    for name, (rows, width) in matrices.items():
+        numbers, size = gguf.GGML_QUANT_SIZES[kinds[name]]
+        row_bytes = width // numbers * size
+        writer.add_tensor_info(
+            f"{name}.weight",
+            (rows, row_bytes),
+            np.dtype(np.uint8),
+            rows * row_bytes,
+            raw_dtype=kinds[name],
+        )
+    for name, width in norms.items():
+        writer.add_tensor_info(f"{name}.weight", (width,), np.dtype(np.float32), 4 * width)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for seed, (name, sizes) in enumerate(matrices.items()):
+        packed = random_weight(kinds[name], *sizes, scale, seed)
+        writer.write_tensor_data(packed.view(np.uint8).reshape(len(packed), -1))
+    for width in norms.values():
+        writer.write_tensor_data(np.ones(width, np.float32))
+    writer.close()
+
+
+def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
     width, inner = shape.width, shape.inner
     narrow = width // shape.heads * shape.kv_heads
     sizes = {"attn_q": (width, width), "attn_k": (narrow, width), "attn_v": (narrow, width)}
     sizes |= {"attn_output": (width, width), "ffn_gate": (inner, width), "ffn_up": (inner, width)}
     sizes |= {"ffn_down": (width, inner)}
-    matrices = {
-        f"blk.{n}.{name}": size for n in range(shape.layers) for name, size in sizes.items()
-    }
-    matrices["token_embd"] = (shape.vocab, width)
-    for seed, (name, size) in enumerate(matrices.items()):
-        packed = random_weight(kind, *size, scale, seed)
-        writer.add_tensor(f"{name}.weight", packed, raw_dtype=kind)
-    norms = [f"blk.{n}.{name}_norm" for n in range(shape.layers) for name in ("attn", "ffn")]
-    for name in (*norms, "output_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    made = {f"blk.{n}.{name}": size for n in range(shape.layers) for name, size in sizes.items()}
+    made["token_embd"] = (shape.vocab, width)
+    if shape.architecture == "qwen3":
+        made["output"] = (shape.vocab, width)
+    return made
+
+
+def _norms(shape: Shape) -> dict[str, int]:
+    """Their widths."""
+    head = shape.width // shape.heads
+    widths = {"attn": shape.width, "ffn": shape.width}
+    if shape.architecture == "qwen3":
+        widths |= {"attn_q": head, "attn_k": head}
+    made = {f"blk.{n}.{name}_norm": w for n in range(shape.layers) for name, w in widths.items()}
+    return made | {"output_norm": shape.width}

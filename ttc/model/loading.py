@@ -16,7 +16,8 @@ from ttc.checks import check_kind
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.default_model import SMOLLM2, restore_digits, smollm2_file
 from ttc.model.device_map import Over, weights_over
-from ttc.model.model_files import opened
+from ttc.model.grouped_loading import read_grouped
+from ttc.model.model_files import opened, whole_folder
 from ttc.model.multimodal import text_decoder
 from ttc.model.packed_linear import has_bfloat16
 from ttc.model.quantized import check_quantization
@@ -54,8 +55,9 @@ def load(
     device: None or "auto" for CUDA where there is one, else the CPU. dtype: None or "auto" for
     bfloat16 where the device has units for it, else float32. gguf_file: which of a folder's or a
     hub model's .gguf files to read. trust_remote_code: run Python code that comes with the model.
-    quantized: keep the weights of a .gguf file as they are stored, on a CPU; without a C++ compiler
-    they are unpacked as ever, with a warning.
+    quantized: keep the weights of a .gguf file, or the integers of a folder of GPTQ, AWQ or
+    compressed-tensors, as they are stored, on a CPU; without a C++ compiler those of a .gguf file
+    are unpacked as ever, with a warning.
     over: the devices that layers run on, beginning with `device` (see `ttc.model.device_map`).
     place_weights: asked for a map before any weight is read.
 
@@ -75,19 +77,27 @@ def load(
     if stays and os.fspath(name) == SMOLLM2:
         name = smollm2_file()
     with opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
-        if stays and "gguf_file" not in options:
-            raise InvalidInput(
-                f"quantized=True keeps the weights of a .gguf file as they are, and {name!r} is "
-                "none; name such a file, or leave quantized out"
-            )
         config = read_config(source, options)
-        method = check_quantization(config, place)
+        grouped = stays and "gguf_file" not in options
+        if grouped and not hasattr(config, "quantization_config"):
+            raise InvalidInput(
+                "quantized=True keeps the weights of a .gguf file or of a quantized folder as they "
+                f"are, and {name!r} is neither; name such a file, or leave quantized out"
+            )
+        method = None if grouped else check_quantization(config, place)
         decoder = None
         if not (trust_remote_code and hasattr(config, "auto_map")):
             decoder = text_decoder(config)
         kind: Any
         kind, config, renaming = decoder or (AutoModelForCausalLM, config, {})
         tokenizer = read_tokenizer(source, options)
+        if grouped:
+            if decoder is not None:
+                raise UnsupportedModel(
+                    "quantized=True reads models of text, and this one takes other inputs too"
+                )
+            integers = read_grouped(kind, config, precision, whole_folder(source))
+            return integers.eval().requires_grad_(False), tokenizer
         if stays:
             file = Path(str(cached_file(source, options["gguf_file"])))
             stored = read_stored(kind, config, precision, file)

@@ -67,6 +67,15 @@ def opened(
             raise UnsupportedModel(reason) from error
 
 
+def whole_folder(source: str) -> Path:
+    """The folder of a model, or of its copy in this machine's cache, which is downloaded."""
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+
+
 def _in_a_line(error: Exception) -> str:
     """What an error says, with its kind where it says only what happened within Python."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from ttc.errors import UnsupportedModel
+from ttc.model.grouped_loading import METHODS
 
 WAY_OUT = (
     "load its unquantized weights, a .gguf file of it, or weights of another method "
     "(docs/models.md says which run where); or let a server run it (backend=openai)"
 )
+STAYS = "Keep them as they are stored (quantized=True, model.quantized=true)"
 ROWS = 4
 OTHERS = 100.0
 """What all rows but the first are multiplied by, to see whether the first one changes."""
@@ -51,9 +53,10 @@ def check_quantization(config: Any, device: torch.device) -> str | None:
         quantizer.validate_environment(device_map={"": str(device)}, weights_only=True)
     except (AttributeError, ImportError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        stays = f"{STAYS}, " if method in METHODS and device.type == "cpu" else ""
         raise UnsupportedModel(
-            f"its weights are quantized by {method!r}, which does not run here: {reason}. Install "
-            f"what is missing, or {WAY_OUT}"
+            f"its weights are quantized by {method!r}, which does not run here: {reason}. "
+            f"{stays or 'Install what is missing, '}or {WAY_OUT}"
         ) from error
     return method
 

@@ -30,7 +30,9 @@ KINDS = {
     14: "Q6_K",
     30: "BF16",
 }
-"""What the kernel reads, by ggml's numbers of types."""
+"""What the kernel reads of .gguf files, by ggml's numbers of types."""
+GROUPS = {1005: (4, 128), 1004: (4, 32), 1009: (8, 128), 1008: (8, 32)}
+"""The kernel's numbers of integers in groups: (bits, numbers of a block), large blocks first."""
 GRAIN = 100_000
 """Multiplications worth another thread."""
 

@@ -1,4 +1,4 @@
-"""Modules whose weights stay as a .gguf file stores them."""
+"""Modules whose weights stay as they are stored."""
 
 from __future__ import annotations
 
@@ -10,19 +10,31 @@ from ttc.model import stored_kernel
 
 class StoredLinear(nn.Module):
     """A linear layer. packed: the weight's rows as bytes (out_features, bytes), which may be part
-    of a file. stored: ggml's number of their type."""
+    of a file. stored: the kernel's number of their kind. order: of the inputs, where the weight has
+    them in another one."""
 
     packed: Tensor
+    order: Tensor | None
 
-    def __init__(self, packed: Tensor, stored: int, in_features: int, bias: nn.Parameter | None):
+    def __init__(
+        self,
+        packed: Tensor,
+        stored: int,
+        in_features: int,
+        bias: nn.Parameter | None,
+        order: Tensor | None = None,
+    ):
         super().__init__()
         self.in_features, self.out_features = in_features, len(packed)
         self.stored = stored
         self.register_buffer("packed", packed, persistent=False)
+        self.register_buffer("order", order, persistent=False)
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
+        if self.order is not None:
+            rows = rows[:, self.order]
         y = stored_kernel.linear(rows, self.packed, self.stored)
         if self.bias is not None:
             y += self.bias

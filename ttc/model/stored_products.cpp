@@ -1,7 +1,8 @@
-// Rows times the rows of a weight that stays as a .gguf file stores it: a few columns are unpacked
-// at a time, into the nearest cache, and multiplied with all rows.
+// Rows times the rows of a weight that stays as it is stored, in a .gguf file or in groups of codes:
+// a few columns are unpacked at a time, into the nearest cache, and multiplied with all rows.
 //
-// Unpacked numbers are float32, with the very bits that gguf's own `dequantize` gives. Where the
+// Unpacked numbers are float32, with the very bits that gguf's own `dequantize` gives, or those of
+// scale * (code - zero) in float32. Where the
 // rows are bfloat16 they are rounded to the nearest bfloat16, and pairs of them are multiplied.
 // Sums are float32, added up in one order: a row's result does not depend on the rows beside it.
 
@@ -136,25 +137,38 @@ struct Q6_K {
   }
 };
 
-// How the model's numbers are kept, and multiplied.
+// Groups of codes of 4 or 8 bits, as `grouped_weights.py` lays them out: a group's scale and zero
+// as float32, then the codes, those of 4 bits as in Q4_0.
 
-struct Float32 {
-  static constexpr int64_t SIZE = 4, VECTOR = 4 * LANES;
-  static Floats get(const char* from) { return held(load<Floats>(from)); }
-  static void put(const Float16* x, char* to) { memcpy(to, x, 2 * sizeof *x); }
-  static Floats add(Floats x, Floats w, Floats sum) { return x * w + sum; }
-};
-
-#if defined(__AVX512BF16__)
-struct BFloat16 {
-  static constexpr int64_t SIZE = 2, VECTOR = 64;
-  static Pairs get(const char* from) { return held(load<Pairs>(from)); }
-  static void put(const Float16* x, char* to) {
-    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]));
+template <int SIZE>
+struct Group4 {
+  static constexpr int NUMBERS = SIZE, BYTES = 8 + SIZE / 2;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    const float scale = load<float>(b), zero = load<float>(b + 4);
+    const Bytes q = load<Bytes>(b + 8 + 16 * PART);
+    for (int i = 0; i < 2; ++i) out[i] = (widened(nibbles(q, i)) - zero) * scale;
   }
-  static Floats add(Pairs x, Pairs w, Floats sum) { return add_products(x, w, sum); }
 };
-#endif
+
+template <int SIZE>
+struct Group8 {
+  static constexpr int NUMBERS = SIZE, BYTES = 8 + SIZE;
+  template <int PART>
+  static void unpack(const uint8_t* b, Float16* out) {
+    const float scale = load<float>(b), zero = load<float>(b + 4);
+    for (int i = 0; i < 2; ++i)
+      out[i] = (widened(load<Bytes>(b + 8 + 32 * PART + 16 * i)) - zero) * scale;
+  }
+};
+
+}  // namespace
+
+#include "stored_avx512.h"
+
+namespace {
+
+// How the model's numbers are kept, and multiplied.
 
 template <typename Stored, typename Number, std::size_t... PART>
 __attribute__((always_inline)) inline void unpack_block(const uint8_t* from, char* to,
@@ -167,6 +181,33 @@ __attribute__((always_inline)) inline void unpack_block(const uint8_t* from, cha
   (part(std::integral_constant<int, PART>()), ...);
 }
 
+struct Float32 {
+  static constexpr int64_t SIZE = 4, VECTOR = 4 * LANES;
+  template <typename Stored>
+  static void block(const uint8_t* from, char* to) {
+    unpack_block<Stored, Float32>(from, to, std::make_index_sequence<Stored::NUMBERS / 32>());
+  }
+  static Floats get(const char* from) { return held(load<Floats>(from)); }
+  static void put(const Float16* x, char* to) { memcpy(to, x, 2 * sizeof *x); }
+  static Floats add(Floats x, Floats w, Floats sum) { return x * w + sum; }
+};
+
+#if defined(__AVX512BF16__)
+struct BFloat16 {
+  static constexpr int64_t SIZE = 2, VECTOR = 64;
+  template <typename Stored>
+  static void block(const uint8_t* from, char* to) {
+    if constexpr (Bfloat16Block<Stored>::KNOWN) Bfloat16Block<Stored>::unpack(from, to);
+    else unpack_block<Stored, BFloat16>(from, to, std::make_index_sequence<Stored::NUMBERS / 32>());
+  }
+  static Pairs get(const char* from) { return held(load<Pairs>(from)); }
+  static void put(const Float16* x, char* to) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]));
+  }
+  static Floats add(Pairs x, Pairs w, Floats sum) { return add_products(x, w, sum); }
+};
+#endif
+
 template <typename Stored, typename Number>
 void unpack(const char* from, int64_t numbers, char* to, int64_t ahead) {
   const int64_t blocks = numbers / Stored::NUMBERS;
@@ -174,8 +215,8 @@ void unpack(const char* from, int64_t numbers, char* to, int64_t ahead) {
   for (int64_t i = 0; i < blocks; ++i) {
     const char* block = from + i * Stored::BYTES;
     for (; asked < (i + 1) * Stored::BYTES; asked += 64) __builtin_prefetch(from + asked + ahead);
-    unpack_block<Stored, Number>((const uint8_t*)block, to + i * Stored::NUMBERS * Number::SIZE,
-                                 std::make_index_sequence<Stored::NUMBERS / 32>());
+    char* out = to + i * Stored::NUMBERS * Number::SIZE;
+    Number::template block<Stored>((const uint8_t*)block, out);
   }
 }
 
@@ -253,19 +294,28 @@ void panel(const Part& p) {
     memcpy(p.out + r * p.out_row, sums + r * PANEL, p.columns * sizeof *sums);
 }
 
-// By ggml's number of a type.
-template <typename Number>
-void panel_of(int64_t stored, const Part& p) {
+template <typename Stored>
+struct Tag {
+  typedef Stored Type;
+};
+
+// Calls `call` with the tag of a kind: ggml's number of a type, or one of ours from 1000 on.
+template <typename Call>
+void by_kind(int64_t stored, Call call) {
   switch (stored) {
-    case 0: return panel<F32, Number>(p);
-    case 1: return panel<F16, Number>(p);
-    case 2: return panel<Q4_0, Number>(p);
-    case 3: return panel<Q4_1, Number>(p);
-    case 8: return panel<Q8_0, Number>(p);
-    case 12: return panel<Q4_K, Number>(p);
-    case 13: return panel<Q5_K, Number>(p);
-    case 14: return panel<Q6_K, Number>(p);
-    case 30: return panel<BF16, Number>(p);
+    case 0: return call(Tag<F32>());
+    case 1: return call(Tag<F16>());
+    case 2: return call(Tag<Q4_0>());
+    case 3: return call(Tag<Q4_1>());
+    case 8: return call(Tag<Q8_0>());
+    case 12: return call(Tag<Q4_K>());
+    case 13: return call(Tag<Q5_K>());
+    case 14: return call(Tag<Q6_K>());
+    case 30: return call(Tag<BF16>());
+    case 1004: return call(Tag<Group4<32>>());
+    case 1005: return call(Tag<Group4<128>>());
+    case 1008: return call(Tag<Group8<32>>());
+    case 1009: return call(Tag<Group8<128>>());
   }
 }
 
@@ -282,7 +332,7 @@ void products(int64_t stored, const Part& all) {
       p.columns = std::min(PANEL, all.columns - c);
       if (c + PANEL < all.columns) p.ahead = PANEL * p.w_row;
       else p.ahead = all.ahead - c * p.w_row;
-      panel_of<Number>(stored, p);
+      by_kind(stored, [&](auto tag) { panel<typename decltype(tag)::Type, Number>(p); });
     }
 }
 
@@ -307,26 +357,13 @@ void share(Shared* s) {
   }
 }
 
-template <typename Number>
-void unpack_row(int64_t stored, const char* from, int64_t numbers, char* to) {
-  switch (stored) {
-    case 0: return unpack<F32, Number>(from, numbers, to, 0);
-    case 1: return unpack<F16, Number>(from, numbers, to, 0);
-    case 2: return unpack<Q4_0, Number>(from, numbers, to, 0);
-    case 3: return unpack<Q4_1, Number>(from, numbers, to, 0);
-    case 8: return unpack<Q8_0, Number>(from, numbers, to, 0);
-    case 12: return unpack<Q4_K, Number>(from, numbers, to, 0);
-    case 13: return unpack<Q5_K, Number>(from, numbers, to, 0);
-    case 14: return unpack<Q6_K, Number>(from, numbers, to, 0);
-    case 30: return unpack<BF16, Number>(from, numbers, to, 0);
-  }
-}
-
 }  // namespace
 
 extern "C" {
 void unpack_float32(int64_t stored, const char* from, int64_t numbers, char* to) {
-  unpack_row<Float32>(stored, from, numbers, to);
+  by_kind(stored, [&](auto tag) {
+    unpack<typename decltype(tag)::Type, Float32>(from, numbers, to, 0);
+  });
 }
 void products_float32(int64_t stored, const Part* part) { products<Float32>(stored, *part); }
 void share_float32(Shared* s) { share<Float32>(s); }

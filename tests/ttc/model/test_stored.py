@@ -163,7 +163,9 @@ def test_what_does_not_go_with_stored_weights_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     plain.config.save_pretrained(folder)
     (folder / "model.safetensors").write_bytes(b"")
-    with pytest.raises(InvalidInput, match=r"keeps the weights of a .gguf file"):
+    with pytest.raises(
+        InvalidInput, match=r"keeps the weights of a .gguf file or of a quantized folder"
+    ):
         load(folder, device="cpu", quantized=True)
     with pytest.raises(InvalidInput, match="memory=auto plans for weights of 16 or 32 bits"):
         Engine.from_pretrained(file, device="cpu", quantized=True, memory="auto")

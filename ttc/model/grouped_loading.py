@@ -1,0 +1,244 @@
+"""Loading folders of GPTQ, AWQ, compressed-tensors and torchao, whose weights are integers with a
+scale for each group, for a CPU and without these packages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ttc.errors import UnsupportedModel
+from ttc.model.grouped_weights import Grouped, awq, gptq, pack_quantized, signed_bytes
+from ttc.model.stored_layers import StoredLinear
+
+MARKS = {
+    "gptq": "qweight",
+    "awq": "qweight",
+    "compressed-tensors": "weight_scale",
+    "torchao": "_weight_qdata",
+}
+"""The methods, and for each the tensor that a layer has whose weights are integers."""
+METHODS = tuple(MARKS)
+TORCHAO = {"Int8Tensor": "act_quant_kwargs", "IntxUnpackedToInt8Tensor": "activation_quantization"}
+"""The tensors of torchao that are read, and what they say of quantized activations."""
+
+
+def read_grouped(kind: Any, config: Any, dtype: torch.dtype, folder: Path) -> Any:
+    """The model of a folder of one of `METHODS`. Its integer weights stay integers, layer by layer
+    in the kernel's form; all else is read as `dtype`.
+
+    kind: the class that makes it from a configuration. Raises UnsupportedModel for what is not
+    read, and for weights that are missing or of other shapes.
+    """
+    from accelerate import init_empty_weights
+    from transformers import GenerationConfig
+
+    layout = Layout.of(config.quantization_config)
+    with init_empty_weights(include_buffers=False):
+        model = kind.from_config(config, dtype=dtype)
+    files = _Files(folder)
+    mark = MARKS[layout.method]
+    for path, module in list(model.named_modules()):
+        if type(module) is nn.Linear and f"{path}.{mark}" in files:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, _linear(path, module, layout, files, dtype))
+    for name, weight in list(model.named_parameters()):
+        if weight.is_meta and (name in files or not _is_tied(model, name)):
+            path, _, last = name.rpartition(".")
+            numbers = files.read(name, tuple(weight.shape)).to(dtype)
+            model.get_submodule(path).register_parameter(last, nn.Parameter(numbers, False))
+    model.tie_weights()
+    if (folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def _is_tied(model: Any, name: str) -> bool:
+    tied = model.config.get_text_config().tie_word_embeddings
+    head = model.get_output_embeddings()
+    return bool(tied) and head is not None and model.get_submodule(name.rpartition(".")[0]) is head
+
+
+class Layout:
+    """What a configuration says of its integers. plus: what is added to GPTQ's zeros."""
+
+    def __init__(self, method: str, bits: int, plus: int = 0):
+        self.method, self.bits, self.plus = method, bits, plus
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Layout:
+        """Raises UnsupportedModel that names what is not read."""
+        method = str(settings.get("quant_method"))
+        if method not in METHODS:
+            raise UnsupportedModel(
+                f"weights of {method!r} are not kept as they are stored, those of a .gguf file and "
+                f"of {', '.join(METHODS)} are; leave quantized out"
+            )
+        if method == "torchao":  # a file says it of each tensor
+            return Layout(method, 8)
+        made = {"gptq": _gptq_layout, "awq": _awq_layout, "compressed-tensors": _compressed}
+        layout = made[method](settings)
+        if layout.bits not in (4, 8):
+            raise UnsupportedModel(
+                f"its weights of {method} have {layout.bits} bits, and those of 4 and 8 are kept "
+                "as they are stored"
+            )
+        return layout
+
+
+def _gptq_layout(settings: Mapping[str, Any]) -> Layout:
+    stored = settings.get("checkpoint_format") or "gptq"
+    _expect("checkpoint_format", stored, "gptq", "gptq_v2")
+    if settings.get("dynamic"):
+        raise UnsupportedModel("its layers are quantized each in another way (dynamic)")
+    return Layout("gptq", settings["bits"], plus=int(stored == "gptq"))
+
+
+def _awq_layout(settings: Mapping[str, Any]) -> Layout:
+    _expect("version", str(settings.get("version", "gemm")).lower(), "gemm")
+    _expect("bits", settings.get("bits", settings.get("w_bit")), 4)
+    return Layout("awq", 4)
+
+
+def _compressed(settings: Mapping[str, Any]) -> Layout:
+    groups = list((settings.get("config_groups") or {}).values())
+    if len(groups) != 1:
+        raise UnsupportedModel(f"its layers have {len(groups)} schemes of quantization, not one")
+    for part in ("input_activations", "output_activations"):
+        if groups[0].get(part):
+            raise UnsupportedModel(f"its {part} are quantized, and rounding them depends on them")
+    stored = groups[0].get("format") or settings.get("format")
+    _expect("format", stored, "pack-quantized", "int-quantized")
+    weights = groups[0]["weights"]
+    _expect("type", weights.get("type", "int"), "int")
+    _expect("strategy", weights.get("strategy"), "group", "channel")
+    return Layout("compressed-tensors", weights["num_bits"])
+
+
+def _expect(name: str, found: Any, *known: Any) -> None:
+    if found not in known:
+        raise UnsupportedModel(
+            f"its quantization_config has {name}={found!r}; weights that stay as they are stored "
+            f"are read with {' or '.join(map(repr, known))}"
+        )
+
+
+def _linear(
+    path: str, module: nn.Linear, layout: Layout, files: _Files, dtype: torch.dtype
+) -> StoredLinear:
+    def read(name: str) -> Tensor:
+        return files.read(f"{path}.{name}")
+
+    def maybe(name: str) -> Tensor | None:
+        return read(name) if f"{path}.{name}" in files else None
+
+    grouped: Grouped
+    if layout.method == "gptq":
+        parts = read("qweight"), read("qzeros"), read("scales")
+        grouped = gptq(*parts, layout.bits, layout.plus)
+    elif layout.method == "awq":
+        grouped = awq(read("qweight"), read("qzeros"), read("scales"))
+    elif layout.method == "torchao":
+        bits = _torchao_bits(path, files.about(f"{path}.weight"))
+        parts = read("_weight_qdata"), read("_weight_scale")
+        grouped = signed_bytes(*parts, maybe("_weight_zero_point"), bits)
+    elif f"{path}.weight_packed" in files:
+        shape = read("weight_shape").tolist()
+        parts = read("weight_packed"), read("weight_scale")
+        grouped = pack_quantized(*parts, maybe("weight_zero_point"), shape, layout.bits)
+    else:
+        parts = read("weight"), read("weight_scale")
+        grouped = signed_bytes(*parts, maybe("weight_zero_point"), layout.bits)
+    expected = module.out_features, module.in_features
+    if tuple(grouped.codes.shape) != expected:
+        raise UnsupportedModel(
+            f"{path} is {tuple(grouped.codes.shape)} in the files and {expected} by its "
+            "configuration"
+        )
+    groups = maybe("g_idx" if layout.method == "gptq" else "weight_g_idx")
+    order = None if groups is None else _order(groups, grouped.scales.shape[1], path)
+    if order is not None:
+        codes = grouped.codes[:, order].contiguous()
+        grouped = Grouped(grouped.bits, codes, grouped.scales, grouped.zeros)
+    packed, stored = grouped.packed()
+    bias = maybe("bias")
+    if bias is None and module.bias is not None:
+        raise UnsupportedModel(f"its files lack the weight {path}.bias")
+    weight = None if bias is None else nn.Parameter(bias.to(dtype), requires_grad=False)
+    return StoredLinear(packed, stored, module.in_features, weight, order)
+
+
+def _torchao_bits(path: str, about: Mapping[str, Any]) -> int:
+    """The bits of a weight's codes, by what torchao's file says of it. Raises UnsupportedModel."""
+    kind, data = about.get("_type", "unknown tensor"), about.get("_data", {})
+    if kind not in TORCHAO:
+        raise UnsupportedModel(
+            f"{path} is torchao's {kind}, and what is kept as it is stored is {' or '.join(TORCHAO)}"
+        )
+    if data.get(TORCHAO[kind]):
+        raise UnsupportedModel(
+            f"the activations of {path} are quantized, and rounding them depends on them"
+        )
+    target = data.get("target_dtype", {}).get("_data", "int8")
+    if target not in ("int4", "int8"):
+        raise UnsupportedModel(f"{path} has numbers of {target}; those of int4 and int8 are read")
+    return 4 if target == "int4" else 8
+
+
+def _order(group_of: Tensor, groups: int, path: str) -> Tensor | None:
+    """The inputs, those of a group in a row; None where they are so already. group_of: the group of
+    each input (act-order), which may be -1 throughout."""
+    if bool((group_of < 0).all()):
+        return None
+    counts = torch.bincount(group_of, minlength=groups)
+    if len(counts) != groups or bool((counts != counts[0]).any()):
+        raise UnsupportedModel(f"the groups of {path} differ in size")
+    if bool((group_of.diff() >= 0).all()):
+        return None
+    return torch.argsort(group_of, stable=True)
+
+
+class _Files:
+    """The tensors of a folder's .safetensors files."""
+
+    def __init__(self, folder: Path):
+        from safetensors import safe_open
+
+        files = sorted(folder.glob("*.safetensors"))
+        index = folder / "model.safetensors.index.json"
+        if index.exists():
+            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            files = [folder / name for name in sorted(set(named))]
+        if not files:
+            raise UnsupportedModel(f"{folder.name} has no .safetensors files")
+        opened = [safe_open(file, "pt") for file in files]
+        self.homes = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        self.notes = {
+            name: text for file in opened for name, text in (file.metadata() or {}).items()
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.homes
+
+    def about(self, name: str) -> dict[str, Any]:
+        """What a file's head says of a tensor."""
+        try:
+            found = json.loads(self.notes.get(name, "{}"))
+        except ValueError:
+            found = {}
+        return found if isinstance(found, dict) else {}
+
+    def read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """A tensor. Raises UnsupportedModel where it is missing or has another shape."""
+        if name not in self.homes:
+            raise UnsupportedModel(f"its files lack the weight {name}")
+        tensor: Tensor = self.homes[name].get_tensor(name)
+        if shape is not None and tuple(tensor.shape) != shape:
+            raise UnsupportedModel(
+                f"{name} is {tuple(tensor.shape)} in the files and {shape} by its configuration"
+            )
+        return tensor

@@ -27,7 +27,8 @@ class ModelConfig:
     device_map: in place of a device, as transformers takes it. gguf_file: which of several .gguf
     files to read.
     trust_remote_code: run Python code that comes with the model.
-    quantized: keep a .gguf file's weights as they are stored, on a CPU.
+    quantized: keep the weights of a .gguf file or a quantized folder as they are stored, on a
+        CPU.
     thinking_marks: what tells the model's thoughts from its answers, null for what its chat
     template or vocabulary names, false for none, or the strings that begin and end a thought, as
     [<think>, </think>].

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,46 +131,46 @@ def _expect(name: str, found: Any, *known: Any) -> None:
 def _linear(
     path: str, module: nn.Linear, layout: Layout, files: _Files, dtype: torch.dtype
 ) -> StoredLinear:
-    def read(name: str) -> Tensor:
-        return files.read(f"{path}.{name}")
-
-    def maybe(name: str) -> Tensor | None:
-        return read(name) if f"{path}.{name}" in files else None
-
-    grouped: Grouped
-    if layout.method == "gptq":
-        parts = read("qweight"), read("qzeros"), read("scales")
-        grouped = gptq(*parts, layout.bits, layout.plus)
-    elif layout.method == "awq":
-        grouped = awq(read("qweight"), read("qzeros"), read("scales"))
-    elif layout.method == "torchao":
-        bits = _torchao_bits(path, files.about(f"{path}.weight"))
-        parts = read("_weight_qdata"), read("_weight_scale")
-        grouped = signed_bytes(*parts, maybe("_weight_zero_point"), bits)
-    elif f"{path}.weight_packed" in files:
-        shape = read("weight_shape").tolist()
-        parts = read("weight_packed"), read("weight_scale")
-        grouped = pack_quantized(*parts, maybe("weight_zero_point"), shape, layout.bits)
-    else:
-        parts = read("weight"), read("weight_scale")
-        grouped = signed_bytes(*parts, maybe("weight_zero_point"), layout.bits)
+    grouped = _grouped(path, layout, files)
     expected = module.out_features, module.in_features
     if tuple(grouped.codes.shape) != expected:
         raise UnsupportedModel(
             f"{path} is {tuple(grouped.codes.shape)} in the files and {expected} by its "
             "configuration"
         )
-    groups = maybe("g_idx" if layout.method == "gptq" else "weight_g_idx")
+    groups = files.maybe(f"{path}.{'g_idx' if layout.method == 'gptq' else 'weight_g_idx'}")
     order = None if groups is None else _order(groups, grouped.scales.shape[1], path)
     if order is not None:
-        codes = grouped.codes[:, order].contiguous()
-        grouped = Grouped(grouped.bits, codes, grouped.scales, grouped.zeros)
+        grouped = replace(grouped, codes=grouped.codes[:, order].contiguous())
     packed, stored = grouped.packed()
-    bias = maybe("bias")
+    bias = files.maybe(f"{path}.bias")
     if bias is None and module.bias is not None:
         raise UnsupportedModel(f"its files lack the weight {path}.bias")
     weight = None if bias is None else nn.Parameter(bias.to(dtype), requires_grad=False)
     return StoredLinear(packed, stored, module.in_features, weight, order)
+
+
+def _grouped(path: str, layout: Layout, files: _Files) -> Grouped:
+    def read(name: str) -> Tensor:
+        return files.read(f"{path}.{name}")
+
+    def maybe(name: str) -> Tensor | None:
+        return files.maybe(f"{path}.{name}")
+
+    if layout.method == "gptq":
+        words, zeros, scales = map(read, ("qweight", "qzeros", "scales"))
+        return gptq(words, zeros, scales, layout.bits, layout.plus)
+    if layout.method == "awq":
+        return awq(read("qweight"), read("qzeros"), read("scales"))
+    if layout.method == "torchao":
+        bits = _torchao_bits(path, files.about(f"{path}.weight"))
+        zero = maybe("_weight_zero_point")
+        return signed_bytes(read("_weight_qdata"), read("_weight_scale"), zero, bits)
+    scale, zero = read("weight_scale"), maybe("weight_zero_point")
+    if f"{path}.weight_packed" not in files:
+        return signed_bytes(read("weight"), scale, zero, layout.bits)
+    shape = read("weight_shape").tolist()
+    return pack_quantized(read("weight_packed"), scale, zero, shape, layout.bits)
 
 
 def _torchao_bits(path: str, about: Mapping[str, Any]) -> int:
@@ -231,6 +232,9 @@ class _Files:
         except ValueError:
             found = {}
         return found if isinstance(found, dict) else {}
+
+    def maybe(self, name: str) -> Tensor | None:
+        return self.read(name) if name in self else None
 
     def read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """A tensor. Raises UnsupportedModel where it is missing or has another shape."""

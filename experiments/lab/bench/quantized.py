@@ -170,7 +170,7 @@ def _measure(
             for _ in range(model.rounds):
                 for way, process in ways.items():
                     answers[way].append(process.ask(figure))
-            row = {"model": name, "figure": figure, "commit": commit()} | speeds
+            row: Row = {"model": name, "figure": figure, "commit": commit()} | speeds
             row |= {key: ways["stored"].about[key] for key in ("weight_bytes", "products")}
             row["ms"] = {way: median(a["ms"] for a in found) for way, found in answers.items()}
             row["rounds_ms"] = {way: [a["ms"] for a in found] for way, found in answers.items()}

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.lab.bench.prefix import prompt
 from ttc.engine import Engine
+from ttc.model.stored_kernel import unpacked
 from ttc.model.stored_layers import StoredLinear
+from ttc.model.stored_loading import read_stored
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 
@@ -21,18 +24,33 @@ THREADS = 2
 
 
 def run(file: Path, bfloat16: bool) -> None:
-    """Say what the model is, then answer each line of standard input with a line."""
+    """Say what the model is, then answer each line of standard input with a line.
+
+    bfloat16: its linear layers become ordinary ones of 16 bits.
+    """
     torch.set_num_threads(THREADS)
-    engine = Engine.from_pretrained(
-        file, device="cpu", dtype=torch.bfloat16, quantized=not bfloat16
-    )
-    engine.limits.eos_ids = frozenset()
-    way = Measured(engine)
+    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    model = read_stored(AutoModelForCausalLM, config, torch.bfloat16, file).eval()
+    if bfloat16:
+        unpack(model)
+    way = Measured(Engine(model, None, runner="fused"))
     _say(way.about())
     for line in sys.stdin:
         ms = way.measure(json.loads(line)) * 1e3
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         _say({"ms": ms, "peak_bytes": peak})
+
+
+def unpack(model: Any) -> None:
+    """Put plain linear layers in the places of those whose weights stay as they are stored."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, StoredLinear):
+            plain = torch.nn.Linear(1, 1, bias=False)
+            plain.in_features, plain.out_features = module.in_features, module.out_features
+            numbers = unpacked(module.packed, module.stored, module.in_features)
+            plain.weight = torch.nn.Parameter(numbers.bfloat16(), requires_grad=False)
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, plain)
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -43,8 +61,10 @@ class Measured:
     """What is asked of an engine, in seconds."""
 
     def __init__(self, engine: Engine):
+        engine.limits.eos_ids = frozenset()
         self.engine = engine
-        self.asked = 0
+        self.prefills = 0
+        self.root: Branch | None = None
 
     def about(self) -> dict[str, Any]:
         model = self.engine.model
@@ -53,25 +73,28 @@ class Measured:
         return {
             "weight_bytes": sum(weight.nbytes for weight in weights),
             "products": sum(m.in_features * m.out_features for m in linears),
-            "by": self.engine.runner.reason,
+            "by": getattr(self.engine.runner, "reason", ""),
         }
 
     def measure(self, asked: dict[str, Any]) -> float:
-        """The seconds of a prefill, or of a step of so many branches. Each has a prompt of its
-        own, as what was computed before is in the cache."""
-        self.asked += 1
-        ids = [self.asked, *prompt(asked["prefix"])]
+        """The seconds of a prefill, or of a step of so many branches of what was prefilled last."""
+        if asked["figure"] == "prefill" or self.root is None:
+            start = time.perf_counter()
+            self.root = self._prefill(asked["prefix"])
+            if asked["figure"] == "prefill":
+                return time.perf_counter() - start
+        if asked["figure"].isdecimal():
+            return self._branches(self.root, int(asked["figure"]), asked["tokens"])
+        return self._beams(self.root, asked["beam_steps"], asked["beam_tokens"])
+
+    def _prefill(self, tokens: int) -> Branch:
+        """A prompt that begins unlike those before it, which may be in the cache."""
+        if self.root is not None:
+            self.engine.release([self.root])
+        self.prefills += 1
         highest = self.engine.model.config.vocab_size - 1
-        start = time.perf_counter()
-        root = self.engine.root([min(token, highest) for token in ids[: asked["prefix"]]])
-        if asked["figure"] == "prefill":
-            seconds = time.perf_counter() - start
-        elif asked["figure"].isdecimal():
-            seconds = self._branches(root, int(asked["figure"]), asked["tokens"])
-        else:
-            seconds = self._beams(root, asked["beam_steps"], asked["beam_tokens"])
-        self.engine.release([root])
-        return seconds
+        ids = [self.prefills, *prompt(tokens - 1)]
+        return self.engine.root([min(token, highest) for token in ids])
 
     def _branches(self, root: Branch, count: int, tokens: int) -> float:
         forks = self.engine.fork(root, count)

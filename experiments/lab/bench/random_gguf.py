@@ -19,6 +19,9 @@ FACTORS = {
 }
 """Where in a block the factors of 16 bits lie, and what these are multiplied with on average."""
 
+MOST = 100_003
+"""Blocks that are drawn; larger weights repeat them."""
+
 
 def random_weight(kind: Kind, rows: int, width: int, scale: float, seed: int = 0) -> np.ndarray:
     """Rows as bytes; for kinds of blocks random bytes. scale: of the numbers."""
@@ -27,12 +30,13 @@ def random_weight(kind: Kind, rows: int, width: int, scale: float, seed: int = 0
         numbers = scale * random.standard_normal((rows, width), np.float32)
         return gguf.quantize(numbers, kind)
     numbers_of, size = gguf.GGML_QUANT_SIZES[kind]
-    packed = random.integers(0, 256, (rows, width // numbers_of, size), np.uint8)
+    blocks = rows * width // numbers_of
+    packed = random.integers(0, 256, (min(blocks, MOST), size), np.uint8)
     places, average = FACTORS[kind]
     for place in places:
-        factors = scale / average * random.standard_normal(packed.shape[:2], np.float32)
-        packed[:, :, place : place + 2] = factors.astype(np.float16)[..., None].view(np.uint8)
-    return packed.reshape(rows, -1)
+        factors = scale / average * random.standard_normal(len(packed), np.float32)
+        packed[:, place : place + 2] = factors.astype(np.float16)[:, None].view(np.uint8)
+    return np.resize(packed, (blocks, size)).reshape(rows, -1)
 
 
 @dataclass(frozen=True)

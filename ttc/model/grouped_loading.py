@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttc.errors import UnsupportedModel
+from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.grouped_weights import Grouped, awq, gptq, pack_quantized, signed_bytes
 from ttc.model.stored_layers import StoredLinear
 
@@ -56,6 +56,18 @@ def read_grouped(kind: Any, config: Any, dtype: torch.dtype, folder: Path) -> An
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
+
+
+def check_layout(config: Any) -> None:
+    """Raises InvalidInput for a folder that is not quantized, UnsupportedModel for one that is not
+    read."""
+    settings = getattr(config, "quantization_config", None)
+    if not settings:
+        raise InvalidInput(
+            "quantized=True keeps the weights of a .gguf file or of a quantized folder as they are, "
+            "and this is neither; name such a file, or leave quantized out"
+        )
+    Layout.of(settings)
 
 
 def _is_tied(model: Any, name: str) -> bool:

@@ -16,7 +16,7 @@ from ttc.checks import check_kind
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.default_model import SMOLLM2, restore_digits, smollm2_file
 from ttc.model.device_map import Over, weights_over
-from ttc.model.grouped_loading import read_grouped
+from ttc.model.grouped_loading import check_layout, read_grouped
 from ttc.model.model_files import opened, whole_folder
 from ttc.model.multimodal import text_decoder
 from ttc.model.packed_linear import has_bfloat16
@@ -79,12 +79,11 @@ def load(
     with opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
         config = read_config(source, options)
         grouped = stays and "gguf_file" not in options
-        if grouped and not hasattr(config, "quantization_config"):
-            raise InvalidInput(
-                "quantized=True keeps the weights of a .gguf file or of a quantized folder as they "
-                f"are, and {name!r} is neither; name such a file, or leave quantized out"
-            )
-        method = None if grouped else check_quantization(config, place)
+        method = None
+        if grouped:
+            check_layout(config)
+        else:
+            method = check_quantization(config, place)
         decoder = None
         if not (trust_remote_code and hasattr(config, "auto_map")):
             decoder = text_decoder(config)

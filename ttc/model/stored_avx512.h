@@ -2,7 +2,7 @@
 // numbers that `unpack` of each kind gives, rounded to the nearest.
 //
 // A code of 4 or 5 bits is an index into a table of its part's 16 or 32 numbers, which a processor
-// looks up for 32 codes at a time.
+// looks up for 32 codes at a time. Each 32 numbers go to `put`, a function of their place and them.
 
 #pragma once
 
@@ -38,18 +38,15 @@ INLINE __m512i words(const void* bytes32) {
   return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)bytes32));
 }
 
-INLINE void put(char* to, __m512i numbers) { _mm512_storeu_si512(to, numbers); }
-
 // Codes of 16 bytes, with or without a sign, as float32.
 INLINE __m512 signed16(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
 
 // 16 low and 16 high nibbles, which stand for these numbers.
-INLINE void nibbles_by(const uint8_t* bytes16, __m512 numbers, char* to) {
+INLINE __m512i nibbles_by(const uint8_t* bytes16, __m512 numbers) {
   const __m256i table = (__m256i)_mm512_cvtneps_pbh(numbers);
   const __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)bytes16));
-  _mm256_storeu_si256((__m256i*)to, _mm256_permutexvar_epi16(w, table));
-  _mm256_storeu_si256((__m256i*)(to + 32),
-                      _mm256_permutexvar_epi16(_mm256_srli_epi16(w, 4), table));
+  const __m256i upper = _mm256_permutexvar_epi16(_mm256_srli_epi16(w, 4), table);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_permutexvar_epi16(w, table)), upper, 1);
 }
 
 // 16 numbers that are read one by one from memory: a load that fills a vector is cheaper than the
@@ -83,40 +80,44 @@ struct Bfloat16Block {
 template <>
 struct Bfloat16Block<Q4_0> {
   static constexpr bool KNOWN = true;
-  static void unpack(const uint8_t* b, char* to) {
-    nibbles_by(b + 2, _mm512_mul_ps(count_from(-8), _mm512_set1_ps(half(b))), to);
+  template <typename Put>
+  INLINE static void unpack(const uint8_t* b, Put put) {
+    put(0, nibbles_by(b + 2, _mm512_mul_ps(count_from(-8), _mm512_set1_ps(half(b)))));
   }
 };
 
 template <>
 struct Bfloat16Block<Q4_1> {
   static constexpr bool KNOWN = true;
-  static void unpack(const uint8_t* b, char* to) {
+  template <typename Put>
+  INLINE static void unpack(const uint8_t* b, Put put) {
     const __m512 d = _mm512_set1_ps(half(b)), m = _mm512_set1_ps(half(b + 2));
-    nibbles_by(b + 4, _mm512_fmadd_ps(count_from(0), d, m), to);
+    put(0, nibbles_by(b + 4, _mm512_fmadd_ps(count_from(0), d, m)));
   }
 };
 
 template <>
 struct Bfloat16Block<Q8_0> {
   static constexpr bool KNOWN = true;
-  static void unpack(const uint8_t* b, char* to) {
+  template <typename Put>
+  INLINE static void unpack(const uint8_t* b, Put put) {
     const __m512 d = _mm512_set1_ps(half(b));
     const __m512 first = signed16(load<__m128i>(b + 2)), second = signed16(load<__m128i>(b + 18));
-    put(to, (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(second, d), _mm512_mul_ps(first, d)));
+    put(0, (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(second, d), _mm512_mul_ps(first, d)));
   }
 };
 
 template <>
 struct Bfloat16Block<Q4_K> {
   static constexpr bool KNOWN = true;
-  static void unpack(const uint8_t* b, char* to) {
+  template <typename Put>
+  INLINE static void unpack(const uint8_t* b, Put put) {
     const Factors f = factors_of(b);
 #pragma GCC unroll 4
     for (int part = 0; part < 8; part += 2) {
       const __m512i w = words(b + 16 + 16 * part);
-      put(to + 64 * part, look_up(w, table16(f[part], f[8 + part])));
-      put(to + 64 * part + 64, look_up(_mm512_srli_epi16(w, 4), table16(f[part + 1], f[9 + part])));
+      put(part, look_up(w, table16(f[part], f[8 + part])));
+      put(part + 1, look_up(_mm512_srli_epi16(w, 4), table16(f[part + 1], f[9 + part])));
     }
   }
 };
@@ -124,7 +125,8 @@ struct Bfloat16Block<Q4_K> {
 template <>
 struct Bfloat16Block<Q5_K> {
   static constexpr bool KNOWN = true;
-  static void unpack(const uint8_t* b, char* to) {
+  template <typename Put>
+  INLINE static void unpack(const uint8_t* b, Put put) {
     const Factors f = factors_of(b);
     const __m512i fifths = _mm512_slli_epi16(words(b + 16), 4), low = _mm512_set1_epi16(15);
 #pragma GCC unroll 4
@@ -133,7 +135,7 @@ struct Bfloat16Block<Q5_K> {
       const auto numbers = [&](__m512i codes, int n) {
         const __m512i index = _mm512_ternarylogic_epi32(low, codes, _mm512_srli_epi16(fifths, n), 0xCA);
         const __m512i table = table32(f[n], f[8 + n]);
-        put(to + 64 * n, look_up(index, table));
+        put(n, look_up(index, table));
       };
       numbers(w, part);
       numbers(_mm512_srli_epi16(w, 4), part + 1);
@@ -144,7 +146,8 @@ struct Bfloat16Block<Q5_K> {
 template <>
 struct Bfloat16Block<Q6_K> {
   static constexpr bool KNOWN = true;
-  static void unpack(const uint8_t* b, char* to) {
+  template <typename Put>
+  INLINE static void unpack(const uint8_t* b, Put put) {
     const __m512 all_scales = _mm512_mul_ps(signed16(load<__m128i>(b + 192)), _mm512_set1_ps(half(b + 208)));
     const Factors scales(all_scales), shifts(_mm512_mul_ps(all_scales, _mm512_set1_ps(-32)));
     const __m256i low = _mm256_set1_epi8(15);
@@ -164,7 +167,7 @@ struct Bfloat16Block<Q6_K> {
         };
         const __m512 first = numbers(_mm256_castsi256_si128(q), n);
         const __m512 second = numbers(_mm256_extracti128_si256(q, 1), n + 1);
-        put(to + 32 * n, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+        put(n / 2, (__m512i)_mm512_cvtne2ps_pbh(second, first));
       }
     }
   }
@@ -173,19 +176,21 @@ struct Bfloat16Block<Q6_K> {
 template <int SIZE>
 struct Bfloat16Block<Group4<SIZE>> {
   static constexpr bool KNOWN = true;
-  static void unpack(const uint8_t* b, char* to) {
+  template <typename Put>
+  INLINE static void unpack(const uint8_t* b, Put put) {
     const __m512 scale = _mm512_set1_ps(load<float>(b)), zero = _mm512_set1_ps(load<float>(b + 4));
     const __m512 numbers = _mm512_mul_ps(_mm512_sub_ps(count_from(0), zero), scale);
 #pragma GCC unroll 4
     for (int part = 0; part < SIZE / 32; ++part)
-      nibbles_by(b + 8 + 16 * part, numbers, to + 64 * part);
+      put(part, nibbles_by(b + 8 + 16 * part, numbers));
   }
 };
 
 template <int SIZE>
 struct Bfloat16Block<Group8<SIZE>> {
   static constexpr bool KNOWN = true;
-  static void unpack(const uint8_t* b, char* to) {
+  template <typename Put>
+  INLINE static void unpack(const uint8_t* b, Put put) {
     const __m512 scale = _mm512_set1_ps(load<float>(b)), zero = _mm512_set1_ps(load<float>(b + 4));
     const auto numbers = [&](const uint8_t* codes) {
       const __m512 x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load<__m128i>(codes)));
@@ -194,7 +199,7 @@ struct Bfloat16Block<Group8<SIZE>> {
 #pragma GCC unroll 4
     for (int part = 0; part < SIZE / 32; ++part) {
       const uint8_t* codes = b + 8 + 32 * part;
-      put(to + 64 * part, (__m512i)_mm512_cvtne2ps_pbh(numbers(codes + 16), numbers(codes)));
+      put(part, (__m512i)_mm512_cvtne2ps_pbh(numbers(codes + 16), numbers(codes)));
     }
   }
 };

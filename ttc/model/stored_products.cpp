@@ -197,7 +197,8 @@ struct BFloat16 {
   static constexpr int64_t SIZE = 2, VECTOR = 64;
   template <typename Stored>
   static void block(const uint8_t* from, char* to) {
-    if constexpr (Bfloat16Block<Stored>::KNOWN) Bfloat16Block<Stored>::unpack(from, to);
+    const auto put = [to](int part, __m512i x) { _mm512_storeu_si512(to + 64 * part, x); };
+    if constexpr (Bfloat16Block<Stored>::KNOWN) Bfloat16Block<Stored>::unpack(from, put);
     else unpack_block<Stored, BFloat16>(from, to, std::make_index_sequence<Stored::NUMBERS / 32>());
   }
   static Pairs get(const char* from) { return held(load<Pairs>(from)); }
@@ -269,9 +270,60 @@ struct Part {
   int64_t out_row, ahead;
 };
 
+#if defined(__AVX512BF16__)
+constexpr int64_t FEW = 2;  // rows that meet the weights in registers
+
+// cells[16 * r + c] = x[r] . w[c] for two columns from c on, as a vector of sums. What lies `ahead`
+// behind the weights is asked for meanwhile.
+template <typename Stored, int ROWS>
+void two_columns(const Part& p, const char* x, const char* w, int64_t numbers, Floats* cells) {
+  Floats sums[2][ROWS] = {};
+  for (int64_t i = 0; i < numbers / Stored::NUMBERS; ++i) {
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) {
+      const char* block = w + c * p.w_row + i * Stored::BYTES;
+      for (int64_t line = 0; line < Stored::BYTES; line += 64)
+        __builtin_prefetch(block + line + p.ahead);
+      const auto multiply = [&](int part, __m512i weights) {
+        const char* from = x + 2 * i * Stored::NUMBERS + 64 * part;
+        for (int r = 0; r < ROWS; ++r)
+          sums[c][r] = add_products(load<Pairs>(from + r * p.x_row), weights, sums[c][r]);
+      };
+      Bfloat16Block<Stored>::unpack((const uint8_t*)block, multiply);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < 2; ++c) cells[PANEL * r + c] = sums[c][r];
+}
+
+// The same sums as `panel` gives for PANEL columns and a few rows.
+template <typename Stored, int ROWS>
+void few_rows(const Part& p) {
+  float out[ROWS * PANEL] = {};
+  constexpr int64_t SOME = SLICE / 2;
+  for (int64_t begin = 0; begin < p.width; begin += SOME) {
+    const int64_t numbers = std::min(SOME, p.width - begin);
+    const char* w = p.w + begin / Stored::NUMBERS * Stored::BYTES;
+    Floats cells[ROWS * PANEL];
+    for (int64_t c = 0; c < PANEL; c += 2)
+      two_columns<Stored, ROWS>(p, p.x + 2 * begin, w + c * p.w_row, numbers, cells + c);
+    for (int r = 0; r < ROWS; ++r) {
+      fold_all<1, PANEL>(cells + PANEL * r);
+      store(out + PANEL * r, load<Floats>(out + PANEL * r) + cells[PANEL * r]);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r) memcpy(p.out + r * p.out_row, out + PANEL * r, PANEL * 4);
+}
+#endif
+
 // out[r, c] = x[r] . w[c] in float32, for up to CHUNK rows and PANEL columns.
 template <typename Stored, typename Number>
 void panel(const Part& p) {
+#if defined(__AVX512BF16__)
+  if constexpr (Number::SIZE == 2 && Bfloat16Block<Stored>::KNOWN)
+    if (p.rows <= FEW && p.columns == PANEL)
+      return p.rows == 1 ? few_rows<Stored, 1>(p) : few_rows<Stored, 2>(p);
+#endif
   alignas(64) char weights[PANEL * APART];
   alignas(64) float sums[CHUNK * PANEL];
   memset(sums, 0, p.rows * PANEL * sizeof *sums);

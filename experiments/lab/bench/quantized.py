@@ -250,11 +250,11 @@ def aims_table(record: Row) -> str:
         ms = rows.get((name, figure), {}).get("ms", {})
         if {"stored", way} <= ms.keys():
             share = ms["stored"] / ms[way]
-            aim = f"{name}, {figure} branches: at most {most:.2f} of the time of {way}"
+            aim = f"{name}, branches: {figure}; at most {most:.2f} of the time of {way}"
             add(aim, f"{share:.2f}", share <= most)
     name, figure, most_bytes = MEMORY
     if (name, figure) in rows:
         peak = rows[name, figure]["peak_bytes"]["stored"]
-        aim = f"{name}, {figure} branches: under {most_bytes / 1e9:.0f} GB of memory"
+        aim = f"{name}, branches: {figure}; under {most_bytes / 1e9:.0f} GB of memory"
         add(aim, f"{peak / 1e9:.2f} GB", peak < most_bytes)
     return "\n".join(made)

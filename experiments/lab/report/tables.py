@@ -21,6 +21,7 @@ from experiments.lab.bench import (
     placement,
     plan,
     prefix,
+    quantized,
     remote,
     reward_model,
     roofline,
@@ -47,6 +48,8 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/benchmarks.md": {
         "prefix": ("prefix", prefix.table),
         "prefix_avx2": ("prefix_avx2", prefix.avx2_table),
+        "quantized": ("quantized", quantized.table),
+        "quantized_aims": ("quantized", quantized.aims_table),
         "hybrid": ("hybrid", hybrid.table),
         "gpu_resources": ("gpu_resources", gpu_resources.table),
         "roofline": ("roofline", roofline.table),

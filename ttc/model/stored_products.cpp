@@ -2,9 +2,9 @@
 // a few columns are unpacked at a time, into the nearest cache, and multiplied with all rows.
 //
 // Unpacked numbers are float32, with the very bits that gguf's own `dequantize` gives, or those of
-// scale * (code - zero) in float32. Where the
-// rows are bfloat16 they are rounded to the nearest bfloat16, and pairs of them are multiplied.
-// Sums are float32, added up in one order: a row's result does not depend on the rows beside it.
+// scale * (code - zero). Where the rows are bfloat16 they are rounded to the nearest bfloat16, and
+// pairs of them are multiplied. Sums are float32, added up in one order: a row's result does not
+// depend on the rows beside it.
 
 #include <algorithm>
 

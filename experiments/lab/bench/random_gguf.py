@@ -87,6 +87,9 @@ def write_llama(
     writer.add_feed_forward_length(shape.inner)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
+    if shape.architecture == "qwen3":
+        writer.add_key_length(shape.width // shape.heads)
+        writer.add_value_length(shape.width // shape.heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab)
     writer.add_tokenizer_model("gpt2")

@@ -22,7 +22,8 @@ ASKED = {"prefix": 12, "tokens": 1, "beam_steps": 2, "beam_tokens": 1}
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_a_process_measures_prefill_branches_and_beams(tmp_path: Path, architecture: str) -> None:
     file = tmp_path / "model.gguf"
-    write_llama(file, MIXED, Shape(architecture=architecture))
+    width = {"llama": 256, "qwen3": 512}[architecture]  # transformers takes Qwen 3's heads as 128
+    write_llama(file, MIXED, Shape(width=width, architecture=architecture))
     config = AutoConfig.from_pretrained(tmp_path, gguf_file=file.name)
     model = read_stored(AutoModelForCausalLM, config, torch.bfloat16, file).eval()
     way = Measured(Engine(model, None))

@@ -64,8 +64,8 @@ def check_layout(config: Any) -> None:
     settings = getattr(config, "quantization_config", None)
     if not settings:
         raise InvalidInput(
-            "quantized=True keeps the weights of a .gguf file or of a quantized folder as they are, "
-            "and this is neither; name such a file, or leave quantized out"
+            "quantized=True keeps the weights of a .gguf file or of a quantized folder as they are "
+            "stored, and this is neither; name such a file, or leave quantized out"
         )
     Layout.of(settings)
 
@@ -190,7 +190,8 @@ def _torchao_bits(path: str, about: Mapping[str, Any]) -> int:
     kind, data = about.get("_type", "unknown tensor"), about.get("_data", {})
     if kind not in TORCHAO:
         raise UnsupportedModel(
-            f"{path} is torchao's {kind}, and what is kept as it is stored is {' or '.join(TORCHAO)}"
+            f"{path} is torchao's {kind}, and what is kept as it is stored is "
+            f"{' or '.join(TORCHAO)}"
         )
     if data.get(TORCHAO[kind]):
         raise UnsupportedModel(

@@ -1,5 +1,5 @@
-"""Integer weights in groups, read from folders in the layouts of GPTQ, AWQ,
-compressed-tensors and torchao, give what plain transformers gives on the weights that they stand for."""
+"""Integer weights in groups, read from folders in the layouts of GPTQ, AWQ, compressed-tensors and
+torchao, give what plain transformers gives on the weights that they stand for."""
 
 from __future__ import annotations
 

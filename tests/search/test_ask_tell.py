@@ -34,6 +34,8 @@ from ttc.sampling import random_key
 from ttc.text.word_tokenizer import WordTokenizer
 from verifiers import ArithmeticVerifier, SelfVerifier
 
+ended = AskTell.result
+"""Waits for nothing, other than the `result` of a thread's work."""
 SEARCHES = [search for search in all_searches() if not search.needs]
 
 
@@ -101,7 +103,7 @@ def test_a_search_that_is_told_does_what_it_does_on_a_backend(search: Search) ->
     run(asking)
     verifier = Scores(lambda branch: score_of(branch.text)) if search.needs_verifier else None
     expected = solve(search, problem="q", engine=ByWords(), verifier=verifier, seed=3)
-    assert outline(asking.result()) == outline(expected)
+    assert outline(ended(asking)) == outline(expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,8 +122,8 @@ def test_another_order_and_a_stop_in_between_change_nothing(
     assert resumed.open == begun.open and resumed.done == begun.done
     later = [*run(resumed, order), *resumed.open]
     assert all(trials[trial.id] == trial for trial in later)
-    assert outline(resumed.result()) == outline(plain.result())
-    assert resumed.result().usage.generated_tokens == plain.result().usage.generated_tokens
+    assert outline(ended(resumed)) == outline(ended(plain))
+    assert ended(resumed).usage.generated_tokens == ended(plain).usage.generated_tokens
 
 
 def test_every_trial_is_given_once_and_shows_the_whole_chat() -> None:
@@ -140,7 +142,7 @@ def test_every_trial_is_given_once_and_shows_the_whole_chat() -> None:
     (third,) = asking.ask()
     assert [m["content"] for m in third.messages[3:]] == ["The sum is wrong.", "Now better."]
     asking.tell(third, "It is 5.")
-    assert asking.done and asking.result().answer == "5"
+    assert asking.done and ended(asking).answer == "5"
 
 
 def test_a_text_ends_where_its_step_does() -> None:
@@ -169,7 +171,7 @@ def test_a_generator_may_give_scores_and_tokens() -> None:
     for trial, score in zip(asking.ask(), (0.2, 0.7, 0.4), strict=True):
         assert trial.kind == "text"
         asking.tell(trial, f"It is {score}", score=score, tokens=100)
-    result = asking.result()
+    result = ended(asking)
     assert (result.answer, result.usage.generated_tokens) == ("0.7", 300)
 
 
@@ -180,14 +182,14 @@ def test_budgets_count_what_is_told() -> None:
         for trial in asking.ask():
             sizes += [trial.max_tokens] if trial.kind == "text" else []
             asking.tell(trial, "1", tokens=50) if trial.kind == "text" else asking.tell(trial, 1)
-    assert sizes == [50, 50, 20] and asking.result().stopped == "max_generated_tokens"
+    assert sizes == [50, 50, 20] and ended(asking).stopped == "max_generated_tokens"
 
 
 def test_a_verifier_of_texts_rates_here() -> None:
     asking = ask_tell(BestOfN(n=2), problem="2 + 2?", verifier=ArithmeticVerifier())
     for trial, text in zip(asking.ask(), ("2 + 2 = 5", "2 + 2 = 4"), strict=True):
         asking.tell(trial, text)
-    assert asking.result().answer == "4"
+    assert ended(asking).answer == "4"
 
 
 def test_a_stopped_search_gives_what_it_has(tmp_path: Path) -> None:
@@ -199,12 +201,12 @@ def test_a_stopped_search_gives_what_it_has(tmp_path: Path) -> None:
     assert asking.tell(first, "It is 4.") and not asking.tell(first, "It is 4.")
     asking.stop()
     assert not asking.tell(second, "It is 5.")  # too late
-    assert asking.result().stopped == "cancelled" and asking.done and not asking.ask()
-    assert outline(begin().result()) == outline(asking.result())
+    assert ended(asking).stopped == "cancelled" and asking.done and not asking.ask()
+    assert outline(ended(begin())) == outline(ended(asking))
 
 
 BAD: list[tuple[Callable[[AskTell, Trial], object], str]] = [
-    (lambda a, t: a.result(), "waits for 2 trials"),
+    (lambda a, t: ended(a), "waits for 2 trials"),
     (lambda a, t: a.tell(t, 0.5), "the text=0.5 is of type float"),
     (lambda a, t: a.tell(t, "", finished=False), "empty and not finished"),
     (lambda a, t: a.tell(t, "x", score=float("nan")), "must be finite"),
@@ -240,7 +242,7 @@ def test_a_score_must_be_a_finite_number(outcome: Any) -> None:
     with pytest.raises(InvalidInput, match="the score="):
         asking.tell(trial, outcome)
     assert asking.open == [trial] and asking.tell(trial, [0.2, 0.4])
-    assert asking.result().tree[-1].step_scores == [0.2, 0.4]
+    assert ended(asking).tree[-1].step_scores == [0.2, 0.4]
 
 
 def test_a_checkpoint_of_something_else_says_what_differs(tmp_path: Path) -> None:
@@ -288,7 +290,7 @@ def test_answers_that_the_search_does_not_ask_for_are_refused(tmp_path: Path) ->
 def test_ratings_that_a_search_cannot_use_fail_it_with_a_reason() -> None:
     asking = ask_tell(ABMCTS(iterations=2), problem="q")
     asking.tell(asking.ask()[0], "x", score=7)
-    assert "rates in [0, 1]" in str(asking.result().error)
+    assert "rates in [0, 1]" in str(ended(asking).error)
 
 
 def test_the_words_of_a_text_come_back_exactly() -> None:

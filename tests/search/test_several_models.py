@@ -13,6 +13,7 @@ import pytest
 
 from search import ABMCTS, ABMCTSM, Case, Search, SearchSteps, ask_tell, solve
 from search.ab_mcts_m import draw_scores
+from search.asking import AskTell
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine, numbers_engine
 from tests.helpers.scripted import Scores
@@ -23,6 +24,8 @@ from ttc.results import Result
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
 
+ended = AskTell.result
+"""Waits for nothing, other than the `result` of a thread's work."""
 GREEDY = Sampling(temperature=0)
 TREES = [ABMCTS(iterations=16, feedback="Again."), ABMCTSM(iterations=16, feedback="Again.")]
 
@@ -112,7 +115,7 @@ def test_one_model_is_shown_what_the_other_has_answered() -> None:
                 shown = [m["content"] for m in trial.messages if m["role"] == "assistant"]
                 pairs.update((writers[answer], trial.model) for answer in shown)
                 asking.tell(trial, said, score=len(writers) / 40)
-        branches = asking.result().branches
+        branches = ended(asking).branches
         assert [branch.model for branch in branches] == [writers[b.text] for b in branches]
     assert len(pairs) == 4
 

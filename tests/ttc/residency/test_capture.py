@@ -294,6 +294,22 @@ def test_each_branch_keeps_the_ratio_whatever_the_others_have() -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.parametrize("mine_are_acts", [True, False])
+def test_a_branch_that_is_a_block_from_the_ratio_does_not_go_by_what_others_lack(
+    mine_are_acts: bool,
+) -> None:
+    """Half of the tokens shall be ACT blocks. This branch has two blocks of one kind, and others
+    four of the other kind."""
+    residency = capture(engine_of(multi_head("opt"), act_share=0.5))
+    residency.act_share = float(mine_are_acts)
+    path = [residency.allocate(8) for _ in range(2)]
+    residency.act_share = 1.0 - mine_are_acts
+    others = [residency.allocate(8) for _ in range(4)]
+    assert {bool(kv.acts) for kv in path} == {mine_are_acts} != {bool(kv.acts) for kv in others}
+    residency.act_share = 0.5
+    assert bool(residency.allocate(8, path=path).acts) != mine_are_acts
+
+
 def test_all_branches_together_keep_the_ratio_to_a_block() -> None:
     """Five blocks each, of which 0.7 would be 3.5."""
     engine = engine_of(multi_head("opt"), act_share=0.7)

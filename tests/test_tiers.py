@@ -9,6 +9,7 @@ from tests.helpers.tiers import slow, some_quick
 
 ROOT = Path(__file__).parents[1]
 SLOW_FILES = {
+    "tests/experiments/test_bench_kv_storage.py",
     "tests/experiments/test_serve_soak.py",
     "tests/search/test_real_model.py",
     "tests/search/test_types.py",

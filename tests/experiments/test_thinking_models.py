@@ -94,7 +94,8 @@ def test_a_thinking_model_goes_through_a_run_and_the_view_page(kind: str, tmp_pa
 def test_a_thinking_model_on_the_server(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("starlette")
     openai = pytest.importorskip("openai")
-    from tests.experiments.test_serve_thoughts import GO, serving
+    from tests.experiments.test_serve_thoughts import GO
+    from tests.helpers.chat_server import serving
 
     template = QWEN3 if kind == "qwen3" else None
     folder = save_qwen3(tmp_path / "model", QWEN3) if template else save_smollm2(tmp_path / "model")

@@ -14,17 +14,17 @@ namespace {
 // What is unpacked at a time, whatever the processor: the compiler cuts these into its own vectors.
 typedef float Float16 __attribute__((vector_size(64)));
 typedef int32_t Int16 __attribute__((vector_size(64)));
-typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 
 constexpr int64_t PANEL = 16;    // columns that are unpacked at a time
 constexpr int64_t SLICE = 2048;  // bytes of each
 constexpr int64_t APART = SLICE + 64;
 constexpr int64_t CHUNK = 128;  // rows that meet them
 
-Float16 widened(Bytes x) {
+Float16 widened(Bytes16 x) {
   return __builtin_convertvector(__builtin_convertvector(x, Int16), Float16);
 }
-Bytes nibbles(Bytes x, bool upper) { return upper ? x >> 4 : x & 15; }
+Bytes16 nibbles(Bytes16 x, bool upper) { return upper ? x >> 4 : x & 15; }
 
 // How ggml stores weights (ggml-common.h). Each has blocks of NUMBERS in BYTES; `unpack` gives 32
 // numbers of a block from the 32 * PART-th on.
@@ -60,7 +60,7 @@ struct Q4_0 {
   template <int PART>
   static void unpack(const uint8_t* b, Float16* out) {
     const float d = half(b);
-    const Bytes q = load<Bytes>(b + 2);
+    const Bytes16 q = load<Bytes16>(b + 2);
     for (int i = 0; i < 2; ++i) out[i] = (widened(nibbles(q, i)) - 8.0f) * d;
   }
 };
@@ -70,7 +70,7 @@ struct Q4_1 {
   template <int PART>
   static void unpack(const uint8_t* b, Float16* out) {
     const float d = half(b), m = half(b + 2);
-    const Bytes q = load<Bytes>(b + 4);
+    const Bytes16 q = load<Bytes16>(b + 4);
     for (int i = 0; i < 2; ++i) out[i] = widened(nibbles(q, i)) * d + m;
   }
 };
@@ -81,7 +81,7 @@ struct Q8_0 {
   static void unpack(const uint8_t* b, Float16* out) {
     const float d = half(b);
     for (int i = 0; i < 2; ++i)  // as bytes without a sign: GCC widens the others one by one
-      out[i] = (widened(load<Bytes>(b + 2 + 16 * i) ^ 128) - 128.0f) * d;
+      out[i] = (widened(load<Bytes16>(b + 2 + 16 * i) ^ 128) - 128.0f) * d;
   }
 };
 
@@ -102,7 +102,7 @@ struct Q4_K {
     float d, m;
     scales<PART>(b, d, m);
     for (int i = 0; i < 2; ++i) {
-      const Bytes q = load<Bytes>(b + 16 + PART / 2 * 32 + 16 * i);
+      const Bytes16 q = load<Bytes16>(b + 16 + PART / 2 * 32 + 16 * i);
       out[i] = widened(nibbles(q, PART % 2)) * d - m;
     }
   }
@@ -115,8 +115,8 @@ struct Q5_K {
     float d, m;
     scales<PART>(b, d, m);
     for (int i = 0; i < 2; ++i) {
-      const Bytes q = load<Bytes>(b + 48 + PART / 2 * 32 + 16 * i);
-      const Bytes fifth = (load<Bytes>(b + 16 + 16 * i) >> PART & 1) << 4;
+      const Bytes16 q = load<Bytes16>(b + 48 + PART / 2 * 32 + 16 * i);
+      const Bytes16 fifth = (load<Bytes16>(b + 16 + 16 * i) >> PART & 1) << 4;
       out[i] = widened(nibbles(q, PART % 2) | fifth) * d - m;
     }
   }
@@ -129,8 +129,8 @@ struct Q6_K {
     constexpr int side = PART / 4, k = PART % 4;
     const float d = half(b + 208);
     for (int i = 0; i < 2; ++i) {
-      const Bytes q = load<Bytes>(b + 64 * side + 32 * (k % 2) + 16 * i);
-      const Bytes upper = (load<Bytes>(b + 128 + 32 * side + 16 * i) >> 2 * k & 3) << 4;
+      const Bytes16 q = load<Bytes16>(b + 64 * side + 32 * (k % 2) + 16 * i);
+      const Bytes16 upper = (load<Bytes16>(b + 128 + 32 * side + 16 * i) >> 2 * k & 3) << 4;
       const float scale = d * (float)(int8_t)b[192 + 8 * side + 2 * k + i];
       out[i] = (widened(nibbles(q, k / 2) | upper) - 32.0f) * scale;
     }
@@ -146,7 +146,7 @@ struct Group4 {
   template <int PART>
   static void unpack(const uint8_t* b, Float16* out) {
     const float scale = load<float>(b), zero = load<float>(b + 4);
-    const Bytes q = load<Bytes>(b + 8 + 16 * PART);
+    const Bytes16 q = load<Bytes16>(b + 8 + 16 * PART);
     for (int i = 0; i < 2; ++i) out[i] = (widened(nibbles(q, i)) - zero) * scale;
   }
 };
@@ -158,7 +158,7 @@ struct Group8 {
   static void unpack(const uint8_t* b, Float16* out) {
     const float scale = load<float>(b), zero = load<float>(b + 4);
     for (int i = 0; i < 2; ++i)
-      out[i] = (widened(load<Bytes>(b + 8 + 32 * PART + 16 * i)) - zero) * scale;
+      out[i] = (widened(load<Bytes16>(b + 8 + 32 * PART + 16 * i)) - zero) * scale;
   }
 };
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,9 +11,10 @@ from search.budget import Budget
 from search.config import SearchConfig
 from search.recorded_tree import RecordedTree
 from search.selection import answer_of, best_first, by_path
+from search.spending import Spending
 from search.thinking import ThinkingStep, most_tokens
 from search.tool_runs import ToolRun
-from search.tool_steps import PlainStep, ToolStep
+from search.tool_steps import Phases
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Handoff, Rate, Step, Thinking
 from ttc.results import BranchRecord, Did, Problem, Progress, Result, Stopped
@@ -46,6 +46,7 @@ class ActiveSearch:
     root: the branch that holds its prompt.
     case: the problem as its search sees it.
     config: how it is solved.
+    spending: what it has cost, and what its budget leaves.
     contained: whether an error that its search raises is this problem's failure, and not raised.
 
     Its branches:
@@ -58,12 +59,11 @@ class ActiveSearch:
 
     The request under way:
     waiting: of an `Expand`, the parents whose children are still to be made.
-    made: the children so far.
+    children: those so far.
     growing: the children whose step is under way.
     phases: how far the steps of those are that think or call tools.
     thinking: those whose thoughts have limits of their own.
     tool_runs: the calls of tools, which are not made again, by what is called.
-    calls: how many `Expand`s the budget has paid for.
     answered: how many requests were answered.
     told_tokens: the generated tokens that `writing` has told of.
 
@@ -72,7 +72,6 @@ class ActiveSearch:
         request.
     over: whether it was broken off, so that no answer reaches it any more.
     error, stopped: why it has failed; what has ended it early.
-    scarcest: which limit leaves the least tokens, as `next_part` has seen it.
     budget_raised: whether BudgetExceeded was raised in the search, which happens once.
     closing, others: the branch that the reserve is spent on, and the other candidates.
     """
@@ -91,41 +90,29 @@ class ActiveSearch:
     unpaid: list[Branch] = field(default_factory=list)
     request: Request | None = None
     waiting: list[Branch] = field(default_factory=list)
-    made: list[Branch] = field(default_factory=list)
+    children: list[Branch] = field(default_factory=list)
     growing: list[Branch] = field(default_factory=list)
-    meters: dict[str, Usage] = field(init=False)
-    phases: dict[Branch, ThinkingStep | PlainStep | ToolStep] = field(default_factory=dict)
+    spending: Spending = field(init=False)
+    phases: dict[Branch, Phases] = field(default_factory=dict)
     thinking: dict[Branch, ThinkingStep] = field(default_factory=dict)
     tool_runs: dict[str, ToolRun] = field(default_factory=dict)
-    calls: int = 0
     answered: int = 0
     told_tokens: int = 0
     begun: bool = False
     over: bool = False
     error: str | None = None
     stopped: Stopped | None = None
-    scarcest: Stopped = "max_tokens"
     budget_raised: bool = False
     closing: Branch | None = None
     others: list[Branch] = field(default_factory=list)
-    started: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.meters = {self.root.model: self.root.usage}
+        self.spending = Spending(self.config.budget, {self.root.model: self.root.usage})
 
     @property
     def usage(self) -> Usage:
         """What the problem has cost until now, on all models."""
-        if len(self.meters) == 1:
-            return self.root.usage
-        return sum(self.meters.values(), start=Usage())
-
-    def meter(self, model: str, begun: Usage) -> Usage:
-        """The meter of a model's branches. begun: what a new one of them has cost already."""
-        meter = self.meters.setdefault(model, begun)
-        if meter is not begun:
-            vars(meter).update(vars(meter + begun))
-        return meter
+        return self.spending.usage
 
     @property
     def done(self) -> bool:
@@ -153,7 +140,7 @@ class ActiveSearch:
         except Exception as error:
             if not self.contained:
                 raise
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(error)
 
     def _go_on(self, go_on: Callable[[], Request]) -> None:
         try:
@@ -184,33 +171,15 @@ class ActiveSearch:
                     f"the search expanded {branch!r}, which is finished; leave finished branches "
                     "out, or Append to them"
                 )
-        self.waiting, self.made = request.parents(), []
+        self.waiting, self.children = request.parents(), []
         if not self.waiting:
             return
-        if self._tool_calls_left == 0:
+        if self.spending.tool_calls_left == 0:
             self.run_out("max_tool_calls")
-        elif self._calls_left == 0:
+        elif self.spending.expansions_left == 0:
             self.run_out("max_calls")
         else:
-            self.calls += 1
-
-    @property
-    def _calls_left(self) -> int | None:
-        """How many more `Expand`s the budget pays for, None for any; the reserve keeps one."""
-        limit = self.budget.max_calls
-        if limit is None:
-            return None
-        kept = int(self.budget.reserve > 0 and self.closing is None)
-        return max(0, limit - kept - self.calls)
-
-    @property
-    def _tool_calls_left(self) -> int | None:
-        """How many more calls of tools the budget pays for, None for any; the last words may have
-        more."""
-        limit = self.budget.max_tool_calls
-        if limit is None or self.closing is not None:
-            return None
-        return max(0, limit - self.usage.tool_calls)
+            self.spending.expansions += 1
 
     def _check_live(self, branches: Sequence[Branch], what: str) -> None:
         """Refuse what a search does with branches that it has released."""
@@ -224,24 +193,9 @@ class ActiveSearch:
 
     def next_part(self, price: int) -> tuple[int, int]:
         """How many of the waiting children the budget pays for now, and the tokens of each one's
-        step.
-
-        As many whole steps as fit, else one with what is left. price: what rating a child costs.
-        """
-        step = self.step_tokens
-        whole = len(self.waiting)
-        rooms: dict[Stopped, int] = {}
-        if (left := self.tokens_left) is not None:
-            left -= price * len(self.made)
-            whole = min(whole, left // (step + price))
-            rooms["max_tokens"] = left - price
-        if (left := self.generated_left) is not None:
-            whole = min(whole, left // step)
-            rooms["max_generated_tokens"] = left
-        if rooms:
-            self.scarcest = min(rooms, key=lambda name: rooms[name])
-        room = min([step, *rooms.values()])
-        return (whole, step) if whole > 0 else (int(room > 0), room)
+        step. price: what rating a child costs."""
+        waiting, step = len(self.waiting), self.step_tokens
+        return self.spending.affordable(waiting, step, price, len(self.children))
 
     @property
     def step_tokens(self) -> int:
@@ -253,36 +207,13 @@ class ActiveSearch:
         return max(most_tokens(parent, step, thoughts) for parent in dict.fromkeys(self.waiting))
 
     @property
-    def tokens_left(self) -> int | None:
-        """What the search may still spend, on its own tokens and the verifier's; the reserve is not
-        the search's."""
-        usage = self.usage
-        return self._left(self.budget.max_tokens, usage.generated_tokens + usage.verifier_tokens)
-
-    @property
-    def generated_left(self) -> int | None:
-        """What the search may still write; the reserve is not the search's."""
-        return self._left(self.budget.max_generated_tokens, self.usage.generated_tokens)
-
-    def _left(self, limit: int | None, spent: int) -> int | None:
-        if limit is None:
-            return None
-        kept = self.budget.reserve if self.closing is None else 0
-        return limit - spent - kept
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds since the search began."""
-        return time.perf_counter() - self.started
-
-    @property
     def overdue(self) -> Stopped | None:
         """Why the search has to end at once: it was cancelled, or its time is up."""
         options = self.config.options
         if options.cancel is not None and options.cancel.is_set():
             return "cancelled"
-        most = options.budget.max_wall_s
-        return "max_wall_s" if most is not None and self.wall_s >= most else None
+        limit_s = options.budget.max_wall_s
+        return "max_wall_s" if limit_s is not None and self.spending.wall_s >= limit_s else None
 
     @property
     def can_be_overdue(self) -> bool:
@@ -290,21 +221,16 @@ class ActiveSearch:
         options = self.config.options
         return options.cancel is not None or options.budget.max_wall_s is not None
 
-    def pays(self, price: int) -> bool:
-        """Whether the budget has room for a rating that takes so many tokens."""
-        left = self.tokens_left
-        return left is None or price <= left
-
     # ------------------------------------------------------------ ends
 
     def cut_short(self) -> None:
         """The budget paid for a part of an `Expand` alone: the search goes on with fewer
         children."""
-        self.stopped = self.scarcest
-        continued = {child.parent for child in self.made}
+        self.stopped = self.spending.scarcest
+        continued = {child.parent for child in self.children}
         left = [parent for parent in dict.fromkeys(self.waiting) if parent not in continued]
         self.unpaid += [parent for parent in left if parent.score is not None and parent.generated]
-        self.advance(self.made)
+        self.advance(self.children)
 
     def run_out(self, why: Stopped) -> None:
         """The budget is spent: tell the search once, which may return what it has; else its live
@@ -376,14 +302,14 @@ class ActiveSearch:
         except InvalidInput as same:
             if same is not error:
                 raise
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(error)
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: Exception) -> None:
         """End the search with what it has."""
         self.steps.close()
         self.request = None
         if self.closing is None:  # else the answer so far stands
-            self.error = error
+            self.error = described(error)
 
     def close(self) -> None:
         """Spend the reserve on the best branch so far, where a budget ended the search before that
@@ -397,8 +323,8 @@ class ActiveSearch:
             return
         self.closing, self.others = best, [branch for branch in candidates if branch is not best]
         self.candidates = [] if best is self.root else [best]  # until there is more
-        lefts = [left for left in (self.tokens_left, self.generated_left) if left is not None]
-        room = min(lefts, default=self.budget.reserve)
+        self.spending.reserve_opened = True
+        room = self.spending.least_left(default=self.budget.reserve)
         if room > 0:
             at_once = None if self.case.thinking is None else Thinking(0)
             step = Step(room, end=self.case.end, thinking=at_once)
@@ -416,13 +342,13 @@ class ActiveSearch:
             answer = answer_of(best, self.case.extract)
             order = [best, *(branch for branch in order if branch is not best)]
         records = {branch: BranchRecord.of(branch) for branch in order}
-        by_model = {model: replace(meter) for model, meter in self.meters.items()}
+        by_model = {model: replace(meter) for model, meter in self.spending.meters.items()}
         return Result(
             self.problem,
             None if best is None else records[best],
             list(records.values()),
             answer,
-            replace(self.usage, wall_s=self.wall_s),
+            replace(self.usage, wall_s=self.spending.wall_s),
             self.tree.copies(self.tree.nodes),
             self.config.options.seed,
             self.error,
@@ -472,7 +398,19 @@ class ActiveSearch:
             self.tree.let_go(branch)
         return retired
 
-    def count_thinking(self, child: Branch) -> None:
+    def end_steps(self) -> list[Branch]:
+        """The steps of the children under way are all over. Returns the children."""
+        children, self.growing = self.growing, []
+        for child in children:
+            child.leave_out(self.config.stops)
+            self._count_thinking(child)
+            self.tree.wrote(child, child.steps[-1])
+        self.thinking, self.phases = {}, {}
+        del self.waiting[: len(children)]
+        self.children += children
+        return children
+
+    def _count_thinking(self, child: Branch) -> None:
         """Count what a child has thought in a step without limits for it."""
         thoughts, parent = self.config.thoughts, child.parent
         if child in self.thinking or thoughts is None or parent is None:
@@ -499,6 +437,11 @@ class ActiveSearch:
         """What has just been done, in copies."""
         nodes = self.tree.copies(branches)
         return Progress(self.problem, self.answered, did, nodes, replace(self.usage), result)
+
+
+def described(error: Exception) -> str:
+    """An error as `Result.error` says it."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> SearchSteps:

@@ -11,7 +11,8 @@ from search.admission import Admission
 from search.arguments import as_problem, as_problems, check_concurrency
 from search.base import Search
 from search.config import SearchConfig
-from search.driver import Driver, Events
+from search.driver import Driver
+from search.expansions import Events
 from search.options import CallKeywords, SolveKeywords, SolveOptions, check_keywords
 from search.several_models import one_backend
 from ttc.checks import check_kind

@@ -26,8 +26,8 @@ ENDING_TOKENS = 24
 class Phases(Protocol):
     """A step in phases (see `search.thinking.ThinkingStep`)."""
 
-    branch: Branch
-    step: Step
+    @property
+    def branch(self) -> Branch: ...
 
     def phase(self) -> Step | None: ...
 
@@ -182,8 +182,8 @@ class ToolStep:
         return tokens
 
     def _shortened(self, answer: str) -> str:
-        most, tokens = self.chat.tools.answer_tokens, self.backend.encode(answer)
-        return answer if len(tokens) <= most else self.backend.decode(tokens[:most]) + CUT
+        limit, tokens = self.chat.tools.answer_tokens, self.backend.encode(answer)
+        return answer if len(tokens) <= limit else self.backend.decode(tokens[:limit]) + CUT
 
     def go_on(self) -> GoesOn:
         """The branch has been told the answers."""

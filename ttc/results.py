@@ -216,9 +216,11 @@ class Result:
     usage_by_model: dict[str, Usage] = field(default_factory=dict)
 
     @classmethod
-    def failed(cls, problem: Problem, error: str, seed: int = 0) -> Result:
-        """The result of a problem that no search could be started on."""
-        return cls(problem, None, [], None, Usage(), [], seed, error)
+    def unsolved(
+        cls, problem: Problem, seed: int, error: str | None, stopped: Stopped | None = None
+    ) -> Result:
+        """The result of a problem whose search has not begun."""
+        return cls(problem, None, [], None, Usage(), [], seed, error, stopped)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole result as values that JSON can hold, as far as the problem's metadata are

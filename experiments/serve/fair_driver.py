@@ -12,7 +12,9 @@ from typing import NamedTuple
 from search.active_search import ActiveSearch
 from search.admission import PROBLEMS, Admission, most_rows
 from search.config import SearchConfig
-from search.driver import Driver, Events, Work
+from search.driver import Driver
+from search.expansions import Events
+from search.under_way import Work
 from ttc.engine import Engine
 from ttc.errors import VerifierError
 from ttc.protocols import Backend, Expand, Problem, Rate, RunsBatches, Step, Vary
@@ -110,15 +112,15 @@ class FairDriver(Driver):
         if self.pace is not None and self.long_passes > passes:
             self.pace.note(time.perf_counter() - began)
 
-    def next_work(self) -> Work | None:
+    def schedule(self) -> Work | None:
         self._take_on()
         self._seat()
-        if not self.works or (self.decoding and not self.decoded):
+        if not self.under_way.works or (self.expansions.decoding and not self.decoded):
             self.decoded = True
             return None
         self.decoded = False
         self.oldest = not self.oldest
-        work = self.works[0] if self.oldest else min(self.works, key=self._rank)
+        work = self.under_way.works[0] if self.oldest else min(self.under_way.works, key=self._rank)
         self.long_passes += work.tokens > SHORT
         return work
 
@@ -126,24 +128,24 @@ class FairDriver(Driver):
         """What comes first of several works: short prompts, as somebody waits for a first token;
         then the shortest, but for the oldest, which has passes of its own."""
         urgent = work.begins and work.tokens <= SHORT * len(work.indices)
-        return not urgent, work is self.works[0], work.tokens
+        return not urgent, work is self.under_way.works[0], work.tokens
 
     # ------------------------------------------------------------ what begins
 
     def _take_on(self) -> None:
         """Have requests answered and problems begun: what needs no pass at once, a long prompt or
         rating by itself, the others together."""
-        at_work = {index for work in self.works for index in work.indices}
+        at_work = {index for work in self.under_way.works for index in work.indices}
         together = dict[ActiveSearch, int]()
-        for active in self.resting():
+        for active in self.under_way.resting():
             if active.index in at_work:
                 continue
-            self._let_go(active)
+            self.let_go(active)
             tokens = self._rating_tokens(active)
             if active.over or active.request is None:
                 continue
             if isinstance(active.request, Expand):
-                self._expand(active, active.request)
+                self.expansions.answer(active, active.request)
             elif isinstance(active.request, Vary) or tokens > SHORT:
                 self.serve([active], tokens)
             else:
@@ -163,9 +165,9 @@ class FairDriver(Driver):
         if not isinstance(active.request, Rate) or active.over:
             return 0
         try:
-            return self.price(active, active.request)
+            return self.rates.price(active, active.request)
         except VerifierError as error:
-            active.fail(f"{type(error).__name__}: {error}")
+            active.fail(error)
             return 0
 
     def _next_problems(self, waiting: list[int]) -> list[int]:
@@ -203,11 +205,12 @@ class FairDriver(Driver):
     def _seat(self) -> None:
         """Give rows to branches that wait for them, in turn, and spare rows where the next ones
         have to wait."""
-        self.unseated = [group for group in self.unseated if group.children[0] in self.decoding]
+        decoding = self.expansions.decoding
+        self.unseated = [group for group in self.unseated if group.children[0] in decoding]
         if not self.unseated:
             return
         waiting = {child for group in self.unseated for child in group.children}
-        seated = (active for child, active in self.decoding.items() if child not in waiting)
+        seated = (active for child, active in decoding.items() if child not in waiting)
         rows = Counter(self._origin(active.index).client for active in seated)
         waiting_groups = list(self.unseated)
         while waiting_groups:

@@ -215,7 +215,7 @@ class Service:
     @property
     def decoding(self) -> int:
         """Branches whose step is under way."""
-        return sum(len(driver.decoding) for driver in self.drivers)
+        return sum(len(driver.expansions.decoding) for driver in self.drivers)
 
     # ------------------------------------------------------------ in the thread
 

@@ -146,7 +146,7 @@ def test_a_short_request_does_not_wait_for_long_prompts() -> None:
 def test_those_that_decode_get_a_token_between_two_passes_of_a_prompt() -> None:
     counted = Counted()
     writing = counted.add(Greedy(max_tokens=10), "hi", "small")
-    while not counted.driver.decoding:
+    while not counted.driver.expansions.decoding:
         counted.step()
     counted.add(Greedy(max_tokens=1), LONG[0], "large")
     assert counted.passes_until(writing) <= 2 * 10 + 1
@@ -173,7 +173,7 @@ def test_a_long_rating_does_not_keep_others_waiting() -> None:
     request is answered in the middle of it."""
     counted, search, one = Counted(), BestOfN(n=3, max_tokens=4), Greedy(max_tokens=1)
     rated = counted.add(search, "rate me", "large", Rereads())
-    while not counted.driver.works or not counted.driver.works[0].tokens > 900:
+    while not counted.driver.under_way.works or not counted.driver.under_way.works[0].tokens > 900:
         counted.step()
     writing = counted.add(Greedy(max_tokens=10), "hi", "small")
     assert counted.passes_until(writing) <= 2 * 10 + 4
@@ -194,7 +194,7 @@ def test_a_first_token_does_not_wait_for_short_ratings() -> None:
     numbers = [
         counted.add(BestOfN(n=3, max_tokens=3 + i), f"rate {i}", i, RereadsLess()) for i in range(6)
     ]
-    while len(counted.driver.works) < 3:
+    while len(counted.driver.under_way.works) < 3:
         counted.step()
     short = counted.add(Greedy(max_tokens=1), "hi there", "small")
     assert counted.passes_until(short) <= 6
@@ -226,7 +226,7 @@ def test_programs_that_run_keep_nobody_waiting() -> None:
 def test_a_client_that_leaves_while_its_branches_are_rated_leaves_nothing() -> None:
     counted = Counted()
     rated = counted.add(BestOfN(n=3, max_tokens=4), "rate me", "large", Rereads())
-    while not counted.driver.works or not counted.driver.works[0].tokens > 900:
+    while not counted.driver.under_way.works or not counted.driver.under_way.works[0].tokens > 900:
         counted.step()
     for _ in range(9):
         counted.step()

@@ -156,7 +156,12 @@ def test_64_clients_for_three_minutes_get_right_texts_and_leave_nothing() -> Non
             assert time.monotonic() < until, "connections are left"
             time.sleep(0.05)
         driver = found.api.service.driver
-        assert not driver.busy and not driver.origins and not driver.works and not driver.unseated
+        assert (
+            not driver.busy
+            and not driver.origins
+            and not driver.under_way.works
+            and not driver.unseated
+        )
         assert not len(driver.admission.batch) and not found.api.service.suspects
         gc.collect()
         assert not len(found.engine.live) and not found.engine.runtime.under_way

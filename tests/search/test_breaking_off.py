@@ -20,11 +20,11 @@ from search import (
     solve,
     solve_each,
 )
-from search.active_search import ActiveSearch
 from search.admission import Admission
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
+from search.spending import Spending
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
@@ -183,7 +183,7 @@ def test_time_that_is_up_ends_a_search_in_the_middle_of_a_step(
 ) -> None:
     engine = make_engine(context=160)
     with at_pass(engine, 0, lambda: None) as passes:  # each pass takes a second
-        monkeypatch.setattr(ActiveSearch, "wall_s", property(lambda active: float(len(passes))))
+        monkeypatch.setattr(Spending, "wall_s", property(lambda _: float(len(passes))))
         result = solve(
             Greedy(max_tokens=50), problem="1", engine=engine, max_wall_s=7, template=PLAIN
         )
@@ -196,7 +196,7 @@ def test_time_that_is_up_ends_a_search_in_the_middle_of_a_step(
 def test_time_counts_from_the_start_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(context=160, prefill_tokens=4)
     with at_pass(engine, 0, lambda: None) as passes:
-        monkeypatch.setattr(ActiveSearch, "wall_s", property(lambda active: float(len(passes))))
+        monkeypatch.setattr(Spending, "wall_s", property(lambda _: float(len(passes))))
         result = solve(
             Greedy(max_tokens=50), problem="1" * 80, engine=engine, max_wall_s=5, template=PLAIN
         )
@@ -251,7 +251,7 @@ def test_a_search_returns_what_it_has_when_it_is_told() -> None:
 
 def test_no_last_words_are_written_once_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend(letters="123")
-    monkeypatch.setattr(ActiveSearch, "wall_s", property(lambda active: float(len(backend.calls))))
+    monkeypatch.setattr(Spending, "wall_s", property(lambda _: float(len(backend.calls))))
     search = BeamSearch(beam_size=1, beam_width=2, step_tokens=4, max_steps=50)
     options: dict[str, Any] = {"max_tokens": 400, "reserve": 20, "final_text": "="}
     result = solve(search, problem="q", engine=backend, verifier=Length(), max_wall_s=3, **options)

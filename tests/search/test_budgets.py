@@ -28,7 +28,7 @@ from search import (
     TreeOfThoughts,
     solve,
 )
-from search.active_search import ActiveSearch
+from search.spending import Spending
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import Costly, RandomTree, all_searches
 from tests.helpers.trees import HandMadeTree, Scores, searched
@@ -115,9 +115,9 @@ def test_no_search_begins_anything_when_its_time_is_up(
     verifier = {"verifier": Slow(0)} if search.needs_verifier else {}
     with pytest.MonkeyPatch.context() as patch:  # every call and every rating takes a second
         patch.setattr(
-            ActiveSearch,
+            Spending,
             "wall_s",
-            property(lambda active: float(len(backend.calls) + len(ratings))),
+            property(lambda _: float(len(backend.calls) + len(ratings))),
         )
         result = solve(search, problem="a", engine=backend, max_wall_s=most, **verifier)
     assert len(backend.calls) + len(ratings) <= most and not backend.live

@@ -19,7 +19,7 @@ from search import (
     SelfConsistency,
     solve,
 )
-from search.driver import aggregate
+from search.rating import aggregate
 from search.selection import vote
 from tests.helpers.backends import FakeBackend
 from tests.helpers.tokenizers import Letters

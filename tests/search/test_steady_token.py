@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from search import BeamSearch, solve
-from search.driver import Driver
+from search.expansions import Expansions
 from ttc import Engine
 from ttc.model.fused_runner import FusedRunner
 from verifiers import ArithmeticVerifier
@@ -22,16 +22,16 @@ ROOMS = tuple(str(ROOT / name) for name in ("ttc", "search", "verifiers"))
 
 
 class Calls:
-    """The Python functions that each call of the driver's `decode` calls, and how many rows decode
+    """The Python functions that each call of `Expansions.decode` calls, and how many rows decode
     in it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.steps: list[tuple[int, list[str]]] = []
         self.names: set[str] = set()
-        decode = Driver.decode
+        decode = Expansions.decode
 
-        def counted(driver: Driver) -> Any:
-            rows, files = len(driver.decoding), list[str]()
+        def counted(expansions: Expansions, each_token: bool) -> Any:
+            rows, files = len(expansions.decoding), list[str]()
 
             def note(frame: FrameType, event: str, _: Any) -> None:
                 if event == "call":
@@ -40,12 +40,12 @@ class Calls:
 
             sys.setprofile(note)
             try:
-                return decode(driver)
+                return decode(expansions, each_token)
             finally:
                 sys.setprofile(None)
                 self.steps.append((rows, files))
 
-        monkeypatch.setattr(Driver, "decode", counted)
+        monkeypatch.setattr(Expansions, "decode", counted)
 
     def steady(self, rows: int) -> list[str]:
         """The files of the functions in the most frequent kind of step with so many rows."""
@@ -72,5 +72,5 @@ def test_a_steady_token_of_a_beam_search_is_few_calls_as_the_drawing_has_them(
     text = (ROOT / "docs" / "architecture.md").read_text()
     (drawing,) = re.findall(r"## The walk of a token.*?```(.*?)```", text, re.DOTALL)
     named = set(re.findall(r"\b(?:[A-Z]\w+\.\w+|draw_tokens|draw|draw_compiled)\b", drawing))
-    outside = {"Driver.events", "Driver.step", "Driver.decode"}  # they call what is counted
+    outside = {"Driver.events", "Driver.step", "Expansions.decode"}  # they call what is counted
     assert len(named) > 12 and named - outside <= calls.names

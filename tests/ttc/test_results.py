@@ -164,5 +164,5 @@ def test_of_a_large_tree_what_was_pruned_is_left_out() -> None:
 def test_a_result_without_a_tree_is_drawn_too() -> None:
     assert (
         "InvalidInput: too long"
-        in Result.failed(Problem("q"), "InvalidInput: too long")._repr_html_()
+        in Result.unsolved(Problem("q"), 0, "InvalidInput: too long")._repr_html_()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import nan
@@ -21,6 +22,12 @@ from ttc.usage import Usage
 StepEnd = Literal["delimiter", "eos", "end", "context", "gate", "length", "interrupted"]
 """Why a step ended: a delimiter of the step, the branch's finish reason, its token limit, or an
 error."""
+
+COLUMNS = ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties")
+"""What is kept for every token after the prompt."""
+
+COPIED = ("tokens", *COLUMNS, "step_ends", "step_reasons", "tool_calls")
+"""The lists that a child has for itself."""
 
 _root_ids = count()
 
@@ -123,31 +130,14 @@ class Branch:
         self._decode = decode
 
     def child(self) -> Branch:
-        """A copy with a stream of its own; the tree's reference counts are the caller's
-        business."""
-        key = random_key(self.key, self.forks)
-        twin = Branch(self.tokens, self._leaf, key, self.usage, self._decode, self.root_id)
-        twin.prompt_length = self.prompt_length
-        twin.given_end = self.given_end
-        twin.opening = self.opening
-        twin.turn_start = self.turn_start
-        twin.opened = self.opened
-        for mine, theirs in zip(self.columns(), twin.columns(), strict=True):
-            theirs[:] = mine
-        twin.step_ends = self.step_ends[:]
-        twin.step_reasons = self.step_reasons[:]
-        twin.path = (*self.path, self.forks)
-        twin.model = self.model
-        twin.parent = self
-        twin.thoughts = self.thoughts
-        twin.about = self.about
-        twin.thinking_ended = self.thinking_ended
-        twin.thinking_tokens = self.thinking_tokens
-        twin.tool_calls = self.tool_calls[:]
-        twin.finish_reason = self.finish_reason
-        twin.used_at = self.used_at
-        twin.substituted = self.substituted
-        twin.cut = self.cut
+        """A copy with a stream of its own, not rated yet; the tree's reference counts are the
+        caller's business."""
+        twin = copy(self)
+        for name in COPIED:
+            setattr(twin, name, getattr(self, name)[:])
+        twin.path, twin.key = (*self.path, self.forks), random_key(self.key, self.forks)
+        twin.parent, twin.children, twin.forks = self, WeakSet(), 0
+        twin.score, twin.step_scores = None, []
         self.forks += 1
         self.children.add(twin)
         return twin

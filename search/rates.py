@@ -1,0 +1,155 @@
+"""Answers to `Rate`: the verifier's scores, where the budget pays for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from search.active_search import ActiveSearch
+from search.prefills import Task
+from search.rating import aggregate
+from ttc.errors import VerifierError
+from ttc.lookout import BrokenOff, lookout
+from ttc.passes.pass_by_pass import Passes
+from ttc.protocols import Aggregation, Backend, Rate
+from ttc.usage import Usage
+
+Asked = Sequence[tuple[ActiveSearch, Rate]]
+"""Ratings, each with the search that asks for it."""
+
+StepScores = list[list[float]]
+"""The step scores of each branch of one request."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Answers the `Rate` requests of searches on one backend."""
+
+    engine: Backend
+
+    def answer(self, requests: Asked) -> Task:
+        """Scores for all that one verifier rates, in one call where none of them fails."""
+        alike: dict[tuple[int, Aggregation], list[tuple[ActiveSearch, Rate]]] = defaultdict(list)
+        for active, request in requests:
+            key = id(active.config.rater.verifier), request.aggregation
+            alike[key].append((active, request))
+        for together in alike.values():
+            yield from self._rate(_not_over(together))
+
+    def price(self, active: ActiveSearch, request: Rate) -> int:
+        """The most tokens that a rating takes; 0 where the verifier does not say."""
+        rater, question = active.config.rater, active.problem.question
+        return rater.price(request.branches, question, self.engine)
+
+    def _rate(self, requests: Asked) -> Task:
+        paid = [(active, request) for active, request in requests if self._pays(active, request)]
+        try:
+            given = yield from self._scores(paid)
+        except BrokenOff:
+            yield None  # the next step ends those who are overdue
+            yield from self._rate(_not_over(paid))
+            return
+        for (active, request), scores in zip(paid, given, strict=True):
+            if active.over:
+                continue
+            try:
+                if isinstance(scores, VerifierError):
+                    raise scores
+                _keep(active, request, scores)
+                progress = active.progress("rated", request.branches)
+                active.advance([branch.score for branch in request.branches])
+            except VerifierError as error:  # a search may say so too, of ratings that it cannot use
+                active.fail(error)
+            else:
+                yield active.index, progress
+        if paid:
+            yield None
+
+    def _pays(self, active: ActiveSearch, request: Rate) -> bool:
+        """Whether the budget has room for a rating; else the search is told, or has failed."""
+        spending = active.spending
+        try:
+            if spending.tokens_left is None or spending.pays(self.price(active, request)):
+                return True
+        except VerifierError as error:
+            active.fail(error)
+        else:
+            active.run_out("max_tokens")
+        return False
+
+    def _scores(self, requests: Asked) -> Passes[list[StepScores | VerifierError]]:
+        """The step scores of each problem's branches, or why there are none; all have one verifier.
+        One problem does not stop the others."""
+        if not requests:
+            return []
+        attempt = Attempt.of([active for active, _ in requests])
+        branches = [branch for _, request in requests for branch in request.branches]
+        questions = [
+            active.problem.question for active, request in requests for _ in request.branches
+        ]
+        rating = requests[0][0].config.rater.rating(branches, questions, self.engine)
+        try:
+            while True:
+                with lookout(attempt.look):
+                    next(rating)
+                yield None
+        except StopIteration as end:
+            remaining = iter(end.value)
+            return [[next(remaining) for _ in request.branches] for _, request in requests]
+        except VerifierError as failure:
+            if len(requests) == 1:
+                return [failure]
+        finally:
+            rating.close()
+        attempt.forget()  # the others do not pay for it
+        alone = list[StepScores | VerifierError]()
+        for active, request in requests:
+            ended = VerifierError("the problem has ended meanwhile")
+            alone += [ended] if active.over else (yield from self._scores([(active, request)]))
+        return alone
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A rating that may have to be made again.
+
+    meters: of each search, with what they read before.
+    """
+
+    meters: dict[ActiveSearch, list[tuple[Usage, Usage]]]
+
+    @classmethod
+    def of(cls, searches: Sequence[ActiveSearch]) -> Attempt:
+        return cls(
+            {
+                active: [(meter, replace(meter)) for meter in active.spending.meters.values()]
+                for active in searches
+            }
+        )
+
+    def forget(self) -> None:
+        """Count it for nobody but those who are overdue."""
+        for active, meters in self.meters.items():
+            for meter, before in [] if active.overdue else meters:
+                vars(meter).update(vars(before))
+
+    def look(self) -> None:
+        """Break it off where the time of one of them is up."""
+        if any(active.overdue for active in self.meters):
+            self.forget()
+            raise BrokenOff
+
+
+def _keep(active: ActiveSearch, request: Rate, scores: StepScores) -> None:
+    """Give branches their scores."""
+    if request.aggregation == "product":
+        active.config.rater.check_product(scores)
+    for branch, step_scores in zip(request.branches, scores, strict=True):
+        branch.step_scores = step_scores
+        branch.score = aggregate(step_scores, request.aggregation)
+        active.tree.rated(branch)
+
+
+def _not_over(requests: Asked) -> Asked:
+    return [(active, request) for active, request in requests if not active.over]

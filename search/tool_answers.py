@@ -1,0 +1,58 @@
+"""Branches that wait for the answers of tools while others decode."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from search.active_search import ActiveSearch
+from search.tool_runs import ToolRuns
+from search.tool_steps import ToolStep
+from ttc.tree.branch import Branch
+
+LOOK_S = 0.02
+"""Seconds after which it is seen whether tools have answered, where nothing decodes meanwhile."""
+
+
+@dataclass
+class ToolAnswers:
+    """The branches that have called tools, each with its step, and the calls of all of them."""
+
+    calling: dict[Branch, ToolStep] = field(default_factory=dict)
+    runs: ToolRuns = field(default_factory=ToolRuns)
+
+    def call(self, active: ActiveSearch, child: Branch) -> None:
+        """Let the calls of a branch be answered. Equal calls of a problem are made once."""
+        step = active.phases[child]
+        assert isinstance(step, ToolStep)
+        for call in step.calls:
+            if (run := active.tool_runs.get(call.key)) is None or call.error:
+                run = self.runs.start(step.chat.tools, call)
+            step.runs.append(run if call.error else active.tool_runs.setdefault(call.key, run))
+        self.calling[child] = step
+
+    def answered(
+        self, searches: Mapping[Branch, ActiveSearch]
+    ) -> dict[ActiveSearch, dict[Branch, ToolStep]]:
+        """Take the branches whose calls have all been answered. searches: of each branch."""
+        taken: dict[ActiveSearch, dict[Branch, ToolStep]] = defaultdict(dict)
+        if self.calling:
+            self.runs.look()
+        for child, step in list(self.calling.items()):
+            if step.answered:
+                taken[searches[child]][child] = self.calling.pop(child)
+        return taken
+
+    def wait(self) -> None:
+        """Wait for an answer, but not for long."""
+        self.runs.wait(LOOK_S)
+
+    def forget(self, branches: Sequence[Branch]) -> None:
+        """Nobody waits for the calls of these branches any more."""
+        for branch in branches:
+            if (step := self.calling.pop(branch, None)) is not None:
+                self.runs.drop(step.runs)
+
+    def forget_all(self) -> None:
+        self.forget(list(self.calling))

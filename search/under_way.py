@@ -1,0 +1,92 @@
+"""The problems that are under way, and the work on them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+
+from search.active_search import ActiveSearch
+from search.prefills import Task
+
+
+@dataclass(eq=False)
+class Work:
+    """A task and the problems that it is for, by their numbers.
+
+    tokens: of the prompts or ratings that it computes. begins: whether problems begin with it.
+    """
+
+    task: Task
+    indices: set[int]
+    tokens: int = 0
+    begins: bool = False
+
+    def close(self) -> None:
+        """Let it be."""
+        if isinstance(self.task, Generator):
+            self.task.close()
+
+
+@dataclass(eq=False)
+class UnderWay:
+    """The problems that have begun and not ended, by their numbers.
+
+    active: all of them. timed: those whose time may run out, or that can be cancelled.
+    idle: those that don't decode, so that no step goes through all that do.
+    works: what goes on with the next steps, the first of them first.
+    """
+
+    active: dict[int, ActiveSearch] = field(default_factory=dict)
+    timed: dict[int, ActiveSearch] = field(default_factory=dict)
+    idle: dict[int, ActiveSearch] = field(default_factory=dict)
+    works: list[Work] = field(default_factory=list)
+
+    def enter(self, active: ActiveSearch) -> None:
+        """A problem has begun."""
+        self.active[active.index] = self.idle[active.index] = active
+        if active.can_be_overdue:
+            self.timed[active.index] = active
+
+    def leave(self, index: int) -> ActiveSearch | None:
+        """A problem is under way no more; what it was, None if it was not."""
+        self.timed.pop(index, None)
+        self.idle.pop(index, None)
+        return self.active.pop(index, None)
+
+    def withdraw(self, index: int) -> None:
+        """A problem needs no more work."""
+        for work in list(self.works):
+            work.indices.discard(index)
+            if not work.indices:
+                self.works.remove(work)
+                work.close()
+
+    def decodes(self, active: ActiveSearch) -> None:
+        """Branches of a search decode from now on."""
+        self.idle.pop(active.index, None)
+
+    def rests(self, active: ActiveSearch) -> None:
+        """A search decodes no more."""
+        if active.index in self.active:
+            self.idle[active.index] = active
+
+    def resting(self) -> list[ActiveSearch]:
+        """The searches that don't decode."""
+        return in_order(self.idle.values())
+
+    def add_work(self, active: ActiveSearch, task: Task) -> None:
+        """Let a task for one problem go on with the next steps."""
+        self.works.append(Work(task, {active.index}))
+
+    def clear(self) -> list[ActiveSearch]:
+        """Forget all problems; what they were."""
+        searches = list(self.active.values())
+        self.active.clear()
+        self.timed.clear()
+        self.idle.clear()
+        return searches
+
+
+def in_order(searches: Iterable[ActiveSearch]) -> list[ActiveSearch]:
+    """As they began, whichever of them rested first."""
+    return sorted(searches, key=lambda active: active.spending.started)

@@ -56,8 +56,8 @@ class AdaptiveConsistency(Search):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.answer(self.max_tokens)
         branches, answers = list[Branch](), list[str | None]()
-        for made in range(0, self.n, self.block):
-            count = min(self.block, self.n - made)
+        for sampled in range(0, self.n, self.block):
+            count = min(self.block, self.n - sampled)
             samples = yield from expand([root], count, step, self.sampling)
             branches += samples
             answers += [answer_of(sample, case.extract) for sample in samples]

@@ -85,8 +85,8 @@ class Admission:
                 GenerateBatch(backend), PROBLEMS if concurrency is None else concurrency, None
             )
         if concurrency is None and max_rows is None:
-            most = most_rows(backend)
-            return cls(backend.running_batch(most), None, most, at_first=PROBLEMS)
+            limit = most_rows(backend)
+            return cls(backend.running_batch(limit), None, limit, at_first=PROBLEMS)
         return cls(backend.running_batch(max_rows), concurrency, max_rows)
 
     def note_expansion(

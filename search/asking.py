@@ -252,15 +252,17 @@ def ask_tell(
     Raises InvalidInput for a search that needs log-probabilities or other statistics.
     """
     check_keywords(ask_tell, options)
-    made = SolveOptions.of(**options)
-    if made.cancel is not None:
+    solve_options = SolveOptions.of(**options)
+    if solve_options.cancel is not None:
         raise InvalidInput("ask_tell takes no cancel; call stop() instead")
-    if made.budget.max_wall_s is not None:
+    if solve_options.budget.max_wall_s is not None:
         raise InvalidInput(
-            f"ask_tell takes no max_wall_s ({made.budget.max_wall_s}); call stop() once the time "
-            "is up"
+            f"ask_tell takes no max_wall_s ({solve_options.budget.max_wall_s}); call "
+            "stop() once the time is up"
         )
-    return AskTell(search, as_problem(problem), made, checkpoint, as_strings("models", models))
+    return AskTell(
+        search, as_problem(problem), solve_options, checkpoint, as_strings("models", models)
+    )
 
 
 def told_of(

@@ -103,10 +103,10 @@ class DeepConf(Search):
         threshold = comparable(float(np.quantile(lowest, 1 - self.keep)))
         sure = yield from self.reaching(samples, threshold)
         with suppress(BudgetExceeded):  # samples that are cut off have no vote
-            for made in range(first, self.n, self.block):
+            for sampled in range(first, self.n, self.block):
                 if self.agreed(sure, case.extract):
                     break
-                count = min(self.block, self.n - made)
+                count = min(self.block, self.n - sampled)
                 more = yield from self.watched(root, count, threshold, case)
                 sure += yield from self.reaching(more, threshold)
         return sure

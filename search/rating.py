@@ -92,8 +92,8 @@ class Rater:
             return said
         scores: dict[int, Sequence[float]] = {}
         for name, places in by_model(branches).items():
-            own, asked = [branches[i] for i in places], [questions[i] for i in places]
-            given = yield from passes_of_rating(verifier, own, asked, backend.models[name])
+            rated, asked = [branches[i] for i in places], [questions[i] for i in places]
+            given = yield from passes_of_rating(verifier, rated, asked, backend.models[name])
             scores |= dict(zip(places, given, strict=True))
         return [scores[place] for place in range(len(branches))]
 
@@ -166,14 +166,16 @@ def try_verifier(
     """
     check_needs(verifier, engine)
     question = problem if isinstance(problem, str) else problem.question
-    rater, made = Rater(verifier), list[Branch]()
+    rater, branches = Rater(verifier), list[Branch]()
     try:
-        made.append(engine.root((template or PromptTemplate()).tokens(question, engine.tokenizer)))
-        made[0].about = {} if isinstance(problem, str) else problem.metadata
-        made += engine.fork(made[0], 1)
-        engine.generate(made[1:], max_tokens, sampling=Sampling(temperature=0))
-        (scores,) = rater.scores(made[1:], [question], engine)
+        branches.append(
+            engine.root((template or PromptTemplate()).tokens(question, engine.tokenizer))
+        )
+        branches[0].about = {} if isinstance(problem, str) else problem.metadata
+        branches += engine.fork(branches[0], 1)
+        engine.generate(branches[1:], max_tokens, sampling=Sampling(temperature=0))
+        (scores,) = rater.scores(branches[1:], [question], engine)
     finally:
-        engine.release(made)
-        rater.released(made)
+        engine.release(branches)
+        rater.released(branches)
     return scores

@@ -92,17 +92,17 @@ class Revision(Search):
         self, root: Branch, attempts: Sequence[Branch]
     ) -> Generator[Request, Any, Branch | None]:
         """The prompt with these attempts, each followed by the feedback; None without room."""
-        made = [root]
+        chain = [root]
         try:
             for attempt in attempts:
                 if said := attempt.marked_text:
-                    made += yield Append(made[-1:], said)
-                made += yield Append(made[-1:], self.feedback, turn=True)
+                    chain += yield Append(chain[-1:], said)
+                chain += yield Append(chain[-1:], self.feedback, turn=True)
         except ContextExceeded:
-            yield Release(made[1:])
+            yield Release(chain[1:])
             return None
-        yield Release(made[1:-1])
-        return made[-1]
+        yield Release(chain[1:-1])
+        return chain[-1]
 
 
 def _winner(chain: Sequence[Branch], extract: Extract) -> Branch:

@@ -79,10 +79,10 @@ class SeveralModels:
     def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]:
         """Further branches of the first model, whose tokens the prompts are."""
         first: Any = self.first
-        made: list[Branch] = first.side_branches(branches, prompts)
-        for branch in made:
+        new: list[Branch] = first.side_branches(branches, prompts)
+        for branch in new:
             branch.model = next(iter(self.models))
-        return made
+        return new
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
         return self.models[branch.model].fork(branch, n, keep)
@@ -108,21 +108,21 @@ class SeveralModels:
         sampling: Sampling = SAMPLED,
     ) -> None:
         for backend, places in self._owners(branches):
-            own = [branches[place] for place in places]
+            part = [branches[place] for place in places]
             limits = (
                 max_tokens
                 if isinstance(max_tokens, int)
                 else [max_tokens[place] for place in places]
             )
-            backend.generate(own, limits, stop=stop, end=end, sampling=sampling)
+            backend.generate(part, limits, stop=stop, end=end, sampling=sampling)
 
     def score(
         self, branches: Sequence[Branch], continuations: Sequence[Sequence[Tokens]]
     ) -> list[list[list[float]]]:
         scores: dict[int, list[list[float]]] = {}
         for backend, places in self._owners(branches):
-            own = [branches[place] for place in places]
-            given = backend.score(own, [continuations[place] for place in places])
+            part = [branches[place] for place in places]
+            given = backend.score(part, [continuations[place] for place in places])
             scores |= dict(zip(places, given, strict=True))
         return [scores[place] for place in range(len(branches))]
 
@@ -166,8 +166,10 @@ class SideBySide:
         limits: Sequence[int] | None = None,
     ) -> None:
         for name, places in by_model(branches).items():
-            own = None if limits is None else [limits[place] for place in places]
-            self.batches[name].add([branches[place] for place in places], step, sampling, own)
+            part_limits = None if limits is None else [limits[place] for place in places]
+            self.batches[name].add(
+                [branches[place] for place in places], step, sampling, part_limits
+            )
 
     def step(self) -> list[Branch]:
         """A token of each local model. A server's answers are waited for where nothing decodes

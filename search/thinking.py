@@ -22,8 +22,8 @@ def most_tokens(branch: Branch, step: Step, thoughts: Thoughts | None) -> int:
     left = max(0, thinking.tokens - branch.thinking_tokens)
     if thinking.step is None or not left or not branch.thinks(thoughts):
         return step.max_tokens + left
-    most = thinking.step if isinstance(thinking.step, int) else step.max_tokens
-    return min(left, most)
+    step_limit = thinking.step if isinstance(thinking.step, int) else step.max_tokens
+    return min(left, step_limit)
 
 
 @dataclass(eq=False)
@@ -83,13 +83,13 @@ class ThinkingStep:
             limit = min(self.left, self.answer_left)
             return replace(self.step, max_tokens=limit, delimiter=delimiter, thinking=None)
         limit, part = self._thought_left(), self.thinking.step
-        most = min(self.left, part) if isinstance(part, int) else self.left
+        step_limit = min(self.left, part) if isinstance(part, int) else self.left
         if isinstance(part, tuple):
             ends = (*ends, *part)
-            most = min(most, self.step.max_tokens)
-        self.at_limit = limit <= most
+            step_limit = min(step_limit, self.step.max_tokens)
+        self.at_limit = limit <= step_limit
         return replace(
-            self.step, max_tokens=min(limit, most), delimiter=ends, end=(), thinking=None
+            self.step, max_tokens=min(limit, step_limit), delimiter=ends, end=(), thinking=None
         )
 
     def _thought_left(self) -> int:
@@ -127,9 +127,9 @@ class ThinkingStep:
             return "close" if thought and self.at_limit and goes_on else "over"
         if reason != "delimiter":
             return "over"
-        own = self.step.delimiters if not thought else self.thinking.step
+        delimiters = self.step.delimiters if not thought else self.thinking.step
         words = self.thoughts.whole(self.branch.tokens[self.start :])
-        if isinstance(own, tuple) and any(string in words.lstrip() for string in own):
+        if isinstance(delimiters, tuple) and any(string in words.lstrip() for string in delimiters):
             spent = self.branch.thinking_tokens >= self.thinking.tokens
             return "close" if thought and spent and self.branch.thinks(self.thoughts) else "over"
         self._begin_phase()

@@ -297,10 +297,10 @@ class Engine:
         def passes(part: slice) -> Passes[None]:
             if shared:
                 new = branches[part]
-                wanted = outputs.of(range(len(branches))[part])
-                yield from prefill(self.runtime, new, [b.tokens for b in new], purpose, wanted)
+                asked = outputs.of(range(len(branches))[part])
+                yield from prefill(self.runtime, new, [b.tokens for b in new], purpose, asked)
 
-        def made() -> Passes[list[Branch]]:
+        def in_parts() -> Passes[list[Branch]]:
             try:
                 yield from self.calls.in_parts(branches, passes, wake=False)
             except BaseException:
@@ -308,7 +308,7 @@ class Engine:
                 raise
             return branches
 
-        return self.calls.pass_by_pass(branches, made())
+        return self.calls.pass_by_pass(branches, in_parts())
 
     @one_at_a_time
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
@@ -347,7 +347,7 @@ class Engine:
             targets = [b.tokens + new for b, new in zip(of, added[part], strict=True)]
             yield from prefill(self.runtime, of, targets, purpose)
 
-        def made() -> Passes[None]:
+        def in_parts() -> Passes[None]:
             try:
                 yield from self.calls.in_parts(extended, passes, wake)
             except BaseException:
@@ -359,7 +359,7 @@ class Engine:
                 if not branch.released:
                     branch.give(new)
 
-        return self.calls.pass_by_pass(extended, made())
+        return self.calls.pass_by_pass(extended, in_parts())
 
     extend = at_once(begin_extend)
 
@@ -467,14 +467,14 @@ class Engine:
                     self.runtime, of, more, single, exit, seen, part.start
                 )
 
-        def made() -> Passes[list[list[list[float]]]]:
+        def in_parts() -> Passes[list[list[list[float]]]]:
             together = exit is not None and exit.together
             yield from self.calls.in_parts(branches, passes, True, whole_problems=together)
             if likeliest is not None and exit is None:
                 likeliest.extend(best)
             return scores
 
-        return self.calls.pass_by_pass(branches, made())
+        return self.calls.pass_by_pass(branches, in_parts())
 
     score = at_once(begin_score)
 

@@ -63,8 +63,8 @@ class ConfidenceGatedVerifier:
 
     @property
     def score_range(self) -> tuple[float, float] | None:
-        found = score_range(self.inner)
-        return None if found is None else (min(0.0, found[0]), max(1.0, found[1]))
+        inner = score_range(self.inner)
+        return None if inner is None else (min(0.0, inner[0]), max(1.0, inner[1]))
 
     @pass_by_pass
     def rate(

@@ -51,7 +51,7 @@ class EnsembleVerifier:
 
     @property
     def score_range(self) -> tuple[float, float] | None:
-        ranges = [found for part in self.parts if (found := score_range(part)) is not None]
+        ranges = [limits for part in self.parts if (limits := score_range(part)) is not None]
         if not ranges:
             return None
         return min(least for least, _ in ranges), max(most for _, most in ranges)

@@ -114,7 +114,7 @@ def normalise(text: str) -> str:
 
 def complete_length(text: str) -> int:
     """How long the part of a text is whose equations don't change when more text follows."""
-    end = max((found.end() for found in _BREAK.finditer(text)), default=0)
+    end = max((match.end() for match in _BREAK.finditer(text)), default=0)
     if len(text) - end <= MAX_LINE_CHARS:
         return end
     return max(end, text.rfind(" ") + 1)

@@ -77,8 +77,8 @@ class ExecutionVerifier:
             with Functions(program, self.limits) as functions:
                 return float(functions.error is None)
 
-        found = ((p, q, root) for p, q, root in asked if p is not None)
-        shares = yield from runs_of_each(share, found)
+        rated = ((p, q, root) for p, q, root in asked if p is not None)
+        shares = yield from runs_of_each(share, rated)
         return [
             [unrated(branch, self.neutral) if p is None else shares[p, q, root]]
             for (p, q, root), branch in zip(asked, branches, strict=True)

@@ -85,15 +85,15 @@ class SStar(WrittenTests):
         self, programs: Sequence[str], tests: Sequence[CallTest]
     ) -> Passes[list[list[str]]]:
         """Programs by their outputs, the largest group first."""
-        found: list[tuple[list[Outcome], list[str]]] = []
+        groups: list[tuple[list[Outcome], list[str]]] = []
         outputs = yield from by_program(partial(self._run, tests), programs)
         for program, given in zip(programs, outputs, strict=True):
-            group = next((members for known, members in found if known == given), None)
+            group = next((members for known, members in groups if known == given), None)
             if group is None:
-                found.append((given, [program]))
+                groups.append((given, [program]))
             else:
                 group.append(program)
-        return sorted((members for _, members in found), key=len, reverse=True)
+        return sorted((members for _, members in groups), key=len, reverse=True)
 
     def _run(self, tests: Sequence[CallTest], program: str, stop: Event) -> list[Outcome]:
         outcomes = []
@@ -148,15 +148,15 @@ class SStar(WrittenTests):
                 text = CHOOSE.format(question=given.question, call=call, a=first, b=second)
                 prompts.append(_prompt(text, backend))
         left, right = spellings(backend, "A"), spellings(backend, "B")
-        made = yield from begun(backend, [given.branch] * len(prompts), prompts)
+        judges = yield from begun(backend, [given.branch] * len(prompts), prompts)
         try:
-            words = [[[token] for token in (*left, *right)]] * len(made)
+            words = [[[token] for token in (*left, *right)]] * len(judges)
             if isinstance(backend, ScoresByPass):
-                rows = yield from backend.begin_score(made, words).made()
+                rows = yield from backend.begin_score(judges, words).made()
             else:
-                rows = backend.score(made, words)
+                rows = backend.score(judges, words)
         finally:
-            backend.release(made)
+            backend.release(judges)
         shares = [yes_share([row[0] for row in scored], len(left)) for scored in rows]
         return [(a + 1 - b) / 2 for a, b in zip(shares[::2], shares[1::2], strict=True)]
 
@@ -164,8 +164,8 @@ class SStar(WrittenTests):
 def _calls(text: str, name: str) -> list[CallTest]:
     """The calls of literals that a text holds, one a line."""
     lines = re.findall(rf"^\W*(?:assert |print\()?({re.escape(name)}\(.*?\))", text, re.MULTILINE)
-    found = (as_test(f"assert {line} == 0") for line in dict.fromkeys(lines))
-    return [test for test in found if isinstance(test, CallTest)]
+    tests = (as_test(f"assert {line} == 0") for line in dict.fromkeys(lines))
+    return [test for test in tests if isinstance(test, CallTest)]
 
 
 def _said(outcome: Outcome) -> str:

@@ -110,16 +110,16 @@ class ThinkPRM(RewardModel):
         meters = {id(branch.usage): branch.usage for branch in branches}
         before = {key: replace(usage) for key, usage in meters.items()}
         call = engine.begin_side_branches(branches, prompts)
-        made = list(call.branches)
+        branches = list(call.branches)
         try:
             yield from call.made()
-            thoughts = [thought for b in made for thought in engine.fork(b, self.samples)]
-            made += thoughts
+            thoughts = [thought for b in branches for thought in engine.fork(b, self.samples)]
+            branches += thoughts
             yield from self._write(engine, thoughts)
             words = [[[token] for token in (*yes, *no)]] * len(thoughts)
             logprobs = yield from engine.begin_score(thoughts, words).made()
         finally:
-            engine.release(made)
+            engine.release(branches)
             for key, usage in meters.items():
                 written = usage.generated_tokens - before[key].generated_tokens
                 usage.verifier_tokens += written

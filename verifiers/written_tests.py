@@ -127,8 +127,8 @@ class WrittenTests:
             asked.append((first, name, self._prompt(questions[rows[0]], name, backend)))
         texts = yield from side_texts(backend, asked, self.samples, self.max_tokens, self.sampling)
         for (first, name, _), written in zip(asked, texts, strict=True):
-            found = [as_test(line.strip()) for text in written for line in _ASSERTED.findall(text)]
-            calls = {repr(t): t for t in found if isinstance(t, CallTest) and t.function == name}
+            tests = [as_test(line.strip()) for text in written for line in _ASSERTED.findall(text)]
+            calls = {repr(t): t for t in tests if isinstance(t, CallTest) and t.function == name}
             self._written[first.root_id] = list(calls.values())
         while len(self._written) > REMEMBERED:
             del self._written[next(iter(self._written))]
@@ -178,10 +178,12 @@ def side_texts(
         )
     meters = {id(branch.usage): branch.usage for branch, *_ in asked}
     before = {key: replace(usage) for key, usage in meters.items()}
-    made = yield from begun(backend, [branch for branch, *_ in asked], [row[-1] for row in asked])
+    asked_branches = yield from begun(
+        backend, [branch for branch, *_ in asked], [row[-1] for row in asked]
+    )
     try:
-        rows = [backend.fork(branch, samples) for branch in made]
-        made += (writers := [writer for row in rows for writer in row])
+        rows = [backend.fork(branch, samples) for branch in asked_branches]
+        asked_branches += (writers := [writer for row in rows for writer in row])
         if isinstance(backend, RunsBatches):
             batch = backend.running_batch()
             batch.add(writers, Step(max_tokens), sampling)
@@ -192,7 +194,7 @@ def side_texts(
             backend.generate(writers, max_tokens, sampling=sampling)
         return [[writer.text for writer in row] for row in rows]
     finally:
-        backend.release(made)
+        backend.release(asked_branches)
         for key, usage in meters.items():
             written = usage.generated_tokens - before[key].generated_tokens
             usage.verifier_tokens += written
@@ -212,5 +214,5 @@ def begun(
 
 def by_program(function: Callable[[str, Event], V], programs: Sequence[str]) -> Passes[list[V]]:
     """A function of each program, as in `runs_of_each`; equal programs are run once."""
-    found = yield from runs_of_each(function, programs)
-    return [found[program] for program in programs]
+    outcomes = yield from runs_of_each(function, programs)
+    return [outcomes[program] for program in programs]

@@ -54,15 +54,16 @@ def label(row: Settings, keys: Sequence[str]) -> str:
     return " ".join(_parts(row, short_keys(keys)))
 
 
-def given_labels(names: Sequence[str], made: Sequence[str]) -> list[str]:
+def given_labels(names: Sequence[str], defaults: Sequence[str]) -> list[str]:
     """The labels that were typed for rows, one for each of those that were made.
 
     Raises InvalidInput where they do not fit the rows.
     """
-    if len(names) != len(made) or len(set(names)) != len(names) or not all(names):
+    if len(names) != len(defaults) or len(set(names)) != len(names) or not all(names):
         raise InvalidInput(
-            f"--labels={','.join(names)} has {len(names)} labels for {len(made)} rows; give each "
-            "row one of its own, in this order:\n" + "\n".join(f"  {name}" for name in made)
+            f"--labels={','.join(names)} has {len(names)} labels for {len(defaults)} rows; give "
+            "each row one of its own, in this order:\n"
+            + "\n".join(f"  {name}" for name in defaults)
         )
     return list(names)
 

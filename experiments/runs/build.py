@@ -72,8 +72,8 @@ def resolved(config: DictConfig) -> DictConfig:
                 raise InvalidInput(
                     f"{where}.exit.calibration is not given; name a file of experiments.calibrate"
                 )
-            made = _calibration(ExitCalibration, exit.calibration, config).exit
-            part.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(made)))
+            settings = _calibration(ExitCalibration, exit.calibration, config).exit
+            part.exit = OmegaConf.structured(schema_of(EarlyExit)(**asdict(settings)))
     return config
 
 
@@ -81,11 +81,11 @@ C = TypeVar("C", GateCalibration, ExitCalibration)
 
 
 def _calibration(kind: type[C], file: str, config: DictConfig) -> C:
-    made = kind.load(file, model=config.model.name, dataset=config.dataset.name)
-    made.check_use(
+    calibration = kind.load(file, model=config.model.name, dataset=config.dataset.name)
+    calibration.check_use(
         file, as_dict(config.dataset, resolve=True), as_dict(config.search, resolve=True)
     )
-    return made
+    return calibration
 
 
 def _by_name(name: str, where: str) -> Any:

@@ -107,9 +107,9 @@ def _load(config: DatasetConfig) -> Task:
                 f"{config.path or config.hub} would not be read; for a file: dataset=file "
                 "dataset.path=FILE"
             )
-        made = _reasoning_gym(config, reading, config.offset, stop)
+        task = _reasoning_gym(config, reading, config.offset, stop)
         return checked_grader(
-            replace(made, is_correct=reading.is_correct) if config.grader else made
+            replace(task, is_correct=reading.is_correct) if config.grader else task
         )
     rows = _rows(config)
     if not rows[config.offset :]:
@@ -426,13 +426,13 @@ def _reasoning_gym(config: DatasetConfig, reading: Reading, start: int, stop: in
         )
     params = {str(k): v for k, v in config.params.items()}
     try:
-        made = reasoning_gym.create_dataset(config.task, size=stop, seed=config.seed, **params)
+        generated = reasoning_gym.create_dataset(config.task, size=stop, seed=config.seed, **params)
     except (ValueError, TypeError, AssertionError) as error:
         raise InvalidInput(
             f"reasoning-gym refuses dataset.task={config.task} with {params}: {error}"
         ) from error
     try:
-        entries = {f"{config.name}-{i}": made[i] for i in range(start, stop)}
+        entries = {f"{config.name}-{i}": generated[i] for i in range(start, stop)}
     except AttributeError as error:
         if "pycosat" in str(error):
             raise InvalidInput(
@@ -444,6 +444,6 @@ def _reasoning_gym(config: DatasetConfig, reading: Reading, start: int, stop: in
     ]
 
     def is_correct(problem: Problem, answer: str | None) -> bool:
-        return answer is not None and made.score_answer(answer, entries[problem.id]) >= 1.0
+        return answer is not None and generated.score_answer(answer, entries[problem.id]) >= 1.0
 
     return Task(problems, [], reading, is_correct)

@@ -140,12 +140,12 @@ class RunFolder:
             )
         self._inputs = {part: before.get(part, {}) | now.get(part, {}) for part in before | now}
 
-    def made_by(self, *made: dict[str, Any]) -> None:
+    def made_by(self, *entries: dict[str, Any]) -> None:
         """Keep what this go is made by, to be written with its first record; several, for records
         of several runs."""
         if self.records:
             self.goes = read_provenance(self.path)
-        self._made = [go for i, go in enumerate(made) if go not in (*self.goes, *made[:i])]
+        self._made = [go for i, go in enumerate(entries) if go not in (*self.goes, *entries[:i])]
 
     def __enter__(self) -> RunFolder:
         return self

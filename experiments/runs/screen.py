@@ -331,6 +331,6 @@ def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> s
         tokens = f"{outcome['generated_tokens_per_problem']:.0f}"
         counts = (tokens, str(outcome["failures"]), f"{outcome['seconds']:.1f} s")
         lines.append([name, f"{outcome['accuracy']:.1%}", interval, *counts])
-    made = Table("", columns, lines).text()
-    parts = [f"{len(jobs)} jobs; tokens are generated tokens per problem\n{made}", *errors]
+    table = Table("", columns, lines).text()
+    parts = [f"{len(jobs)} jobs; tokens are generated tokens per problem\n{table}", *errors]
     return "\n" + "\n\n".join(parts)

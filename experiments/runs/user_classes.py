@@ -152,11 +152,11 @@ def settings_of(target: Any, path: str) -> Any:
         except OmegaConfBaseException:
             continue
         columns.append(column)
-    made = make_dataclass(f"{path.rpartition('.')[2]}Config", columns)
+    schema = make_dataclass(f"{path.rpartition('.')[2]}Config", columns)
     return (
-        OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(made)))
+        OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(schema)))
         if _takes_any(target)
-        else made
+        else schema
     )
 
 

@@ -87,12 +87,13 @@ class CompiledAttention:
         tasks = arrays.tasks
         rows = tasks[:, 1] - tasks[:, 0]
         keys = np.concatenate([[0], arrays.pieces[:, 2].cumsum()])
-        own = tasks[:, 5] >= 0
-        own_row = tasks[own, 5]
-        own_keys = tasks[own, 1] - own_row + (arrays.positions - arrays.own_starts)[own_row]
-        self.own_rows = int(rows[own].sum())
+        in_tail = tasks[:, 5] >= 0
+        own_row = tasks[in_tail, 5]
+        own_keys = tasks[in_tail, 1] - own_row + (arrays.positions - arrays.own_starts)[own_row]
+        self.own_rows = int(rows[in_tail].sum())
         self.pairs = int(
-            (rows * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum() + (rows[own] * own_keys).sum()
+            (rows * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum()
+            + (rows[in_tail] * own_keys).sum()
         )
 
     def advance(self) -> None:
@@ -193,12 +194,12 @@ def fused_attention(
 ) -> CompiledAttention | None:
     """See `ttc.attention.fused.fused_attention`."""
     codec = next((entry.kv.codec for entry in entries), None)
-    found = kernel(q.dtype, None if codec is None else codec.kind)
+    compiled = kernel(q.dtype, None if codec is None else codec.kind)
     long_runs = len(positions) >= TILES_TOKENS * len(runs)
-    if found is None or (long_runs and q.dtype == torch.bfloat16 and has_tiles()):
+    if compiled is None or (long_runs and q.dtype == torch.bfloat16 and has_tiles()):
         return None
     return CompiledAttention(
-        PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, found
+        PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, compiled
     )
 
 

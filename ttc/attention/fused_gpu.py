@@ -136,7 +136,9 @@ class TritonAttention:
         heads, device = kv_heads * groups, q.device
         if not self.on_device:
             self._upload(device)
-        tasks, pieces, starts, addresses, positions, *own, part_first, parts, _, _ = self.on_device
+        tasks, pieces, starts, addresses, positions, *tails, part_first, parts, _, _ = (
+            self.on_device
+        )
         q = q if q.stride(-1) == 1 else q.contiguous()
         new_key, new_value = new or (own_keys[0], own_values[0])
         new_key, new_value = (
@@ -160,7 +162,7 @@ class TritonAttention:
                     q, *q.stride()[:3], out, lse, part_out, part_sum,
                     own_keys, *own_keys.stride()[:3], own_values, *own_values.stride()[:3],
                     new_key, *new_key.stride()[:2], new_value, *new_value.stride()[:2],
-                    tasks[6 * first :], pieces, starts, places, positions, *own,
+                    tasks[6 * first :], pieces, starts, places, positions, *tails,
                     layer.window or FAR, layer.chunk or FAR, layer.scale, layer.softcap or 0.0, dim,
                     value_dim, GROUPS=groups, TILE=tile, NEW=new is not None,
                     CAPPED=layer.softcap is not None, WIDEN=device.type == "cpu", ALIGN=self.align,

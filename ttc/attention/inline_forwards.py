@@ -53,10 +53,10 @@ def _alibi(module: Any, like: Tensor) -> Bias:
 
     def bias(positions: int) -> Tensor:
         mask = torch.ones(1, positions, dtype=torch.long, device=like.device)
-        found: Tensor = _of_its_file(module, "build_alibi_tensor")(
+        bias: Tensor = _of_its_file(module, "build_alibi_tensor")(
             mask, module.num_heads, like.dtype
         )
-        return found[:, 0]
+        return bias[:, 0]
 
     return bias
 

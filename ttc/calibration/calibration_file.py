@@ -72,19 +72,19 @@ class CalibrationFile:
                 f"{path} is no {cls.__name__} of this version; missing or unknown: {wrong}"
             )
         try:
-            made = cls._from(values)
+            loaded = cls._from(values)
         except (InvalidInput, TypeError) as error:
             raise InvalidInput(f"{path} is damaged: {error}") from error
         for kind, name, asked in (
-            ("model", made.model, model),
-            ("data set", made.dataset, dataset),
+            ("model", loaded.model, model),
+            ("data set", loaded.dataset, dataset),
         ):
             if name != asked:
                 raise InvalidInput(
                     f"{path} was calibrated for the {kind} {name!r}, not for {asked!r}; name "
                     "another file, or make one with python -m experiments.calibrate"
                 )
-        return made
+        return loaded
 
     def check_use(self, file: str, dataset: dict[str, Any], search: dict[str, Any]) -> None:
         """Refuse a run on problems that it was made from, and a run of another kind of search.

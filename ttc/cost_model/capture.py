@@ -190,8 +190,8 @@ def allocation(times: CaptureTimes, room: int, blocks: int, min_gain: float = 1.
     return allocated if gains else Allocation(0, 0, blocks)
 
 
-def _whole(blocks: float, most: float) -> int:
-    return int(min(blocks, most))
+def _whole(blocks: float, limit: float) -> int:
+    return int(min(blocks, limit))
 
 
 def next_is_act(act_req: float, kv_req: float, act: float, kv: float) -> bool:
@@ -216,7 +216,7 @@ NEAR_LEAST = 1.05
 
 def mini_batches(
     requests: Sequence[tuple[int, int]],
-    most: int,
+    limit: int,
     kv_gen: Callable[[float], float],
     load_kv: Callable[[float], float],
 ) -> list[list[int]]:
@@ -233,9 +233,9 @@ def mini_batches(
     # requests that are alike, in order
     left, batches = dict[tuple[int, int], deque[int]](), list[list[int]]()
     for index, (act, kv) in enumerate(requests):
-        if act + kv > most:
+        if act + kv > limit:
             raise InvalidInput(
-                f"a request of {act} ACT and {kv} KV blocks fits no mini-batch of {most}; raise "
+                f"a request of {act} ACT and {kv} KV blocks fits no mini-batch of {limit}; raise "
                 "the limit or cut the request"
             )
         left.setdefault((act, kv), deque()).append(index)
@@ -245,7 +245,7 @@ def mini_batches(
         while fitting := [
             one
             for one, alike in left.items()
-            if taken[one] < len(alike) and act + kv + sum(one) <= most
+            if taken[one] < len(alike) and act + kv + sum(one) <= limit
         ]:
             ways = [(imbalance(act + one[0], kv + one[1], kv_gen, load_kv), one) for one in fitting]
             f_b, request = min(ways, key=lambda way: way[0])

@@ -69,14 +69,13 @@ class Pass:
     def read(self, window: int | None = None) -> int:
         """Tokens whose keys and values are read: of each branch its own, of a shared prefix each
         once."""
-        own = self.own_tokens + self.new_tokens
+        shared, alone = self.shared_tokens, self.own_tokens + self.new_tokens
         if window is None:
-            return self.prefixes * self.shared_tokens + self.branches * own
+            return self.prefixes * shared + self.branches * alone
         # from the last row's token to the furthest that the first row sees
         reach = window + self.new_tokens - 1
-        return self.prefixes * min(self.shared_tokens, max(0, reach - own)) + self.branches * min(
-            own, reach
-        )
+        read_shared = min(shared, max(0, reach - alone))
+        return self.prefixes * read_shared + self.branches * min(alone, reach)
 
 
 @dataclass(frozen=True, kw_only=True)

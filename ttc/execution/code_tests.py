@@ -222,8 +222,8 @@ def examples_in(question: str) -> list[Test]:
     pairs += [(match[1], match[2]) for match in _EXAMPLE.finditer(question)]
     written = [f"assert {call.strip()} == {value.strip()}" for call, value in pairs]
     written += [match[1] for match in _ASSERTION.finditer(question)]
-    found = map(_asserted_call, dict.fromkeys(written))
-    return [test for test in found if test is not None]
+    calls = map(_asserted_call, dict.fromkeys(written))
+    return [test for test in calls if test is not None]
 
 
 def whole_program(answer: str, about: Mapping[str, Any]) -> str:

@@ -186,8 +186,8 @@ def _limit(memory_bytes: int) -> None:
     }
     for name, value in limits.items():
         hard = resource.getrlimit(name)[1]
-        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(name, (most, most))
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (limit, limit))
 
 
 def _filter_calls(libc: ctypes.CDLL) -> bool:
@@ -231,8 +231,8 @@ def readable_paths() -> list[str]:
     """What a program may read: Python, its packages and the system's libraries."""
     packages = [p for p in sys.path if p.rstrip("/").endswith(("site-packages", "dist-packages"))]
     libraries = ["/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom"]
-    own = [str(Path(prefix, "lib")) for prefix in (sys.base_prefix, sys.prefix)]
-    paths = dict.fromkeys([*libraries, *own, *packages, os.devnull])
+    standard = [str(Path(prefix, "lib")) for prefix in (sys.base_prefix, sys.prefix)]
+    paths = dict.fromkeys([*libraries, *standard, *packages, os.devnull])
     return [path for path in paths if os.path.exists(path)]
 
 

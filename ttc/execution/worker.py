@@ -103,8 +103,8 @@ def serve_functions(channel: Channel, task: Mapping[str, Any]) -> None:
     except BaseException as error:
         channel.write({"error": what(error)})
         return
-    own = [name for name, value in space.items() if getattr(value, "__module__", None) == NAME]
-    channel.write({"names": own})
+    names = [name for name, value in space.items() if getattr(value, "__module__", None) == NAME]
+    channel.write({"names": names})
     while True:
         timed(0)
         request = channel.read()
@@ -114,7 +114,7 @@ def serve_functions(channel: Channel, task: Mapping[str, Any]) -> None:
 
 def answer(space: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        function = found(space, request["call"])
+        function = function_of(space, request["call"])
         arguments = [decoded(argument) for argument in request["arguments"]]
         named = {name: decoded(value) for name, value in request["named"].items()}
         return {"value": encoded(function(*arguments, **named))}
@@ -122,7 +122,7 @@ def answer(space: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, An
         return {"error": what(error), "kind": type(error).__name__}
 
 
-def found(space: Mapping[str, Any], name: str) -> Callable[..., Any]:
+def function_of(space: Mapping[str, Any], name: str) -> Callable[..., Any]:
     """The function of that name, or of "Class.method" the method of a new object."""
     owner, _, method = name.rpartition(".")
     if owner in space:

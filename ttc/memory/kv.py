@@ -123,12 +123,12 @@ class LayerKV:
     def of_block(cls, block: Tensor, layer: int) -> LayerKV:
         """A layer of a `KV.block`. Its views are made when they are asked for: a kernel needs
         none."""
-        made = cls.__new__(cls)
-        made._block = block
-        made._layer = layer
-        made._views = None
-        made._place = None
-        return made
+        copies = cls.__new__(cls)
+        copies._block = block
+        copies._layer = layer
+        copies._views = None
+        copies._place = None
+        return copies
 
     @property
     def both(self) -> tuple[Tensor, Tensor]:

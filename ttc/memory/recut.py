@@ -124,11 +124,11 @@ def _take_over(memory: KVMemory, old: Sequence[KV], new: Sequence[KV], layer: in
         parts = [part for copies in sources if (part := copies[layer]) is not None]
         if len(parts) < len(old):
             continue
-        made = [memory.buffer(kv, layer, host=tier is memory.host) for kv in new]
-        _copy_run([copy.keys for copy in parts], [copy.keys for copy in made])
-        _copy_run([copy.values for copy in parts], [copy.values for copy in made])
+        buffers = [memory.buffer(kv, layer, host=tier is memory.host) for kv in new]
+        _copy_run([copy.keys for copy in parts], [copy.keys for copy in buffers])
+        _copy_run([copy.values for copy in parts], [copy.values for copy in buffers])
         tier.take(sum(memory.piece_bytes(kv, layer) for kv in new))
-        for copies, copy in zip(targets, made, strict=True):
+        for copies, copy in zip(targets, buffers, strict=True):
             copies[layer] = copy
     for tier, sources, _ in tiers:
         for kv, copies in zip(old, sources, strict=True):

@@ -215,10 +215,10 @@ class Tiers(ABC):
             return
         nbytes = sum(self.piece_bytes(block, piece) for piece in missing)
         self.require_host(nbytes, [block])
-        made = {piece: self.buffer(block, piece, host=True) for piece in missing}
+        buffers = {piece: self.buffer(block, piece, host=True) for piece in missing}
         self.host.take(nbytes)
         copies: list[tuple[Tensor, Tensor]] = []
-        for piece, copy in made.items():
+        for piece, copy in buffers.items():
             block.host[piece] = copy
             copies += zip(block.tensors(copy), block.tensors(block.device[piece]), strict=True)
         self.send_to_host(block, copies, cause)
@@ -254,10 +254,10 @@ class Tiers(ABC):
             return
         nbytes = sum(self.piece_bytes(block, piece) for piece in missing)
         self.claim(self.device, nbytes)
-        made = {piece: self.buffer(block, piece) for piece in missing}
+        buffers = {piece: self.buffer(block, piece) for piece in missing}
         self.device.take(nbytes)
         copies: list[tuple[Tensor, Tensor]] = []
-        for piece, copy in made.items():
+        for piece, copy in buffers.items():
             block.device[piece] = copy
             source = block.host[piece]
             assert source is not None, "a piece is in neither tier"

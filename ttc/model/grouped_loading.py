@@ -93,8 +93,8 @@ class Layout:
             )
         if method == "torchao":  # a file says it of each tensor
             return Layout(method, 8)
-        made = {"gptq": _gptq_layout, "awq": _awq_layout, "compressed-tensors": _compressed}
-        layout = made[method](settings)
+        layouts = {"gptq": _gptq_layout, "awq": _awq_layout, "compressed-tensors": _compressed}
+        layout = layouts[method](settings)
         if layout.bits not in (4, 8):
             raise UnsupportedModel(
                 f"its weights of {method} have {layout.bits} bits, and those of 4 and 8 are kept "
@@ -132,10 +132,10 @@ def _compressed(settings: Mapping[str, Any]) -> Layout:
     return Layout("compressed-tensors", weights["num_bits"])
 
 
-def _expect(name: str, found: Any, *known: Any) -> None:
-    if found not in known:
+def _expect(name: str, value: Any, *known: Any) -> None:
+    if value not in known:
         raise UnsupportedModel(
-            f"its quantization_config has {name}={found!r}; weights that stay as they are stored "
+            f"its quantization_config has {name}={value!r}; weights that stay as they are stored "
             f"are read with {' or '.join(map(repr, known))}"
         )
 
@@ -241,10 +241,10 @@ class _Files:
     def about(self, name: str) -> dict[str, Any]:
         """What a file's head says of a tensor."""
         try:
-            found = json.loads(self.notes.get(name, "{}"))
+            parsed = json.loads(self.notes.get(name, "{}"))
         except ValueError:
-            found = {}
-        return found if isinstance(found, dict) else {}
+            parsed = {}
+        return parsed if isinstance(parsed, dict) else {}
 
     def maybe(self, name: str) -> Tensor | None:
         return self.read(name) if name in self else None

@@ -72,8 +72,8 @@ def scratch_bytes(columns: int) -> int:
     """The memory that a thread works in whose units have at most so many columns."""
     size = _loaded().scratch_bytes
     size.restype = ctypes.c_int64
-    found: int = size(ctypes.c_int64(columns))
-    return found
+    nbytes: int = size(ctypes.c_int64(columns))
+    return nbytes
 
 
 def _text(name: str) -> str:

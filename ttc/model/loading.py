@@ -297,8 +297,8 @@ def _check_size(model: Any, source: Path, gguf_file: str | None = None) -> None:
     stored_bytes = sum(file.stat().st_size for file in parts)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     quantized = gguf_file is not None or hasattr(model.config, "quantization_config")
-    most = PER_BYTE_QUANTIZED if quantized else PER_BYTE
-    if parameters > most * stored_bytes:
+    per_byte = PER_BYTE_QUANTIZED if quantized else PER_BYTE
+    if parameters > per_byte * stored_bytes:
         raise ValueError(
             f"its configuration has {parameters:,} parameters, and its files hold "
             f"{stored_bytes:,} bytes"

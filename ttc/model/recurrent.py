@@ -206,12 +206,16 @@ class RecurrentModule:
 
     def forward(self) -> Function:
         """What computes the module, with what was set up."""
-        own: Function = self.module.forward
-        return own if self.replaced is None or "forward" in self.module.__dict__ else self.replaced
+        original: Function = self.module.forward
+        return (
+            original
+            if self.replaced is None or "forward" in self.module.__dict__
+            else self.replaced
+        )
 
     def over(self, sequences: _Sequences, by_token: bool) -> Function:
         """The module's forward over packed rows."""
-        own = self.forward()
+        original = self.forward()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             outputs = []
@@ -221,14 +225,14 @@ class RecurrentModule:
                     its_args = sequences.take(args, batch)
                     its_kwargs = {k: sequences.take(v, batch) for k, v in kwargs.items()}
                     one_by_one = by_token and bool(batch.tensors) and batch.rows.shape[1] > 1
-                    outputs.append(self._compute(own, batch, its_args, its_kwargs, one_by_one))
+                    outputs.append(self._compute(original, batch, its_args, its_kwargs, one_by_one))
             return sequences.put(outputs)
 
         return forward
 
     def _compute(
         self,
-        own: Function,
+        original: Function,
         batch: StateBatch,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -239,10 +243,10 @@ class RecurrentModule:
         else:
             kwargs[self.cache_name] = batch.cache
         if not one_by_one:
-            return own(*args, **kwargs)
+            return original(*args, **kwargs)
         shape = tuple(batch.rows.shape)
         outputs = [
-            own(
+            original(
                 *_token(args, shape, token),
                 **{name: _token(value, shape, token) for name, value in kwargs.items()},
             )

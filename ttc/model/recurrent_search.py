@@ -61,8 +61,8 @@ def _cache_class(body: Any) -> type[DynamicCache] | None:
     """The cache that the model's file defines and its forward insists on, as MiniMax's does."""
     scope = inspect.unwrap(type(body).forward).__globals__
     classes = (value for value in scope.values() if isinstance(value, type))
-    own = (value for value in classes if value.__module__ == type(body).__module__)
-    return next((value for value in own if issubclass(value, DynamicCache)), None)
+    caches = (value for value in classes if value.__module__ == type(body).__module__)
+    return next((value for value in caches if issubclass(value, DynamicCache)), None)
 
 
 def layers_without_tokens(config: Any) -> set[int]:

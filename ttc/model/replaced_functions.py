@@ -30,10 +30,12 @@ def called_by(module: torch.nn.Module, names: Iterable[str]) -> dict[str, Functi
 
 def forward_with(module: torch.nn.Module, functions: Mapping[str, Function]) -> Function:
     """The forward of `module` with other functions under these names; nothing else calls them."""
-    own = inspect.unwrap(type(module).forward)
-    scope = {**own.__globals__, **functions}
-    forward = FunctionType(own.__code__, scope, own.__name__, own.__defaults__, own.__closure__)
-    forward.__kwdefaults__ = own.__kwdefaults__
+    original = inspect.unwrap(type(module).forward)
+    scope = {**original.__globals__, **functions}
+    forward = FunctionType(
+        original.__code__, scope, original.__name__, original.__defaults__, original.__closure__
+    )
+    forward.__kwdefaults__ = original.__kwdefaults__
     return MethodType(forward, module)
 
 
@@ -46,7 +48,7 @@ def running_as(modules: Sequence[torch.nn.Module], forwards: Iterable[Function])
     try:
         yield
     finally:
-        for module, own in zip(modules, before, strict=True):
+        for module, original in zip(modules, before, strict=True):
             del module.__dict__["forward"]
-            if own is not None:
-                module.__dict__["forward"] = own
+            if original is not None:
+                module.__dict__["forward"] = original

@@ -100,18 +100,18 @@ class _Watched(ExtendPlan):
     def __init__(self, *arguments: Any, answers: list[Partial] | None = None):
         super().__init__(*arguments)
         self.given: list[tuple[Tensor, ...]] = []
-        self.found: list[Partial] = []
+        self.partials: list[Partial] = []
         self.answers = answers
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         self.given.append(tuple(x.detach().clone() for x in (q, key, value)))
-        found = (
+        partial = (
             super().attend(layer, q, key, value)
             if self.answers is None
             else self.answers[layer.index]
         )
-        self.found.append(found)
-        return found
+        self.partials.append(partial)
+        return partial
 
 
 def check_runner(runner: FusedRunner) -> None:
@@ -145,7 +145,7 @@ def check_layers(
 
     by_modules = watched()
     expected = modules(tokens, by_modules)
-    fused = watched(by_modules.found)
+    fused = watched(by_modules.partials)
     result = compiled(tokens, fused)
     for layer, (theirs, ours) in enumerate(zip(by_modules.given, fused.given, strict=True)):
         for what, a, b in zip(("queries", "keys", "values"), theirs, ours, strict=True):
@@ -153,10 +153,10 @@ def check_layers(
     _same("the results", expected, result, 0.25)
 
 
-def _same(what: str, expected: Tensor, found: Tensor, rounded: float) -> None:
+def _same(what: str, expected: Tensor, actual: Tensor, rounded: float) -> None:
     """Compare by the largest difference in float32, by the mean in 16 bits, where it adds up from
     layer to layer."""
-    gap, size = (found - expected).float().abs(), expected.float().abs()
+    gap, size = (actual - expected).float().abs(), expected.float().abs()
     exact = expected.dtype == torch.float32
     error, limit = (gap.max(), 1e-3 * size.max()) if exact else (gap.mean(), rounded * size.mean())
     if not float(error) <= float(limit) + 1e-6:

@@ -135,19 +135,19 @@ class _LayerWeights:
         passing = {id(weight) for weight in buffers}
         for module, name, number in self.owners:
             new = module._parameters.get(name)
-            own = self.host.on_host[number]
-            if new is own or id(new) in passing:
+            on_host = self.host.on_host[number]
+            if new is on_host or id(new) in passing:
                 continue
-            if new is None or (new.shape, new.dtype) != (own.shape, own.dtype):
+            if new is None or (new.shape, new.dtype) != (on_host.shape, on_host.dtype):
                 kind = "nothing"
                 if new is not None:
                     kind = f"a weight {tuple(new.shape)} of {new.dtype}"
                 raise UnsupportedModel(
                     f"{kind} was put in the place of a streamed weight, {name} of a "
-                    f"{type(module).__name__}, which is {tuple(own.shape)} of {own.dtype}; put "
-                    "back one of that kind, or leave placement out"
+                    f"{type(module).__name__}, which is {tuple(on_host.shape)} of {on_host.dtype}; "
+                    "put back one of that kind, or leave placement out"
                 )
-            own.data.copy_(new.data)
+            on_host.data.copy_(new.data)
         self.use(self.host.on_host)
 
 

@@ -119,8 +119,8 @@ class ThinkingMarks:
         """The marks in a text, in order."""
         kinds = [self.kinds[mark] for mark in self._ordered]
         return [
-            Cut(*found.span(), kinds[(found.lastindex or 1) - 1])
-            for found in self.pattern.finditer(text)
+            Cut(*match.span(), kinds[(match.lastindex or 1) - 1])
+            for match in self.pattern.finditer(text)
         ]
 
     def unsettled(self, text: str) -> int:
@@ -177,12 +177,12 @@ def split_at(
 ) -> Parted:
     """The thought and the answer, what follows the last end of thinking, of so many characters or
     tokens. text: gives that of a piece."""
-    found = pieces(length, cuts, begun)
+    parts = pieces(length, cuts, begun)
     if ends_in_thought(cuts, begun):
-        return Parted("".join(text(piece.start, piece.end) for piece in found), None)
+        return Parted("".join(text(piece.start, piece.end) for piece in parts), None)
     end = max((cut.end for cut in cuts if cut.thinks is False), default=0)
-    thought = [text(piece.start, piece.end) for piece in found if piece.start < end]
-    answer = [text(piece.start, piece.end) for piece in found if piece.start >= end]
+    thought = [text(piece.start, piece.end) for piece in parts if piece.start < end]
+    answer = [text(piece.start, piece.end) for piece in parts if piece.start >= end]
     return Parted("".join(thought), "".join(answer))
 
 

@@ -78,14 +78,14 @@ class Thoughts:
     def settled(self, tokens: Sequence[int], begun: bool = False) -> list[tuple[bool, str]]:
         """`pieces` of tokens that go on, without what may begin a mark or a character."""
         if self.hidden:
-            found = self.pieces(tokens[: len(tokens) - self._unsettled(tokens)], begun)
+            parts = self.pieces(tokens[: len(tokens) - self._unsettled(tokens)], begun)
         else:
-            found = self.pieces(tokens, begun)
-        if found:
-            thought, text = found[-1]
+            parts = self.pieces(tokens, begun)
+        if parts:
+            thought, text = parts[-1]
             text = text.rstrip("\ufffd")
-            found[-1] = thought, text[: len(text) - self.marks.unsettled(text)]
-        return found
+            parts[-1] = thought, text[: len(text) - self.marks.unsettled(text)]
+        return parts
 
     def begun(self, tokens: Sequence[int], end: str | None = None) -> bool:
         """Whether a thought is open after the tokens of a prompt.

@@ -73,7 +73,7 @@ class Hermes(ToolFormat):
     pattern = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
     def calls(self, text: str) -> list[Written]:
-        return [from_json(found[1], found.start()) for found in self.pattern.finditer(text)]
+        return [from_json(match[1], match.start()) for match in self.pattern.finditer(text)]
 
 
 # ---------------------------------------------------------------- Llama 3.1 and later
@@ -97,7 +97,7 @@ class Llama(ToolFormat):
         if not said.lstrip().startswith("{"):
             code = said.strip()
             return [Written("python", {"code": code}, start)] if tagged and code else []
-        found, decoder, place = list[Written](), json.JSONDecoder(), 0
+        calls, decoder, place = list[Written](), json.JSONDecoder(), 0
         while place < len(said):
             place += len(said[place:]) - len(said[place:].lstrip(" \n;"))
             if place >= len(said):
@@ -108,9 +108,9 @@ class Llama(ToolFormat):
                 if not tagged and '"name"' not in said:
                     return []  # an answer that is JSON
                 end = len(said)
-            found.append(from_json(said[place:end], max(start, 0)))
+            calls.append(from_json(said[place:end], max(start, 0)))
             place = end
-        return found if tagged or all(call.name for call in found) else []
+        return calls if tagged or all(call.name for call in calls) else []
 
 
 # ---------------------------------------------------------------- gpt-oss
@@ -128,8 +128,8 @@ class Harmony(ToolFormat):
 
     def calls(self, text: str) -> list[Written]:
         return [
-            with_arguments(found[1], found[2].strip(), found.start())
-            for found in self.pattern.finditer(text)
+            with_arguments(match[1], match[2].strip(), match.start())
+            for match in self.pattern.finditer(text)
         ]
 
 
@@ -157,15 +157,15 @@ class ResponseTemplate(ToolFormat):
         except Exception as error:  # parsers of others may raise anything at what a model writes
             said = f"{type(error).__name__}: {error}"
             return [Written("", {}, 0, f"the call cannot be read ({said})")]
-        found = list[Written]()
+        calls = list[Written]()
         for call in message.get("tool_calls") or []:
             function = call.get("function", call) if isinstance(call, Mapping) else None
             if not isinstance(function, Mapping):
-                found.append(Written("", {}, 0, f"the call {call!r:.80} names no function"))
+                calls.append(Written("", {}, 0, f"the call {call!r:.80} names no function"))
                 continue
             start = max(0, text.find(str(function.get("name"))))
-            found.append(_checked(function.get("name"), function.get("arguments"), start))
-        return found
+            calls.append(_checked(function.get("name"), function.get("arguments"), start))
+        return calls
 
 
 # ---------------------------------------------------------------- GSM8K's calculator
@@ -185,10 +185,10 @@ class Calculator(ToolFormat):
     pattern = re.compile(r"<<([^<>=]*)=\s*$")
 
     def calls(self, text: str) -> list[Written]:
-        found = self.pattern.search(text)
-        if found is None:
+        match = self.pattern.search(text)
+        if match is None:
             return []
-        return [Written("calculator", {"expression": found[1].strip()}, found.start())]
+        return [Written("calculator", {"expression": match[1].strip()}, match.start())]
 
     def answered(self, answer: str) -> str:
         return f"{answer}>>"

@@ -137,8 +137,8 @@ def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> lis
                     f"{twice[0].folder} and {twice[1].folder} hold the same configuration with the "
                     f"same run.seed={seed}; leave one out"
                 )
-    made = _names(list(groups.values()))
-    shown = made if names is None else given_labels(names, made)
+    defaults = _names(list(groups.values()))
+    shown = defaults if names is None else given_labels(names, defaults)
     return [Row(name, group) for name, group in zip(shown, groups.values(), strict=True)]
 
 
@@ -215,9 +215,9 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
     """The names that were given to the runs where they are short, without the seed where a row has
     several. Else what tells the rows apart. With their paths where names repeat."""
     folders = [group[0].folder for group in groups]
-    made = labels([_settings(group[0]) for group in groups])
+    row_labels = labels([_settings(group[0]) for group in groups])
     names = []
-    for group, label in zip(groups, made, strict=True):
+    for group, label in zip(groups, row_labels, strict=True):
         name = group[0].folder.name
         if len(group) > 1:
             name = re.sub(r"-?seed\d+", "", name) or name

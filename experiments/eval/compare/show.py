@@ -59,13 +59,13 @@ def comparison(rows: Sequence[Row], every_pair: bool = False) -> Figures:
 
 def tables(figures: Figures) -> list[Table]:
     rows = figures["rows"]
-    made = [
+    shown = [
         _accuracy(rows),
         _samples(rows),
         _differences(figures["differences"]),
         _settings(figures["settings"]),
     ]
-    return [table for table in made if table is not None]
+    return [table for table in shown if table is not None]
 
 
 def compared(folders: Sequence[Path], names: Sequence[str]) -> str:

@@ -99,14 +99,16 @@ def write_predictions(run: Run, out: Path) -> None:
 
 def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> list[Path]:
     """leaderboard.md, .csv, .json and .html, and a folder with the predictions of every cell."""
-    made = tables(rows)
+    sections = tables(rows)
     files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json", "html")]
-    files[0].write_text("\n\n".join(table.markdown() for table in made) + "\n", encoding="utf-8")
+    files[0].write_text(
+        "\n\n".join(table.markdown() for table in sections) + "\n", encoding="utf-8"
+    )
     lines = [{k: v for k, v in row.items() if k not in ("made_by", "prompt")} for row in rows]
     files[1].write_text(as_csv(lines), encoding="utf-8")
     whole = {"name": plan.name, "rows": rows, "errors": errors}
     files[2].write_text(as_json(whole), encoding="utf-8")
-    files[3].write_text(page(plan.name, made), encoding="utf-8")
+    files[3].write_text(page(plan.name, sections), encoding="utf-8")
     folder = plan.folder / "predictions"
     folder.mkdir(exist_ok=True)
     for row in rows:
@@ -196,7 +198,7 @@ def _every(rows: Sequence[Figures]) -> Table:
     for row in rows:
         shares = (percent(row["accuracy"]), percent(row["accuracy_strict"]))
         commits = " ".join(commit[:10] for commit in (row["commit"] or "-").split())
-        made = (commits, row["data_fingerprint"], row["prompt_fingerprint"], row["folder"])
+        origin = (commits, row["data_fingerprint"], row["prompt_fingerprint"], row["folder"])
         labels = (row[label] for label in LABELS)
         lines.append(
             [
@@ -206,7 +208,7 @@ def _every(rows: Sequence[Figures]) -> Table:
                 *shares,
                 str(row["problems"]),
                 str(row["failed"]),
-                *made,
+                *origin,
             ]
         )
     notes = ["Settings, versions, machine and a prompt of each row: leaderboard.json."]

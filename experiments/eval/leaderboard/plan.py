@@ -117,7 +117,7 @@ def _cell(parts: Sequence[Entry], seed: int, common: Sequence[str], folder: Path
 def _titled(entries: Sequence[Entry]) -> Iterator[Entry]:
     """The entries of a list with titles, which a list of one does not need."""
     typed = [typed_settings(entry.overrides) for entry in entries]
-    titles = [entry.title or made for entry, made in zip(entries, labels(typed), strict=True)]
+    titles = [entry.title or label for entry, label in zip(entries, labels(typed), strict=True)]
     for entry, title in zip(entries, titles, strict=True):
         apart = title if title and titles.count(title) == 1 else entry.label
         yield replace(entry, title="" if len(entries) == 1 else apart)

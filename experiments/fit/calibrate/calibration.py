@@ -70,10 +70,10 @@ def run(config: DictConfig) -> GateCalibration | ExitCalibration:
         search, inner, task.problems, engine, options, config.run.batch
     )
     unused = len(task.problems) + len(task.failures) - len(observations)
-    made, text = _made(config, observations, unused, engine)
-    made.save(config.calibrate.file)
+    calibration, text = _made(config, observations, unused, engine)
+    calibration.save(config.calibrate.file)
     show(f"{text}\n\ncalibration: {config.calibrate.file}")
-    return made
+    return calibration
 
 
 def _check(config: DictConfig) -> None:
@@ -191,14 +191,14 @@ class _FirstRating:
         return self.gate.rate(branches, questions, backend)
 
 
-def report(made: GateCalibration, unused: int) -> str:
+def report(calibration: GateCalibration, unused: int) -> str:
     rows = [
-        ("problems", _problems(made.problems, unused)),
-        ("tau_conf", f"{made.tau_conf:.4f}"),
-        ("r_gap", f"{made.r_gap:.4f}"),
-        ("skipped", f"{made.skipped} of {made.checked} checked problems"),
+        ("problems", _problems(calibration.problems, unused)),
+        ("tau_conf", f"{calibration.tau_conf:.4f}"),
+        ("r_gap", f"{calibration.r_gap:.4f}"),
+        ("skipped", f"{calibration.skipped} of {calibration.checked} checked problems"),
     ]
-    return labelled(rows + _bound(made))
+    return labelled(rows + _bound(calibration))
 
 
 # -------------------------------------------------------------------- level 2
@@ -264,26 +264,27 @@ def _look_layers(engine: Engine, ratings: Sequence[Sequence[Profile]]) -> float:
     return look_layers(engine, fmean(rows)) if rows else 0.0
 
 
-def report_exit(made: ExitCalibration, unused: int) -> str:
-    exit = made.exit
+def report_exit(calibration: ExitCalibration, unused: int) -> str:
+    exit = calibration.exit
     if exit.rule == "ranking":
         rule = f"ranking, l_min {exit.l_min}, patience {exit.patience}"
     else:
         common = ", at a common depth" if exit.common_depth else ""
         rule = f"entropy, l_min {exit.l_min}, theta {exit.theta:.4f}, eps {exit.eps:.4f}{common}"
-    if exit.l_min >= made.layers:
+    if exit.l_min >= calibration.layers:
         rule = "none: every one that was tried changes too much, or saves nothing"
-    price = (made.looks - 1) * made.look_layers
+    price = (calibration.looks - 1) * calibration.look_layers
     rows = [
-        ("problems", _problems(made.problems, unused)),
+        ("problems", _problems(calibration.problems, unused)),
         ("exit", rule),
         (
             "depth",
-            f"{made.depth:.1f} of {made.layers} layers per branch, {made.checked} checked problems",
+            f"{calibration.depth:.1f} of {calibration.layers} layers per branch, "
+            f"{calibration.checked} checked problems",
         ),
-        ("looks", f"{made.looks:.1f} per branch, which cost as much as {price:.1f} layers"),
+        ("looks", f"{calibration.looks:.1f} per branch, which cost as much as {price:.1f} layers"),
     ]
-    return labelled(rows + _bound(made))
+    return labelled(rows + _bound(calibration))
 
 
 # -------------------------------------------------------------------- tables
@@ -293,14 +294,15 @@ def _problems(used: int, unused: int) -> str:
     return f"{used} ({unused} more could not be used)" if unused else f"{used}"
 
 
-def _bound(made: GateCalibration | ExitCalibration) -> list[tuple[str, str]]:
-    rows = [("another solution", f"{made.disagreements} of {made.checked}")]
-    rows.append(
-        ("at most", f"{made.disagreement_bound:.1%} of problems, with {CONFIDENCE:.0%} confidence")
-    )
-    bound = made.max_disagreement
-    if bound is not None and made.disagreement_bound > bound:
-        rows.append(("not shown", f"that it is under {bound:.1%}: {_needed(bound, made.problems)}"))
+def _bound(calibration: GateCalibration | ExitCalibration) -> list[tuple[str, str]]:
+    limit, bound = calibration.max_disagreement, calibration.disagreement_bound
+    rows = [
+        ("another solution", f"{calibration.disagreements} of {calibration.checked}"),
+        ("at most", f"{bound:.1%} of problems, with {CONFIDENCE:.0%} confidence"),
+    ]
+    if limit is not None and bound > limit:
+        needed = _needed(limit, calibration.problems)
+        rows.append(("not shown", f"that it is under {limit:.1%}: {needed}"))
     return rows
 
 

@@ -34,14 +34,14 @@ def tables(record: dict[str, Any]) -> str:
         for row in record["gains"]
         for gain, low, high in [row["gain"]]
     ]
-    made = (
+    tables = (
         Table("", ("scores of", "AUC, all", "AUC, within problems"), told_apart),
         Table("", ("search", "chosen by", "accuracy", "95% interval"), searches),
         Table(
             "", ("search with the value head", "over", "gain in points", "95% interval", "p"), gains
         ),
     )
-    return "\n\n".join(table.markdown() for table in made)
+    return "\n\n".join(table.markdown() for table in tables)
 
 
 def _cells(figures: dict[str, Any]) -> list[str]:

@@ -70,27 +70,27 @@ class Candidates:
 
 def candidates(results: Sequence[Result], together: Together, part: Part) -> list[Candidates]:
     """Those of each problem, none for one that failed."""
-    made = []
+    tested = []
     for result in results:
         rated = [] if result.best is None else together.seen.get(result.best.root_id, [])
         scores = {name: [scores[name] for _, scores in rated] for name in together.verifiers}
         reader = part.reading.voting(result.problem)
         answers = [None if text is None else reader(text) for text, _ in rated]
         right = [part.grades(result.problem, answer) for answer in answers]
-        made.append(Candidates(answers, right, scores, reader.ballots(answers)))
-    return made
+        tested.append(Candidates(answers, right, scores, reader.ballots(answers)))
+    return tested
 
 
-def choices(made: Sequence[Candidates], names: Sequence[str]) -> dict[str, list[bool]]:
+def choices(tested: Sequence[Candidates], names: Sequence[str]) -> dict[str, list[bool]]:
     """Which problems are right when their candidate is chosen by each verifier's score, by votes
     that the first one's scores weigh, or by equal votes. "any right" is what no choice can beat."""
     return {
-        **{name: [one.chosen(best, name) for one in made] for name in names},
+        **{name: [one.chosen(best, name) for one in tested] for name in names},
         f"votes weighed by the {names[0]}": [
-            one.chosen(weighted_majority, names[0]) for one in made
+            one.chosen(weighted_majority, names[0]) for one in tested
         ],
-        "majority": [one.chosen(majority) for one in made],
-        "any right": [any(one.right) for one in made],
+        "majority": [one.chosen(majority) for one in tested],
+        "any right": [any(one.right) for one in tested],
     }
 
 

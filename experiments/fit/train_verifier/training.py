@@ -253,15 +253,19 @@ class Work:
         (sampled, best_of_n), (stepwise, search) = searches.items()
         together = Together(verifiers)
         names = list(verifiers)
-        made = candidates(self.solved(best_of_n, test.problems, together, sampled), together, test)
-        right = {(sampled, chooser): hits for chooser, hits in choices(made, names).items()}
+        tested = candidates(
+            self.solved(best_of_n, test.problems, together, sampled), together, test
+        )
+        right = {(sampled, chooser): hits for chooser, hits in choices(tested, names).items()}
         for name, verifier in verifiers.items():
             results = self.solved(search, test.problems, verifier, f"{stepwise}, {name}")
             right[stepwise, name] = [test.grades(one.problem, one.answer) for one in results]
         others = [*names[1:], "majority"]
         return {
             "solutions": {
-                name: told_apart([one.scores[name] for one in made], [one.right for one in made])
+                name: told_apart(
+                    [one.scores[name] for one in tested], [one.right for one in tested]
+                )
                 for name in names
             },
             "searches": [

@@ -1,5 +1,6 @@
 // Rows times the rows of a weight that stays as it is stored, in a .gguf file or in groups of codes:
-// a few columns are unpacked at a time, into the nearest cache, and multiplied with all rows.
+// a few columns are unpacked at a time, into the nearest cache, and multiplied with all rows. Few
+// rows meet weights that are unpacked in registers.
 //
 // Unpacked numbers are float32, with the very bits that gguf's own `dequantize` gives, or those of
 // scale * (code - zero). Where the rows are bfloat16 they are rounded to the nearest bfloat16, and
@@ -9,158 +10,14 @@
 #include <algorithm>
 
 #include "../vectors.h"
+#include "stored_kinds.h"
 
 namespace {
-// What is unpacked at a time, whatever the processor: the compiler cuts these into its own vectors.
-typedef float Float16 __attribute__((vector_size(64)));
-typedef int32_t Int16 __attribute__((vector_size(64)));
-typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 
 constexpr int64_t PANEL = 16;    // columns that are unpacked at a time
-constexpr int64_t SLICE = 2048;  // bytes of each
+constexpr int64_t SLICE = 1024;  // bytes of each
 constexpr int64_t APART = SLICE + 64;
 constexpr int64_t CHUNK = 128;  // rows that meet them
-
-Float16 widened(Bytes16 x) {
-  return __builtin_convertvector(__builtin_convertvector(x, Int16), Float16);
-}
-Bytes16 nibbles(Bytes16 x, bool upper) { return upper ? x >> 4 : x & 15; }
-
-// How ggml stores weights (ggml-common.h). Each has blocks of NUMBERS in BYTES; `unpack` gives 32
-// numbers of a block from the 32 * PART-th on.
-
-struct F32 {
-  static constexpr int NUMBERS = 32, BYTES = 128;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    for (int i = 0; i < 2; ++i) out[i] = load<Float16>(b + 64 * i);
-  }
-};
-
-struct F16 {
-  static constexpr int NUMBERS = 32, BYTES = 64;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    for (int i = 0; i < 32; ++i) ((float*)out)[i] = half(b + 2 * i);
-  }
-};
-
-struct BF16 {
-  static constexpr int NUMBERS = 32, BYTES = 64;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    typedef uint16_t Halves __attribute__((vector_size(32)));
-    for (int i = 0; i < 2; ++i)
-      out[i] = (Float16)(__builtin_convertvector(load<Halves>(b + 32 * i), Int16) << 16);
-  }
-};
-
-struct Q4_0 {
-  static constexpr int NUMBERS = 32, BYTES = 18;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    const float d = half(b);
-    const Bytes16 q = load<Bytes16>(b + 2);
-    for (int i = 0; i < 2; ++i) out[i] = (widened(nibbles(q, i)) - 8.0f) * d;
-  }
-};
-
-struct Q4_1 {
-  static constexpr int NUMBERS = 32, BYTES = 20;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    const float d = half(b), m = half(b + 2);
-    const Bytes16 q = load<Bytes16>(b + 4);
-    for (int i = 0; i < 2; ++i) out[i] = widened(nibbles(q, i)) * d + m;
-  }
-};
-
-struct Q8_0 {
-  static constexpr int NUMBERS = 32, BYTES = 34;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    const float d = half(b);
-    for (int i = 0; i < 2; ++i)  // as bytes without a sign: GCC widens the others one by one
-      out[i] = (widened(load<Bytes16>(b + 2 + 16 * i) ^ 128) - 128.0f) * d;
-  }
-};
-
-// The scale and the least number of part J of a block of Q4_K or Q5_K, 6 bits each.
-template <int J>
-void scales(const uint8_t* b, float& d, float& m) {
-  const uint8_t* s = b + 4;
-  const int scale = J < 4 ? s[J] & 63 : (s[J + 4] & 15) | (s[J < 4 ? 0 : J - 4] >> 6) << 4;
-  const int least = J < 4 ? s[J + 4] & 63 : s[J + 4] >> 4 | (s[J] >> 6) << 4;
-  d = half(b) * (float)scale;
-  m = half(b + 2) * (float)least;
-}
-
-struct Q4_K {
-  static constexpr int NUMBERS = 256, BYTES = 144;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    float d, m;
-    scales<PART>(b, d, m);
-    for (int i = 0; i < 2; ++i) {
-      const Bytes16 q = load<Bytes16>(b + 16 + PART / 2 * 32 + 16 * i);
-      out[i] = widened(nibbles(q, PART % 2)) * d - m;
-    }
-  }
-};
-
-struct Q5_K {
-  static constexpr int NUMBERS = 256, BYTES = 176;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    float d, m;
-    scales<PART>(b, d, m);
-    for (int i = 0; i < 2; ++i) {
-      const Bytes16 q = load<Bytes16>(b + 48 + PART / 2 * 32 + 16 * i);
-      const Bytes16 fifth = (load<Bytes16>(b + 16 + 16 * i) >> PART & 1) << 4;
-      out[i] = widened(nibbles(q, PART % 2) | fifth) * d - m;
-    }
-  }
-};
-
-struct Q6_K {
-  static constexpr int NUMBERS = 256, BYTES = 210;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    constexpr int side = PART / 4, k = PART % 4;
-    const float d = half(b + 208);
-    for (int i = 0; i < 2; ++i) {
-      const Bytes16 q = load<Bytes16>(b + 64 * side + 32 * (k % 2) + 16 * i);
-      const Bytes16 upper = (load<Bytes16>(b + 128 + 32 * side + 16 * i) >> 2 * k & 3) << 4;
-      const float scale = d * (float)(int8_t)b[192 + 8 * side + 2 * k + i];
-      out[i] = (widened(nibbles(q, k / 2) | upper) - 32.0f) * scale;
-    }
-  }
-};
-
-// Groups of codes of 4 or 8 bits, as `grouped_weights.py` lays them out: a group's scale and zero
-// as float32, then the codes, those of 4 bits as in Q4_0.
-
-template <int SIZE>
-struct Group4 {
-  static constexpr int NUMBERS = SIZE, BYTES = 8 + SIZE / 2;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    const float scale = load<float>(b), zero = load<float>(b + 4);
-    const Bytes16 q = load<Bytes16>(b + 8 + 16 * PART);
-    for (int i = 0; i < 2; ++i) out[i] = (widened(nibbles(q, i)) - zero) * scale;
-  }
-};
-
-template <int SIZE>
-struct Group8 {
-  static constexpr int NUMBERS = SIZE, BYTES = 8 + SIZE;
-  template <int PART>
-  static void unpack(const uint8_t* b, Float16* out) {
-    const float scale = load<float>(b), zero = load<float>(b + 4);
-    for (int i = 0; i < 2; ++i)
-      out[i] = (widened(load<Bytes16>(b + 8 + 32 * PART + 16 * i)) - zero) * scale;
-  }
-};
 
 }  // namespace
 
@@ -170,41 +27,44 @@ namespace {
 
 // How the model's numbers are kept, and multiplied.
 
-template <typename Stored, typename Number, std::size_t... PART>
-__attribute__((always_inline)) inline void unpack_block(const uint8_t* from, char* to,
-                                                        std::index_sequence<PART...>) {
-  const auto part = [&](auto number) {
-    Float16 x[2];
-    Stored::template unpack<decltype(number)::value>(from, x);
-    Number::put(x, to + 32 * Number::SIZE * decltype(number)::value);
-  };
-  (part(std::integral_constant<int, PART>()), ...);
-}
-
+// FEW: so many rows meet weights that are unpacked in registers, AT_ONCE columns at a time; 0 for
+// processors with few registers, for which this code would take a minute to compile.
 struct Float32 {
-  static constexpr int64_t SIZE = 4, VECTOR = 4 * LANES;
+  static constexpr int64_t SIZE = 4, VECTOR = 4 * LANES, AT_ONCE = 4;
   template <typename Stored>
-  static void block(const uint8_t* from, char* to) {
-    unpack_block<Stored, Float32>(from, to, std::make_index_sequence<Stored::NUMBERS / 32>());
+  static constexpr int FEW = CELLS * LANES < 64 ? 0 : 4;
+  template <typename Stored>
+  INLINE static void block(const uint8_t* from, char* to) {
+    const auto factors = Stored::factors(from);
+    each_below<Stored::NUMBERS / 32>([&](auto number) {
+      constexpr int PART = decltype(number)::value;
+      const auto put = [&](int i, Floats x) { store(to + 4 * (32 * PART + i * LANES), x); };
+      vectors_of<Stored, PART>(from, factors, put);
+    });
   }
   static Floats get(const char* from) { return held(load<Floats>(from)); }
-  static void put(const Float16* x, char* to) { memcpy(to, x, 2 * sizeof *x); }
   static Floats add(Floats x, Floats w, Floats sum) { return x * w + sum; }
 };
 
 #if defined(__AVX512BF16__)
 struct BFloat16 {
-  static constexpr int64_t SIZE = 2, VECTOR = 64;
+  static constexpr int64_t SIZE = 2, VECTOR = 64, AT_ONCE = 2;
+  template <typename Stored>
+  static constexpr int FEW = Bfloat16Block<Stored>::KNOWN ? 2 : 0;
   template <typename Stored>
   static void block(const uint8_t* from, char* to) {
     const auto put = [to](int part, __m512i x) { _mm512_storeu_si512(to + 64 * part, x); };
     if constexpr (Bfloat16Block<Stored>::KNOWN) Bfloat16Block<Stored>::unpack(from, put);
-    else unpack_block<Stored, BFloat16>(from, to, std::make_index_sequence<Stored::NUMBERS / 32>());
+    else
+      each_below<Stored::NUMBERS / 32>([&](auto number) {
+        constexpr int PART = decltype(number)::value;
+        __m512 x[2];
+        const auto keep = [&](int i, Floats numbers) { x[i] = (__m512)numbers; };
+        vectors_of<Stored, PART>(from, Stored::factors(from), keep);
+        put(PART, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
+      });
   }
   static Pairs get(const char* from) { return held(load<Pairs>(from)); }
-  static void put(const Float16* x, char* to) {
-    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]));
-  }
   static Floats add(Pairs x, Pairs w, Floats sum) { return add_products(x, w, sum); }
 };
 #endif
@@ -215,7 +75,7 @@ void unpack(const char* from, int64_t numbers, char* to, int64_t ahead) {
   int64_t asked = 0;
   for (int64_t i = 0; i < blocks; ++i) {
     const char* block = from + i * Stored::BYTES;
-    for (; asked < (i + 1) * Stored::BYTES; asked += 64) __builtin_prefetch(from + asked + ahead);
+    for (; asked < (i + 1) * Stored::BYTES; asked += 64) __builtin_prefetch(from + asked + ahead, 0, 2);
     char* out = to + i * Stored::NUMBERS * Number::SIZE;
     Number::template block<Stored>((const uint8_t*)block, out);
   }
@@ -270,17 +130,48 @@ struct Part {
   int64_t out_row, ahead;
 };
 
-#if defined(__AVX512BF16__)
-constexpr int64_t FEW = 2;  // rows that meet the weights in registers
-
-// cells[16 * r + c] = x[r] . w[c] for two columns from c on, as a vector of sums. What lies `ahead`
-// behind the weights is asked for meanwhile.
-template <typename Stored, int ROWS>
-void two_columns(const Part& p, const char* x, const char* w, int64_t numbers, Floats* cells) {
-  Floats sums[2][ROWS] = {};
+// A few columns times ROWS rows, whose weights are unpacked in registers: cells[PANEL * r + c] is a
+// vector that adds up to x[r] . w[c]. What lies `ahead` behind the weights is asked for meanwhile.
+template <typename Stored, int ROWS, int COLUMNS>
+INLINE void columns(Float32, const Part& p, const char* x, const char* w, int64_t numbers,
+                    Floats* cells) {
+  Floats sums[COLUMNS][ROWS] = {};
+  const int64_t x_row = p.x_row;
   for (int64_t i = 0; i < numbers / Stored::NUMBERS; ++i) {
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; ++c) {
+    const uint8_t* blocks[COLUMNS];
+    typename Stored::Factors factors[COLUMNS];
+#pragma GCC unroll 4
+    for (int c = 0; c < COLUMNS; ++c) {
+      blocks[c] = (const uint8_t*)w + c * p.w_row + i * Stored::BYTES;
+      factors[c] = Stored::factors(blocks[c]);
+      for (int64_t line = 0; line < Stored::BYTES; line += 64)
+        __builtin_prefetch(blocks[c] + line + p.ahead, 0, 2);
+    }
+    each_below<Stored::NUMBERS / 32>([&](auto number) {
+      constexpr int PART = decltype(number)::value;
+      const char* from = x + 4 * (i * Stored::NUMBERS + 32 * PART);
+#pragma GCC unroll 4
+      for (int c = 0; c < COLUMNS; ++c)
+        vectors_of<Stored, PART>(
+            blocks[c], factors[c],
+            [&](int n, Floats weights) {
+              for (int r = 0; r < ROWS; ++r)
+                sums[c][r] += load<Floats>(from + r * x_row + 4 * LANES * n) * weights;
+            });
+    });
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < COLUMNS; ++c) cells[PANEL * r + c] = sums[c][r];
+}
+
+#if defined(__AVX512BF16__)
+template <typename Stored, int ROWS, int COLUMNS>
+INLINE void columns(BFloat16, const Part& p, const char* x, const char* w, int64_t numbers,
+                    Floats* cells) {
+  Floats sums[COLUMNS][ROWS] = {};
+  for (int64_t i = 0; i < numbers / Stored::NUMBERS; ++i) {
+#pragma GCC unroll 4
+    for (int c = 0; c < COLUMNS; ++c) {
       const char* block = w + c * p.w_row + i * Stored::BYTES;
       for (int64_t line = 0; line < Stored::BYTES; line += 64)
         __builtin_prefetch(block + line + p.ahead);
@@ -293,37 +184,42 @@ void two_columns(const Part& p, const char* x, const char* w, int64_t numbers, F
     }
   }
   for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < 2; ++c) cells[PANEL * r + c] = sums[c][r];
+    for (int c = 0; c < COLUMNS; ++c) cells[PANEL * r + c] = sums[c][r];
 }
+#endif
 
 // The same sums as `panel` gives for PANEL columns and a few rows.
-template <typename Stored, int ROWS>
+template <typename Stored, typename Number, int ROWS, int COLUMNS>
 void few_rows(const Part& p) {
   float out[ROWS * PANEL] = {};
-  constexpr int64_t SOME = SLICE / 2;
+  constexpr int64_t SOME = SLICE / Number::SIZE;
   for (int64_t begin = 0; begin < p.width; begin += SOME) {
     const int64_t numbers = std::min(SOME, p.width - begin);
     const char* w = p.w + begin / Stored::NUMBERS * Stored::BYTES;
     Floats cells[ROWS * PANEL];
-    for (int64_t c = 0; c < PANEL; c += 2)
-      two_columns<Stored, ROWS>(p, p.x + 2 * begin, w + c * p.w_row, numbers, cells + c);
+    for (int64_t c = 0; c < PANEL; c += COLUMNS)
+      columns<Stored, ROWS, COLUMNS>(Number(), p, p.x + begin * Number::SIZE, w + c * p.w_row,
+                                     numbers, cells + c);
     for (int r = 0; r < ROWS; ++r) {
       fold_all<1, PANEL>(cells + PANEL * r);
-      store(out + PANEL * r, load<Floats>(out + PANEL * r) + cells[PANEL * r]);
+      for (int i = 0; i < PANEL; i += LANES)
+        store(out + PANEL * r + i, load<Floats>(out + PANEL * r + i) + cells[PANEL * r + i / LANES]);
     }
   }
   for (int r = 0; r < ROWS; ++r) memcpy(p.out + r * p.out_row, out + PANEL * r, PANEL * 4);
 }
-#endif
 
 // out[r, c] = x[r] . w[c] in float32, for up to CHUNK rows and PANEL columns.
 template <typename Stored, typename Number>
 void panel(const Part& p) {
-#if defined(__AVX512BF16__)
-  if constexpr (Number::SIZE == 2 && Bfloat16Block<Stored>::KNOWN)
-    if (p.rows <= FEW && p.columns == PANEL)
-      return p.rows == 1 ? few_rows<Stored, 1>(p) : few_rows<Stored, 2>(p);
-#endif
+  if constexpr (Number::template FEW<Stored> > 0) {
+    if (p.columns == PANEL && p.rows == 1) return few_rows<Stored, Number, 1, Number::AT_ONCE>(p);
+    if (p.columns == PANEL && p.rows == 2) return few_rows<Stored, Number, 2, Number::AT_ONCE>(p);
+    if constexpr (Number::template FEW<Stored> == 4) {
+      if (p.columns == PANEL && p.rows == 3) return few_rows<Stored, Number, 3, 2>(p);
+      if (p.columns == PANEL && p.rows == 4) return few_rows<Stored, Number, 4, 2>(p);
+    }
+  }
   alignas(64) char weights[PANEL * APART];
   alignas(64) float sums[CHUNK * PANEL];
   memset(sums, 0, p.rows * PANEL * sizeof *sums);
@@ -344,31 +240,6 @@ void panel(const Part& p) {
   }
   for (int64_t r = 0; r < p.rows; ++r)
     memcpy(p.out + r * p.out_row, sums + r * PANEL, p.columns * sizeof *sums);
-}
-
-template <typename Stored>
-struct Tag {
-  typedef Stored Type;
-};
-
-// Calls `call` with the tag of a kind: ggml's number of a type, or one of ours from 1000 on.
-template <typename Call>
-void by_kind(int64_t stored, Call call) {
-  switch (stored) {
-    case 0: return call(Tag<F32>());
-    case 1: return call(Tag<F16>());
-    case 2: return call(Tag<Q4_0>());
-    case 3: return call(Tag<Q4_1>());
-    case 8: return call(Tag<Q8_0>());
-    case 12: return call(Tag<Q4_K>());
-    case 13: return call(Tag<Q5_K>());
-    case 14: return call(Tag<Q6_K>());
-    case 30: return call(Tag<BF16>());
-    case 1004: return call(Tag<Group4<32>>());
-    case 1005: return call(Tag<Group4<128>>());
-    case 1008: return call(Tag<Group8<32>>());
-    case 1009: return call(Tag<Group8<128>>());
-  }
 }
 
 // Any number of rows and columns, in parts.

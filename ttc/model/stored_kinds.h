@@ -1,0 +1,292 @@
+// How weights are stored: in .gguf files (ggml-common.h), or in groups of codes as
+// `grouped_weights.py` lays them out.
+//
+// Each kind has blocks of NUMBERS in BYTES, in parts of 32 numbers. `factors` reads what all numbers
+// of a block need. `codes` gives the 32 codes of a part, without a sign, and `scaled` makes numbers
+// of those in vector I. Kinds without codes give the numbers themselves.
+
+#pragma once
+
+#include "../vectors.h"
+
+namespace {
+
+typedef uint8_t Codes __attribute__((vector_size(32)));
+constexpr int VECTORS = 32 / LANES;  // of a part
+
+// Vector I of the codes, as float32.
+template <int I>
+INLINE Floats spread(Codes c) {
+#if defined(__AVX512F__)
+  const __m128i some = _mm256_extracti128_si256((__m256i)c, I);
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(some));
+#elif defined(__AVX2__)
+  __m128i some = _mm256_extracti128_si256((__m256i)c, I / 2);
+  if (I % 2) some = _mm_unpackhi_epi64(some, some);
+  return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(some));
+#else
+  Bytes some;
+  memcpy(&some, (const char*)&c + I * LANES, sizeof some);
+  return __builtin_convertvector(__builtin_convertvector(some, Ints), Floats);
+#endif
+}
+
+// 16 bytes, twice.
+INLINE Codes twice(const uint8_t* bytes16) {
+#if defined(__AVX2__)
+  return (Codes)_mm256_broadcastsi128_si256(load<__m128i>(bytes16));
+#else
+  Codes c;
+  memcpy(&c, bytes16, 16);
+  memcpy((char*)&c + 16, bytes16, 16);
+  return c;
+#endif
+}
+
+// Bytes shifted to the right by N bits, of which the lower BITS stay. Processors shift 16 bits.
+template <int N, int BITS>
+INLINE Codes shifted(Codes c) {
+  typedef uint16_t Words __attribute__((vector_size(32)));
+  return (Codes)((Words)c >> N) & (uint8_t)((1 << BITS) - 1);
+}
+
+// Codes of 4 bits: the lower halves of 16 bytes, then the upper ones.
+INLINE Codes nibbles(const uint8_t* bytes16) {
+#if defined(__AVX2__)
+  const __m256i both = (__m256i)twice(bytes16);
+  const __m256i by = _mm256_set_epi64x(4, 4, 0, 0);
+  return (Codes)_mm256_srlv_epi64(both, by) & 15;
+#else
+  typedef uint8_t Half __attribute__((vector_size(16)));
+  const Half both = load<Half>(bytes16), lower = both & 15, upper = both >> 4;
+  Codes c;
+  memcpy(&c, &lower, 16);
+  memcpy((char*)&c + 16, &upper, 16);
+  return c;
+#endif
+}
+
+struct None {};
+
+struct F32 {
+  static constexpr int NUMBERS = 32, BYTES = 128, BITS = 0;
+  typedef None Factors;
+  static None factors(const uint8_t*) { return {}; }
+  template <int I>
+  INLINE static Floats vector(const uint8_t* b) { return load<Floats>(b + 4 * I * LANES); }
+};
+
+struct F16 {
+  static constexpr int NUMBERS = 32, BYTES = 64, BITS = 0;
+  typedef None Factors;
+  static None factors(const uint8_t*) { return {}; }
+  template <int I>
+  INLINE static Floats vector(const uint8_t* b) {
+    Floats x;
+    for (int i = 0; i < LANES; ++i) x[i] = half(b + 2 * (I * LANES + i));
+    return x;
+  }
+};
+
+struct BF16 {
+  static constexpr int NUMBERS = 32, BYTES = 64, BITS = 0;
+  typedef None Factors;
+  static None factors(const uint8_t*) { return {}; }
+  template <int I>
+  INLINE static Floats vector(const uint8_t* b) { return widened(load<Halves>(b + 2 * I * LANES)); }
+};
+
+// A number is scale * code + shift. Products of a scale and a code are exact in float32, so that
+// this is what ggml's own steps give.
+template <int COUNT>
+struct Scales {
+  float scale[COUNT], shift[COUNT];
+};
+
+template <int N>
+struct Affine {
+  typedef Scales<N> Factors;
+  template <int PART, int I>
+  INLINE static Floats scaled(Floats code, const Factors& f) {
+    constexpr int EACH = N < 16 ? PART : 2 * PART + I * LANES / 16;
+    return code * f.scale[N == 1 ? 0 : EACH] + f.shift[N == 1 ? 0 : EACH];
+  }
+};
+
+struct Q4_0 : Affine<1> {
+  static constexpr int NUMBERS = 32, BYTES = 18, BITS = 4;
+  INLINE static Factors factors(const uint8_t* b) {
+    const float d = half(b);
+    return {{d}, {-8 * d}};
+  }
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 2); }
+};
+
+struct Q4_1 : Affine<1> {
+  static constexpr int NUMBERS = 32, BYTES = 20, BITS = 4;
+  INLINE static Factors factors(const uint8_t* b) { return {{half(b)}, {half(b + 2)}}; }
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 4); }
+};
+
+struct Q8_0 : Affine<1> {
+  static constexpr int NUMBERS = 32, BYTES = 34, BITS = 8;
+  INLINE static Factors factors(const uint8_t* b) {
+    const float d = half(b);
+    return {{d}, {-128 * d}};
+  }
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) { return load<Codes>(b + 2) ^ 128; }
+};
+
+// Numbers that are read one by one from memory: a load that fills a vector is cheaper than the
+// permutation that GCC would make of it.
+template <typename Numbers>
+INLINE void kept_in_memory(Numbers& x) {
+  asm("" : "+m"(x));
+}
+
+// Eight bytes, without a sign or with one, as float32.
+typedef float Float8 __attribute__((vector_size(32)));
+INLINE Float8 eight(const uint8_t* bytes8, bool sign) {
+#if defined(__AVX2__)
+  const __m128i some = _mm_loadl_epi64((const __m128i*)bytes8);
+  return (Float8)_mm256_cvtepi32_ps(sign ? _mm256_cvtepi8_epi32(some) : _mm256_cvtepu8_epi32(some));
+#else
+  Float8 x;
+  for (int i = 0; i < 8; ++i) x[i] = sign ? (float)(int8_t)bytes8[i] : (float)bytes8[i];
+  return x;
+#endif
+}
+
+// The scales and the least numbers of the eight parts of a block of Q4_K or Q5_K, 6 bits each.
+INLINE Scales<8> scales_of(const uint8_t* b) {
+  const uint32_t low = load<uint32_t>(b + 4), least = load<uint32_t>(b + 8);
+  const uint32_t high = load<uint32_t>(b + 12), four = 0x0F0F0F0F, six = 0x3F3F3F3F;
+  const uint32_t scale[2] = {low & six, (high & four) | (low >> 2 & 0x30303030)};
+  const uint32_t shift[2] = {least & six, (high >> 4 & four) | (least >> 2 & 0x30303030)};
+  Scales<8> s;
+  store(s.scale, eight((const uint8_t*)scale, false) * half(b));
+  store(s.shift, eight((const uint8_t*)shift, false) * -half(b + 2));
+  kept_in_memory(s);
+  return s;
+}
+
+struct Q4_K : Affine<8> {
+  static constexpr int NUMBERS = 256, BYTES = 144, BITS = 4;
+  INLINE static Factors factors(const uint8_t* b) { return scales_of(b); }
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) {
+    return shifted<PART % 2 * 4, 4>(load<Codes>(b + 16 + PART / 2 * 32));
+  }
+};
+
+struct Q5_K : Affine<8> {
+  static constexpr int NUMBERS = 256, BYTES = 176, BITS = 5;
+  INLINE static Factors factors(const uint8_t* b) { return scales_of(b); }
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) {
+    const Codes fifth = shifted<PART, 1>(load<Codes>(b + 16)) * 16;
+    return shifted<PART % 2 * 4, 4>(load<Codes>(b + 48 + PART / 2 * 32)) | fifth;
+  }
+};
+
+struct Q6_K : Affine<16> {
+  static constexpr int NUMBERS = 256, BYTES = 210, BITS = 6;
+  INLINE static Factors factors(const uint8_t* b) {
+    Factors f;
+    const float d = half(b + 208);
+    for (int i = 0; i < 16; i += 8) {
+      const Float8 scale = eight(b + 192 + i, true) * d;
+      store(f.scale + i, scale);
+      store(f.shift + i, scale * -32.0f);
+    }
+    kept_in_memory(f);
+    return f;
+  }
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) {
+    constexpr int side = PART / 4, k = PART % 4;
+    const Codes low = shifted<k / 2 * 4, 4>(load<Codes>(b + 64 * side + 32 * (k % 2)));
+    const Codes upper = shifted<2 * k, 2>(load<Codes>(b + 128 + 32 * side));
+    return low | upper * 16;
+  }
+};
+
+// Groups of codes of 4 or 8 bits: a group's scale and zero as float32, then the codes, those of 4
+// bits as in Q4_0.
+
+struct Group {
+  typedef struct {
+    float scale, zero;
+  } Factors;
+  INLINE static Factors factors(const uint8_t* b) { return {load<float>(b), load<float>(b + 4)}; }
+  template <int PART, int I>
+  INLINE static Floats scaled(Floats code, Factors f) { return (code - f.zero) * f.scale; }
+};
+
+template <int SIZE>
+struct Group4 : Group {
+  static constexpr int NUMBERS = SIZE, BYTES = 8 + SIZE / 2, BITS = 4;
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 8 + 16 * PART); }
+};
+
+template <int SIZE>
+struct Group8 : Group {
+  static constexpr int NUMBERS = SIZE, BYTES = 8 + SIZE, BITS = 8;
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) { return load<Codes>(b + 8 + 32 * PART); }
+};
+
+// Calls `call` with each number below COUNT, as a type.
+template <typename Call, std::size_t... PART>
+INLINE void each(Call call, std::index_sequence<PART...>) {
+  (call(std::integral_constant<int, PART>()), ...);
+}
+template <int COUNT, typename Call>
+INLINE void each_below(Call call) {
+  each(call, std::make_index_sequence<COUNT>());
+}
+
+// Calls `put` with each number below VECTORS, and that vector of a part's numbers.
+template <typename Stored, int PART, typename Put>
+INLINE void vectors_of(const uint8_t* b, const typename Stored::Factors& f, Put put) {
+  if constexpr (Stored::BITS == 0) {
+    each_below<VECTORS>([&](auto i) { put(i, Stored::template vector<decltype(i)::value>(b)); });
+  } else {
+    const Codes codes = Stored::template codes<PART>(b);
+    each_below<VECTORS>([&](auto i) {
+      constexpr int I = decltype(i)::value;
+      put(I, Stored::template scaled<PART, I>(spread<I>(codes), f));
+    });
+  }
+}
+
+template <typename Stored>
+struct Tag {
+  typedef Stored Type;
+};
+
+// Calls `call` with the tag of a kind: ggml's number of a type, or one of ours from 1000 on.
+template <typename Call>
+void by_kind(int64_t stored, Call call) {
+  switch (stored) {
+    case 0: return call(Tag<F32>());
+    case 1: return call(Tag<F16>());
+    case 2: return call(Tag<Q4_0>());
+    case 3: return call(Tag<Q4_1>());
+    case 8: return call(Tag<Q8_0>());
+    case 12: return call(Tag<Q4_K>());
+    case 13: return call(Tag<Q5_K>());
+    case 14: return call(Tag<Q6_K>());
+    case 30: return call(Tag<BF16>());
+    case 1004: return call(Tag<Group4<32>>());
+    case 1005: return call(Tag<Group4<128>>());
+    case 1008: return call(Tag<Group8<32>>());
+    case 1009: return call(Tag<Group8<128>>());
+  }
+}
+
+}  // namespace

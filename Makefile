@@ -5,18 +5,20 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test test-all lint bench setup
 
-demo: $(READY)  ## solve problems with the default model, search and verifier
+SEARCH := beam_search
+
+demo: $(READY)  ## solve problems with the default model, search and verifier; SEARCH=NAME for another search
 	@echo "A language model of 135M parameters solves 100 sums, one line of working at a time."
-	@echo "Beam search tries several next lines; a verifier checks the arithmetic, and the best lines go on."
+	@echo "The search tries several next lines; a verifier checks the arithmetic, and the best lines go on."
 	@echo "All tries of a sum share one copy of what they have in common, in a cache shaped like a tree."
 	@echo "First one answer to each, greedily:"
 	@$(BIN)/python -m experiments.run search=greedy verifier=none
 	@echo
-	@$(BIN)/python -m experiments.run run.show_example=true
+	@$(BIN)/python -m experiments.run search=$(SEARCH) run.show_example=true
 	@echo
 	@echo "What the search bought, on the same problems; 'generated' are tokens per problem:"
 	@echo
-	@$(BIN)/python -m experiments.compare --brief outputs/sums-greedy-seed0 outputs/sums-beam_search-arithmetic-seed0
+	@$(BIN)/python -m experiments.compare --brief outputs/sums-greedy-seed0 outputs/sums-$(SEARCH)-arithmetic-seed0
 
 test: $(READY)  ## every part once, in about four minutes on two cores
 	$(BIN)/python -m pytest -m "not slow"

@@ -99,10 +99,12 @@ class Rater:
 
     def check_product(self, scores: Sequence[Sequence[float]]) -> None:
         """Refuse scores below zero, whose product says how many there are before how good."""
-        if min(map(min, scores), default=0.0) < 0:
+        least = min(map(min, scores), default=0.0)
+        if least < 0:
             raise UnusableScores(
-                f"{self.name} gives scores below zero, and their product would rank by how many "
-                "there are; use aggregation=mean, min or last"
+                f"aggregation=product and {self.name}, which gave the score {least:g}: a product "
+                "with scores below zero would rank by how many there are; use aggregation=mean, "
+                "min or last"
             )
 
     def price(self, branches: Sequence[Branch], question: str, backend: Backend) -> int:

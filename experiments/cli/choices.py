@@ -38,6 +38,16 @@ def written(group: str) -> list[str]:
     return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
 
 
+def defaults() -> dict[str, str]:
+    """The choice of each group where nothing is said."""
+    import yaml
+
+    entries = yaml.safe_load((conf() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    return {
+        group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()
+    }
+
+
 def conf() -> Path:
     """The folder of the settings."""
     import conf  # this project's, as `experiments.cli.package_check.check` has seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.cli.choices import choices, conf
+from experiments.cli.choices import choices, defaults
 from experiments.cli.package_check import check
 
 GROUPS = (
@@ -31,15 +31,10 @@ def shown(name: str) -> str:
 def page() -> str:
     """The page of `experiments.run`, with what each group can be set to."""
     check()
-    import yaml
-
-    entries = yaml.safe_load((conf() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
-    defaults = {
-        group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()
-    }
+    chosen = defaults()
     lines = []
     for group in GROUPS:
-        names = [f"{name}*" if name == defaults[group] else name for name in choices(group)]
+        names = [f"{name}*" if name == chosen[group] else name for name in choices(group)]
         lines += _wrapped(f"  {group:<10}", names)
     lines += _wrapped("  +experiment=", choices("experiment"))
     return _text("run").replace("{groups}", "\n".join([*lines, "  (* the default)", ""]))

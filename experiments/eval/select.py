@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from experiments.cli.output import show
+from experiments.cli.output import say, show
 from experiments.cli.printable import printable
 from experiments.cli.tables import Table
 from experiments.runs.reading import read_fingerprint, read_records
@@ -264,5 +264,6 @@ def main() -> None:
             show(text)
         else:
             arguments.out.write_text(text + "\n", encoding="utf-8")
+            say(f"written: {arguments.out}")
     except (TTCError, OSError) as error:
         raise SystemExit(printable(f"error: {error}")) from None

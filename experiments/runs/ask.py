@@ -8,8 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from experiments.cli.choices import defaults
 from experiments.cli.command import perform
 from experiments.cli.output import show
+from experiments.cli.package_check import check
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,17 +35,21 @@ the prompt (dataset.instruction="{question}"), or a budget (run.max_generated_to
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    check()
+    chosen = defaults()
     parser = argparse.ArgumentParser(
         prog="ttc",
         description="Ask a model one question, and watch a search find the answer.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("question")
-    parser.add_argument("settings", nargs="*", default=[], metavar="SETTING=VALUE")
+    parser.add_argument("question", help="the whole of it, in quotes")
+    parser.add_argument(
+        "settings", nargs="*", default=[], metavar="SETTING=VALUE", help="as described below"
+    )
     parser.add_argument("--model", help="alias, hub id, folder or .gguf file (smollm2-135m)")
-    parser.add_argument("--search", default="beam_search", help="as in conf/search (beam_search)")
-    parser.add_argument("--verifier", default="arithmetic", help="as in conf/verifier (arithmetic)")
+    for group, default in (("search", chosen["search"]), ("verifier", chosen["verifier"])):
+        parser.add_argument(f"--{group}", default=default, help=f"as in conf/{group} ({default})")
     parser.add_argument("--seed", type=int, default=0, help="fixes the answer (0)")
     arguments, others = parser.parse_known_intermixed_args(words)
     if others:

@@ -88,10 +88,11 @@ def _padded(question: str, chars: int) -> str:
 
 
 def _load(config: DatasetConfig) -> Task:
-    if config.offset < 0 or (config.limit is not None and config.limit < 1):
+    if config.offset < 0:
+        raise InvalidInput(f"dataset.offset={config.offset} must be 0 or more")
+    if config.limit is not None and config.limit < 1:
         raise InvalidInput(
-            f"dataset.offset={config.offset} must be 0 or more, dataset.limit={config.limit} at "
-            "least 1"
+            f"dataset.limit={config.limit} must be at least 1; leave it out for all problems"
         )
     reading = Reading.of(config)
     stop = None if config.limit is None else config.offset + config.limit

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.lab.bench import budgets, searches
+from experiments.lab.bench import best_searches, budgets, searches
 from experiments.lab.report import searches as shown
 from experiments.runs.data import load_task
 from experiments.runs.schema import SEARCHES
@@ -225,3 +225,19 @@ def test_each_search_is_drawn_in_one_family(tmp_path: Path) -> None:
     (tmp_path / "searches.json").write_text(json.dumps({"rows": ROWS}))
     assert shown.draw(tmp_path / "searches.json", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_the_best_searches_are_shown_best_first_and_the_better_of_two_in_front() -> None:
+    rows = [
+        {"row": name, "accuracy": share, "accuracy_95": [0.1, 0.9], "generated_tokens": 21.4}
+        for name, share in (("greedy", 0.2), ("REBASE", 0.35))
+    ]
+    pair = {"row": "greedy", "against": "REBASE", "difference": -0.15, "p": 0.001, "p_holm": 0.002}
+    table = best_searches.table(
+        {"rows": rows, "pairs": [pair | {"difference_95": [-0.2, -0.1]}]}
+    ).splitlines()
+    assert table[2:4] == [
+        "| REBASE | 35.0% | 10.0% to 90.0% | 21 |",
+        "| greedy | 20.0% | 10.0% to 90.0% | 21 |",
+    ]
+    assert table[-1] == "| REBASE | greedy | **+15.0** | +10.0 to +20.0 | 0.001 | 0.002 |"

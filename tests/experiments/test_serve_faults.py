@@ -344,6 +344,26 @@ def test_a_search_that_breaks_fails_its_own_request_alone(shared: Running) -> No
     assert first.choices[0].text and last.choices[0].text
 
 
+class Logarithms:
+    """Rates below zero, and does not say so before."""
+
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        return [[-2.5, -0.5]] * len(branches)
+
+
+def test_a_product_of_scores_below_zero_is_the_fault_of_the_request() -> None:
+    with running(verifier=Logarithms()) as found:
+        with pytest.raises(openai.BadRequestError) as caught:
+            found.client().chat.completions.create(
+                model="tiny+best_of_n",
+                messages=said("1"),
+                extra_body={"search": {"aggregation": "product"}},
+            )
+        assert "Logarithms, which gave the score -2.5" in str(caught.value)
+        assert "use aggregation=mean, min or last" in str(caught.value)
+        found.client().chat.completions.create(model="tiny+best_of_n", messages=said("1"))
+
+
 ASKED_OF_TOOLS: list[dict[str, Any]] = [
     {"tool_choice": "none"},
     {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},

@@ -1,5 +1,5 @@
-"""The searches that looked best at equal budgets, again on more problems and over some seeds: is one
-of them better than another by more than chance?
+"""The searches that looked best at equal budgets, again on more problems and over some seeds, beside
+one greedy answer: is one of them better than another by more than chance?
 
 Each run is one of `experiments.run`, in a folder that is kept: the same command goes on where it was
 stopped.
@@ -17,10 +17,12 @@ from typing import Any
 import experiments.runs.problem_loop  # noqa: F401  the record names the code that a run uses
 from experiments.eval.compare.figures import pair_figures, row_figures
 from experiments.eval.compare.rows import Row
+from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.runs.finished import Run
 from experiments.runs.provenance import provenance
 
 SEARCHES = {
+    "greedy": "search=greedy verifier=none search.max_tokens=64",
     "REBASE, n=16": "search=rebase",
     "beam search, 4 x 4": "search=beam_search",
     "particle Gibbs, 2 x 8": "search=particle_gibbs",
@@ -63,17 +65,41 @@ def _run(words: str, problems: int, seed: int, budget: int, folder: Path) -> Run
     return Run.load(folder / name)
 
 
+def draw(figures: Path, out: Path) -> None:
+    """Plot accuracy against tokens."""
+    rows = json.loads(figures.read_text(encoding="utf-8"))["rows"]
+    accuracy_against_compute([row | {"flops": None} for row in rows], out)
+
+
+def table_and_plot(record: dict[str, Any]) -> str:
+    """For the README."""
+    link = "![accuracy against tokens, over three seeds](docs/plots/best_searches.png)"
+    return f"{accuracies(record)}\n\n{link}"
+
+
 def table(record: dict[str, Any]) -> str:
     """Each search, the best first, and each two of them, as Markdown."""
-    lines = ["| search | accuracy | 95% interval | tokens |", "|---|---|---|---|"]
+    return f"{accuracies(record)}\n\n{differences(record)}"
+
+
+def accuracies(record: dict[str, Any]) -> str:
+    """Each search, the best first."""
+    lines = [
+        "| search | accuracy | 95% interval | tokens per problem |",
+        "|---|---|---|---|",
+    ]
     for row in sorted(record["rows"], key=lambda row: -row["accuracy"]):
         low, high = row["accuracy_95"]
         lines.append(
             f"| {row['row']} | {row['accuracy']:.1%} | {low:.1%} to {high:.1%} "
             f"| {row['generated_tokens']:.0f} |"
         )
-    lines += [
-        "",
+    return "\n".join(lines)
+
+
+def differences(record: dict[str, Any]) -> str:
+    """Each two searches, the better one first, by their distance."""
+    lines = [
         "| search | against | difference | 95% interval | p | p, Holm |",
         "|---" * 6 + "|",
     ]

@@ -116,5 +116,7 @@ def write_all() -> None:
     searches.draw(RESULTS / "searches.json", Path("docs/plots/searches.png"))
     if plots.draw(RESULTS, Path("docs/plots")):
         default_task.draw(RESULTS / "default_task.json", Path("docs/plots/default_task.png"))
+        if (RESULTS / "best_searches.json").exists():
+            best_searches.draw(RESULTS / "best_searches.json", Path("docs/plots/best_searches.png"))
     else:
         print("no plots were drawn: pip install matplotlib")

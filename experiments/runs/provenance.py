@@ -8,6 +8,7 @@ import hashlib
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -18,6 +19,9 @@ from ttc.cost_model.profile_file import hardware
 
 MEASURED = ("ttc", "search", "verifiers")
 """The packages whose code figures are about."""
+
+UNNOTED = "AVX512 with bfloat16"
+"""The instructions of the machines whose records name none: these are older than the field."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,9 +45,18 @@ def provenance(command: str, *, model: str, simulated: str = "nothing") -> dict[
 
 
 def machine() -> dict[str, Any]:
-    """The processor, the accelerator if there is one, threads, and versions."""
+    """The processor and its instructions, the accelerator if there is one, threads, and
+    versions."""
     versions = {name: version(name) for name in ("torch", "transformers")}
     return {**hardware(), "python": platform.python_version(), **versions}
+
+
+def named(machine: Mapping[str, Any]) -> str:
+    """The processor, its instructions and threads in a line, of what `machine` gave."""
+    noted = {"instructions": UNNOTED} | dict(machine)
+    names = [noted[name] for name in ("cpu", "instructions", "gpu") if name in noted]
+    count = noted["threads"]
+    return ", ".join([*names, f"{count} thread" if count == 1 else f"{count} threads"])
 
 
 def commit() -> str | None:

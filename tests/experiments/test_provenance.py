@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from experiments.lab.report.tables import RESULTS, TABLES
-from experiments.runs.provenance import changed_modules, code_hash, provenance
+from experiments.lab.report.tables import RESULTS, TABLES, origin
+from experiments.runs.provenance import changed_modules, code_hash, named, provenance
 
 
 @pytest.fixture
@@ -54,7 +54,8 @@ def test_a_record_names_command_machine_versions_commit_and_code() -> None:
 
     made = provenance("a command", model="a model, random weights")
     assert made["command"] == "a command" and made["simulated"] == "nothing"
-    assert {"cpu", "threads", "python", "torch", "transformers"} <= made["machine"].keys()
+    known = {"cpu", "instructions", "threads", "python", "torch", "transformers"}
+    assert known <= made["machine"].keys()
     assert made["code"]["ttc.errors"] == code_hash("ttc.errors")
     assert changed_modules(made) == []
 
@@ -65,6 +66,23 @@ def records(found: Any) -> Iterator[dict[str, Any]]:
         [found]
         if "machine" in found
         else [part for part in found.values() if isinstance(part, dict)]
+    )
+
+
+def test_a_machine_is_named_by_its_processor_instructions_and_threads() -> None:
+    cpu = {"cpu": "A CPU", "threads": 1, "python": "3.11"}
+    assert named(cpu | {"instructions": "AVX2"}) == "A CPU, AVX2, 1 thread"
+    assert named(cpu | {"threads": 2, "gpu": "A GPU"}) == (
+        "A CPU, AVX512 with bfloat16, A GPU, 2 threads"  # a record from before they were noted
+    )
+
+
+def test_a_table_says_what_its_record_or_each_of_its_records_was_made_on() -> None:
+    one = {"machine": {"cpu": "A CPU", "instructions": "AVX2", "threads": 2}, "commit": "abcdef123"}
+    assert origin(one) == "Made on: A CPU, AVX2, 2 threads, at abcdef1."
+    other = one | {"commit": "123456789"}
+    assert origin({"bytes": one, "time": other, "sweep": one}) == (
+        "Made on: A CPU, AVX2, 2 threads, at abcdef1; A CPU, AVX2, 2 threads, at 1234567."
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ttc.cost_model.device_profile import BY_ROWS, DeviceProfile, LinkProfile
 from ttc.errors import InvalidInput
 
-SAME = ("cpu", "gpu", "threads")
+SAME = ("cpu", "instructions", "gpu", "threads")
 """What has to be the same on the machine that a profile is used on."""
 BY_MODULES = " by modules"
 """How the name of a device ends whose figures are those of models that run by their own modules."""
@@ -38,8 +38,8 @@ class Profile:
 
 
 def hardware() -> dict[str, Any]:
-    """The names of this machine's processor and accelerator, if there is one, and the number of
-    threads."""
+    """The names of this machine's processor and accelerator, if there is one, the processor's
+    instructions, and the number of threads."""
     import torch
 
     cpu = platform.processor()
@@ -51,7 +51,23 @@ def hardware() -> dict[str, Any]:
         ]
         cpu = names[0].partition(":")[2].strip() if names else cpu
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    return {"cpu": cpu, **gpu, "threads": torch.get_num_threads()}
+    return {
+        "cpu": cpu,
+        "instructions": instructions(),
+        **gpu,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def instructions() -> str:
+    """The vector instructions that PyTorch takes on this processor, "AVX2" or "AVX512" on x86, and
+    whether it multiplies bfloat16 by itself: "AVX512 with bfloat16". Processors of one name
+    differ in this."""
+    import torch
+
+    vectors = torch.backends.cpu.get_cpu_capability()
+    has_bfloat16 = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+    return f"{vectors} with bfloat16" if vectors == "AVX512" and has_bfloat16() else vectors
 
 
 def read(path: str | os.PathLike[str]) -> Profile:

@@ -1,7 +1,8 @@
 """How far off the passes are that a stored profile predicts, over time: as it was written, and with
 memory's bandwidth as it is at the moment, as `memory=auto` and `experiments.plan` take it.
 
-Each call adds turns to the record, so that turns can be spread over a day.
+Each call adds turns to the record, with their time, machine and commit, so that turns are spread
+over days and machines.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from experiments.lab.bench.cost_model import CONTEXT, OWN_TOKENS, SHAPES
-from experiments.runs.provenance import machine, provenance
+from experiments.runs.provenance import commit, machine, named, provenance
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.cost_model.profile_file import read
@@ -34,11 +35,12 @@ WAYS = {"stored": "as stored", "now": "bandwidth as now"}
 
 def run(profile: Path, turns: int, out: Path) -> None:
     """Time all passes in each turn, print the table, and add the turns to the record, whichever
-    profile they are predicted from. A record of another machine is begun anew."""
+    profile and machine they are of. A record of other passes is begun anew."""
     stored = read(profile)
     device = stored.device("cpu bfloat16")
     settings = {"layers": LAYERS, "shapes": list(SHAPES)}
     rows = _before(out, settings)
+    here = {"machine": named(machine()), "commit": commit()}
     timers = {name: _timer(name) for name in SHAPES}
     for _ in range(turns):
         begun = datetime.now(UTC).isoformat(timespec="seconds")
@@ -52,6 +54,7 @@ def run(profile: Path, turns: int, out: Path) -> None:
                     rows.append(
                         {
                             "begun": begun,
+                            **here,
                             "profile_bandwidth": device.bandwidth / 1e9,
                             "bandwidth": bandwidth / 1e9,
                             "model": name,
@@ -82,7 +85,6 @@ def _before(out: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     record = json.loads(out.read_text(encoding="utf-8"))
     before = record["settings"].keys() & settings.keys()
     same = all(record["settings"][name] == settings[name] for name in before)
-    same = same and record["machine"] == machine()
     return [row for turn in _turns(record).values() for row in turn] if same else []
 
 
@@ -96,10 +98,15 @@ def _timer(name: str) -> PassTimer:
 
 
 def _turns(record: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each turn, by when it began."""
     turns: dict[str, list[dict[str, Any]]] = {}
-    of_all = record["settings"].get("profile_bandwidth", 0)  # where all are of one profile
+    of_all: dict[str, Any] = {}
+    if "machine" in record:  # rows that name none are of the record's, and of one profile
+        bandwidth = record["settings"].get("profile_bandwidth", 0) / 1e9
+        of_all = {"profile_bandwidth": bandwidth, "commit": record["commit"]}
+        of_all["machine"] = named(record["machine"])
     for row in record["rows"]:
-        turns.setdefault(row["begun"], []).append({"profile_bandwidth": of_all / 1e9} | row)
+        turns.setdefault(row["begun"], []).append(of_all | row)
     return turns
 
 
@@ -109,27 +116,31 @@ def errors(rows: list[dict[str, Any]], way: str) -> list[float]:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """Markdown: a line for each turn, and all of them."""
+    """Markdown: a line for each turn and for all turns of each machine, and how many there are over
+    how long."""
     heads = [f"{name}: median error | largest" for name in WAYS.values()]
     turns = _turns(record)
-    rows = [row for turn in turns.values() for row in turn]
-    whole = [
-        f"{median(found):.0%} | {found[-1]:.0%}" for found in (errors(rows, way) for way in WAYS)
-    ]
-    return "\n".join(
-        [
-            f"| turn | memory, GB/s | in the profile | {' | '.join(heads)} |",
-            "|---" * 7 + "|",
-            *map(_line, turns.values()),
-            f"| all {len(turns)} | | | {' | '.join(whole)} |",
-        ]
-    )
+    lines = [f"| machine | turn | memory, GB/s | in the profile | {' | '.join(heads)} |"]
+    lines.append("|---" * 8 + "|")
+    machines = list(dict.fromkeys(turn[0]["machine"] for turn in turns.values()))
+    for name in machines:
+        here = [turn for turn in turns.values() if turn[0]["machine"] == name]
+        lines += map(_line, here)
+        whole = _errors([row for turn in here for row in turn])
+        lines.append(f"| {name} | all {len(here)} | | | {whole} |")
+    first, last = (datetime.fromisoformat(begun) for begun in (min(turns), max(turns)))
+    hours = (last - first).total_seconds() / 3600
+    number = f"{len(machines)} machine{'s' if len(machines) > 1 else ''}"
+    return "\n".join([*lines, "", f"{len(turns)} turns on {number}, over {hours:.1f} hours."])
 
 
 def _line(rows: list[dict[str, Any]]) -> str:
-    cells = [
-        f"{median(found):.0%} | {found[-1]:.0%}" for found in (errors(rows, way) for way in WAYS)
-    ]
     day, _, moment = rows[0]["begun"].partition("T")
     memory = f"{rows[0]['bandwidth']:.0f} | {rows[0]['profile_bandwidth']:.0f}"
-    return f"| {day} {moment[:5]} | {memory} | {' | '.join(cells)} |"
+    return f"| {rows[0]['machine']} | {day} {moment[:5]} | {memory} | {_errors(rows)} |"
+
+
+def _errors(rows: list[dict[str, Any]]) -> str:
+    """Of each way, the median and the largest."""
+    cells = (errors(rows, way) for way in WAYS)
+    return " | ".join(f"{median(cell):.0%} | {cell[-1]:.0%}" for cell in cells)

@@ -36,6 +36,7 @@ from experiments.lab.paper import capture
 from experiments.lab.paper.rksc import plots
 from experiments.lab.paper.rksc import tables as rksc
 from experiments.lab.report import searches
+from experiments.runs.provenance import named
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -105,8 +106,18 @@ def filled(document: str) -> str:
     for name, (file, table) in TABLES[document].items():
         figures = RESULTS / f"{file}.json"
         if figures.exists():
-            text = fill(text, name, table(json.loads(figures.read_text(encoding="utf-8"))))
+            record = json.loads(figures.read_text(encoding="utf-8"))
+            part = record if "machine" in record else record.get(name.removeprefix(f"{file}_"))
+            text = fill(text, name, f"{table(record)}\n\n{origin(part or record)}")
     return text
+
+
+def origin(record: dict[str, Any]) -> str:
+    """On which machine and at which commit a record was made, in a line; of a file of several
+    records, each once."""
+    parts = [record] if "machine" in record else list(record.values())
+    lines = [f"{named(part['machine'])}, at {part['commit'][:7]}" for part in parts]
+    return f"Made on: {'; '.join(dict.fromkeys(lines))}."
 
 
 def write_all() -> None:

@@ -53,10 +53,8 @@ def launch() -> int:
         def job(config: DictConfig) -> None:
             register()  # once more, as a launcher may run this in another process
             hydra_config = HydraConfig.get()
-            overrides, sweep = (
-                list(hydra_config.overrides.task),
-                hydra_config.mode == RunMode.MULTIRUN,
-            )
+            overrides = list(hydra_config.overrides.task)
+            sweep = hydra_config.mode == RunMode.MULTIRUN
             number = hydra_config.job.num if sweep else 0
             if sweep:
                 say(f"\n{job_title(words, number, overrides)}")

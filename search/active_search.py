@@ -257,7 +257,9 @@ class ActiveSearch:
         A branch that was decoding keeps what it has; its last step is "interrupted". Returns the
         branches that had written nothing of their own yet, which are let go of.
         """
-        growing, self.growing, self.waiting = self.growing, [], []
+        growing = self.growing
+        self.growing = []
+        self.waiting = []
         for child in growing:
             if child.parent is not None and len(child.tokens) > len(child.parent.tokens):
                 child.end_step("interrupted")

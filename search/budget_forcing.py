@@ -76,7 +76,9 @@ class BudgetForcing(Search):
 
     def _think(self, chain: list[Branch], case: Case) -> Generator[Request, Any, None]:
         """Add to the chain until the time to think is over."""
-        waits, left, mark = self.waits, self.thinking_tokens, self.mark(case)
+        waits = self.waits
+        left = self.thinking_tokens
+        mark = self.mark(case)
         while True:
             before = chain[-1]
             chain += yield Expand([before], 1, Step(left, mark or None, case.end), self.sampling)

@@ -113,7 +113,9 @@ class DeepConf(Search):
 
     def watched(self, root: Branch, count: int, threshold: float, case: Case) -> SearchSteps:
         """`count` more samples in the order of their index, without those that were stopped."""
-        done, growing, width = list[Branch](), [root], count
+        done = list[Branch]()
+        growing = [root]
+        width = count
         longest = self.max_tokens + case.thinking_tokens
         for length in range(0, longest, self.step_tokens):
             tokens = min(self.step_tokens, longest - length)

@@ -56,7 +56,9 @@ class ParallelProbe(CertaintyProbe):
     least: int = 3
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        chains, last, streak = list[Chain](), None, 0
+        chains = list[Chain]()
+        last = None
+        streak = 0
         longest = self.max_tokens + case.thinking_tokens
         with suppress(BudgetExceeded):  # what the chains said last is their answer
             for number, length in enumerate(range(0, longest, self.every)):

@@ -95,9 +95,8 @@ class ParticleFilter(StepwiseSearch):
                 children = yield from expand(going, counts, step, self.sampling)
                 yield Rate(children, self.aggregation)
             held += children
-            free = {
-                branch: count for branch, count in free.items() if branch.finished
-            } | dict.fromkeys(children, 1)
+            ended = {branch: count for branch, count in free.items() if branch.finished}
+            free = ended | dict.fromkeys(children, 1)
             fixed = reference[done : done + 1] or reference[-1:]
             everyone = free | {branch: free.get(branch, 0) + 1 for branch in fixed}
             before = {

@@ -47,7 +47,9 @@ class REBASE(StepwiseSearch):
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)
-        opened, finished, budget = [root], list[Branch](), self.n
+        opened = [root]
+        finished = list[Branch]()
+        budget = self.n
         for _ in range(self.max_steps):
             scores = [branch.score or 0.0 for branch in opened]
             shares = balanced(scores, budget, self.balance_temperature)

@@ -33,7 +33,9 @@ class ToolRun:
         with self.lock:
             if self.done:
                 return False
-            self.answer, self.failed, self.done = answer, failed, True
+            self.answer = answer
+            self.failed = failed
+            self.done = True
             return True
 
 

@@ -127,7 +127,9 @@ class ToolStep:
 
     def _calls(self, eos: bool) -> list[Written]:
         """The calls at the end of what the branch has written in this turn."""
-        branch, form, thoughts = self.branch, self.chat.format, self.branch.thoughts
+        branch = self.branch
+        form = self.chat.format
+        thoughts = self.branch.thoughts
         before = branch.tool_calls
         start = max([branch.prompt_length, *(call.end for call in before)])
         tokens, tokenizer = branch.tokens[start:], self.backend.tokenizer

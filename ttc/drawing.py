@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Protocol, TypeVar
 
-COLUMN, ROW, RADIUS = 190, 22, 6
+COLUMN = 190
+ROW = 22
+RADIUS = 6
 LABEL = 26
 """Characters of a step's text that are shown."""
-LOW, MIDDLE, HIGH = (230, 97, 1), (247, 247, 247), (33, 102, 172)
+LOW = (230, 97, 1)
+MIDDLE = (247, 247, 247)
+HIGH = (33, 102, 172)
 
 
 class Drawn(Protocol):

@@ -458,7 +458,9 @@ class Engine:
             seen.begin(len(branches), len(self.lens.layers))
 
         def passes(part: slice) -> Passes[None]:
-            of, more, groups = branches[part], between[part], checked[part]
+            of = branches[part]
+            more = between[part]
+            groups = checked[part]
             if exit is None:
                 scores[part], best[part] = yield from score(self.runtime, of, more, groups)
             else:

@@ -15,42 +15,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
-from ttc.results import Problem, Result
+from ttc.results import Problem as Problem
+from ttc.results import Result as Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch
-
-__all__ = [
-    "Aggregation",
-    "Append",
-    "Backend",
-    "Batch",
-    "Bounded",
-    "Expand",
-    "Extract",
-    "Forgets",
-    "Handoff",
-    "Limited",
-    "Need",
-    "OffersModels",
-    "Prefill",
-    "PrefillsByPass",
-    "Priced",
-    "PricesChildren",
-    "Problem",
-    "Purpose",
-    "Rate",
-    "Release",
-    "Result",
-    "RunsBatches",
-    "ScoresWithin",
-    "SideBranches",
-    "Step",
-    "Thinking",
-    "Tokens",
-    "Vary",
-    "Verifier",
-    "WritesAhead",
-]
 
 Tokens = Sequence[int]
 Aggregation = Literal["min", "product", "last", "mean"]

@@ -73,23 +73,13 @@ class Node:
     model: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        values = {name: _plain(value) for name, value in asdict(self).items()}
-        if not self.tool_calls:
-            del values["tool_calls"]
-        if not self.model:
-            del values["model"]
-        return values
+        return _written(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Node:
         """What `to_dict` was made of."""
-        given = dict(values)
-        given["score"], given["step_scores"] = (
-            _number(given["score"]),
-            [float(s) for s in given["step_scores"]],
-        )
+        given = _read(values)
         given["logprobs"] = [_number(logprob) for logprob in given["logprobs"]]
-        given["tool_calls"] = [ToolCall(**call) for call in given.get("tool_calls", ())]
         return cls(**given)
 
 
@@ -154,27 +144,19 @@ class BranchRecord:
     def to_dict(self) -> dict[str, Any]:
         """Values that JSON can hold: NaN, which marks tokens that were not measured, becomes None,
         and an infinite number its name. Where all of a text is answer, it stands there once."""
-        values = {name: _plain(value) for name, value in asdict(self).items()}
+        values = _written(self)
         if self.answer_text == self.text and not self.thought and not self.thinking_tokens:
             del values["thought"], values["answer_text"], values["thinking_tokens"]
-        if not self.tool_calls:
-            del values["tool_calls"]
-        if not self.model:
-            del values["model"]
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BranchRecord:
         """What `to_dict` was made of."""
-        given = {"thought": "", "answer_text": values["text"], "thinking_tokens": 0, **values}
+        given = {"thought": "", "answer_text": values["text"], "thinking_tokens": 0}
+        given |= _read(values)
         for name in ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties"):
             given[name] = [math.nan if value is None else float(value) for value in given[name]]
-        given["score"], given["step_scores"] = (
-            _number(given["score"]),
-            [float(s) for s in given["step_scores"]],
-        )
         given["path"] = tuple(given["path"])
-        given["tool_calls"] = [ToolCall(**call) for call in given.get("tool_calls", ())]
         if given["substituted"] is not None:
             stands_for = given["substituted"]
             given["substituted"] = Substitution(
@@ -284,13 +266,9 @@ class Result:
         )
 
     def _outcome(self) -> str:
-        end = (
-            f"error: {self.error}"
-            if self.error
-            else f"stopped: {self.stopped}"
-            if self.stopped
-            else "done"
-        )
+        end = f"stopped: {self.stopped}" if self.stopped else "done"
+        if self.error:
+            end = f"error: {self.error}"
         score = "none" if self.best is None or self.best.score is None else f"{self.best.score:.4g}"
         return f"answer={self.answer!r}, score={score}, {end}"
 
@@ -319,6 +297,25 @@ class Progress:
     nodes: list[Node]
     usage: Usage
     result: Result | None = None
+
+
+def _written(record: Node | BranchRecord) -> dict[str, Any]:
+    """The fields as values that JSON can hold, without tools and a model's name where there are
+    none."""
+    values = {name: _plain(value) for name, value in asdict(record).items()}
+    for name in ("tool_calls", "model"):
+        if not values[name]:
+            del values[name]
+    return values
+
+
+def _read(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that `_written` was made of."""
+    given = dict(values)
+    given["score"] = _number(given["score"])
+    given["step_scores"] = [float(score) for score in given["step_scores"]]
+    given["tool_calls"] = [ToolCall(**call) for call in given.get("tool_calls", ())]
+    return given
 
 
 def _number(value: Any) -> float | None:

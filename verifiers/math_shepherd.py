@@ -11,7 +11,9 @@ from torch import Tensor
 
 from verifiers.reward_model import RewardModel
 
-GOOD, BAD, STEP_END = "+", "-", "ки"
+GOOD = "+"
+BAD = "-"
+STEP_END = "ки"
 NUMBERED = re.compile(r"Step \d+:")
 
 

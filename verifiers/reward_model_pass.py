@@ -187,7 +187,9 @@ class TreeMirror:
 
     def _reads(self, layout: Layout) -> list[Read]:
         """What is read of a text, with the scores that are known."""
-        tokens, reads, read = layout.whole, list[Read](), self._start
+        tokens = layout.whole
+        reads = list[Read]()
+        read = self._start
         for before, place in pairwise([-1, *layout.places]):
             read = read.after(tokens[before + 1 : place + 1])
             reads.append(read)

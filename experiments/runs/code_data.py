@@ -63,10 +63,10 @@ def read_evalplus(row: Row, name: str, config: DatasetConfig) -> Problem:
     publishes it."""
     prompt = str(row["prompt"])
     about: dict[str, Any] = {}
-    if (
-        entry := row.get("entry_point")
-    ) is not None:  # HumanEval's prompt is a function's beginning
-        question, begin = f"```python\n{prompt.strip()}\n```", prompt.find(f"def {entry}(")
+    entry = row.get("entry_point")
+    if entry is not None:  # HumanEval's prompt is a function's beginning
+        question = f"```python\n{prompt.strip()}\n```"
+        begin = prompt.find(f"def {entry}(")
         about["preamble"] = prompt[: max(0, begin)]
         solution = prompt + str(row["canonical_solution"])
         closing = f"\n\ncheck({entry})\n"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 
+from experiments.runs.overrides import as_override
 from experiments.runs.schema import SEARCHES, DatasetConfig, ModelConfig, RunConfig, ServeConfig
 from ttc.errors import InvalidInput
 
@@ -69,10 +70,7 @@ def _settings(words: Iterator[str], flags: Mapping[str, str]) -> Iterator[str]:
 
 def _quoted(value: str) -> str:
     """A value as Hydra reads it: as it is, or within quotes."""
-    if re.fullmatch(r"[\w./:@+-]+", value):
-        return value
-    escaped = re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), value)
-    return f"'{escaped}'"
+    return value if re.fullmatch(r"[\w./:@+-]+", value) else as_override(value)
 
 
 def unknown_flag(flag: str, flags: Mapping[str, str]) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,9 +59,7 @@ def models_of(verifier: Mapping[str, Any]) -> Iterator[str]:
     for key, value in verifier.items():
         if key == "model" and isinstance(value, str):
             yield value
-        for inner in (
-            [value] if isinstance(value, Mapping) else value if isinstance(value, list) else []
-        ):
+        for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, Mapping):
                 yield from models_of(inner)
 
@@ -80,12 +76,11 @@ def cached_config(name: str) -> Path | None:
 
 
 def _of_safetensors(file: Path) -> int:
-    with file.open("rb") as data:
-        (size,) = struct.unpack("<Q", data.read(8))
-        head = json.loads(data.read(size))
-    return sum(
-        math.prod(tensor["shape"]) for name, tensor in head.items() if name != "__metadata__"
-    )
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as tensors:
+        names = tensors.keys()
+        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
 
 
 def _of_gguf(file: Path) -> int:

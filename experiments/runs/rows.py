@@ -119,10 +119,8 @@ def _json_rows(path: Path) -> list[Row]:
     if path.suffix == ".json":
         try:
             rows = json.loads(text)
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # numbers of thousands of digits, brackets in brackets
+        # also numbers of thousands of digits, and brackets in brackets
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(f"{path} is not JSON: {error}") from error
         if not isinstance(rows, list):
             raise InvalidInput(

@@ -224,10 +224,8 @@ def score_with_exit(
         new = [_new_run(runtime, branches[i], runs[i]) for i in chosen]
         watch = _watch_of(report.watch, [first + i for i in chosen])
         of = [branches[i] for i in chosen]
-        with (
-            runtime.metered(of),
-            one_chunk(runtime, new) as (chunk, _),
-        ):  # what it wrote is incomplete
+        # the chunk's pass is left early, so that what it writes is incomplete
+        with runtime.metered(of), one_chunk(runtime, new) as (chunk, _):
             done = ShrinkingPass(runtime.lens, chunk.plan, rule, exit.first_look, watch)
             done.run(runtime.runner, chunk.tokens)
         for n, i in enumerate(chosen):

@@ -82,7 +82,9 @@ def tree_attention(  # noqa: PLR0913 - transformers calls it so
             f"{type(module).__name__} was called without a plan: it ran outside the engine. To use "
             "the model elsewhere: with engine.lent() as model"
         )
-    heads, dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
+    heads = query.shape[1]
+    dim = query.shape[3]
+    kv_heads = key.shape[1]
     scale = dim**-0.5 if scaling is None else scaling
     chunk = None
     if (place := PLACES.get(module)) is None:

@@ -374,7 +374,9 @@ class ExtendPlan(Plan):
     def attend_new(
         self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor
     ) -> Partial:
-        q, key, value = q[heads], key[heads], value[heads]
+        q = q[heads]
+        key = key[heads]
+        value = value[heads]
         kv_heads, groups, rows, _ = q.shape
         dtype = torch.promote_types(q.dtype, torch.float32)
         out = torch.empty(kv_heads, groups, rows, value.shape[-1], dtype=dtype, device=q.device)

@@ -124,10 +124,8 @@ def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
     Raises TTCError when the machine was too busy for times to make sense.
     """
     timer = partial(_timer, device=device, dtype=dtype, runner="auto")
-    there, streamed = (
-        timer(ATTENDING, DEPTH),
-        timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS)),
-    )
+    there = timer(ATTENDING, DEPTH)
+    streamed = timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS))
     least = {rows: there.seconds(rows, SHORT) for rows in ROWS}
     streamed_least = {rows: streamed.seconds(rows, SHORT) for rows in ROWS if rows <= MANY}
     short_piece_s = max(0.0, (streamed_least[MANY] - least[MANY]) / DEPTH / (1 + MANY))
@@ -136,12 +134,10 @@ def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
     # the prefix, and of each branch its run and the tokens of the first passes
     piece_s = max(0.0, (streamed_run_s - run_s) / DEPTH / (1 + 2 * MANY))
     heads = ATTENDING["num_key_value_heads"]
-    by_head_s = timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS, head_group=1)).seconds(
-        1, SHORT
-    )
-    fetch_s = (by_head_s - streamed_least[1]) / DEPTH / (
-        heads - 1
-    ) - 2 * short_piece_s  # of the prefix and of the branch
+    by_head = timer(ATTENDING, DEPTH, Headwise(link_gbps=FAST_GBPS, head_group=1))
+    fetches_s = (by_head.seconds(1, SHORT) - streamed_least[1]) / DEPTH
+    # a fetch is of the prefix and of the branch
+    fetch_s = fetches_s / (heads - 1) - 2 * short_piece_s
     return Attention(
         _attention(dtype, least, {rows: there.seconds(rows, LONG) for rows in least}),
         _attention(
@@ -314,7 +310,9 @@ class _Layers:
         """FLOP/s of matrix products, and what a layer costs besides, by rows: the line through the
         times of layers of two widths. It costs no less than with one row, `block_overhead_s`, and
         with more than `MANY`, where products are nearly all, as much as with these."""
-        half, flops, overheads = {layers: self.timer(HALF, layers) for layers in (1, 5)}, {}, {}
+        half = {layers: self.timer(HALF, layers) for layers in (1, 5)}
+        flops = {}
+        overheads = {}
         overhead_s = block_overhead_s
         for rows in sorted(counts):
             wide_s = self._parts(self.wide, rows)[0]

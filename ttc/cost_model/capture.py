@@ -240,7 +240,11 @@ def mini_batches(
             )
         left.setdefault((act, kv), deque()).append(index)
     while left:
-        batch, kept, act, kv, least = list[tuple[int, int]](), 0, 0, 0, inf
+        batch = list[tuple[int, int]]()
+        kept = 0
+        act = 0
+        kv = 0
+        least = inf
         taken = Counter[tuple[int, int]]()
         while fitting := [
             one
@@ -251,7 +255,9 @@ def mini_batches(
             f_b, request = min(ways, key=lambda way: way[0])
             batch.append(request)
             taken[request] += 1
-            act, kv, least = act + request[0], kv + request[1], min(least, f_b)
+            act += request[0]
+            kv += request[1]
+            least = min(least, f_b)
             if f_b <= least * NEAR_LEAST:
                 kept = len(batch)
         batches.append([left[request].popleft() for request in batch[:kept]])

@@ -39,16 +39,6 @@ class KVShape(Positive):
         return self.layers * tokens * self.token_layer_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelDims(KVShape):
-    """The sizes of a model that set all of its memory. `bytes_per_element` is that of KV and
-    activations."""
-
-    hidden: int
-    intermediate: int
-    weights_bytes: int
-
-
 def require_positive(name: str, value: int) -> None:
     if value < 1:
         raise InvalidInput(f"{name}={value} must be at least 1; pass a positive whole number")

@@ -146,7 +146,9 @@ def split_plan(
             f"k={k} must be from 0 (all on the device) to {len(units)} (all {len(units)} units on "
             "the host)"
         )
-    cpu, gpu, work = units[:k], units[k:], generation.work(objective)
+    cpu = units[:k]
+    gpu = units[k:]
+    work = generation.work(objective)
     kv = [sum(unit.kv_token_bytes for unit in stage) * generation.kv_tokens for stage in (cpu, gpu)]
     # the states of the branches before and after a step, and where they part
     sequences = 2 * generation.branches + 1

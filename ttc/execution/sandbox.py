@@ -83,8 +83,15 @@ ALLOWED: Mapping[str, tuple[int | None, int | None]] = {
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The column of `ALLOWED`, and the kernel's name for the machine."""
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _REFUSE, _MISSING, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+_LOAD = 0x20
+_EQUAL = 0x15
+_AT_LEAST = 0x35
+_ANY_BIT = 0x45
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_REFUSE = 0x00050001
+_MISSING = 0x00050026
+_KILL = 0x80000000
 """Verdicts: allowed, refused as not permitted, refused as unknown to the kernel, end the
 process."""
 
@@ -126,10 +133,7 @@ def _conditional() -> list[tuple[tuple[int | None, int | None], list[Instruction
         ((2, None), _unless_any_bit(1, writing)),  # open
         ((257, 56), _unless_any_bit(2, writing)),  # openat
         ((56, 220), thread),  # clone
-        (
-            (435, 435),
-            [_verdict(_MISSING)],
-        ),  # clone3, whose arguments cannot be seen: clone is tried
+        ((435, 435), [_verdict(_MISSING)]),  # clone3: its arguments are hidden; clone is tried
         ((302, 261), only_read),  # prlimit64
         ((72, 25), _if_one_of(1, duplicates_and_flags)),  # fcntl
         ((16, 29), _if_one_of(1, about_terminals)),  # ioctl
@@ -164,7 +168,9 @@ def confine(memory_bytes: int, readable: Sequence[str]) -> list[str]:
     libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: end with the one who started it
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     held = ["limits"]
-    new_user, new_net, new_ipc = 0x10000000, 0x40000000, 0x08000000
+    new_user = 0x10000000
+    new_net = 0x40000000
+    new_ipc = 0x08000000
     if libc.unshare(new_user | new_net | new_ipc) == 0:
         held.append("no network")
     if _read_alone(libc, readable):
@@ -204,7 +210,9 @@ def _filter_calls(libc: ctypes.CDLL) -> bool:
 
 def _read_alone(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
     """Leave of the file system what `readable` names, to be read (Landlock)."""
-    create, add, restrict = 444, 445, 446
+    create = 444
+    add = 445
+    restrict = 446
     every_right = ctypes.c_uint64((1 << 13) - 1)  # of Landlock's first version
     rules = libc.syscall(create, ctypes.byref(every_right), ctypes.c_size_t(8), 0)
     if rules < 0:

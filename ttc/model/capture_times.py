@@ -53,7 +53,9 @@ class MeasuredTimes:
         block_tokens: int,
         mini_batch_tokens: int,
     ):
-        self.runner, self.regeneration, self.memory = runner, regeneration, memory
+        self.runner = runner
+        self.regeneration = regeneration
+        self.memory = memory
         self.block_tokens = block_tokens
         self.mini_batch_tokens = mini_batch_tokens
         # also while contexts are made without running the model (`uncomputed`)

@@ -47,7 +47,9 @@ class CompiledLayers:
             raise UnsupportedModel(
                 f"its weights are on {elsewhere.pop()}, and the compiled layers run on a CPU"
             )
-        self.decoder, self.shapes, self.dtype = decoder, shapes, dtype
+        self.decoder = decoder
+        self.shapes = shapes
+        self.dtype = dtype
         self._program: Program | None = None
         self._described: tuple[ref[Plan], Program, Calls] | None = None
         self._layers = [

@@ -80,7 +80,9 @@ class Layout:
     """What a configuration says of its integers. plus: what is added to GPTQ's zeros."""
 
     def __init__(self, method: str, bits: int, plus: int = 0):
-        self.method, self.bits, self.plus = method, bits, plus
+        self.method = method
+        self.bits = bits
+        self.plus = plus
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Layout:

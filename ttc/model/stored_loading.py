@@ -63,7 +63,9 @@ class _Filling:
     def __init__(self, model: Any, file: Path, reader: Any, architecture: str, dtype: torch.dtype):
         from transformers import modeling_gguf_pytorch_utils as theirs
 
-        self.model, self.file, self.dtype = model, file, dtype
+        self.model = model
+        self.file = file
+        self.dtype = dtype
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
         made_by: Any = theirs.TENSOR_PROCESSORS.get(architecture, theirs.TensorProcessor)
         self.processor = made_by(config=model.config.to_dict())

@@ -220,7 +220,9 @@ class RemoteBatch:
 
     def _append(self, work: Work, reply: Reply) -> StepEnd | None:
         """Append an answer to its branch; why the branch's step is over then, None if it is not."""
-        branch, asked, length = work.branch, work.left, len(work.branch.tokens)
+        branch = work.branch
+        asked = work.left
+        length = len(work.branch.tokens)
         tokens, text = self._read(work, reply)
         written = len(tokens) if reply.generated_tokens is None else reply.generated_tokens
         branch.usage.generated_tokens += written

@@ -177,10 +177,9 @@ def served(client: Client) -> Capabilities:
     try:
         models = client.get("models", read_models, retries=0)
     except Refused as error:
-        if endpoint.model is None or "status 404" not in str(
-            error
-        ):  # some hosted ones have no list
+        if endpoint.model is None or "status 404" not in str(error):
             raise
+        # some hosted ones have no list
         models = {endpoint.model: {}}
     names = ", ".join(models)
     if endpoint.model is None and len(models) != 1:

@@ -51,9 +51,9 @@ class Resident(Residency):
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         rows = len(paths)
         tokens, states = 2 * capacity * rows, 2 * rows
-        needed = self.memory.tail_bytes(capacity, rows) + self.memory.bytes_of(
-            capacity * rows, rows
-        )  # the tails, then their frozen copies
+        tails = self.memory.tail_bytes(capacity, rows)
+        frozen_copies = self.memory.bytes_of(capacity * rows, rows)
+        needed = tails + frozen_copies
         self.device.require(needed)
         if len(paths) > 1 and not self.has_room(tokens, states):
             raise OutOfMemory(

@@ -162,9 +162,8 @@ class PromptTemplate:
         """
         if self.uses_chat(tokenizer):
             return next_turn_text(self._chat(question, said[:-1]), words, tokenizer, self.options)
-        begun = not self.raw and said[-1].endswith(
-            NEXT_QUESTION
-        )  # the model has written that much itself
+        # the model may have written that much itself
+        begun = not self.raw and said[-1].endswith(NEXT_QUESTION)
         return f" {words}\nAnswer:" if begun else f"\n\n{NEXT_QUESTION} {words}\nAnswer:"
 
     def next_prompt(

@@ -56,10 +56,10 @@ FAMILIES = (
     ),
     Family(ThinkingMarks("<thought>", "</thought>"), ("</thought>",)),  # EXAONE Deep
     Family(ThinkingMarks("<seed:think>", "</seed:think>"), ("</seed:think>",)),  # Seed-OSS
-    Family(
+    Family(  # Gemma 4
         ThinkingMarks(("<|channel>thought\n", "<|channel>"), "<channel|>"),
         ("<|channel>", "<channel|>"),
-    ),  # Gemma 4
+    ),
     Family(  # Command A Reasoning
         ThinkingMarks(
             "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
@@ -68,9 +68,9 @@ FAMILIES = (
     ),
     Family(ThinkingMarks("<|inner_prefix|>", "<|inner_suffix|>"), ("<|inner_suffix|>",)),  # Apertus
     Family(ThinkingMarks("◁think▷", "◁/think▷"), ("◁/think▷",)),  # Kimi-VL-Thinking
-    Family(
+    Family(  # LongCat-Flash-Thinking
         ThinkingMarks("<longcat_think>", "</longcat_think>"), ("</longcat_think>",)
-    ),  # LongCat-Flash-Thinking
+    ),
     Family(  # Apriel 1.5
         ThinkingMarks(
             "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)

@@ -138,7 +138,9 @@ class Thoughts:
         else:
             cuts = self.marks.cuts(self._decode(tokens))
             places = _Ends(tokens, self._decode)  # type: ignore[assignment]
-        count, start, thinks = 0, 0, begun
+        count = 0
+        start = 0
+        thinks = begun
         for cut in cuts:
             if cut.thinks is None or cut.thinks is thinks:
                 continue

@@ -97,7 +97,9 @@ class Llama(ToolFormat):
         if not said.lstrip().startswith("{"):
             code = said.strip()
             return [Written("python", {"code": code}, start)] if tagged and code else []
-        calls, decoder, place = list[Written](), json.JSONDecoder(), 0
+        calls = list[Written]()
+        decoder = json.JSONDecoder()
+        place = 0
         while place < len(said):
             place += len(said[place:]) - len(said[place:].lstrip(" \n;"))
             if place >= len(said):

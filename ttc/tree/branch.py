@@ -136,7 +136,9 @@ class Branch:
         for name in COPIED:
             setattr(twin, name, getattr(self, name)[:])
         twin.path, twin.key = (*self.path, self.forks), random_key(self.key, self.forks)
-        twin.parent, twin.children, twin.forks = self, WeakSet(), 0
+        twin.parent = self
+        twin.children = WeakSet()
+        twin.forks = 0
         twin.score, twin.step_scores = None, []
         self.forks += 1
         self.children.add(twin)
@@ -146,7 +148,9 @@ class Branch:
         """Make a root of another model a child of this branch. given: how many of its last tokens
         are what this branch has written in its last turn."""
         child.path, child.key = (*self.path, self.forks), random_key(self.key, self.forks)
-        child.model, child.parent, child.about = model, self, self.about
+        child.model = model
+        child.parent = self
+        child.about = self.about
         self.forks += 1
         self.children.add(child)
         child.count_as_written(given)
@@ -210,7 +214,9 @@ class Branch:
         """Keep the first `length` tokens alone, all of them as the prompt."""
         del self.tokens[length:]
         self.opening, self.turn_start = min(self.opening, length), min(self.turn_start, length)
-        self.finish_reason, self.cut, self.substituted = None, "", None
+        self.finish_reason = None
+        self.cut = ""
+        self.substituted = None
         self.begin_answer()
 
     def begin_turn(self, start: int, opened: bool | None) -> None:

@@ -70,7 +70,9 @@ def _sample(row: Row, number: int) -> Sample:
 
     if not isinstance(row, dict) or (missing := [name for name in FIELDS if name not in row]):
         raise refused(f"there is no {missing[0]}" if isinstance(row, dict) else "it is no object")
-    steps, label, name = row["steps"], row["label"], row["id"]
+    steps = row["steps"]
+    label = row["label"]
+    name = row["id"]
     if not isinstance(steps, list) or not steps or not all(isinstance(s, str) for s in steps):
         raise refused(f"steps is {steps!r:.60}, no list of texts")
     if type(label) is not int or not -1 <= label < len(steps):

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 from experiments.eval.published.recipe import Arm, Recipe, preset
 
-MATH500, AIME, GSM8K, DIAMOND, GPQA_MAIN = 500, 30, 1319, 198, 448
+MATH500 = 500
+AIME = 30
+GSM8K = 1319
+DIAMOND = 198
+GPQA_MAIN = 448
 """Problems of the data sets."""
 
 SHORT = "taken as 500 tokens a solution; an assumption, as the sources give no count"

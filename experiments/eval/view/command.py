@@ -57,7 +57,9 @@ def view(arguments: argparse.Namespace) -> None:
     if arguments.folder.is_file():
         results = results_of(arguments.folder)
         shown = results_page(results[: arguments.limit], arguments.folder.name)
-        text, out, count = shown, arguments.folder.with_suffix(".html"), f"{len(results)} results"
+        text = shown
+        out = arguments.folder.with_suffix(".html")
+        count = f"{len(results)} results"
     else:
         run = Run.load(arguments.folder)
         data = page_data(run, arguments.limit, arguments.problem)

@@ -156,7 +156,6 @@ def _histogram(records: Sequence[dict[str, Any]]) -> list[dict[str, int]]:
         for start in range(low, high + 1, width)
     ]
     for record, count in zip(records, tokens, strict=True):
-        bars[(count - low) // width][
-            "right" if record["correct"] and not failed(record) else "wrong"
-        ] += 1
+        right = record["correct"] and not failed(record)
+        bars[(count - low) // width]["right" if right else "wrong"] += 1
     return bars

@@ -64,12 +64,10 @@ LABELS = {
 
 def card(record: dict[str, Any], config: DictConfig) -> str:
     """The README of the folder."""
-    data, fit, seconds, machine = (
-        record["data"],
-        record["fit"],
-        record["seconds"],
-        record["machine"],
-    )
+    data = record["data"]
+    fit = record["fit"]
+    seconds = record["seconds"]
+    machine = record["machine"]
     best = min(fit["validation_loss"].values())
     counts = "\n".join(
         f"| {name} | {part['problems']} | {part['solutions']} | {part['right']} | {part['steps']} |"

@@ -13,11 +13,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ttc.cost_model.dims import ModelDims, require_positive
+from ttc.cost_model.dims import KVShape, require_positive
 from ttc.errors import InvalidInput
 
 PING_PONG = 2
 """Buffers of an offloading method: one is computed on while the other is filled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDims(KVShape):
+    """The sizes of a model that set all of its memory. `bytes_per_element` is that of KV and
+    activations."""
+
+    hidden: int
+    intermediate: int
+    weights_bytes: int
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.lab.paper.footprint import estimate
-from ttc.cost_model.dims import ModelDims
+from experiments.lab.paper.footprint import ModelDims, estimate
 
 GIB = 2**30
 K = 1024

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from experiments.lab.paper.exhibit import Exhibit, Lines, Row
-from experiments.lab.paper.footprint import longest_context
+from experiments.lab.paper.footprint import ModelDims, longest_context
 from experiments.lab.paper.headinfer import GIB, LLAMA3_8B, K
-from ttc.cost_model.dims import ModelDims
 
 GB = 10**9
 HOST_BYTES = 512 * GIB

@@ -1,4 +1,4 @@
-"""φ-decoding (Xu et al., 2025): a chain whose every step is drawn by what would follow it."""
+"""φ-decoding (Xu et al., 2025): chains whose every step is drawn by what would follow it."""
 
 from __future__ import annotations
 
@@ -6,38 +6,88 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from typing import ClassVar
 
 import numpy as np
 
-from search.base import COUNT, Case, SearchSteps, StepwiseSearch, expand
+from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch, expand
+from search.growing import by_parent
 from search.mur import signal
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Expand, Need, Release
 from ttc.tree.branch import Branch
 
 ROUNDS = 20
-"""The most rounds of k-means; a few steps stand still after two or three."""
+"""The most rounds of k-means; a few texts stand still after two or three."""
+
+
+@dataclass(eq=False)
+class Candidate:
+    """A chain with one step more, and its foresight: the rest of the answer, as it was sampled.
+
+    before: what the foresight of the chain was worth. A candidate that has ended is its own
+    foresight.
+    """
+
+    branch: Branch
+    before: float
+    foresight: Branch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.foresight = self.branch
+
+    @property
+    def value(self) -> float:
+        """The mean log-probability of the foresight."""
+        return signal(self.foresight)
+
+    @property
+    def advantage(self) -> float:
+        return self.value - self.before
+
+    @property
+    def text(self) -> str:
+        return self.foresight.steps[-1]
 
 
 @dataclass(frozen=True)
 class PhiDecoding(StepwiseSearch):
-    """One chain of at most `max_steps` steps, then up to `finish_tokens` tokens to its end.
+    """`beam_size` chains of at most `max_steps` steps, of which one is the answer.
 
-    For each step, `beam_width` candidates are sampled, and one more step after each of them, the
-    foresight. A candidate is drawn with the mean of two probabilities: the softmax of its
-    foresight's mean log-probability, and the softmax of how many foresights are in the cluster of
-    its own. Clusters are those of k-means over TF-IDF vectors, `clusters` of them.
+    For each step, `beam_width` candidates are sampled for each chain. Those whose step is less
+    likely than the mean by more than `sigma_rate` standard deviations are left out. Of each other
+    the rest of the answer is sampled, at most `finish_tokens` tokens: its foresight. The next
+    chains are drawn with the mean of two probabilities: the softmax of the foresights' advantages
+    over `draw_temperature`, and the softmax of the shares of the clusters that they are in.
+    Advantage: the foresight's mean log-probability, less that of the chain's last foresight.
+    Clusters: those of k-means over TF-IDF vectors, `clusters` of them. Where enough candidates have
+    an advantage, the others are not drawn.
+
+    After `least_steps` steps, no more are looked at once a cluster holds more than `stop_share` of
+    the foresights. The foresights of the chains are their ends; one of the larger of two clusters
+    of these is drawn by its advantage.
     """
 
-    limits: ClassVar = {"clusters": COUNT, "finish_tokens": COUNT}
+    limits: ClassVar = {
+        "clusters": COUNT,
+        "finish_tokens": COUNT,
+        "least_steps": COUNT,
+        "sigma_rate": Limit(0),
+        "stop_share": Limit(0, 1),
+        "draw_temperature": Limit(0, above=True),
+    }
 
+    beam_size: int = 4
     beam_width: int = 4
-    clusters: int = 2
+    clusters: int = 3
+    sigma_rate: float = 1.0
+    draw_temperature: float = 0.1
+    least_steps: int = 4
+    stop_share: float = 0.7
     step_tokens: int = 256
-    max_steps: int = 20
+    max_steps: int = 8
     delimiter: str | None = "\n\n"
     finish_tokens: int = 256
 
@@ -50,39 +100,93 @@ class PhiDecoding(StepwiseSearch):
         return ("logprobs",)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        step, chain = case.step(self.step_tokens, self.delimiter), root
-        for _ in range(self.max_steps):
-            candidates: list[Branch] = []
-            following: list[Branch] = []
-            with suppress(BudgetExceeded):  # what there is by then is drawn from
-                candidates += yield from expand([chain], self.beam_width, step, self.sampling)
-                going = [branch for branch in candidates if not branch.finished]
-                following += yield Expand(going, 1, step, self.sampling)
-            if not candidates:
-                return [chain] if chain is not root else []
-            chosen = self.drawn(candidates, following, case.rng)
-            yield Release([chain, *following, *(b for b in candidates if b is not chosen)])
-            chain = chosen
-            if chain.finished:
-                return [chain]
-        end: list[Branch] = yield Expand([chain], 1, case.answer(self.finish_tokens), self.sampling)
-        yield Release([chain])
-        return end
+        chains, new = [Candidate(root, 0.0)], list[Candidate]()
+        step, rest = case.step(self.step_tokens, self.delimiter), case.answer(self.finish_tokens)
+        with suppress(BudgetExceeded):  # the ends of the chains so far are drawn from
+            for number in range(1, self.max_steps + 1):
+                going = [chain for chain in chains if not chain.branch.finished]
+                if not going:
+                    break
+                width = self.beam_width * (self.beam_size if number == 1 else 1)
+                worth = {chain.branch: 0.0 if number == 1 else chain.value for chain in going}
+                children = yield from expand(list(worth), width, step, self.sampling)
+                new = [Candidate(branch, worth[branch.parent]) for branch in children]
+                new, unlikely = self.likely(new, case.rng)
+                yield Release([candidate.branch for candidate in unlikely])
+                open_ends = [c.branch for c in new if not c.branch.finished]
+                ends = by_parent((yield Expand(open_ends, 1, rest, self.sampling)))
+                for candidate in new:
+                    candidate.foresight = ends.get(candidate.branch, candidate.branch)
+                pool = [chain for chain in chains if chain.branch.finished] + new
+                if not pool:
+                    break
+                before, chains = chains, self.drawn(pool, case.rng)
+                yield Release(_branches([*before, *pool], chains))
+                if number >= self.least_steps and self.agreed(pool, case.rng):
+                    break
+        chains = new if chains[0].branch is root else chains
+        if not chains:
+            return []
+        answer = self.end(chains, case.rng)
+        yield Release(_branches(chains, [answer]))
+        if answer.foresight is not answer.branch:
+            yield Release([answer.branch])
+        return [answer.foresight]
 
-    def drawn(
-        self, candidates: Sequence[Branch], following: Sequence[Branch], rng: np.random.Generator
-    ) -> Branch:
-        """The candidate that goes on. One that has ended is its own foresight."""
-        after = {branch.parent: branch for branch in following}
-        foresights = [after.get(branch, branch) for branch in candidates]
-        labels = clusters([branch.steps[-1] for branch in foresights], self.clusters, rng)
-        sizes = [labels.count(label) for label in labels]
-        likely = softmax([signal(branch) for branch in foresights])
-        chances = (likely + softmax(sizes)) / 2
-        return candidates[int(rng.choice(len(candidates), p=chances))]
+    def likely(
+        self, candidates: list[Candidate], rng: np.random.Generator
+    ) -> tuple[list[Candidate], list[Candidate]]:
+        """Pruning in width: the candidates that are looked at further, and the others. At least
+        `beam_size` are, where there are so many; more are drawn by how likely their steps are."""
+        signals = np.array([signal(candidate.branch) for candidate in candidates])
+        if not len(signals):
+            return [], []
+        keep = signals > signals.mean() - self.sigma_rate * signals.std()
+        lacking = min(self.beam_size, len(signals)) - int(keep.sum())
+        if lacking > 0:
+            others = np.flatnonzero(~keep)
+            chances = softmax(signals[others] / self.draw_temperature)
+            keep[rng.choice(others, lacking, replace=False, p=chances)] = True
+        kept = [c for c, stays in zip(candidates, keep, strict=True) if stays]
+        return kept, [c for c, stays in zip(candidates, keep, strict=True) if not stays]
+
+    def drawn(self, candidates: list[Candidate], rng: np.random.Generator) -> list[Candidate]:
+        """The chains that go on, `beam_size` where there are so many, in the order of the
+        candidates."""
+        count = min(self.beam_size, len(candidates))
+        better = [candidate for candidate in candidates if candidate.advantage > 0]
+        chances = softmax([c.advantage / self.draw_temperature for c in candidates])
+        if len(better) >= count:
+            candidates = better
+            labels = clusters([c.text for c in candidates], self.clusters, rng)
+            shares = [labels.count(label) / len(labels) for label in labels]
+            likely = softmax([c.advantage / self.draw_temperature for c in candidates])
+            chances = (likely + softmax(shares)) / 2
+        places = rng.choice(len(candidates), count, replace=False, p=chances)
+        return [candidates[place] for place in sorted(places)]
+
+    def agreed(self, candidates: Sequence[Candidate], rng: np.random.Generator) -> bool:
+        """Pruning in depth: whether most foresights are in one cluster."""
+        labels = clusters([candidate.text for candidate in candidates], self.clusters, rng)
+        return max(map(labels.count, labels)) > self.stop_share * len(labels)
+
+    def end(self, chains: Sequence[Candidate], rng: np.random.Generator) -> Candidate:
+        """The chain whose end is the answer."""
+        labels = clusters([chain.text for chain in chains], 2, rng)
+        largest = Counter(labels).most_common(1)[0][0]
+        alike = [c for c, label in zip(chains, labels, strict=True) if label == largest]
+        chances = softmax([chain.advantage / self.draw_temperature for chain in alike])
+        return alike[int(rng.choice(len(alike), p=chances))]
 
 
-def softmax(values: Sequence[float]) -> np.ndarray:
+def _branches(candidates: Sequence[Candidate], kept: Sequence[Candidate]) -> list[Branch]:
+    """The branches of candidates, none of which a kept one needs."""
+    needed = {branch for c in kept for branch in (c.branch, c.foresight)}
+    all_of = dict.fromkeys(branch for c in candidates for branch in (c.branch, c.foresight))
+    return [branch for branch in all_of if branch not in needed and not branch.released]
+
+
+def softmax(values: Sequence[float] | np.ndarray) -> np.ndarray:
     powers = np.exp(np.array(values) - max(values))
     return np.asarray(powers / powers.sum())
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp, log, sqrt
 
 import numpy as np
 import pytest
 
 from search import PhiDecoding, solve
-from search.phi_decoding import clusters, softmax, tf_idf
+from search.phi_decoding import Candidate, clusters, softmax, tf_idf
 from tests.helpers.backends import FakeBackend
 from ttc import Branch
 from ttc.results import Node
@@ -24,63 +25,102 @@ class Unsure(FakeBackend):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_chain_of_steps_each_looked_at_one_step_ahead(seed: int) -> None:
+def test_chains_of_steps_each_looked_at_to_the_end(seed: int) -> None:
     backend = Unsure("123456789,,,0")
-    search = PhiDecoding(step_tokens=3, max_steps=4, beam_width=3, finish_tokens=5, delimiter=",")
+    search = PhiDecoding(
+        beam_size=2, beam_width=3, step_tokens=3, max_steps=4, finish_tokens=5, delimiter=","
+    )
     result = solve(search, problem="q", engine=backend, seed=seed)
     assert result.error is None and not backend.live
+    assert result.best is not None
     children: dict[int | None, list[Node]] = {}
     for node in result.tree:
         children.setdefault(node.parent, []).append(node)
-    assert result.best is not None
-    (node,), before = children[None], 0
-    for _ in range(search.max_steps):
-        candidates = children[node.id][before:]  # after the foresight
-        assert len(candidates) == 3
-        for candidate in candidates:
-            looked = children.get(candidate.id, [])[:1]
-            assert all(len(foresight.token_ids) <= 3 for foresight in looked)
-        path = list(result.best.path)
-        (node,) = [
-            candidate for candidate in candidates if candidate.path == path[: len(candidate.path)]
-        ]
-        if node.path == path:
-            break
-        before = 1
-    else:
-        (node,) = children[node.id][1:]  # the rest of the answer
-        assert len(node.token_ids) <= 5
-    assert node.path == list(result.best.path)
+    (root,) = children[None]
+    assert len(children[root.id]) == 6  # candidates of the first step
+    looked = [node for node in children[root.id] if node.id in children]
+    assert 2 <= len(looked) <= 6
+    chains = [node for node in looked if len(children[node.id]) > 1]
+    for node in looked:
+        assert len(children[node.id][0].token_ids) <= 5  # the foresight
+        assert all(len(child.token_ids) <= 3 for child in children[node.id][1:])
+    assert len(chains) <= 2 and all(len(children[node.id]) == 4 for node in chains)
+    path = list(result.best.path)
+    assert any(node.path == path for node in result.tree)
+    assert len(path) <= search.max_steps + 1
 
 
-def test_a_candidate_is_drawn_by_the_mean_of_two_softmaxes() -> None:
-    class Fixed:
-        def __init__(self) -> None:
-            self.chances: list[list[float]] = []
+class Fixed:
+    """Takes the first of what it draws from, and keeps the chances."""
 
-        def permutation(self, count: int) -> np.ndarray:
-            return np.arange(count)
+    def __init__(self) -> None:
+        self.chances: list[list[float]] = []
 
-        def choice(self, count: int, p: np.ndarray) -> int:
-            self.chances.append([float(x) for x in p])
-            return 1
+    def permutation(self, count: int) -> np.ndarray:
+        return np.arange(count)
 
-    texts, logprobs = ["so it is 4", "so it is 4", "no 9"], [-0.5, -1.0, -2.0]
-    branches = []
-    for text, logprob in zip(texts, logprobs, strict=True):
-        backend = FakeBackend("1")
-        (branch,) = backend.roots([[1]])
-        for token in backend.encode(text):
-            branch.append(token, logprob, 0.5)
-        branch.end_step("length")
-        branches.append(branch)
-    rng = Fixed()
-    search = PhiDecoding(clusters=2)
-    assert search.drawn(branches, [], rng) is branches[1]  # type: ignore[arg-type]
-    likely = [exp(x) / sum(map(exp, logprobs)) for x in logprobs]
-    shares = [exp(x) / sum(map(exp, [2, 2, 1])) for x in [2, 2, 1]]
+    def choice(
+        self, of: int | np.ndarray, size: int | None = None, replace: bool = True, *, p: np.ndarray
+    ) -> int | np.ndarray:
+        self.chances.append([float(x) for x in p])
+        places = np.arange(of) if isinstance(of, int) else of
+        return int(places[0]) if size is None else places[:size]
+
+
+def candidate(text: str, logprob: float, before: float = 0.0) -> Candidate:
+    backend = FakeBackend("1")
+    (branch,) = backend.roots([[1]])
+    for token in backend.encode(text):
+        branch.append(token, logprob, 0.5)
+    branch.end_step("length")
+    return Candidate(branch, before)
+
+
+def softly(values: Sequence[float]) -> list[float]:
+    return [exp(x) / sum(map(exp, values)) for x in values]
+
+
+def test_chains_are_drawn_by_the_mean_of_two_softmaxes() -> None:
+    texts, logprobs = ["so it is 4", "so it is 4", "no 9", "no 8"], [-0.5, -0.45, -0.4, -0.9]
+    of = [candidate(text, value, -0.6) for text, value in zip(texts, logprobs, strict=True)]
+    search, rng = PhiDecoding(beam_size=2, clusters=2), Fixed()
+    assert search.drawn(of, rng) == of[:2]  # type: ignore[arg-type]
+    likely = softly([(value + 0.6) / 0.1 for value in logprobs[:3]])  # the last has none
+    shares = softly([2 / 3, 2 / 3, 1 / 3])
     wanted = [(a + b) / 2 for a, b in zip(likely, shares, strict=True)]
     assert rng.chances == [pytest.approx(wanted)]
+    # where too few have an advantage, all are drawn from
+    search = PhiDecoding(beam_size=4)
+    assert search.drawn(of, rng) == of  # type: ignore[arg-type]
+    assert rng.chances[1] == pytest.approx(softly([(value + 0.6) / 0.1 for value in logprobs]))
+
+
+def test_unlikely_steps_are_left_out_but_enough_are_kept() -> None:
+    of = [candidate("a", value) for value in (-1.0, -1.0, -1.0, -4.0)]
+    search, rng = PhiDecoding(beam_size=2), Fixed()
+    assert search.likely(of, rng) == (of[:3], of[3:])  # type: ignore[arg-type]
+    assert not rng.chances
+    search = PhiDecoding(beam_size=4)
+    assert search.likely(of, rng) == (of, [])  # type: ignore[arg-type]
+    assert search.likely([], rng) == ([], [])  # type: ignore[arg-type]
+
+
+def test_the_answer_is_one_of_the_larger_cluster() -> None:
+    of = [candidate("no 9", -0.1), candidate("so it is 4", -2.0), candidate("so it is 4", -1.0)]
+    search, rng = PhiDecoding(), Fixed()
+    assert search.end(of, rng) is of[1]  # type: ignore[arg-type]
+    assert rng.chances == [pytest.approx(softly([-20.0, -10.0]))]
+    assert search.agreed(of[1:], rng)  # type: ignore[arg-type]
+    assert not search.agreed(of, rng)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 12, 13, 14, 25, 40])
+def test_a_budget_that_ends_within_a_step_leaves_an_answer(tokens: int) -> None:
+    backend = Unsure("123456789,,,0")
+    search = PhiDecoding(beam_size=2, beam_width=2, step_tokens=3, max_steps=4, finish_tokens=5)
+    result = solve(search, problem="q", engine=backend, max_generated_tokens=tokens)
+    assert result.best is not None and result.usage.generated_tokens <= tokens
+    assert not backend.live
 
 
 def test_words_of_few_texts_weigh_more() -> None:

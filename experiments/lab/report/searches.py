@@ -16,6 +16,7 @@ FAMILIES = {
         "deep_conf",
         "certainty_probe",
         "early_answer",
+        "early_answer+value_head",
         "parallel_probe",
         "fork_think",
     ),

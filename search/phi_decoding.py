@@ -110,7 +110,7 @@ class PhiDecoding(StepwiseSearch):
                 width = self.beam_width * (self.beam_size if number == 1 else 1)
                 worth = {chain.branch: 0.0 if number == 1 else chain.value for chain in going}
                 children = yield from expand(list(worth), width, step, self.sampling)
-                new = [Candidate(branch, worth[branch.parent]) for branch in children]
+                new = [Candidate(b, worth[b.parent]) for b in children if b.parent is not None]
                 new, unlikely = self.likely(new, case.rng)
                 yield Release([candidate.branch for candidate in unlikely])
                 open_ends = [c.branch for c in new if not c.branch.finished]

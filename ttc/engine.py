@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
+from ttc.approximate.rkv import RKV
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.installing import lent
 from ttc.checks import check_kind
@@ -113,6 +114,8 @@ class Engine:
         self.memory.states.use(
             None if self.runner.recurrent is None else self.runner.recurrent.shape
         )
+        if isinstance(self.residency, RKV):
+            self.residency.check(self.runner)
         if isinstance(self.runner, PlacedRunner):
             self.runner.bind(self.residency)
         self.tree = Tree(self.memory, self.residency.block_tokens)

@@ -279,6 +279,7 @@ POLICIES: dict[str, type] = {
     **classes("ttc.residency"),
     "auto": ttc.Auto,
     "quantized_kv": ttc.QuantizedKV,
+    "rkv": ttc.RKV,
 }
 
 

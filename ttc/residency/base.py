@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, ClassVar, Self
@@ -13,12 +13,15 @@ from weakref import ReferenceType, ref
 import torch
 
 from ttc.attention.entry import Entry, Reads, shared_entries
+from ttc.attention.plan import Plan
 from ttc.attention.stream import KVReader
 from ttc.checks import check_fields, check_positive
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
 from ttc.memory.tiers import Block, Tier
+from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
+from ttc.tree.tree import Tree
 
 Paths = Sequence[Sequence[Segment]]
 """The segments of each branch, root to leaf."""
@@ -156,6 +159,16 @@ class Residency(ABC):
     def allocate_frozen(self, tokens: int, path: Sequence[KV] = ()) -> KV:
         """KV for a part of a tail that becomes a segment after those of `path`."""
         return self.allocate(tokens, path=path)
+
+    def condense(
+        self,
+        branches: Sequence[Branch],
+        tree: Tree,
+        forward: Callable[[Sequence[int], Plan, Sequence[int]], object],
+    ) -> None:
+        """Make the KV of branches smaller that are about to decode, which approximate policies
+        alone do. forward: the model's pass, as `ModelRunner.forward`."""
+        return
 
     # ---------------------------------------------------------------- a step
 

@@ -124,8 +124,7 @@ class Admission:
 
     def _grouped(self, rows: list[Row]) -> list[list[Row]]:
         rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
-        for leaf in dict.fromkeys(row.branch.leaf for row in rows):
-            self.runtime.tree.compact(leaf)
+        self._make_compact(rows)
         residency = self.runtime.residency
         self.capacity = tail_tokens(rows, residency.roomy)
         chosen = residency.groups(paths(rows), self.capacity)
@@ -169,9 +168,17 @@ class Admission:
         while self.waiting and (count := self._joining([*rows, *joined], tails)):
             joined += self._take(count)
         self.crowded = bool(self.waiting)
-        for leaf in dict.fromkeys(row.branch.leaf for row in joined):
-            self.runtime.tree.compact(leaf)
+        self._make_compact(joined)
         return joined
+
+    def _make_compact(self, rows: Sequence[Row]) -> None:
+        """Have the texts of rows that come next lie in few runs of KV, which are all read with
+        every token."""
+        runtime = self.runtime
+        for leaf in dict.fromkeys(row.branch.leaf for row in rows):
+            runtime.tree.compact(leaf)
+        branches = [row.branch for row in rows]
+        runtime.residency.condense(branches, runtime.tree, runtime.runner.forward)
 
     def _joining(self, at_work: Sequence[Row], tails: RunningTails) -> int:
         """How many of the first request's rows find room: all or none, or as many as do of those

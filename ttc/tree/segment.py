@@ -22,6 +22,8 @@ class Segment:
         roots.
     state: of models with recurrent layers, their state after the last token, None where none was
         kept.
+    dropped: how many of its tokens have no KV any more, under a policy that drops some
+        (`ttc.approximate.rkv`); such a segment is neither shared with others nor cut or joined.
     whole: whether all of its KV is there. What is being computed is not shared with others.
     opening: how many tokens stand before the first generated one of the branch that made the
         segment, for models that compute these differently (`ttc.model.least_time_step`); 0 for all
@@ -36,6 +38,7 @@ class Segment:
         self.children: list[Segment] = []
         self.state: State | None = None
         self.refs = 0
+        self.dropped = 0
         self.whole = True
         self.start = parent.end if parent else 0
         self.serial = next(_serial)
@@ -43,6 +46,11 @@ class Segment:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def held(self) -> int:
+        """The tokens whose KV there is."""
+        return len(self.tokens) - self.dropped
 
     @property
     def storage(self) -> KV:
@@ -60,7 +68,8 @@ class Segment:
     def serves(self, opening: int) -> bool:
         """Whether its KV is there, and is that of a branch with such an opening and the same
         tokens."""
-        return self.whole and self.opens(opening) == self.opens(self.opening)
+        there = self.whole and not self.dropped
+        return there and self.opens(opening) == self.opens(self.opening)
 
     def path(self) -> list[Segment]:
         """The segments from the root to this one, the empty trunk left out."""

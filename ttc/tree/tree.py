@@ -140,7 +140,8 @@ class Tree:
         while parent is not None and parent.parent is not None and parent.refs == 1:
             joined = len(parent.tokens) + len(segment.tokens)
             if (
-                (self.block_tokens is None or joined <= self.block_tokens)
+                not (parent.dropped or segment.dropped)
+                and (self.block_tokens is None or joined <= self.block_tokens)
                 and not (parent.state is not None and parent.end % SNAPSHOT_TOKENS == 0)
                 and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens)
                 and can_recut(self.memory, [parent.storage, segment.storage])
@@ -149,6 +150,31 @@ class Tree:
             else:
                 segment = parent
             parent = segment.parent
+
+    def replace(self, chain: Sequence[Segment], kv: KV) -> None:
+        """Have the last segment of a chain stand for all of it, with `kv` of fewer tokens than
+        these are. Nobody else needs the others, which go; the KV of all is freed."""
+        *above, last = chain
+        self.recuts += 1
+        first = chain[0]
+        parent = first.parent
+        assert parent is not None
+        parent.children[parent.children.index(first)] = last
+        if not last.opens(last.opening):
+            last.opening = max(min(s.opening, s.end) for s in chain)
+        for segment in chain:
+            self.memory.free(segment.storage)
+        last.tokens = [token for segment in chain for token in segment.tokens]
+        last.kv = kv
+        last.parent = parent
+        last.start = first.start
+        last.dropped = len(last.tokens) - kv.tokens
+        for segment in above:
+            segment.kv = None
+            segment.parent = None
+            segment.children = []
+            segment.refs = 0
+            self.set_state(segment, None)
 
     def _absorb(self, parent: Segment, child: Segment) -> None:
         assert parent.parent is not None

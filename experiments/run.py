@@ -35,7 +35,7 @@ def launch() -> int:
     from experiments.runs.problem_loop import run
     from experiments.runs.records import run_folder
     from experiments.runs.schema import register
-    from experiments.runs.screen import row_labels, sweep_table
+    from experiments.runs.summary_tables import row_labels, sweep_table
     from experiments.runs.sweep import Outcome, Outcomes, for_each_job, job_title, sweeps
     from experiments.runs.user_classes import as_choices, checked_parts
 

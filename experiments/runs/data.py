@@ -1,41 +1,30 @@
-"""Data sets: rows, or what reasoning-gym makes, become problems and solved examples."""
+"""Data sets: the problems of a run and the solved examples before them."""
 
 from __future__ import annotations
 
 import random
-import re
-import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
-from experiments.runs.code_data import (
-    CodeGrader,
-    read_code,
-    read_evalplus,
-    read_livecodebench,
-)
+from experiments.runs.code_data import CodeGrader
+from experiments.runs.generated import generated_problems
 from experiments.runs.grading import IsCorrect, Reading
+from experiments.runs.readers import find_reader, text_of
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
-from experiments.runs.user_code import find
 from ttc.errors import InvalidInput
 from ttc.execution.programs import check_sandbox
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold
-from ttc.text.numbers import as_number
 from ttc.text.prompt import check_text
 
-Reader = Callable[[Row, str, DatasetConfig], Problem]
 FILLER = (
     "This paragraph is background and has no bearing on the question that follows it. The library "
     "opens in the morning and closes in the evening. Visitors leave their coats at the entrance "
     "and speak quietly in the reading room. On some days the windows are open, and the sound of "
     "the street comes in. "
 )
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True)
@@ -108,10 +97,9 @@ def _load(config: DatasetConfig) -> Task:
                 f"{config.path or config.hub} would not be read; for a file: dataset=file "
                 "dataset.path=FILE"
             )
-        task = _reasoning_gym(config, reading, config.offset, stop)
-        return checked_grader(
-            replace(task, is_correct=reading.is_correct) if config.grader else task
-        )
+        problems, full_score = generated_problems(config, stop)
+        is_correct = reading.is_correct if config.grader else full_score
+        return checked_grader(Task(problems, [], reading, is_correct))
     rows = _rows(config)
     if not rows[config.offset :]:
         raise InvalidInput(
@@ -210,7 +198,7 @@ def _read(
         try:
             problem = _checked(read(_checked_row(row), name, config), config)
             if config.fields.source is not None:
-                source = _text(row, config.fields.source)
+                source = text_of(row, config.fields.source)
                 check_text(source, "the source")
                 problem = replace(problem, metadata=problem.metadata | {"source": source})
             if problem.id in problems:
@@ -252,197 +240,3 @@ def _checked(problem: Any, config: DatasetConfig) -> Problem:
     if config.grader is None:  # which knows its own gold answers
         check_gold(problem.answer or "", config.answer_kind)
     return problem
-
-
-def find_reader(name: str) -> Reader:
-    """The reader of that name, or the function at a dotted path, which may lie in the folder of the
-    command."""
-    if name in READERS:
-        return READERS[name]
-    if "." not in name:
-        raise InvalidInput(
-            f"dataset.reader={name} is unknown; use one of {', '.join(READERS)}, or the dotted "
-            "path of your own function (row, id, dataset) -> Problem"
-        )
-    reader: Reader = find(name, "dataset.reader")
-    if not callable(reader):
-        raise InvalidInput(
-            f"dataset.reader={name} is a {type(reader).__name__}, not a function (row, id, dataset)"
-        )
-    return reader
-
-
-# ---------------------------------------------------------------- what a row means
-
-
-def _text(row: Row, name: str) -> str:
-    value = row[name]
-    if not isinstance(value, str | int | float):
-        raise InvalidInput(f"the field {name!r} is {value!r}, not text")
-    if not str(value).strip():
-        raise InvalidInput(f"the field {name!r} is empty")
-    return str(value).strip()
-
-
-def _gsm8k(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """The gold answer follows `####`, after the worked solution."""
-    solution = _text(row, config.fields.answer or "answer")
-    _, mark, gold = solution.rpartition("####")
-    if not mark or as_number(gold) is None:
-        raise InvalidInput(f"the gold answer {solution[-40:]!r} has no number after ####")
-    question = _text(row, config.fields.question or "question")
-    return Problem(question, name, gold.strip().replace(",", ""), {"solution": solution})
-
-
-def _math500(row: Row, name: str, config: DatasetConfig) -> Problem:
-    question = _text(row, config.fields.question or "problem")
-    answer = _text(row, config.fields.answer or "answer")
-    about = {"level": row.get("level"), "solution": row.get(config.fields.solution or "solution")}
-    return Problem(question, name, answer, about)
-
-
-def _competition(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """AIME and AMC, whose sets on the hub differ in names (problem, Problem, question) and write 27
-    as 27.0."""
-    fields = {str(key).lower(): key for key in row}
-    asked = config.fields.question or fields.get("problem") or fields.get("question") or "problem"
-    gold = _text(row, config.fields.answer or fields.get("answer") or "answer")
-    solution = row.get(config.fields.solution or fields.get("solution") or "solution")
-    return Problem(
-        _text(row, asked),
-        name,
-        re.sub(r"\.0+$", "", gold),
-        {"solution": solution} if solution else {},
-    )
-
-
-def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """Up to ten choices. Those that are N/A are left out, and the others keep their letters, which
-    the worked solution uses; it begins with `A: `."""
-    gold = _text(row, config.fields.answer or "answer")
-    options = zip(LETTERS, map(str, row["options"]), strict=False)
-    choices = {letter: text for letter, text in options if text.strip() != "N/A"}
-    if gold not in choices:
-        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(choices)}")
-    asked = _text(row, config.fields.question or "question")
-    question = with_choices(asked, choices)
-    worked = (
-        str(row.get(config.fields.solution or "cot_content") or "")
-        .strip()
-        .removeprefix("A:")
-        .strip()
-    )
-    about = {"category": row.get("category"), "choices": "".join(choices)}
-    about |= {"solution": worked} if worked else {}
-    return Problem(question, name, gold, about)
-
-
-def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
-    labels = list(map(str, row["choices"]["label"]))
-    gold = str(row["answerKey"])
-    if gold not in labels:
-        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {labels}")
-    return _with_letters(_text(row, "question"), name, row["choices"]["text"], labels.index(gold))
-
-
-def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """The right answer comes first in the file; the order is shuffled by a seed and the question
-    itself."""
-    columns = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
-    question = _text(row, "Question")
-    order = list(range(len(columns)))
-    random.Random(f"{config.shuffle_seed}:{question}").shuffle(order)
-    return _with_letters(question, name, [_text(row, columns[i]) for i in order], order.index(0))
-
-
-def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
-    """Fields `question` and `answer`, and if there are any, an `id` and a worked `solution`."""
-    fields = config.fields
-    id = row.get(fields.id or "id")
-    solution = fields.solution or "solution"
-    return Problem(
-        _text(row, fields.question or "question"),
-        name if id in (None, "") else str(id),
-        _text(row, fields.answer or "answer"),
-        {} if row.get(solution) is None else {"solution": _text(row, solution)},
-    )
-
-
-READERS: dict[str, Reader] = {
-    "plain": _plain,
-    "gsm8k": _gsm8k,
-    "math500": _math500,
-    "arc_challenge": _arc,
-    "gpqa": _gpqa,
-    "competition": _competition,
-    "mmlu_pro": _mmlu_pro,
-    "code": read_code,
-    "evalplus": read_evalplus,
-    "livecodebench": read_livecodebench,
-}
-
-
-def _with_letters(question: str, name: str, choices: list[str], right: int) -> Problem:
-    """A problem whose question is followed by its lettered choices."""
-    lettered = dict(zip(LETTERS, choices, strict=False))
-    return Problem(
-        with_choices(question, lettered), name, LETTERS[right], {"choices": "".join(lettered)}
-    )
-
-
-def with_choices(question: str, choices: Mapping[str, str]) -> str:
-    return "\n".join([question, *(f"({letter}) {choice}" for letter, choice in choices.items())])
-
-
-# ---------------------------------------------------------------- reasoning-gym
-
-
-def _import_reasoning_gym() -> Any:
-    """The package, also without pycosat, which takes a compiler to install and serves one task."""
-    try:
-        import pycosat  # noqa: F401
-    except ImportError:
-        sys.modules["pycosat"] = ModuleType("pycosat")
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise InvalidInput(
-            f"generated problems need reasoning-gym ({error}): pip install reasoning-gym, or "
-            "without a C compiler pip install --no-deps reasoning-gym and, as they are missed, the "
-            "packages that it names"
-        ) from error
-    return reasoning_gym
-
-
-def _reasoning_gym(config: DatasetConfig, reading: Reading, start: int, stop: int | None) -> Task:
-    """Generated problems with the task's own scorer; correct means a full score of 1."""
-    reasoning_gym = _import_reasoning_gym()
-    stop = config.size if stop is None else stop
-    if stop <= config.offset:
-        raise InvalidInput(
-            f"dataset.task={config.task} is made dataset.size={config.size} times, none after "
-            f"dataset.offset={config.offset}; give dataset.limit, or a larger size"
-        )
-    params = {str(k): v for k, v in config.params.items()}
-    try:
-        generated = reasoning_gym.create_dataset(config.task, size=stop, seed=config.seed, **params)
-    except (ValueError, TypeError, AssertionError) as error:
-        raise InvalidInput(
-            f"reasoning-gym refuses dataset.task={config.task} with {params}: {error}"
-        ) from error
-    try:
-        entries = {f"{config.name}-{i}": generated[i] for i in range(start, stop)}
-    except AttributeError as error:
-        if "pycosat" in str(error):
-            raise InvalidInput(
-                f"dataset.task={config.task} needs pycosat: pip install pycosat (and a C compiler)"
-            ) from error
-        raise
-    problems = [
-        Problem(e["question"].rstrip(), name, str(e["answer"])) for name, e in entries.items()
-    ]
-
-    def is_correct(problem: Problem, answer: str | None) -> bool:
-        return answer is not None and generated.score_answer(answer, entries[problem.id]) >= 1.0
-
-    return Task(problems, [], reading, is_correct)

@@ -32,9 +32,10 @@ from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_
 from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.provenance import commit, machine
 from experiments.runs.records import RunFolder
-from experiments.runs.screen import Progress, failures, show_logged, table
+from experiments.runs.screen import Progress, show_logged
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, summary_of
+from experiments.runs.summary_tables import failures, table
 from experiments.runs.user_code import code_fingerprint
 from search import try_verifier
 from search.config import SearchConfig

@@ -75,7 +75,7 @@ class DatasetConfig:
     csv, tsv, parquet, what datasets' save_to_disk wrote). task, params, size, seed: a task of
     reasoning-gym.
     limit, offset: which problems; a task makes as many as `limit` says.
-    reader: how a row is read, by a name of `data.READERS` or the dotted path of a function (row,
+    reader: how a row is read, by a name of `readers.READERS` or the dotted path of a function (row,
     id, these settings) -> Problem. extract, grader: dotted paths of functions in place of
     answer_kind, see `grading`.
     instruction: the words around a question. raw: they are the whole prompt, with no chat template

@@ -25,9 +25,9 @@ from experiments.eval.leaderboard.plan import Cell
 from experiments.eval.select import load, report, score
 from experiments.eval.select import parsed as parsed_selection
 from experiments.runs.finished import Run
-from experiments.runs.screen import row_labels
 from experiments.runs.stats import mcnemar, tango, wilson
 from experiments.runs.summary import summarise
+from experiments.runs.summary_tables import row_labels
 from search.selection import all_rules
 from ttc import InvalidInput
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from experiments.runs import screen
-from experiments.runs.screen import Progress, as_bytes, as_time, failures, short, sweep_table
+from experiments.runs.screen import Progress, as_bytes, as_time, short
+from experiments.runs.summary_tables import failures, sweep_table
 from experiments.runs.sweep import job_title
 
 

@@ -13,7 +13,8 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from experiments.runs.data import READERS, load_examples, load_task
+from experiments.runs.data import load_examples, load_task
+from experiments.runs.readers import READERS
 from experiments.runs.schema import DatasetConfig, register
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer

@@ -16,9 +16,9 @@ from experiments.runs.fingerprint import UNUSABLE, differences
 from experiments.runs.finished import Run
 from experiments.runs.reading import check_whole, read_provenance
 from experiments.runs.records import MAY_CHANGE, RunFolder
-from experiments.runs.screen import table
 from experiments.runs.shards import Shard
 from experiments.runs.summary import summary_of
+from experiments.runs.summary_tables import table
 from ttc.errors import InvalidInput
 
 FREE = {*MAY_CHANGE, "run.name"} - {"dataset.limit", "dataset.size"}

@@ -1,0 +1,155 @@
+"""What a row of a data set means: the question, the gold answer and what else is known of it."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping
+
+from experiments.runs.code_data import read_code, read_evalplus, read_livecodebench
+from experiments.runs.rows import Row
+from experiments.runs.schema import DatasetConfig
+from experiments.runs.user_code import find
+from ttc.errors import InvalidInput
+from ttc.protocols import Problem
+from ttc.text.numbers import as_number
+
+Reader = Callable[[Row, str, DatasetConfig], Problem]
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def find_reader(name: str) -> Reader:
+    """The reader of that name, or the function at a dotted path, which may lie in the folder of the
+    command."""
+    if name in READERS:
+        return READERS[name]
+    if "." not in name:
+        raise InvalidInput(
+            f"dataset.reader={name} is unknown; use one of {', '.join(READERS)}, or the dotted "
+            "path of your own function (row, id, dataset) -> Problem"
+        )
+    reader: Reader = find(name, "dataset.reader")
+    if not callable(reader):
+        raise InvalidInput(
+            f"dataset.reader={name} is a {type(reader).__name__}, not a function (row, id, dataset)"
+        )
+    return reader
+
+
+def text_of(row: Row, name: str) -> str:
+    value = row[name]
+    if not isinstance(value, str | int | float):
+        raise InvalidInput(f"the field {name!r} is {value!r}, not text")
+    if not str(value).strip():
+        raise InvalidInput(f"the field {name!r} is empty")
+    return str(value).strip()
+
+
+def _gsm8k(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """The gold answer follows `####`, after the worked solution."""
+    solution = text_of(row, config.fields.answer or "answer")
+    _, mark, gold = solution.rpartition("####")
+    if not mark or as_number(gold) is None:
+        raise InvalidInput(f"the gold answer {solution[-40:]!r} has no number after ####")
+    question = text_of(row, config.fields.question or "question")
+    return Problem(question, name, gold.strip().replace(",", ""), {"solution": solution})
+
+
+def _math500(row: Row, name: str, config: DatasetConfig) -> Problem:
+    question = text_of(row, config.fields.question or "problem")
+    answer = text_of(row, config.fields.answer or "answer")
+    about = {"level": row.get("level"), "solution": row.get(config.fields.solution or "solution")}
+    return Problem(question, name, answer, about)
+
+
+def _competition(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """AIME and AMC, whose sets on the hub differ in names (problem, Problem, question) and write 27
+    as 27.0."""
+    fields = {str(key).lower(): key for key in row}
+    asked = config.fields.question or fields.get("problem") or fields.get("question") or "problem"
+    gold = text_of(row, config.fields.answer or fields.get("answer") or "answer")
+    solution = row.get(config.fields.solution or fields.get("solution") or "solution")
+    return Problem(
+        text_of(row, asked),
+        name,
+        re.sub(r"\.0+$", "", gold),
+        {"solution": solution} if solution else {},
+    )
+
+
+def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """Up to ten choices. Those that are N/A are left out, and the others keep their letters, which
+    the worked solution uses; it begins with `A: `."""
+    gold = text_of(row, config.fields.answer or "answer")
+    options = zip(LETTERS, map(str, row["options"]), strict=False)
+    choices = {letter: text for letter, text in options if text.strip() != "N/A"}
+    if gold not in choices:
+        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(choices)}")
+    asked = text_of(row, config.fields.question or "question")
+    question = with_choices(asked, choices)
+    worked = (
+        str(row.get(config.fields.solution or "cot_content") or "")
+        .strip()
+        .removeprefix("A:")
+        .strip()
+    )
+    about = {"category": row.get("category"), "choices": "".join(choices)}
+    about |= {"solution": worked} if worked else {}
+    return Problem(question, name, gold, about)
+
+
+def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
+    labels = list(map(str, row["choices"]["label"]))
+    gold = str(row["answerKey"])
+    if gold not in labels:
+        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {labels}")
+    return _with_letters(text_of(row, "question"), name, row["choices"]["text"], labels.index(gold))
+
+
+def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """The right answer comes first in the file; the order is shuffled by a seed and the question
+    itself."""
+    columns = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+    question = text_of(row, "Question")
+    order = list(range(len(columns)))
+    random.Random(f"{config.shuffle_seed}:{question}").shuffle(order)
+    return _with_letters(question, name, [text_of(row, columns[i]) for i in order], order.index(0))
+
+
+def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
+    """Fields `question` and `answer`, and if there are any, an `id` and a worked `solution`."""
+    fields = config.fields
+    id = row.get(fields.id or "id")
+    solution = fields.solution or "solution"
+    return Problem(
+        text_of(row, fields.question or "question"),
+        name if id in (None, "") else str(id),
+        text_of(row, fields.answer or "answer"),
+        {} if row.get(solution) is None else {"solution": text_of(row, solution)},
+    )
+
+
+READERS: dict[str, Reader] = {
+    "plain": _plain,
+    "gsm8k": _gsm8k,
+    "math500": _math500,
+    "arc_challenge": _arc,
+    "gpqa": _gpqa,
+    "competition": _competition,
+    "mmlu_pro": _mmlu_pro,
+    "code": read_code,
+    "evalplus": read_evalplus,
+    "livecodebench": read_livecodebench,
+}
+
+
+def _with_letters(question: str, name: str, choices: list[str], right: int) -> Problem:
+    """A problem whose question is followed by its lettered choices."""
+    lettered = dict(zip(LETTERS, choices, strict=False))
+    return Problem(
+        with_choices(question, lettered), name, LETTERS[right], {"choices": "".join(lettered)}
+    )
+
+
+def with_choices(question: str, choices: Mapping[str, str]) -> str:
+    return "\n".join([question, *(f"({letter}) {choice}" for letter, choice in choices.items())])

@@ -1,0 +1,88 @@
+"""Summaries of runs as tables on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from experiments.cli.labels import labels, typed_settings
+from experiments.cli.tables import Table, labelled
+
+SHOWN_REASONS = 5
+
+
+def _cut_off(summary: dict[str, Any]) -> Iterator[str]:
+    """How many answers have no end, and the limit that cut them."""
+    ways = {"search": "search.max_tokens or max_steps", "context": "a model with a longer context"}
+    for cause, count in summary.get("truncated_by", {}).items():
+        yield f"{count} answers have no end; more tokens: {ways.get(cause, cause)}"
+
+
+def table(name: str, summary: dict[str, Any]) -> str:
+    """The summary as a small table."""
+    low, high = summary["accuracy_95"]
+    moved = [summary["host_to_device_bytes"] / 2**20, summary["device_to_host_bytes"] / 2**20]
+    rows = [
+        ("problems", f"{summary['problems']} ({summary['failures']} failed)"),
+        ("accuracy", f"{summary['accuracy']:.1%}  [95%: {low:.1%} to {high:.1%}]"),
+        *(("cut off", text) for text in _cut_off(summary)),
+        *((f"pass@{k}", f"{v:.1%}") for k, v in summary["pass_at_k"].items()),
+        *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
+        ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
+        ("verifier tokens", f"{summary['verifier_tokens']}"),
+        *(
+            (f"approximate: {what.replace('_', ' ')}", str(n))
+            for what, n in summary["approximate"].items()
+        ),
+    ]
+    if any(moved):
+        rows.append(("moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back"))
+    link = ", over a simulated link" if "simulated_link_gbps" in summary else ""
+    rows.append(("time", f"{summary['seconds']:.1f} s{link}"))
+    return f"\n{name}\n{labelled(rows)}"
+
+
+def failures(summary: dict[str, Any]) -> str:
+    """How many problems failed, for which reasons, and what can be done; empty where none did."""
+    if not summary["failures"]:
+        return ""
+    reasons = summary["failure_reasons"]
+    count = summary["failures"]
+    lines = [
+        f"\n{count} of {summary['problems']} problems failed and "
+        f"{'counts' if count == 1 else 'count'} as wrong:"
+    ]
+    lines += [f"  {entry['count']} x {entry['reason']}" for entry in reasons[:SHOWN_REASONS]]
+    if more := reasons[SHOWN_REASONS:]:
+        lines.append(
+            f"  {sum(entry['count'] for entry in more)} x other reasons, see `error` in the records"
+        )
+    lines.append("the same command with run.retry_failed=true runs them again")
+    return "\n".join(lines)
+
+
+def row_labels(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """What differs between the jobs of a sweep, their seeds left aside. jobs: their overrides."""
+    typed = [typed_settings(overrides) for overrides in jobs]
+    return labels(
+        [{key: value for key, value in one.items() if key != "run.seed"} for one in typed]
+    )
+
+
+def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> str:
+    """One line for each job of a sweep: (its overrides, its summary or why it failed)."""
+    names = labels([typed_settings(overrides) for overrides, _ in jobs])
+    columns = ("job", "accuracy", "95% interval", "tokens", "failed", "time")
+    lines, errors = [], []
+    for name, (_, outcome) in zip(names, jobs, strict=True):
+        if isinstance(outcome, str):
+            errors.append(f"{name}: error: {outcome}")
+            lines.append([name, "error", *["-"] * 4])
+            continue
+        interval = " to ".join(f"{end:.1%}" for end in outcome["accuracy_95"])
+        tokens = f"{outcome['generated_tokens_per_problem']:.0f}"
+        counts = (tokens, str(outcome["failures"]), f"{outcome['seconds']:.1f} s")
+        lines.append([name, f"{outcome['accuracy']:.1%}", interval, *counts])
+    table = Table("", columns, lines).text()
+    parts = [f"{len(jobs)} jobs; tokens are generated tokens per problem\n{table}", *errors]
+    return "\n" + "\n\n".join(parts)

@@ -311,7 +311,7 @@ class ActiveSearch:
         self.steps.close()
         self.request = None
         if self.closing is None:  # else the answer so far stands
-            self.error = described(error)
+            self.error = error_text(error)
 
     def close(self) -> None:
         """Spend the reserve on the best branch so far, where a budget ended the search before that
@@ -441,7 +441,7 @@ class ActiveSearch:
         return Progress(self.problem, self.answered, did, nodes, replace(self.usage), result)
 
 
-def described(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """An error as `Result.error` says it."""
     return f"{type(error).__name__}: {error}"
 

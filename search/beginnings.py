@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from search.active_search import ActiveSearch, Chat, described, steps_of
+from search.active_search import ActiveSearch, Chat, error_text, steps_of
 from search.config import SearchConfig
 from search.prefills import Task, begin_roots, passes_of
 from search.under_way import UnderWay
@@ -61,7 +61,7 @@ class Beginnings:
         """The prompt of a problem cannot be used."""
         if self.strict:
             raise error
-        self.failed.append((index, _unsolved(*self.problems[index], described(error))))
+        self.failed.append((index, _unsolved(*self.problems[index], error_text(error))))
 
     def _begin_roots(self) -> list[Prefill]:
         """What makes a root for each prompt, in order. Where one of them is refused, they are tried

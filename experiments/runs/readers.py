@@ -37,6 +37,7 @@ def find_reader(name: str) -> Reader:
 
 
 def text_of(row: Row, name: str) -> str:
+    """A field of a row as text, without blanks around it."""
     value = row[name]
     if not isinstance(value, str | int | float):
         raise InvalidInput(f"the field {name!r} is {value!r}, not text")

@@ -148,6 +148,7 @@ def test_each_part_is_rehearsed(name: str, tmp_path: Path) -> None:
 
 
 @without_gpu
+@pytest.mark.slow
 def test_the_command_rehearses_a_part_and_says_what_to_send(tmp_path: Path) -> None:
     out = tmp_path / "contact.json"
     asked = ["--rehearse", "--minutes", "0.01", "--out", str(out)]

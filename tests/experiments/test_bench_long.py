@@ -12,6 +12,7 @@ from tests.helpers.benches import save_tiny_model
 from ttc.errors import InvalidInput
 
 
+@pytest.mark.slow
 def test_each_way_writes_what_a_case_asks_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

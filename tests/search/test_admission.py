@@ -16,6 +16,7 @@ from search.options import SolveOptions
 from tests.helpers.engines import make_engine
 from tests.helpers.offloading import KIB
 from tests.helpers.ownership import assert_nothing_left
+from tests.helpers.tiers import some_quick
 from ttc import Branch, Engine, Problem, Resident
 from ttc.protocols import Backend
 from ttc.scheduler import growth
@@ -70,7 +71,7 @@ def test_64_branches_with_a_limit_of_32_000_tokens_begin_together() -> None:
     assert_nothing_left(engine, [])
 
 
-@pytest.mark.parametrize("spare", [20, 60, 200])
+@pytest.mark.parametrize("spare", some_quick([20, 60, 200], [20]))
 def test_what_was_thought_too_little_changes_no_result(
     spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ nodes = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.data())
 def test_a_result_is_the_same_after_json(data: st.DataObject) -> None:
     branches = data.draw(st.lists(records(), max_size=3, unique_by=lambda record: record.path))

@@ -81,6 +81,7 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
     _, found = record_of(tmp_path, part("hangs", code, seconds=3), GOOD)
     assert [one["verdict"] for one in found] == ["too long", "right"]
     assert found[0]["rows"] == [{"case": "a", "verdict": "right"}]
+    assert "ended after 3 s, with 1 cases done" in found[0]["error"]
     assert alive.exists()
     alive.unlink()
     time.sleep(0.3)
@@ -140,7 +141,7 @@ def test_waits_are_counted_where_numbers_are_read() -> None:
     "name", [pytest.param(name, marks=pytest.mark.slow) for name in ABOUT if name != "device"]
 )
 def test_each_part_is_rehearsed(name: str, tmp_path: Path) -> None:
-    made = next(one for one in parts() if one.name == name)
+    made = next(one for one in parts(rehearse=True) if one.name == name)
     model = save_tiny_model(tmp_path) if name in ("steps", "own") else "not used"
     code, (found,) = record_of(tmp_path, made, asked=Asked(True, model, None))
     assert code == 0, found

@@ -71,8 +71,6 @@ def fused_attention(
         return None
     if q.device.type == "cpu":
         return fused_cpu.fused_attention(entries, runs, positions, q, tails)
-    return (
-        fused_gpu.fused_attention(entries, runs, positions, q, tails, new)
-        if q.device.type == "cuda" and all(entry.kv.codec is None for entry in entries)
-        else None
-    )
+    if q.device.type == "cuda":
+        return fused_gpu.fused_attention(entries, runs, positions, q, tails, new)
+    return None

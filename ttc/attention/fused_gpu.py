@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ttc.attention.entry import Entry
+from ttc.attention.gpu_arrays import SMALL_TILE, GpuArrays, Layout, Room
+from ttc.attention.gpu_cuts import cut_for
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays, addresses_of
 from ttc.memory.kv import KV
@@ -25,11 +27,11 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FAR = 2**30
 """The window and the chunk, in tokens, of a layer that has none."""
 
-SMALL_TILE = 16
-"""Queries that a program of a small task takes: the least that a matrix product takes. The tail of
-one row, and what few rows share, are such tasks."""
-
 WARPS = 4
+
+PARTS = 8
+"""Parts of a row that are merged at a time: they are read together, and as many as that wait for
+memory together."""
 
 MAX_REGISTERS = 255
 """For a thread. Two programs then share a multiprocessor's 65,536 registers. Without this limit the
@@ -78,7 +80,7 @@ def kernels(device: torch.device) -> Any | None:
             out = torch.zeros(16, device=device)
             with torch.cuda.device(device):
                 gpu_kernel.merge_rows[1, 1](
-                    out, out, nothing, nothing, out, out, 16, VALUE_WIDTH=16
+                    out, out, nothing, nothing, out, out, 16, PARTS=PARTS, VALUE_WIDTH=16
                 )
     except Exception as error:
         reason = " ".join(str(error).split())
@@ -110,14 +112,8 @@ class TritonAttention:
             [(row, count, token) for row, count, _, token in new], np.int64
         ).reshape(-1, 3)
         self.store_places, self.written = addresses_of([kv for _, _, kv, _ in new])
-        step = 16 // torch.empty(0, dtype=dtype).element_size()
-        aligned = not (arrays.addresses % np.array([16, 16, step, step, step, step])).any()
-        self.align = step if aligned else 1
-        sizes = (arrays.tasks[:, 1] - arrays.tasks[:, 0]) * arrays.groups
-        self.small = int((sizes <= SMALL_TILE).sum())
-        self.tasks = arrays.tasks[np.argsort(sizes > SMALL_TILE, kind="stable")]
-        self.on_device: list[Tensor] = []
-        self.parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.on_device: GpuArrays | None = None
+        self.stores_on_device: list[Tensor] = []
 
     def takes(self, layer: Layer, q: Tensor) -> bool:
         return q.dtype == self.dtype and layer.recent is None
@@ -130,104 +126,103 @@ class TritonAttention:
         own_values: Tensor,
         new: tuple[Tensor, Tensor] | None,
     ) -> Partial:
-        arrays = self.arrays
-        kv_heads, groups, rows, dim = q.shape
-        value_dim = own_values.shape[-1]
-        heads, device = kv_heads * groups, q.device
-        if not self.on_device:
-            self._upload(device)
-        tasks, pieces, starts, addresses, positions, *tails, part_first, parts, _, _ = (
-            self.on_device
-        )
-        q = q if q.stride(-1) == 1 else q.contiguous()
-        new_key, new_value = new or (own_keys[0], own_values[0])
-        new_key, new_value = (
-            x if x.stride(-1) == 1 else x.contiguous() for x in (new_key, new_value)
-        )
-        out = torch.empty(rows, kv_heads, groups, value_dim, device=device)
-        lse = torch.empty(rows, kv_heads, groups, device=device)
-        part_out, part_sum = self._parts(heads, value_dim, device)
-        places = _of(addresses, layer.index, 6 * len(arrays.entries))
-        sizes = tiles(dim, value_dim, self.dtype)
-        large = len(arrays.tasks) - self.small
-        tiles_of_large = -(-arrays.max_rows * groups // sizes.queries)
-        with torch.cuda.device_of(q):
-            for first, count, tile, tiles_of_task in (
-                (0, self.small, SMALL_TILE, 1),
-                (self.small, large, sizes.queries, tiles_of_large),
-            ):
-                if not count:
-                    continue
-                self.kernels.attend_tasks[count, kv_heads, tiles_of_task](
-                    q, *q.stride()[:3], out, lse, part_out, part_sum,
-                    own_keys, *own_keys.stride()[:3], own_values, *own_values.stride()[:3],
-                    new_key, *new_key.stride()[:2], new_value, *new_value.stride()[:2],
-                    tasks[6 * first :], pieces, starts, places, positions, *tails,
-                    layer.window or FAR, layer.chunk or FAR, layer.scale, layer.softcap or 0.0, dim,
-                    value_dim, GROUPS=groups, TILE=tile, NEW=new is not None,
-                    CAPPED=layer.softcap is not None, WIDEN=device.type == "cpu", ALIGN=self.align,
-                    BLOCK=sizes.keys, WIDTH=_width(dim), VALUE_WIDTH=_width(value_dim),
-                    num_warps=WARPS, num_stages=sizes.stages, maxnreg=MAX_REGISTERS,
-                )  # fmt: skip
-            if arrays.slots:
-                self.kernels.merge_rows[rows, heads](
-                    part_out,
-                    part_sum,
-                    part_first,
-                    parts,
-                    out,
-                    lse,
-                    value_dim,
-                    VALUE_WIDTH=_width(value_dim),
-                )
-        return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
+        if self.on_device is None:
+            self.on_device = self._upload(q.device)
+        return attend(self.kernels, self.on_device, layer, q, (own_keys, own_values), new)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
         if not len(self.stores):
             return False
-        if not self.on_device:
-            self._upload(key.device)
-        *_, stores, addresses = self.on_device
-        key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
+        if not self.stores_on_device:
+            self.stores_on_device = upload((self.stores, self.store_places), key.device)
+        stores, addresses = self.stores_on_device
+        size = 6 * len(self.stores)
+        key, value = (_with_dense_rows(x) for x in (key, value))
         dim, value_dim = key.shape[-1], value.shape[-1]
         with torch.cuda.device_of(key):
             self.kernels.store_new[len(self.stores), key.shape[0]](
                 key, *key.stride()[:2], value, *value.stride()[:2], stores,
-                _of(addresses, layer, 6 * len(self.stores)), dim, value_dim, ROWS=16,
+                addresses[layer * size : (layer + 1) * size], dim, value_dim, ROWS=16,
                 WIDTH=_width(dim), VALUE_WIDTH=_width(value_dim),
             )  # fmt: skip
         return True
 
-    @property
-    def positions(self) -> Tensor | None:
-        """The position of each row's token on the device, where `advance` moves it on; None before
-        the first layer."""
-        return self.on_device[4] if self.on_device else None
-
     def advance(self) -> None:
         self.arrays.positions += 1
-        if self.on_device:
-            self.on_device[4] += 1
+        if self.on_device is not None:
+            self.on_device.positions += 1
 
-    def _upload(self, device: torch.device) -> None:
+    def _upload(self, device: torch.device) -> GpuArrays:
         arrays = self.arrays
-        self.on_device = upload(
-            (
-                self.tasks, arrays.pieces, arrays.starts, arrays.addresses, arrays.positions,
-                arrays.own_places, arrays.own_starts, arrays.part_first, arrays.parts, self.stores,
-                self.store_places,
-            ),
-            device,
-        )  # fmt: skip
+        layout = Layout.of(arrays, self.dtype)
+        made = GpuArrays(Room.of(arrays), arrays.groups, len(arrays.addresses), layout, device)
+        made.large_rows = arrays.max_rows
+        made.fill(arrays, arrays.tasks)
+        return made
 
-    def _parts(self, heads: int, value_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        if (heads, value_dim) not in self.parts:
-            slots = self.arrays.slots
-            self.parts[heads, value_dim] = (
-                torch.empty(slots, heads, value_dim, device=device),
-                torch.empty(slots, heads, 2, device=device),
+
+def attend(
+    kernels: Any,
+    arrays: GpuArrays,
+    layer: Layer,
+    q: Tensor,
+    own: tuple[Tensor, Tensor] | None,
+    new: tuple[Tensor, Tensor] | None,
+    out_dtype: torch.dtype = torch.float32,
+) -> Partial:
+    """A layer's attention by the plan that `arrays` holds. See `FusedAttention.attend`.
+
+    own: own keys and values; None for tails whose places are in `arrays`. out_dtype: of what it
+        returns; the model's own where nothing is merged with it any more.
+    """
+    kv_heads, groups, rows, dim = q.shape
+    q = _with_dense_rows(q)
+    own_keys, own_values = own or (q, q)  # not read where places say
+    new_key, new_value = map(_with_dense_rows, new or (own_keys[0], own_values[0]))
+    value_dim = new_value.shape[-1]
+    heads, device = kv_heads * groups, q.device
+    out = torch.empty(rows, kv_heads, groups, value_dim, dtype=out_dtype, device=device)
+    lse = torch.empty(rows, kv_heads, groups, device=device)
+    part_out, part_sum = arrays.sums(heads, value_dim)
+    places, tails = arrays.of_layer(layer.index)
+    room, layout, sizes = arrays.room, arrays.layout, tiles(dim, value_dim, q.dtype)
+    most = groups * arrays.large_rows
+    # a layer may have more heads in a group than that by which tasks were called small
+    most_of_small = groups * max(1, SMALL_TILE // arrays.groups)
+    with torch.cuda.device_of(q):
+        for first, count, tile, queries in (
+            (0, room.small, SMALL_TILE, most_of_small),
+            (room.small, room.large, sizes.queries, most),
+        ):
+            if not count:
+                continue
+            kernels.attend_tasks[count, kv_heads, -(-queries // tile)](
+                q, *q.stride()[:3], out, lse, part_out, part_sum,
+                own_keys, *own_keys.stride()[:3], own_values, *own_values.stride()[:3],
+                new_key, *new_key.stride()[:2], new_value, *new_value.stride()[:2],
+                arrays.tasks[6 * first :], arrays.pieces, arrays.starts, places, arrays.positions,
+                arrays.own_places, arrays.own_starts, tails,
+                layer.window or FAR, layer.chunk or FAR, layer.scale, layer.softcap or 0.0, dim,
+                value_dim, GROUPS=groups, TILE=tile, NEW=new is not None, PLACES=own is None,
+                CAPPED=layer.softcap is not None, WIDEN=device.type == "cpu",
+                PACKED=layout.packed, ALIGN=layout.alignment,
+                BYTES=layout.alignment * layout.number_bytes, TAIL_ALIGN=layout.tail_alignment,
+                BLOCK=sizes.keys, WIDTH=_width(dim), VALUE_WIDTH=_width(value_dim),
+                num_warps=WARPS, num_stages=sizes.stages, maxnreg=MAX_REGISTERS,
+            )  # fmt: skip
+        if room.slots:
+            kernels.merge_rows[rows, heads](
+                part_out,
+                part_sum,
+                arrays.part_first,
+                arrays.parts,
+                out,
+                lse,
+                value_dim,
+                PARTS=PARTS,
+                VALUE_WIDTH=_width(value_dim),
             )
-        return self.parts[heads, value_dim]
+    return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
 
 def fused_attention(
@@ -242,19 +237,16 @@ def fused_attention(
     module = kernels(q.device) if q.dtype in DTYPES else None
     if module is None:
         return None
-    return TritonAttention(
-        PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, module, new
-    )
-
-
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+    if any(kv.codec is not None for _, _, kv, _ in new):
+        new = ()  # the codec packs them
+    cut = cut_for(entries, runs, q.shape[1], q.shape[0], q.device)
+    arrays = PlanArrays(entries, runs, positions, q.shape[1], tails, cut)
+    return TritonAttention(arrays, q.dtype, module, new)
 
 
 def _width(dim: int) -> int:
-    return max(16, _power(dim))
+    return max(16, 1 << (dim - 1).bit_length())
 
 
-def _of(addresses: Tensor, layer: int, size: int) -> Tensor:
-    """A layer's addresses; of a layer that no entry has, there are none."""
-    return addresses[layer * size : (layer + 1) * size]
+def _with_dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -23,16 +23,28 @@ HIDDEN = tl.constexpr(-3e38)
 
 
 @triton.jit
+def numbers(packed, KIND: tl.constexpr):
+    """Bytes as float32: int8, or with KIND "fp8" float8_e4m3fn. That is a float16 with fewer digits
+    and another bias, so that every GPU reads it."""
+    if KIND == "fp8":
+        wide = packed.to(tl.int16)
+        half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+        return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return packed.to(tl.float32)
+
+
+@triton.jit
 def attend_run(
     top, total, out, q, position, low, high,
     key, key_token, value, value_token, new_key, new_value, filled, count, start,
     window, chunk, scale, softcap, dim, value_dim,
     CAUSAL: tl.constexpr, NEW: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Let queries attend `count` keys, at positions from `start` on. top, total, out: their maxima,
     sums and sums of weighted values so far. low, high: the least and the largest of their
-    positions. With NEW, the keys from `filled` on are `new_key`."""
+    positions. With NEW, the keys from `filled` on are `new_key`. PACKED: how keys and values are
+    kept in bytes, each with its scale behind it (see `numbers`)."""
     d, v = tl.arange(0, WIDTH), tl.arange(0, VALUE_WIDTH)
     earliest = tl.maximum(low - window + 1, low // chunk * chunk)
     first = tl.maximum(earliest - start, 0) // BLOCK * BLOCK
@@ -51,9 +63,17 @@ def attend_run(
         values = tl.load(
             value_at[:, None] + v[None, :], mask=here[:, None] & (v < value_dim)[None, :], other=0.0
         )
+        if PACKED != "":
+            scales = (key_at + dim).to(tl.pointer_type(tl.float32))
+            key_scale = tl.load(scales, mask=here, other=0.0)
+            scales = (value_at + value_dim).to(tl.pointer_type(tl.float32))
+            value_scale = tl.load(scales, mask=here, other=0.0)
+            keys, values = numbers(keys, PACKED).to(q.dtype), numbers(values, PACKED).to(q.dtype)
         if WIDEN:  # the interpreter has no products of bfloat16
             keys, values = keys.to(tl.float32), values.to(tl.float32)
         scores = tl.dot(q, keys, input_precision="ieee") * scale
+        if PACKED != "":
+            scores = scores * key_scale[None, :]
         if CAPPED:
             falling = tl.exp(-2.0 * tl.abs(scores) / softcap)
             size = softcap * (1.0 - falling) / (1.0 + falling)
@@ -67,6 +87,8 @@ def attend_run(
         weights = tl.exp(scores - largest[:, None])
         shrink = tl.exp(top - largest)
         total = total * shrink + tl.sum(weights, 1)
+        if PACKED != "":
+            weights = weights * value_scale[None, :]
         out = out * shrink[:, None] + tl.dot(
             weights.to(values.dtype), values, input_precision="ieee"
         )
@@ -79,12 +101,18 @@ def attend_tasks(
     q_at, q_head, q_group, q_row, out_at, lse_at, part_out, part_sum,
     own_key, own_key_row, own_key_head, own_key_token, own_value, own_value_row, own_value_head,
     own_value_token, new_key, new_key_head, new_key_row, new_value, new_value_head, new_value_row,
-    tasks, pieces, starts, addresses, positions, own_places, own_starts, window, chunk, scale,
-    softcap, dim, value_dim, GROUPS: tl.constexpr, TILE: tl.constexpr, NEW: tl.constexpr,
-    CAPPED: tl.constexpr, WIDEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+    tasks, pieces, starts, addresses, positions, own_places, own_starts, tails, window, chunk,
+    scale, softcap, dim, value_dim, GROUPS: tl.constexpr, TILE: tl.constexpr, NEW: tl.constexpr,
+    PLACES: tl.constexpr, CAPPED: tl.constexpr, WIDEN: tl.constexpr, PACKED: tl.constexpr,
+    ALIGN: tl.constexpr, BYTES: tl.constexpr, TAIL_ALIGN: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Some tasks of a layer: program (task, KV head, tile of queries)."""
+    """Some tasks of a layer: program (task, KV head, tile of queries). With PLACES, `tails` says
+    where own keys and values lie. PACKED: of entries, see `attend_run`. ALIGN, BYTES: what the
+    strides of entries, and their addresses, are multiples of. TAIL_ALIGN: strides of tails."""
+    kv_type = q_at.dtype
+    if PACKED != "":
+        kv_type = tl.pointer_type(tl.int8)
     task, head = tasks + 6 * tl.program_id(0), tl.program_id(1)
     row, end, first_piece = tl.load(task), tl.load(task + 1), tl.load(task + 2)
     end_piece, slot, own_row = tl.load(task + 3), tl.load(task + 4), tl.load(task + 5)
@@ -111,39 +139,55 @@ def attend_tasks(
         value_token = tl.multiple_of(tl.load(place + 5), ALIGN)
         # an entry that is not on the device has address 0 and no keys here
         count = tl.where(key_address == 0, 0, tl.load(pieces + 3 * piece + 2))
-        key = key_address.to(q_at.dtype) + tl.multiple_of(
+        key = key_address.to(kv_type) + tl.multiple_of(
             head * tl.load(place + 2) + skipped * key_token, ALIGN
         )
-        value = value_address.to(q_at.dtype) + tl.multiple_of(
+        value = value_address.to(kv_type) + tl.multiple_of(
             head * tl.load(place + 4) + skipped * value_token, ALIGN
         )
-        if ALIGN > 1:
-            key, value = tl.multiple_of(key, 16), tl.multiple_of(value, 16)
+        key, value = tl.multiple_of(key, BYTES), tl.multiple_of(value, BYTES)
         start = tl.load(starts + entry) + skipped
         top, total, out = attend_run(
             top, total, out, q, position, low, high, key, key_token, value, value_token, key, value,
             0, count, start, window, chunk, scale, softcap, dim, value_dim, False, False, CAPPED,
-            WIDEN, BLOCK, WIDTH, VALUE_WIDTH,
+            WIDEN, PACKED, BLOCK, WIDTH, VALUE_WIDTH,
         )  # fmt: skip
     if own_row >= 0:
         owner, start = tl.load(own_places + own_row), tl.load(own_starts + own_row)
         filled = tl.load(positions + own_row) - start
-        key = own_key + owner * own_key_row + head * own_key_head
-        value = own_value + owner * own_value_row + head * own_value_head
+        if PLACES:
+            tail_key = tl.load(tails).to(q_at.dtype)
+            tail_value = tl.load(tails + 1).to(q_at.dtype)
+            key_row = tl.multiple_of(tl.load(tails + 2), TAIL_ALIGN)
+            key_head = tl.multiple_of(tl.load(tails + 3), TAIL_ALIGN)
+            tail_key_token = tl.multiple_of(tl.load(tails + 4), TAIL_ALIGN)
+            value_row = tl.multiple_of(tl.load(tails + 5), TAIL_ALIGN)
+            value_head = tl.multiple_of(tl.load(tails + 6), TAIL_ALIGN)
+            tail_value_token = tl.multiple_of(tl.load(tails + 7), TAIL_ALIGN)
+        else:
+            tail_key, tail_value = own_key, own_value
+            key_row, key_head, tail_key_token = own_key_row, own_key_head, own_key_token
+            value_row, value_head, tail_value_token = own_value_row, own_value_head, own_value_token
+        tail_key = tail_key + owner * key_row + head * key_head
+        tail_value = tail_value + owner * value_row + head * value_head
+        if PLACES and TAIL_ALIGN > 1:
+            tail_key, tail_value = tl.multiple_of(tail_key, 16), tl.multiple_of(tail_value, 16)
         fresh_key = new_key + head * new_key_head + row * new_key_row
         fresh_value = new_value + head * new_value_head + row * new_value_row
         top, total, out = attend_run(
-            top, total, out, q, position, low, high, key, own_key_token, value, own_value_token,
-            fresh_key, fresh_value, filled, filled + end - own_row, start,
-            window, chunk, scale, softcap, dim, value_dim, True, NEW, CAPPED, WIDEN, BLOCK, WIDTH,
-            VALUE_WIDTH,
+            top, total, out, q, position, low, high, tail_key, tail_key_token, tail_value,
+            tail_value_token, fresh_key, fresh_value, filled, filled + end - own_row, start,
+            window, chunk, scale, softcap, dim, value_dim, True, NEW, CAPPED, WIDEN, "", BLOCK,
+            WIDTH, VALUE_WIDTH,
         )  # fmt: skip
         if NEW:
             tl.store(
-                key + filled * own_key_token + d, tl.load(fresh_key + d, mask=d < dim), mask=d < dim
+                tail_key + filled * tail_key_token + d,
+                tl.load(fresh_key + d, mask=d < dim),
+                mask=d < dim,
             )
             tl.store(
-                value + filled * own_value_token + v,
+                tail_value + filled * tail_value_token + v,
                 tl.load(fresh_value + v, mask=v < value_dim),
                 mask=v < value_dim,
             )
@@ -172,9 +216,11 @@ def attend_tasks(
 
 @triton.jit
 def merge_rows(
-    part_out, part_sum, part_first, parts, out_at, lse_at, value_dim, VALUE_WIDTH: tl.constexpr
-):
-    """Merge what several tasks found for one row and head, by log-sum-exp: program (row, head)."""
+    part_out, part_sum, part_first, parts, out_at, lse_at, value_dim, PARTS: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Merge what several tasks found for one row and head, `PARTS` of them at a time, by
+    log-sum-exp: program (row, head)."""
     row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     first, end = tl.load(part_first + row), tl.load(part_first + row + 1)
     v = tl.arange(0, VALUE_WIDTH)
@@ -182,14 +228,21 @@ def merge_rows(
         top = tl.full([], NOTHING, tl.float32)
         total = tl.zeros([], tl.float32)
         out = tl.zeros([VALUE_WIDTH], tl.float32)
-        for part in range(first, end):
-            place = tl.load(parts + part) * heads + head
-            other = tl.load(part_sum + 2 * place)
-            largest = tl.maximum(top, other)
-            shrink, weight = tl.exp(top - largest), tl.exp(other - largest)
-            values = tl.load(part_out + place * value_dim + v, mask=v < value_dim, other=0.0)
-            total = total * shrink + tl.load(part_sum + 2 * place + 1) * weight
-            out = out * shrink + values * weight
+        for some in range(first, end, PARTS):
+            part = some + tl.arange(0, PARTS)
+            here = part < end
+            place = tl.load(parts + part, mask=here, other=0) * heads + head
+            tops = tl.load(part_sum + 2 * place, mask=here, other=NOTHING)
+            totals = tl.load(part_sum + 2 * place + 1, mask=here, other=0.0)
+            values = tl.load(
+                part_out + place[:, None] * value_dim + v[None, :],
+                mask=here[:, None] & (v < value_dim)[None, :],
+                other=0.0,
+            )
+            largest = tl.maximum(top, tl.max(tops, 0))
+            shrink, weights = tl.exp(top - largest), tl.exp(tops - largest)
+            total = total * shrink + tl.sum(totals * weights, 0)
+            out = out * shrink + tl.sum(values * weights[:, None], 0)
             top = largest
         to = row.to(tl.int64) * heads + head
         share = tl.where(top > NOTHING, 1.0 / total, 0.0)

@@ -224,6 +224,12 @@ class DecodePlan(Plan):
             if fused is not None:
                 fused.advance()
 
+    def prepare(self, q: Tensor) -> None:
+        """Make the kernel before the first layer asks for it. q: (kv_heads, groups, ...) as a layer
+        would give it; its numbers are not read."""
+        if q.device not in self._kernels:
+            self._kernels[q.device] = self.kernel_for(q)
+
     def kernel_for(self, q: Tensor) -> FusedAttention | None:
         runs = [(row, row + 1) for row in range(len(self.positions))]
         return fused_attention(self.entries, runs, self.positions, q, (self.places, self.filled))

@@ -18,16 +18,17 @@ A task is a range of rows and what all of them attend: pieces of entries, and th
 row is -1, own keys (a decode step: the tail of the row `own row`; else the new tokens from that row
 on, causal), as many as its position is behind their start, and those of this pass. Rows that attend
 the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head; its
-keys are cut too, into parts of about `KEYS` keys, or of n x `KEYS` where the rows are n tasks
+keys are cut too, into parts of about `Cut.keys`, or of n times as many where the rows are n tasks
 already; a tail is not cut, and is a part by itself where there are several. Where tasks share rows,
 task t leaves the sums for its row r in slot `slot + r - first row`; a task of slot -1 is alone with
-its rows and writes the result itself. How rows are cut depends on neither the layer nor the number
-of threads, so results do not either.
+its rows and writes the result itself. On a CPU how rows are cut depends on neither the layer, nor
+the number of threads, nor the other rows, so results do not either; for a GPU see `gpu_cuts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -41,6 +42,20 @@ beside the rest."""
 KEYS = 256
 """The keys of a task, at most twice as many, where few rows attend them: enough to hide what a task
 costs at all, few enough to share among threads."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How keys are cut into tasks.
+
+    keys: of a task, about. short_keys: an entry of at most so many keys is read with what lies
+        below it, where all of its rows attend one of two things more: reading it twice then takes
+        less than a task for it alone.
+    """
+
+    keys: int = KEYS
+    short_keys: int = 0
+
 
 Piece = tuple[int, int, int]
 """An entry, its first key, and how many keys."""
@@ -61,7 +76,9 @@ class PlanArrays:
         positions: Sequence[int],
         groups: int,
         tails: tuple[Sequence[int], Sequence[int]] | None = None,
+        cut: Cut | None = None,
     ):
+        self.cut = cut or Cut()
         self.entries = entries
         self.rows = len(positions)
         self.groups = groups
@@ -82,12 +99,14 @@ class PlanArrays:
                 together.setdefault((entry.rows.start, entry.rows.stop), []).append(index)
         for run in runs:
             together.setdefault(run, [])
+        if self.cut.short_keys:
+            together = self._with_short_below(together)
         with_own_keys = set(runs)
         tasks: list[tuple[int, int, int, int, int, int]] = []
         pieces: list[Piece] = []
         for (start, stop), indices in together.items():
             spans = even(start, stop, max_rows)
-            blocks = self._pieces(indices, KEYS * len(spans))
+            blocks = self._pieces(indices, self.cut.keys * len(spans))
             if decoding and len(blocks) > 1 and (start, stop) in with_own_keys:
                 blocks.append([])  # a tail grows, and is a task of its own beside a long text
             for i, block in enumerate(blocks):
@@ -99,6 +118,30 @@ class PlanArrays:
         self.pieces = np.array(pieces, np.int64).reshape(-1, 3)
         self.max_rows = int((self.tasks[:, 1] - self.tasks[:, 0]).max(initial=0))
         self._share()
+
+    def _with_short_below(
+        self, together: dict[tuple[int, int], list[int]]
+    ) -> dict[tuple[int, int], list[int]]:
+        """What rows attend together, where short entries have gone to the two ranges below them."""
+        ranges = sorted(together, key=lambda rows: (rows[0], -rows[1]))
+        below: dict[tuple[int, int], list[tuple[int, int]]] = {rows: [] for rows in ranges}
+        path: list[tuple[int, int]] = []
+        for rows in ranges:
+            while path and path[-1][1] <= rows[0]:
+                path.pop()
+            if path:
+                below[path[-1]].append(rows)
+            path.append(rows)
+        moved = dict(together)
+        for rows in ranges:  # what lies above has come down by then
+            indices, children = moved[rows], below[rows]
+            keys = sum(self.entries[index].length for index in indices)
+            covered = sum(b - a for a, b in children) == rows[1] - rows[0]
+            if len(children) == 2 and covered and 0 < keys <= self.cut.short_keys:
+                del moved[rows]
+                for child in children:
+                    moved[child] = indices + moved[child]
+        return moved
 
     def _pieces(self, indices: Sequence[int], max_keys: int) -> list[list[Piece]]:
         """Cut entries into pieces, and gather these into blocks of about `max_keys` keys; at least

@@ -1,32 +1,41 @@
-"""Decode passes as CUDA graphs: recorded once for a plan, then replayed. Not run on a GPU yet."""
+"""Decode passes as CUDA graphs: recorded once for a number of rows, then replayed for any plan. Not
+run on a GPU yet."""
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol, cast
-from weakref import WeakKeyDictionary, proxy
+from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ttc.attention.fused_gpu import TritonAttention
+from ttc.attention.fused_gpu import TritonAttention, attend
+from ttc.attention.gpu_arrays import (
+    GpuArrays,
+    Layout,
+    Room,
+    filled_up,
+    room_for_rows,
+    tails_of,
+)
 from ttc.attention.hf_hook import attending
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan import DecodePlan, Plan
-from ttc.memory.upload import upload
-from ttc.model.model_changes import Snapshot, Watch
+from ttc.model.model_changes import Watch
 
 SWITCH = "TTC_GRAPHS"
 """The environment variable that turns graphs off when it is 0."""
 
-AFTER = 4
-"""Passes of a plan before its graph is recorded, which takes about as long as two."""
+AFTER = 2
+"""Passes of so many rows before a graph for them is recorded, which takes about as long as two."""
 
 WAITS = {
     torch.Tag.data_dependent_output,
@@ -92,24 +101,29 @@ class CudaRecorder:
 
 @dataclass
 class _Recorded:
-    """A plan's graph. ids, positions: what it reads, (rows,). logits: what it leaves, (rows,
-    vocab)."""
+    """A graph, and the arrays that it reads. logits: what it leaves, (rows, vocab). holds: the plan
+    that the arrays are filled with."""
 
     graph: Graph
-    ids: Tensor
-    positions: Tensor
+    arrays: GpuArrays
     logits: Tensor
-    model: Snapshot
+    holds: ref[DecodePlan]
 
 
 class Graphs:
-    """The graphs of a runner's decode passes, one for each plan that lives long enough.
+    """The graphs of a runner's decode passes, one for each number of rows that passes are filled up
+    to.
 
-    Of a plan's passes only the tokens and positions differ, while all of its KV is on the device
-    and the kernel takes every layer. Passes run without graphs while the model has hooks or
-    adapters, and those of a plan once the model has changed since its recording; and for good, with
-    one warning, after a recording that failed or a first replay that differs from the modules. A
-    pass may run twice, so models whose layers keep a state get none.
+    Plans differ in their rows, tasks and segments, and all of these are in arrays with room for
+    more. So a graph serves each plan that fits: its arrays are filled when another plan takes its
+    turn, and then only tokens and positions differ from pass to pass. A plan that needs more room
+    has its graph recorded again, with that room.
+
+    Only passes whose KV is all on the device, in layers that the kernel takes, have graphs. Passes
+    run without graphs while the model has hooks or adapters, and graphs are recorded anew once it
+    has changed. There are none any more, with one warning, after a recording that failed or a first
+    replay that differs from the modules. A pass may run twice, so models whose layers keep a state
+    get none.
 
     watch: follows a model that is all on `device`. reason: why there are no graphs any more.
     replayed: the passes that were replays so far.
@@ -123,8 +137,10 @@ class Graphs:
         self.reason = ""
         self.replayed = 0
         self.checked = False  # a replay has given what the modules give
-        # of each plan its graph, the number of its passes so far, or None when it gets no graph
-        self._plans: WeakKeyDictionary[DecodePlan, _Recorded | int | None] = WeakKeyDictionary()
+        self._snapshot = watch.last  # the model that the graphs are of
+        self._graphs: dict[int, _Recorded] = {}  # by rows
+        self._passes: Counter[int] = Counter()  # by rows, while there is no graph
+        self._like: Tensor | None = None  # queries of a layer, but for their numbers
 
     def forward(
         self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None
@@ -132,57 +148,96 @@ class Graphs:
         """The logits (rows, vocab) of a pass, or None when it is to be run without a graph."""
         if self.reason or keep is not None or not isinstance(plan, DecodePlan):
             return None
-        if not torch.is_inference_mode_enabled():
+        if not torch.is_inference_mode_enabled() or not self._by_graphs():
             return None
-        known = self._plans.get(plan, 0)
-        if known is None:
-            return None
-        if isinstance(known, int):
-            self._plans[plan] = known + 1
-            return None if known < AFTER else self._record(tokens, plan)
-        if self._may_differ(known.model):
-            self._plans[plan] = None
-            return None
-        return self._replay(known, tokens, plan)
-
-    def _record(self, tokens: Sequence[int], plan: DecodePlan) -> Tensor | None:
-        self._plans[plan] = None
-        snapshot = self.watch.last
+        if self._snapshot is not self.watch.last:
+            self._snapshot = self.watch.last
+            self._graphs.clear()
+            self.checked = False
+        if self._like is not None:
+            plan.prepare(self._like)
         fused = plan.fused
         if not isinstance(fused, TritonAttention) or not _is_fixed(plan):
             return None
-        # peft switches adapters on and off without a trace in the modules
-        adapted = any(kind.__module__.startswith("peft.") for kind in snapshot.classes)
-        positions = fused.positions
-        if positions is None or adapted or self._may_differ(snapshot):
+        if self._like is None:
+            kv_heads = plan.tails.on_device(0).keys.shape[1]
+            shape = kv_heads, fused.arrays.groups, 0
+            self._like = torch.empty(shape, dtype=fused.dtype, device=self.device)
+        rows = room_for_rows(len(tokens))
+        recorded = self._graphs.get(rows)
+        if recorded is not None and recorded.holds() is plan:
+            return self._replay(recorded, tokens, plan)
+        tasks, needed = filled_up(fused.arrays)
+        if recorded is not None and self._fill(recorded, tasks, needed, fused, plan):
+            return self._replay(recorded, tokens, plan)
+        self._passes[rows] += 1
+        if self._passes[rows] <= AFTER:
             return None
-        ids = self._upload(tokens)
-        by_kernel = _ByKernel(plan)
+        room = needed.with_more()
+        if recorded is not None:
+            room = room.and_of(recorded.arrays.room)
+        return self._record(tokens, tasks, room, fused, plan)
+
+    def _fill(
+        self,
+        recorded: _Recorded,
+        tasks: np.ndarray,
+        needed: Room,
+        fused: TritonAttention,
+        plan: DecodePlan,
+    ) -> bool:
+        """Have a graph's arrays hold a plan, if it fits."""
+        tails = tails_of(plan.tails)
+        layout = Layout.of(fused.arrays, fused.dtype, tails)
+        arrays = recorded.arrays
+        if not arrays.room.holds(needed) or not arrays.layout.serves(layout):
+            return False
+        arrays.fill(fused.arrays, tasks, tails)
+        recorded.holds = ref(plan)
+        return True
+
+    def _record(
+        self,
+        tokens: Sequence[int],
+        tasks: np.ndarray,
+        room: Room,
+        fused: TritonAttention,
+        plan: DecodePlan,
+    ) -> Tensor | None:
+        tails = tails_of(plan.tails)
+        layout = Layout.of(fused.arrays, fused.dtype, tails)
+        arrays = GpuArrays(room, fused.arrays.groups, len(tails), layout, self.device)
+        arrays.fill(fused.arrays, tasks, tails)
+        arrays.next_pass(tokens, plan.positions)
+        by_kernel = _ByKernel(arrays, fused.kernels, fused.dtype)
 
         def run() -> Tensor:
             if self.checked:
-                return self._run(ids, positions, by_kernel)
+                return self._run(by_kernel)
             with _NoWaiting():
-                return self._run(ids, positions, by_kernel)
+                return self._run(by_kernel)
 
+        self._graphs.pop(room.rows, None)
         try:
             result, graph, logits = self.recorder.record(run)
         except Exception as error:
             self._give_up(f"a pass could not be recorded ({error.__context__ or error})")
             return None
-        self._plans[plan] = _Recorded(graph, ids, positions, logits, snapshot)
-        return result
+        self._graphs[room.rows] = _Recorded(graph, arrays, logits, ref(plan))
+        return result[: len(tokens)]
 
     def _replay(self, recorded: _Recorded, tokens: Sequence[int], plan: DecodePlan) -> Tensor:
         self.replayed += 1
-        recorded.ids.copy_(self._upload(tokens))
+        recorded.arrays.next_pass(tokens, plan.positions)
+        rows = slice(len(tokens))
         if self.checked:
             recorded.graph.replay()
-            return recorded.logits.clone()  # another graph may use this memory
-        expected = self._run(recorded.ids, recorded.positions, _ByKernel(plan))
+            return recorded.logits[rows].clone()  # another graph may use this memory
+        fused = cast(TritonAttention, plan.fused)
+        expected = self._run(_ByKernel(recorded.arrays, fused.kernels, fused.dtype))[rows]
         recorded.graph.replay()
         self.checked = True
-        gap = _gap(expected, recorded.logits)
+        gap = _gap(expected, recorded.logits[rows])
         if gap > 1:
             self._give_up(
                 f"the first replay's logits are {gap:.3g} times as far from those of its modules "
@@ -190,24 +245,26 @@ class Graphs:
             )
         return expected
 
-    def _run(self, ids: Tensor, positions: Tensor, plan: _ByKernel) -> Tensor:
-        options = {"position_ids": positions[None], "use_cache": False, "logits_to_keep": 0}
+    def _run(self, plan: _ByKernel) -> Tensor:
+        ids, positions = plan.arrays.tokens[None], plan.arrays.positions[None]
         with attending(plan):
-            output = self.model(input_ids=ids[None], **options)
+            output = self.model(
+                input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=0
+            )
         logits: Tensor = output.logits[0]
         return logits
 
-    def _upload(self, tokens: Sequence[int]) -> Tensor:
-        return upload([np.array(tokens, np.int64)], self.device)[0]
-
-    def _may_differ(self, snapshot: Snapshot) -> bool:
-        """Whether the modules may do something else than they did, or than a graph can repeat."""
-        changed = snapshot is not self.watch.last or snapshot.taken_over()
-        return changed or self.model.training or os.environ.get(SWITCH) == "0"
+    def _by_graphs(self) -> bool:
+        """Whether a graph may stand for the model as it is now."""
+        snapshot = self.watch.last
+        # peft switches adapters on and off without a trace in the modules
+        adapted = any(kind.__module__.startswith("peft.") for kind in snapshot.classes)
+        hindered = adapted or snapshot.taken_over() or self.model.training
+        return not hindered and os.environ.get(SWITCH) != "0"
 
     def _give_up(self, reason: str) -> None:
         self.reason = " ".join(reason.split())
-        self._plans.clear()
+        self._graphs.clear()
         warnings.warn(
             f"{type(self.model).__name__} decodes without CUDA graphs: {self.reason}; {SWITCH}=0 "
             "keeps them from being tried",
@@ -216,17 +273,18 @@ class Graphs:
 
 
 class _ByKernel:
-    """A plan while its pass is recorded, which it does not keep: each layer goes to the kernel."""
+    """What a pass that is recorded goes by: arrays that stay, whatever plan they hold."""
 
-    def __init__(self, plan: DecodePlan):
-        self.plan: DecodePlan = proxy(plan)
+    def __init__(self, arrays: GpuArrays, kernels: Any, dtype: torch.dtype):
+        self.arrays = arrays
+        self.kernels = kernels
+        self.dtype = dtype
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         """See `Plan.attend`."""
-        fused = self.plan.fused
-        if fused is None or not fused.takes(layer, q):
+        if q.dtype != self.dtype or layer.recent is not None:
             raise RuntimeError(f"the kernel does not take layer {layer.index}")
-        return self.plan.attend_fused(fused, layer, q, key, value)
+        return attend(self.kernels, self.arrays, layer, q, None, (key, value), self.dtype)
 
     def turn(self, layers: tuple[int, ...]) -> int:
         """`Plan.turn` counts, and a replay would not."""

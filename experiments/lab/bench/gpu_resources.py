@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from experiments.runs.provenance import provenance
-from ttc.attention.fused_gpu import MAX_REGISTERS, SMALL_TILE, WARPS, tiles
+from ttc.attention.fused_gpu import MAX_REGISTERS, WARPS, tiles
+from ttc.attention.gpu_arrays import SMALL_TILE
 
 SHARED_KIB = {80: 164, 89: 100, 90: 228, 100: 228}
 """Shared memory of a multiprocessor, by compute capability times ten (CUDA's programming guide,
@@ -23,7 +24,7 @@ REGISTERS = 65_536
 """Registers of a multiprocessor, for each of these."""
 DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 DIMS = (64, 128, 256)
-CASE = {"GROUPS": 4, "NEW": True, "CAPPED": True, "WIDEN": False}
+CASE = {"GROUPS": 4, "NEW": True, "PLACES": True, "CAPPED": True, "WIDEN": False, "PACKED": ""}
 """A decoding step of a model with a cap on scores: of all variants it takes the most."""
 
 
@@ -103,6 +104,8 @@ def _source(variant: Variant) -> Any:
     constants: dict[str, Any] = CASE | {
         "TILE": variant.queries,
         "ALIGN": 16 // variant.dtype.itemsize,
+        "BYTES": 16,
+        "TAIL_ALIGN": 16 // variant.dtype.itemsize,
         "BLOCK": size.keys,
         "WIDTH": variant.dim,
         "VALUE_WIDTH": variant.dim,
@@ -110,7 +113,16 @@ def _source(variant: Variant) -> Any:
     kv = "*" + DTYPES[variant.dtype]
     types = dict.fromkeys(("q_at", "own_key", "own_value", "new_key", "new_value"), kv)
     types |= dict.fromkeys(("out_at", "lse_at", "part_out", "part_sum"), "*fp32")
-    numbers = ("tasks", "pieces", "starts", "addresses", "positions", "own_places", "own_starts")
+    numbers = (
+        "tasks",
+        "pieces",
+        "starts",
+        "addresses",
+        "positions",
+        "own_places",
+        "own_starts",
+        "tails",
+    )
     types |= dict.fromkeys(numbers, "*i64")
     types |= {"scale": "fp32", "softcap": "fp32"} | dict.fromkeys(constants, "constexpr")
     names = gpu_kernel.attend_tasks.arg_names

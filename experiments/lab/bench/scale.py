@@ -272,8 +272,8 @@ def _order(ended: list[tuple[float, int]], end: float) -> dict[str, float]:
 
 
 def run(problems: int, branches: int, servers: int, tokens: int, out: Path) -> None:
-    """Measure samples at a tenth of the problems and at all of them, beams at a tenth, and what a
-    request costs over HTTP. What `out` has of the same sizes is not measured again."""
+    """Measure samples and beams at a tenth of the problems and at all of them, and what a request
+    costs over HTTP. What `out` has of the same sizes is not measured again."""
     about = {"branches": branches, "servers": servers, "tokens": tokens, "slots": SLOTS}
     record = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
     if record.get("about") != about or record.get("machine") != machine():
@@ -282,7 +282,9 @@ def run(problems: int, branches: int, servers: int, tokens: int, out: Path) -> N
     done = {(row["search"], row["problems"]) for row in record["rows"]}
     samples, beams = searches(branches, tokens).items()
     few = max(1, problems // 10)
-    for (name, search), count in ((samples, few), (samples, problems), (beams, few)):
+    counts = dict.fromkeys((few, problems))
+    sizes = [(search, count) for search in (samples, beams) for count in counts]
+    for (name, search), count in sizes:
         if (name, count) in done:
             continue
         say(f"{name}, {count} problems")

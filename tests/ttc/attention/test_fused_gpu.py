@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -21,13 +21,16 @@ from tests.helpers.models import build, prompt
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling
+from ttc.approximate.quantized_kv import Bytes, Kind
 from ttc.attention import fused_gpu, plan
 from ttc.attention.entry import Entry
 from ttc.attention.fused_gpu import TritonAttention
+from ttc.attention.gpu_arrays import GpuArrays
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.memory.kv import LayerShape
+from ttc.memory.manager import KVMemory
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,7 +40,7 @@ SHAPES = [
     (LayerShape(1, 24, 40), 4),
     (LayerShape(1, 80, 16), 7),
 ]
-TREE: Segments = [(70, 0, 4), (300, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4)]
+TREE: Segments = [(70, 0, 4), (300, 4, 7), (33, 0, 2), (1, 0, 1), (16, 2, 3), (31, 3, 4), (9, 4, 6)]
 COUNTS = [3, 1, 40, 2, 1, 9, 12]
 """New tokens of the branches of `TREE`: interpreted kernels are slow, so it is a small one."""
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -76,6 +79,31 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
     for layer in LAYERS:
         DecodeCase(LayerShape(2, 64, 48), 3, TREE, 7, 5, dtype, DEVICE).check(layer, bound)
         ExtendCase(LayerShape(2, 64, 48), 3, TREE, COUNTS, dtype, device=DEVICE).check(layer, bound)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_keys_and_values_in_bytes_are_read_as_they_are(kind: Kind) -> None:
+    shape, codec = LayerShape(2, 24, 16), Bytes(kind)
+    for dtype in (torch.float32, torch.bfloat16):
+        case = DecodeCase(shape, 3, [(70, 0, 3), (20, 1, 3)], 3, 5, dtype, DEVICE)
+        memory = KVMemory([shape], dtype, DEVICE, codec=codec)
+        packed = []
+        for entry in case.entries:
+            kv = memory.allocate(entry.length)
+            targets, numbers = kv.on_device(0).both, entry.kv.on_device(0).both
+            for target, of in zip(targets, numbers, strict=True):
+                kv.write(target, of)
+                of.copy_(kv.read(target, dtype))  # what is right is made of the rounded numbers
+            packed.append(replace(entry, kv=kv))
+        expected = case.expected(layer := Layer(0, 0.3, softcap=3.0, window=80))
+        case.entries = packed
+        step = case.plan()
+        for found, right in zip(
+            step.attend(layer, case.q, case.key, case.value), expected, strict=True
+        ):
+            bound = BOUND[dtype]
+            torch.testing.assert_close(found.double(), right, atol=bound, rtol=bound)
+        assert step.fused is not None
 
 
 @settings(max_examples=10, suppress_health_check=[*HealthCheck])
@@ -151,13 +179,13 @@ def test_what_rows_share_is_read_by_one_task_for_all_of_them() -> None:
 def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    uploads, upload = [], fused_gpu.upload
+    uploads, fill = [], GpuArrays.fill
 
-    def counted(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-        uploads.append(device)
-        return upload(arrays, device)
+    def counted(self: GpuArrays, *arrays: Any) -> None:
+        uploads.append(self.device)
+        fill(self, *arrays)
 
-    monkeypatch.setattr(fused_gpu, "upload", counted)
+    monkeypatch.setattr(GpuArrays, "fill", counted)
     case = DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 0, torch.float32, DEVICE)
     decode, layer = case.plan(), Layer(0, 0.3, window=90)
     for _ in range(3):
@@ -174,6 +202,15 @@ def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(
             case.value.roll(1, -1),
         )
     assert uploads == [DEVICE]
+
+
+def test_layers_may_have_other_heads_in_a_group_than_the_first() -> None:
+    case = DecodeCase(LayerShape(1, 16, 16), 20, [(40, 0, 3)], 3, 5, torch.float32, DEVICE)
+    step = case.plan()
+    step.prepare(case.q[:, :1])
+    found = step.attend(Layer(0, 0.3), case.q, case.key, case.value)
+    for part, right in zip(found, case.expected(Layer(0, 0.3)), strict=True):
+        torch.testing.assert_close(part.double(), right, atol=2e-5, rtol=2e-5)
 
 
 def test_a_row_that_sees_no_key_gets_nothing_and_no_weight() -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.lab.taped_graphs import Kernels, StandIn
+from search import BeamSearch
+from search.solving import solve
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import build, prompt, small
@@ -23,8 +25,9 @@ from ttc import Engine, Paged, Sampling
 from ttc.attention import fused_gpu, plan
 from ttc.model.graphs import AFTER, CudaRecorder, Graphs, graphs_for
 from ttc.model.runner import HuggingFaceRunner
-from ttc.protocols import Step
+from ttc.protocols import Problem, Step
 from ttc.tree.branch import Branch
+from verifiers import ConfidenceVerifier
 
 pytest.importorskip("triton")
 ON_GPU = torch.cuda.is_available()
@@ -72,10 +75,10 @@ def decode(engine: Engine) -> tuple[list[Branch], list[Tensor]]:
     engine.runner.forward = watched  # type: ignore[method-assign]
     greedy, sampled = engine.fork(roots[0], 2), engine.fork(roots[1], 1)
     batch = engine.running_batch()
-    batch.add(greedy, Step(3 * AFTER + 4), GREEDY, limits=[AFTER + 4, 3 * AFTER + 4])
+    batch.add(greedy, Step(AFTER + 7), GREEDY, limits=[AFTER + 4, AFTER + 7])
     for _ in range(2):
         batch.step()
-    batch.add(sampled, Step(3 * AFTER + 2), Sampling(0.8, top_p=0.9))
+    batch.add(sampled, Step(AFTER + 6), Sampling(0.8, top_p=0.9))
     while len(batch):
         batch.step()
     return greedy + sampled, logits
@@ -90,8 +93,8 @@ def test_replayed_passes_give_what_the_modules_give_while_rows_join_and_leave(
     engine = engine_over(recorder, model)
     branches, logits = decode(engine)
     assert graphs_of(engine).reason == ""
-    assert recorder.calls == 2  # of three plans: the first one ended early
-    assert recorder.replays == 4
+    assert recorder.calls == 2  # for two rows, and for four, of which three are used
+    assert recorder.replays == 2  # one of each
     expected, right = decode(engine_over(None, build("qwen3")))
     assert [b.tokens for b in branches] == [b.tokens for b in expected]
     for branch, other in zip(branches, expected, strict=True):
@@ -104,25 +107,75 @@ def test_replayed_passes_give_what_the_modules_give_while_rows_join_and_leave(
 
 
 @interpreted
-def test_a_graph_goes_with_its_plan(recorder: StandIn) -> None:
+def test_one_graph_serves_plan_after_plan(recorder: StandIn) -> None:
     engine = engine_over(recorder)
-    batch = engine.running_batch()
-    batch.add([engine.root(prompt(1, 6))], Step(AFTER + 3))
-    while len(batch) > 0:
-        alive = len(recorder.tapes)
-        batch.step()
-    assert alive == 1 and len(recorder.tapes) == 0
-    assert recorder.replays == 2
+    root = engine.root(prompt(1, 6))
+    engine.generate(engine.fork(root, 2), AFTER + 2, sampling=GREEDY)
+    assert (recorder.calls, recorder.replays) == (1, 0)
+    longer = engine.root(prompt(2, 9))
+    for _ in range(2):  # steps of another prompt, whose tails lie elsewhere
+        branches = engine.fork(longer, 2)
+        engine.generate(branches, 2, sampling=GREEDY)
+        longer = branches[0]
+    assert (recorder.calls, recorder.replays) == (1, 4)
+    assert_like_plain(small(1), longer)
 
 
 @pytest.mark.slow
 @interpreted
-def test_a_plan_that_ends_soon_is_not_recorded(
+def test_what_needs_more_room_is_recorded_with_it(recorder: StandIn) -> None:
+    engine = engine_over(recorder, small(1, context=512))
+    engine.generate([engine.root(prompt(1, 6))], AFTER + 3, sampling=GREEDY)
+    assert (recorder.calls, recorder.replays) == (1, 1)
+    branch = engine.root(prompt(2, 300))  # its keys are cut into several tasks
+    engine.generate([branch], 3, sampling=GREEDY)
+    assert (recorder.calls, recorder.replays) == (2, 3)
+    assert_like_plain(small(1, context=512), branch)
+
+
+class NoAttention:
+    """Kernels that find nothing, for tests that count."""
+
+    class attend_tasks:
+        def __class_getitem__(cls, grid: Any) -> Callable[..., None]:
+            return lambda *args, **options: [out.zero_() for out in args[4:6]] and None
+
+    class merge_rows:
+        def __class_getitem__(cls, grid: Any) -> Callable[..., None]:
+            return lambda *args, **options: None
+
+    store_new = merge_rows
+
+
+@interpreted
+def test_most_passes_of_a_search_of_many_problems_are_replays(
     recorder: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    engine = engine_over(recorder, small(1, context=256))
+    monkeypatch.setattr(fused_gpu, "kernels", lambda device: NoAttention)
+    passes, forward = [], engine.runner.forward
+
+    def counted(tokens: Any, of: Any, keep: Any = None) -> Tensor:
+        if isinstance(of, plan.DecodePlan):
+            passes.append(len(tokens))
+        return forward(tokens, of, keep)
+
+    engine.runner.forward = counted  # type: ignore[method-assign]
+    problems = [Problem(str(n), "".join(map(chr, prompt(n, 10 + n)))) for n in range(16)]
+    # of the 4 x 4 branches of each problem some end their step early
+    search = BeamSearch(beam_size=4, beam_width=4, step_tokens=32, max_steps=3, delimiter=chr(7))
+    solve(search, problem=problems, engine=engine, verifier=ConfidenceVerifier())
+    assert max(passes) == 256 and len(set(passes)) > 20
+    assert graphs_of(engine).reason == ""
+    assert recorder.replays >= 0.8 * len(passes)
+
+
+@pytest.mark.slow
+@interpreted
+def test_few_passes_are_not_recorded(recorder: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_over(recorder)
     branch = engine.root(prompt(1, 6))
-    engine.generate([branch], AFTER)
+    engine.generate([branch], AFTER + 1)
     monkeypatch.setenv("TTC_GRAPHS", "0")
     engine.generate([branch], AFTER + 2)
     assert recorder.calls == 0
@@ -206,8 +259,8 @@ def test_a_model_that_is_changed_between_two_tokens_runs_as_it_is_then(
     engine, plain = engine_over(recorder), small(1)
     branch = engine.root(prompt(1, 6))
     batch = engine.running_batch()
-    batch.add([branch], Step(AFTER + 4), GREEDY)
-    for _ in range(AFTER + 3):
+    batch.add([branch], Step(AFTER + 5), GREEDY)
+    for _ in range(AFTER + 4):
         batch.step()
     assert recorder.replays == 2
     for model in (engine.model, plain):

@@ -45,7 +45,7 @@ def run(asked: Asked, minutes: float, out: Path, all_parts: Sequence[Part] | Non
     words = " ".join(["python -m experiments.bench", *sys.argv[1:]])
     simulated = "the GPU: a rehearsal" if asked.rehearse else "nothing"
     record = provenance(words, model=asked.model, simulated=simulated) | {"parts": []}
-    for part in parts() if all_parts is None else all_parts:
+    for part in parts(asked.rehearse) if all_parts is None else all_parts:
         left = end - time.monotonic()
         if left < 5:
             record["parts"].append(_part(part, LEFT_OUT, [], 0.0, "no time was left"))
@@ -79,7 +79,10 @@ def run_part(part: Part, asked: Asked, seconds: float) -> dict[str, Any]:
         taken, rows = time.perf_counter() - start, read(file)
         said = words.read_text(encoding="utf-8", errors="replace")[-TAIL:].strip()
     verdict = _verdict(rows, late, code)
-    return _part(part, verdict, rows, taken, "" if verdict in GOOD else _why(rows, said, code))
+    why = "" if verdict in GOOD else _why(rows, said, code)
+    if late:
+        why = f"{said}\nended after {seconds:.0f} s, with {len(rows)} cases done".lstrip()
+    return _part(part, verdict, rows, taken, why)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

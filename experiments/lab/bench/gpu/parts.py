@@ -67,6 +67,10 @@ ABOUT = {
 """Of each part what it is, and its limit in seconds; in the order in which they run."""
 
 
+REHEARSAL_TIMES = 3
+"""So many times its limit a part may take in a rehearsal."""
+
+
 def words(name: str, asked: Asked, file: Path) -> list[str]:
     """The command of one part."""
     command = [sys.executable, "-m", "experiments.bench", "gpu-part", name, "--out", str(file)]
@@ -75,10 +79,12 @@ def words(name: str, asked: Asked, file: Path) -> list[str]:
     return command + (["--rehearse"] if asked.rehearse else [])
 
 
-def parts() -> list[Part]:
-    """All parts."""
+def parts(rehearse: bool = False) -> list[Part]:
+    """All parts. A rehearsal's may take longer: it says nothing of speed, and a busy machine without
+    a GPU is slow."""
+    times = REHEARSAL_TIMES if rehearse else 1
     return [
-        Part(name, about, seconds, lambda asked, file, name=name: words(name, asked, file))  # type: ignore[misc]
+        Part(name, about, times * seconds, lambda asked, file, name=name: words(name, asked, file))  # type: ignore[misc]
         for name, (about, seconds) in ABOUT.items()
     ]
 

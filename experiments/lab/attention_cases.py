@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -12,7 +13,7 @@ from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import DecodePlan, ExtendPlan, Piece
 from ttc.attention.stream import KVReader
-from ttc.memory.kv import KV, LayerShape
+from ttc.memory.kv import KV, Codec, LayerShape
 from ttc.memory.manager import KVMemory
 
 Segments = list[tuple[int, int, int]]
@@ -57,6 +58,17 @@ class DecodeCase:
             tensor.copy_(torch.randn(tensor.shape))
         return kv
 
+    def pack(self, codec: Codec) -> None:
+        """Keep the entries' keys and values in bytes; what is right is made of what they hold."""
+        memory = self.memory
+        self.memory = KVMemory(memory.shapes, memory.dtype, self.q.device, codec=codec)
+        for place, entry in enumerate(self.entries):
+            kv = self.memory.allocate(entry.length)
+            pairs = zip(kv.on_device(0).both, entry.kv.on_device(0).both, strict=True)
+            for target, numbers in pairs:
+                kv.write(target, numbers)
+            self.entries[place] = replace(entry, kv=kv)
+
     def plan(self) -> DecodePlan:
         return DecodePlan(self.entries, self.positions, self.tails, self.filled)
 
@@ -67,8 +79,9 @@ class DecodeCase:
             mine = [e for e in self.entries if e.rows.start <= row < e.rows.stop]
             tail = [tensor[row, :, : self.filled] for tensor in self.tails.on_device(0).both]
             new = self.key[:, row : row + 1], self.value[:, row : row + 1]
-            runs = [*(e.kv.on_device(0).both for e in mine), tail, new]
-            keys, values = (torch.cat([run[i] for run in runs], 1).double() for i in (0, 1))
+            runs = [*([e.kv.read(x, torch.float64) for x in e.kv.on_device(0).both] for e in mine)]
+            runs += [tail, list(new)]
+            keys, values = (torch.cat([run[i].double() for run in runs], 1) for i in (0, 1))
             scores = torch.einsum("hgd,htd->hgt", self.q[:, :, row].double(), keys) * layer.scale
             if layer.softcap is not None:
                 scores = torch.tanh(scores / layer.softcap) * layer.softcap

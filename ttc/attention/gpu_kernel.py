@@ -29,8 +29,10 @@ def numbers(packed, KIND: tl.constexpr):
     if KIND == "fp8":
         wide = packed.to(tl.int16)
         half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-        return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return packed.to(tl.float32)
+        result = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    else:
+        result = packed.to(tl.float32)
+    return result
 
 
 @triton.jit

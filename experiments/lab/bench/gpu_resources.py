@@ -24,7 +24,14 @@ REGISTERS = 65_536
 """Registers of a multiprocessor, for each of these."""
 DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 DIMS = (64, 128, 256)
-CASE = {"GROUPS": 4, "NEW": True, "PLACES": True, "CAPPED": True, "WIDEN": False, "PACKED": ""}
+CASE: dict[str, Any] = {
+    "GROUPS": 4,
+    "NEW": True,
+    "PLACES": True,
+    "CAPPED": True,
+    "WIDEN": False,
+    "PACKED": "",
+}
 """A decoding step of a model with a cap on scores: of all variants it takes the most."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +29,6 @@ from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.memory.kv import LayerShape
-from ttc.memory.manager import KVMemory
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -83,27 +81,11 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_keys_and_values_in_bytes_are_read_as_they_are(kind: Kind) -> None:
-    shape, codec = LayerShape(2, 24, 16), Bytes(kind)
     for dtype in (torch.float32, torch.bfloat16):
-        case = DecodeCase(shape, 3, [(70, 0, 3), (20, 1, 3)], 3, 5, dtype, DEVICE)
-        memory = KVMemory([shape], dtype, DEVICE, codec=codec)
-        packed = []
-        for entry in case.entries:
-            kv = memory.allocate(entry.length)
-            targets, numbers = kv.on_device(0).both, entry.kv.on_device(0).both
-            for target, of in zip(targets, numbers, strict=True):
-                kv.write(target, of)
-                of.copy_(kv.read(target, dtype))  # what is right is made of the rounded numbers
-            packed.append(replace(entry, kv=kv))
-        expected = case.expected(layer := Layer(0, 0.3, softcap=3.0, window=80))
-        case.entries = packed
-        step = case.plan()
-        for found, right in zip(
-            step.attend(layer, case.q, case.key, case.value), expected, strict=True
-        ):
-            bound = BOUND[dtype]
-            torch.testing.assert_close(found.double(), right, atol=bound, rtol=bound)
-        assert step.fused is not None
+        tree: Segments = [(70, 0, 3), (20, 1, 3)]
+        case = DecodeCase(LayerShape(2, 24, 16), 3, tree, 3, 5, dtype, DEVICE)
+        case.pack(Bytes(kind))
+        case.check(Layer(0, 0.3, softcap=3.0, window=80), BOUND[dtype])
 
 
 @settings(max_examples=10, suppress_health_check=[*HealthCheck])

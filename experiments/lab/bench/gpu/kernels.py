@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from experiments.lab.attention_cases import DecodeCase, ExtendCase, Segments
 from experiments.lab.bench.gpu.machine import FAILED, Machine, Row, verdict
+from ttc.approximate.quantized_kv import Bytes, Kind
 from ttc.attention import fused_gpu
 from ttc.attention.entry import Entry
 from ttc.attention.fused_gpu import TritonAttention
@@ -35,7 +37,8 @@ LAYERS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """groups: query heads of a KV head. filled: the tokens of tails."""
+    """groups: query heads of a KV head. filled: the tokens of tails. packed: how the KV of segments is
+    kept in 8 bits; None as it is."""
 
     groups: int
     dim: int
@@ -43,11 +46,12 @@ class Shape:
     layer: str = ""
     kind: str = "decode"
     filled: int = FILLED
+    packed: Kind | None = None
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
         words = [self.kind, f"GQA {self.groups}", f"dim {self.dim}", name]
-        words += [self.layer] if self.layer else []
+        words += [word for word in (self.layer, self.packed) if word]
         return ", ".join(words + ([f"tails of {self.filled}"] if self.filled == LONG else []))
 
 
@@ -56,11 +60,13 @@ def shapes(machine: Machine) -> list[Shape]:
     if machine.rehearsed:
         few = [Shape(groups, 16, torch.float32, filled=5) for groups in (1, 8)]
         few += [Shape(1, 16, torch.float32, layer, filled=5) for layer in LAYERS if layer]
+        few += [Shape(1, 16, torch.float32, filled=5, packed="fp8")]
         return [*few, Shape(1, 16, torch.float32, kind="new tokens")]
     found = [Shape(groups, dim) for dim in (64, 128, 256) for groups in (1, 2, 4, 7, 8)]
-    found += [Shape(4, dim) for dim in (80, 96, 192)]
+    found += [Shape(4, dim) for dim in (80, 96, 112, 192)]
     found += [Shape(4, dim, layer=layer) for dim in (64, 128, 256) for layer in LAYERS if layer]
     found += [Shape(4, dim, dtype) for dim in (64, 128) for dtype in BOUND]
+    found += [Shape(4, dim, packed=kind) for dim in (64, 128) for kind in get_args(Kind)]
     found += [Shape(4, 128, filled=LONG), Shape(1, 64, filled=LONG)]
     found += [Shape(4, dim, kind="new tokens") for dim in (64, 128, 256)]
     found += [Shape(4, 128, layer=layer, kind="new tokens") for layer in LAYERS if layer]
@@ -96,6 +102,8 @@ def by_shape(machine: Machine, shape: Shape) -> float:
     if shape.kind == "decode":
         count = 4 if machine.rehearsed else ROWS
         case = DecodeCase(kv, shape.groups, tree, count, shape.filled, shape.dtype, device)
+        if shape.packed is not None:
+            case.pack(Bytes(shape.packed))
     else:
         new = SMALL_NEW if machine.rehearsed else NEW
         within = [segment for segment in tree if segment[2] <= len(new)]

@@ -238,6 +238,22 @@ def test_act_blocks_that_have_room_come_once_and_not_once_a_token() -> None:
     assert_nothing_left(engine, [branch])
 
 
+def test_act_blocks_come_for_good_as_far_as_there_is_room_and_others_once_a_token() -> None:
+    """Three of four blocks of 2,048 bytes, which fill the room: two buffers and what is generated
+    take 3 x 16 x 256 bytes, the tail of eight tokens 768 each. After the last pass, the first of
+    the two layers of a next one has begun to come."""
+    budget = 3 * 2048 + 3 * 16 * 256 + 8 * 768
+    engine = engine_of(
+        multi_head("opt"), act_share=1, mini_batch_tokens=16, budget_gib=budget / 2**30
+    )
+    branch = engine.root(prompt(1, 33))
+    for kv in engine.memory.live:
+        engine.memory.evict(kv, "test")
+    engine.generate([branch], 8, sampling=GREEDY)
+    assert engine.memory.link.to_device_bytes["act"] == (3 + 8) * 2048 + 1024
+    assert_nothing_left(engine, [branch])
+
+
 def prefixed(engine: Engine, branches: int, length: int = 33) -> list[Branch]:
     root = engine.root(prompt(1, length))
     forks = engine.fork(root, branches)

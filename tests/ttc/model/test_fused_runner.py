@@ -362,7 +362,7 @@ def check_this_processor(kind: str, *names: str) -> None:
 @pytest.mark.parametrize(
     ("processor", "needed", "kind"),
     [
-        ("haswell", "avx2", "AVX2"),
+        slow(("haswell", "avx2", "AVX2")),
         slow(("x86-64", "sse2", "vectors of 4")),
         slow(("skylake-avx512", "avx512f", "AVX-512")),
     ],

@@ -94,7 +94,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     st.lists(st.lists(st.sampled_from(BETWEEN), max_size=2), max_size=6),
     st.sampled_from(sorted(OPTIONS)),

@@ -33,7 +33,7 @@ def devices(copies: Any) -> set[str]:
     return {str(copy.keys.device) for copy in copies if copy is not None}
 
 
-@pytest.mark.parametrize("policy", [Paged, slow(Headwise), slow(BeamGroups), Layerwise])
+@pytest.mark.parametrize("policy", [Paged, *map(slow, (Headwise, BeamGroups, Layerwise))])
 def test_kv_that_moves_between_a_device_and_the_host_gives_plain_results(policy: type[Any]) -> None:
     plain, (device, _) = build("llama"), pretended_devices()
     engine = Engine(copy.deepcopy(plain).to(device), Letters(), memory=policy(budget_gib=SMALL))
@@ -44,7 +44,7 @@ def test_kv_that_moves_between_a_device_and_the_host_gives_plain_results(policy:
         assert devices(kv.device) <= {device} and devices(kv.host) <= {"cpu"}
 
 
-@pytest.mark.parametrize("memory", [None, Paged(budget_gib=SMALL)])
+@pytest.mark.parametrize("memory", [slow(None), Paged(budget_gib=SMALL)])
 def test_a_split_model_runs_on_both_with_kv_beside_its_layer(memory: Residency | None) -> None:
     plain, (device, _) = build("llama"), pretended_devices()
     model = copy.deepcopy(plain)

@@ -25,7 +25,7 @@ from search import (
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import small
 from tests.helpers.servers import EOS, Ascii, ServedModel, connected
-from tests.helpers.tiers import slow
+from tests.helpers.tiers import slow, some_quick
 from ttc import Branch, ContextExceeded, Engine, InvalidInput, RemoteError, Sampling
 from verifiers import ConfidenceVerifier, SelfVerifier
 
@@ -46,7 +46,7 @@ def local() -> Engine:
     return Engine(small(context=256, eos=EOS), Ascii())
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", some_quick(DIALECTS, ["tokens", "stops are trimmed"]))
 def test_greedy_steps_are_those_of_an_engine(dialect: str) -> None:
     """Steps end where the engine ends them: at a delimiter, an end string, the end of the sequence
     or the limit."""

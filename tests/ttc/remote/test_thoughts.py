@@ -10,6 +10,7 @@ import pytest
 from search import BeamSearch, Greedy, solve
 from tests.helpers.models import small
 from tests.helpers.servers import EOS, Ascii, Fault, ServedModel, connected
+from tests.helpers.tiers import some_quick
 from ttc import Engine, RemoteError, Result, ThinkingMarks
 
 
@@ -103,7 +104,7 @@ MARKS = ThinkingMarks("<", "P")
 
 
 @pytest.mark.parametrize("ways", [{}, {"stop": "named"}])
-@pytest.mark.parametrize("limit", [0, 3, 12, 40])
+@pytest.mark.parametrize("limit", some_quick([0, 3, 12, 40], [12]))
 def test_limits_of_thoughts_are_those_of_an_engine(limit: int, ways: dict[str, Any]) -> None:
     problems = ["1 + 1", "How many? 7", "a"]
     searches = [

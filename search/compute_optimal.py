@@ -62,7 +62,11 @@ class ComputeOptimal(Search):
         scores = yield Rate(samples, self.aggregation)
         strategy = self.strategies[bisect_right(self.edges, fmean(scores))]
         if case.thinking is not None and self.thinking != "off":
-            case = replace(case, thinking=strategy.thinks(case.thoughts))
+            thinking = strategy.thinks(case.thoughts)
+            if thinking is not None:
+                most = min(thinking.tokens, case.thinking.tokens)
+                thinking = replace(thinking, tokens=most)
+            case = replace(case, thinking=thinking)
         candidates = yield from strategy.run(root, case)
         best, _ = strategy.choose(by_path(candidates), case.extract)
         return [] if best is None else [best]

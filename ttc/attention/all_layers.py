@@ -36,18 +36,16 @@ def all_layers(
     threads: int,
 ) -> Calls | None:
     """The calls by which a plan's layers attend; None where a layer's attention is more than one
-    call of the kernel, and in a plan's first pass, which makes the kernel ready.
+    call of the kernel.
 
     q, new: as in `FusedAttention.attend`. out: (rows, heads, value_dim). lse: (rows, heads). All
         layers find their queries and new KV there and leave their results, one after the other.
         threads: how many will call the kernel at most.
     """
-    fused = plan.fused
-    if (
-        type(plan) is not DecodePlan
-        or plan.stream is not None
-        or not isinstance(fused, CompiledAttention)
-    ):
+    if type(plan) is not DecodePlan or plan.stream is not None:
+        return None
+    fused = plan.kernel_on(q)
+    if not isinstance(fused, CompiledAttention):
         return None
     if any(fused.arrays.absent) or not all(fused.takes(layer, q) for layer in layers):
         return None

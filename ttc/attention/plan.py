@@ -59,6 +59,13 @@ class Plan(ABC):
         there is none."""
         return next(iter(self._kernels.values()), None)
 
+    def kernel_on(self, q: Tensor) -> FusedAttention | None:
+        """The kernel of a layer's queries, which the first of the layers on a device makes
+        ready."""
+        if q.device not in self._kernels:  # layers may run on several devices
+            self._kernels[q.device] = self.kernel_for(q)
+        return self._kernels[q.device]
+
     def turn(self, layers: tuple[int, ...]) -> int:
         """The next of the layers that one module serves, from the first one again in a next
         pass."""
@@ -71,9 +78,7 @@ class Plan(ABC):
 
         Returns out (kv_heads, groups, rows, value_dim) and its log-sum-exp, both at least float32.
         """
-        if q.device not in self._kernels:  # layers may run on several devices
-            self._kernels[q.device] = self.kernel_for(q)
-        fused = self._kernels[q.device]
+        fused = self.kernel_on(q)
         views = self.stream.views.get(layer.index, ()) if self.stream is not None else ()
         if fused is not None and fused.takes(layer, q) and not views:
             out, lse = self.attend_fused(fused, layer, q, key, value)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
+from ttc.approximate.int8_activations import round_activations
 from ttc.approximate.rkv import RKV
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.installing import lent
@@ -74,6 +75,8 @@ class Engine:
     generation_settings: whether tokens are drawn as the model's generation_config asks (a
         repetition penalty, banned words, a least length, ...), as transformers' `generate` does.
         Its end tokens count in any case.
+    int8_activations: round to 8 bits what meets weights that stay as they are stored
+        (`quantized=True`); approximate.
     Threads may share an engine; their calls run one after the other. Each `begin_` call is made
     pass by pass, and its namesake without `begin_` at once (see `ttc.protocols.PrefillsByPass`).
     Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting
@@ -92,6 +95,7 @@ class Engine:
         gate: Gate | None = None,
         runner: Choice | ModelRunner = "modules",
         generation_settings: bool = True,
+        int8_activations: bool = False,
     ):
         check_parts(model, tokenizer, prefill_tokens, memory, cache, sharing, gate)
         check_kind(
@@ -100,9 +104,17 @@ class Engine:
             isinstance(generation_settings, bool),
             "True or False",
         )
+        check_kind(
+            "int8_activations",
+            int8_activations,
+            isinstance(int8_activations, bool),
+            "True or False",
+        )
         config = getattr(model, "generation_config", None) if generation_settings else None
         settings = GenerationSettings.of(config, model.config.get_text_config().vocab_size)
         self.runner: ModelRunner = runner_for(model, runner)
+        if int8_activations:
+            round_activations(model, self.runner)
         self.model = model
         self.tokenizer = tokenizer
         self.device = self.runner.device

@@ -347,6 +347,7 @@ def engine_options(config: DictConfig) -> dict[str, Any]:
         else instantiate(config.memory, _convert_="all"),
         **{group: _made(config[group]) for group in ("cache", "sharing", "gate")},
         "generation_settings": config.model.generation_settings,
+        "int8_activations": config.model.int8_activations,
     }
 
 

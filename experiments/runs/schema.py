@@ -29,6 +29,7 @@ class ModelConfig:
     trust_remote_code: run Python code that comes with the model.
     quantized: keep the weights of a .gguf file or a quantized folder as they are stored, on a
         CPU.
+    int8_activations: round to 8 bits what meets such weights (approximate).
     thinking_marks: what tells the model's thoughts from its answers, null for what its chat
     template or vocabulary names, false for none, or the strings that begin and end a thought, as
     [<think>, </think>].
@@ -43,6 +44,7 @@ class ModelConfig:
     gguf_file: str | None = None
     trust_remote_code: bool = False
     quantized: bool = False
+    int8_activations: bool = False
     thinking_marks: Any = None
     generation_settings: bool = True
 

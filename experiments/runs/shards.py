@@ -60,4 +60,6 @@ def threads(config: DictConfig) -> int | None:
     shard = Shard.of_run(config)
     if shard is None or "OMP_NUM_THREADS" in os.environ or "SLURM_JOB_ID" in os.environ:
         return None
-    return max(1, len(os.sched_getaffinity(0)) // shard.count)
+    # macOS does not say which cores a process may use
+    many = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, many // shard.count)

@@ -84,6 +84,10 @@ def summary_of(
     ]
     if gbps:
         summary["simulated_link_gbps"] = gbps[0]
+    if config.model.get("int8_activations"):
+        summary["approximate"]["tokens_with_activations_in_8_bits"] = sum(
+            summary[f"{kind}_tokens"] for kind in ("prompt", "generated", "verifier")
+        )
     summary["seconds"] = seconds_at_work(records)
     summary["parameters"] = run_parameters(
         config.model.name, as_dict(config.verifier, resolve=True)

@@ -52,7 +52,7 @@ def test_tables_name_what_is_reached() -> None:
     row = {
         "model": "1B, Q4_K_M",
         "figure": "1",
-        "ms": {"stored": 40.0, "llama.cpp": 50.0, "bfloat16": 90.0},
+        "ms": {"stored": 40.0, "int8": 30.0, "llama.cpp": 50.0, "bfloat16": 90.0},
         "peak_bytes": {"stored": 2e9, "llama.cpp": 1e9, "bfloat16": 4e9},
         "weight_bytes": 8e8,
         "products": 1.2e9,
@@ -64,10 +64,15 @@ def test_tables_name_what_is_reached() -> None:
     assert quantized.floor_ms(row) == 40.0
     assert quantized.floor_ms(eight) == 192.0
     assert quantized.table(record).splitlines()[2] == (
-        "| 1B, Q4_K_M | 1 | 40 ms | 50 ms | 0.80x | 90 ms | 2.25x | 40 ms | 2.00 GB | 1.00 GB |"
+        "| 1B, Q4_K_M | 1 | 40 ms | 30 ms | 50 ms | 0.80x | 0.60x | 90 ms | 2.25x | 40 ms | "
+        "2.00 GB | 1.00 GB |"
     )
     assert quantized.aims_table(record).splitlines()[2:] == [
-        "| 1B, Q4_K_M, branches: 1; at most 1.00 of the time of llama.cpp | 0.80 | reached |",
-        "| 1B, Q4_K_M, branches: 1; at most 0.40 of the time of bfloat16 | 0.44 | not reached |",
+        "| 1B, Q4_K_M, branches: 1, exact; at most 1.00 of the time of llama.cpp | 0.80 | "
+        "reached |",
+        "| 1B, Q4_K_M, branches: 1, in 8 bits; at most 1.00 of the time of llama.cpp | 0.60 | "
+        "reached |",
+        "| 1B, Q4_K_M, branches: 1, exact; at most 0.40 of the time of bfloat16 | 0.44 | "
+        "not reached |",
         "| 8B, Q4_K_M, branches: 16; under 7 GB of memory | 2.00 GB | reached |",
     ]

@@ -21,7 +21,7 @@ namespace {
   kind, next, ended, no_wait, rows, input, input_row, output, output_row, width, weight, bias,  \
       weight_2, bias_2, columns, panel, residual, norm, epsilon, cos, sin, index, products,     \
       stored, stored_row, stored_2, stored_row_2
-#define KINDS normalise, project, project_heads, gate, narrow, attend
+#define KINDS normalise, project, project_heads, gate, narrow, attend, round
 
 struct Head {
   int64_t HEAD;
@@ -489,8 +489,16 @@ void narrow(const Operation& op, int64_t row) {
   for (int64_t i = 0; i < count; i += LANES) N::put(out + i, load<Floats>(x + i));
 }
 
+// One row, as it is given to a product, rounded by the function at `products`.
+template <typename N>
+void round(const Operation& op, int64_t row) {
+  const auto by = (void (*)(const void*, int64_t, void*))op.products;
+  const int64_t count = op.width / sizeof(typename N::Kept);
+  by((const char*)(op.input + row * op.input_row), count, (char*)(op.output + row * op.output_row));
+}
+
 int64_t units_of(const Operation& op) {
-  if (op.kind == Kind::normalise || op.kind == Kind::narrow) return op.rows;
+  if (op.kind == Kind::normalise || op.kind == Kind::narrow || op.kind == Kind::round) return op.rows;
   return (op.columns + op.panel - 1) / op.panel * ((op.rows + CHUNK - 1) / CHUNK);
 }
 
@@ -505,6 +513,7 @@ void operate(Operation& op, float* scratch) {
     following = take();
     if (op.kind == Kind::normalise) normalise<N>(op, unit);
     else if (op.kind == Kind::narrow) narrow<N>(op, unit);
+    else if (op.kind == Kind::round) round<N>(op, unit);
     else project<N>(op, unit_of(op, unit, std::min(following, units - 1)), scratch);
   }
 }

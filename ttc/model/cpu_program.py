@@ -65,15 +65,19 @@ class Program:
         self.cos = self._memory(layer.head_dim)
         self.sin = self._memory(layer.head_dim)
         self._rows: list[dict[int, int]] = []
+        self._rounded: dict[int, Tensor] = {}  # by the address of the rows that are rounded
         attends: list[int] = []
         for layer in decoder.layers:
             self._before_attention(layer)
             attends.append(len(self._rows))
             self._rows.append({self.at.KIND: self.at.ATTEND})
             self._after_attention(layer)
+        ending = len(self._rows)
         if decoder.head is not None:
             self.normalise(decoder.norm)
+            self._round(self.normed, decoder.head)
             self._project(decoder.head, self.normed, self.normed)
+        self.ending = slice(ending, None)  # the operations that end in logits
         self.attends = np.array(attends)  # the places of attention in the list
         fields = range(self.at.FIELDS)
         self.table = np.array([[row.get(field, 0) for field in fields] for row in self._rows])
@@ -112,9 +116,9 @@ class Program:
         """Let the rows in `index` (None for all) of the pass that begins get logits (kept,
         vocab)."""
         at = self.at
-        table = self.table
-        table[-2:, at.ROWS] = len(logits)
-        table[-2, at.INDEX] = 0 if index is None else index.data_ptr()
+        table = self.table[self.ending]
+        table[:, at.ROWS] = len(logits)
+        table[0, at.INDEX] = 0 if index is None else index.data_ptr()
         table[-1, at.OUTPUT] = logits.data_ptr()
         table[-1, at.OUTPUT_ROW] = self._row_bytes(logits)
 
@@ -197,16 +201,38 @@ class Program:
         }
         self._add(at.NORMALISE, self.x, self.normed, fields)
 
+    def _round(self, source: Tensor, *linears: Linear) -> None:
+        """Round rows for those of the layers that take them so."""
+        at = self.at
+        roundings = [x for linear in linears if (x := getattr(linear, "rounding", None))]
+        if roundings:
+            rounding, width = roundings[0], source.shape[1]
+            if source.data_ptr() not in self._rounded:
+                row = self._apart(rounding.row_bytes(width), torch.uint8)
+                self._rounded[source.data_ptr()] = row
+            target = self._rounded[source.data_ptr()]
+            fields = {
+                at.WIDTH: width * self.dtype.itemsize,
+                at.PRODUCTS: rounding.rounds(self.given),
+            }
+            self._add(at.ROUND, source, target, fields)
+
+    def _source(self, linear: Linear, source: Tensor) -> Tensor:
+        """The rows that a layer takes: as they are, or rounded before."""
+        rounds = getattr(linear, "rounding", None) is not None
+        return self._rounded[source.data_ptr()] if rounds else source
+
     def _linear(self, linear: Linear) -> dict[int, int]:
         at = self.at
         if isinstance(linear, StoredLinear):
+            rounding = linear.rounding
             return {
                 at.WEIGHT: linear.packed.data_ptr(),
                 at.BIAS: 0 if linear.bias is None else linear.bias.data_ptr(),
                 at.WIDTH: linear.in_features * self.dtype.itemsize,
                 at.COLUMNS: linear.out_features,
                 at.PANEL: PANEL,
-                at.PRODUCTS: products(self.given),
+                at.PRODUCTS: products(self.given) if rounding is None else rounding.products(),
                 at.STORED: linear.stored,
                 at.STORED_ROW: linear.packed.stride(0),
             }
@@ -220,7 +246,7 @@ class Program:
 
     def _project(self, linear: Linear, source: Tensor, target: Tensor, add: bool = False) -> None:
         fields = self._linear(linear) | {self.at.RESIDUAL: int(add)}
-        self._add(self.at.PROJECT, source, target, fields)
+        self._add(self.at.PROJECT, self._source(linear, source), target, fields)
 
     def _heads(
         self, linear: Linear, target: Tensor, dim: int, norm: Any, more: dict[int, int]
@@ -229,7 +255,7 @@ class Program:
         fields = self._linear(linear) | {at.PANEL: dim} | more
         if norm is not None:
             fields |= {at.NORM: norm.weight.data_ptr(), at.EPSILON: _epsilon(norm)}
-        self._add(at.PROJECT_HEADS, self.normed, target, fields)
+        self._add(at.PROJECT_HEADS, self._source(linear, self.normed), target, fields)
 
     def _before_attention(self, layer: DecoderLayer) -> None:
         at = self.at
@@ -237,6 +263,7 @@ class Program:
         turned = {at.COS: self.cos.data_ptr(), at.SIN: self.sin.data_ptr(), at.NO_WAIT: 1}
         key, value = (x[:0] for x in (self.key, self.value))  # a pass says where they go
         self.normalise(layer.input_norm)
+        self._round(self.normed, layer.q, layer.k, layer.v)
         self._heads(layer.q, self.q, dim, layer.q_norm, turned)
         self._heads(layer.k, key, dim, layer.k_norm, turned)
         self._heads(layer.v, value, dim, None, {})
@@ -247,13 +274,16 @@ class Program:
         float32_row = columns * torch.float32.itemsize
         narrow = {at.INPUT_ROW: float32_row, at.WIDTH: columns * self.dtype.itemsize}
         self._add(at.NARROW, None, self.attended, narrow)
+        self._round(self.attended, layer.o)
         self._project(layer.o, self.attended, self.x, add=True)
         self.normalise(layer.mlp_norm)
+        self._round(self.normed, layer.gate, layer.up)
         up = self._linear(layer.up)
         gate = self._linear(layer.gate) | {at.WEIGHT_2: up[at.WEIGHT], at.BIAS_2: up[at.BIAS]}
         if isinstance(layer.up, StoredLinear):
             gate |= {at.STORED_2: up[at.STORED], at.STORED_ROW_2: up[at.STORED_ROW]}
-        self._add(at.GATE, self.normed, self.inner, gate)
+        self._add(at.GATE, self._source(layer.gate, self.normed), self.inner, gate)
+        self._round(self.inner, layer.down)
         self._project(layer.down, self.inner, self.x, add=True)
 
 

@@ -57,6 +57,11 @@ class CompiledLayers:
             for index, (layer, shape) in enumerate(zip(decoder.layers, shapes, strict=True))
         ]
 
+    def renew(self) -> None:
+        """Make programs anew, as how a layer multiplies has changed."""
+        self._program = None
+        self._described = None
+
     def program(self, rows: int) -> Program:
         """The program for so many rows, whose `x`, `cos` and `sin` are to be filled before
         `run`."""
@@ -145,7 +150,7 @@ class FusedRunner:
         self._decoder = decoder
         assert decoder.head is not None
         self._vocabulary = decoder.head.out_features
-        self._layers = CompiledLayers(decoder, self.shapes, self.dtype)
+        self.layers = CompiledLayers(decoder, self.shapes, self.dtype)
         self.watch = modules.watch
         self.reason = f"compiled layers, built for {layers_kernel.processor()}"
 
@@ -161,7 +166,7 @@ class FusedRunner:
             self.modules.trace = self.trace
             return self.modules.forward(tokens, plan, keep)
         start, rows = perf_counter(), len(tokens)
-        program = self._layers.program(rows)
+        program = self.layers.program(rows)
         index = None if keep is None else torch.tensor([*range(rows)])[list(keep)]
         logits = torch.empty(
             rows if index is None else len(index), self._vocabulary, dtype=self.dtype
@@ -173,7 +178,7 @@ class FusedRunner:
             (program.cos, program.sin), self._rotation(plan.positions), strict=True
         ):
             memory[:rows] = table[0]
-        self._layers.run(program, plan)
+        self.layers.run(program, plan)
         if self.trace is not None:
             self.trace.add("compute", f"{rows} rows", start, perf_counter())
         return logits

@@ -48,7 +48,12 @@ def products(dtype: torch.dtype, shared: bool = False) -> int:
     """The address of what multiplies rows of this type; 0 where nothing does. shared: the one that
     threads call together."""
     name = f"{'share' if shared else 'products'}_{str(dtype).removeprefix('torch.')}"
-    function = getattr(kernel(), name, None)
+    return address(kernel(), name)
+
+
+def address(library: ctypes.CDLL | None, name: str) -> int:
+    """The address of a function of a library, 0 where it has none."""
+    function = getattr(library, name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
@@ -62,28 +67,35 @@ def linear(x: Tensor, packed: Tensor, stored: int) -> Tensor:
     if not products(dtype):
         x = x.float()
     x = x.contiguous()
-    rows, width = x.shape
-    out = torch.empty(rows, len(packed))
+    return shared(products(x.dtype, shared=True), x, x.shape[1], packed, stored).to(dtype)
+
+
+def shared(function: int, x: Tensor, width: int, packed: Tensor, stored: int) -> Tensor:
+    """What threads make together of rows x: (rows, columns), float32.
+
+    function: the address of what they call. width: the numbers of a row.
+    """
+    rows, columns = len(x), len(packed)
+    out = torch.empty(rows, columns)
     part = (
         x.data_ptr(),
-        width * x.element_size(),
+        x.stride(0) * x.element_size(),
         packed.data_ptr(),
         packed.stride(0),
         rows,
-        len(packed),
+        columns,
         width,
         out.data_ptr(),
-        4 * len(packed),
+        4 * columns,
         0,
     )
     call = np.array([0, stored, *part], np.int64)
-    threads = min(1 + rows * out.shape[1] * width // GRAIN, torch.get_num_threads())
-    function = products(x.dtype, shared=True)
+    threads = min(1 + rows * columns * width // GRAIN, torch.get_num_threads())
     if threads == 1:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(call.ctypes.data)
     else:
         team()(function, call.ctypes.data, threads)
-    return out.to(dtype)
+    return out
 
 
 def unpacked(packed: Tensor, stored: int, width: int) -> Tensor:

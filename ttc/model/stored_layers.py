@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
 from ttc.model import stored_kernel
 
 
+class Rounding(Protocol):
+    """Another way to multiply by stored weights: rows are rounded first."""
+
+    def linear(self, x: Tensor, packed: Tensor, stored: int) -> Tensor:
+        """What `stored_kernel.linear` gives, approximately."""
+        ...
+
+    def row_bytes(self, width: int) -> int:
+        """The bytes of a rounded row."""
+        ...
+
+    def rounds(self, dtype: torch.dtype) -> int:
+        """The address of what rounds a row of this type."""
+        ...
+
+    def products(self) -> int:
+        """The address of what multiplies rounded rows."""
+        ...
+
+
 class StoredLinear(nn.Module):
     """A linear layer. packed: the weight's rows as bytes (out_features, bytes), which may be part
     of a file. stored: the kernel's number of their kind. order: of the inputs, where the weight has
-    them in another one."""
+    them in another one. rounding: what rounds the rows that come, None to multiply exactly."""
 
     packed: Tensor
     order: Tensor | None
+    rounding: Rounding | None = None
 
     def __init__(
         self,
@@ -35,7 +58,8 @@ class StoredLinear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         if self.order is not None:
             rows = rows[:, self.order]
-        y = stored_kernel.linear(rows, self.packed, self.stored)
+        by = stored_kernel if self.rounding is None else self.rounding
+        y = by.linear(rows, self.packed, self.stored)
         if self.bias is not None:
             y += self.bias
         return y.view(*x.shape[:-1], self.out_features)

@@ -323,6 +323,7 @@ def parser() -> argparse.ArgumentParser:
     )
     way.add_argument("file", type=Path)
     way.add_argument("--bfloat16", action="store_true", help="unpack its weights")
+    way.add_argument("--int8", action="store_true", help="round activations to 8 bits")
     arm = commands.add_parser("arm", help="one measurement in this process (what `prefix` starts)")
     arm.add_argument("name")
     arm.add_argument("tokens", type=int)
@@ -599,7 +600,7 @@ def _quantized(arguments: argparse.Namespace) -> None:
 def _quantized_way(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import quantized_way
 
-    quantized_way.run(arguments.file, arguments.bfloat16)
+    quantized_way.run(arguments.file, arguments.bfloat16, arguments.int8)
 
 
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {

@@ -22,17 +22,18 @@ from ttc.tree.branch import Branch
 THREADS = 2
 
 
-def run(file: Path, bfloat16: bool) -> None:
+def run(file: Path, bfloat16: bool, int8: bool) -> None:
     """Say what the model is, then answer each line of standard input with a line.
 
-    bfloat16: its linear layers become ordinary ones of 16 bits.
+    bfloat16: its linear layers become ordinary ones of 16 bits. int8: they take their inputs in 8
+    bits.
     """
     torch.set_num_threads(THREADS)
     config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     model = read_stored(AutoModelForCausalLM, config, torch.bfloat16, file).eval()
     if bfloat16:
         unpack(model)
-    way = Measured(Engine(model, None, runner="fused"))
+    way = Measured(Engine(model, None, runner="fused", int8_activations=int8))
     _say(way.about())
     for line in sys.stdin:
         ms = way.measure(json.loads(line)) * 1e3

@@ -1,0 +1,360 @@
+// Rows that are rounded to 8 bits, times the rows of a weight that stays as it is stored.
+//
+// 32 numbers of a row become integers from -127 to 127 with one scale. They meet the weights' codes
+// as integers, whose sums are exact; then come the scales, in float32. Sums are added up in one
+// order, the same on every processor, and a row's result does not depend on the rows beside it.
+
+#include <algorithm>
+#include <cmath>
+
+#include "../model/stored_kinds.h"
+
+namespace {
+
+typedef int32_t Sums __attribute__((vector_size(32)));  // of eight columns
+constexpr int64_t PANEL = 16;   // columns that are unpacked at a time
+constexpr int64_t SLICE = 512;  // numbers of each
+constexpr int64_t CHUNK = 128;  // rows that meet them
+
+// A rounded row: its integers, then a scale for each 32, then what each 32 add up to, scaled, and
+// each half of these.
+struct Row {
+  const int8_t* numbers;
+  const float *scales, *sums;
+};
+Row row_at(const char* x, int64_t width) {
+  const auto* scales = (const float*)(x + width);
+  return {(const int8_t*)x, scales, scales + width / 32};
+}
+
+// 32 integers as bytes.
+INLINE void store_bytes(const Ints* x, int8_t* to) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  const auto pair = [x](int i) { return _mm256_packs_epi32((__m256i)x[i], (__m256i)x[i + 1]); };
+  const __m256i fours = _mm256_packs_epi16(pair(0), pair(2));
+  store(to, _mm256_permutevar8x32_epi32(fours, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+#else
+  for (int i = 0; i < VECTORS; ++i)
+    for (int n = 0; n < LANES; ++n) to[i * LANES + n] = (int8_t)x[i][n];
+#endif
+}
+
+template <typename Get>
+void round_row(int64_t width, char* out, Get get) {
+  auto* numbers = (int8_t*)out;
+  auto* scales = (float*)(out + width);
+  float* sums = scales + width / 32;
+  for (int64_t part = 0; part < width / 32; ++part) {
+    Floats x[VECTORS], most = {}, halves[2] = {};
+    for (int i = 0; i < VECTORS; ++i) {
+      x[i] = get(32 * part + i * LANES);
+      most = larger(most, larger(x[i], -x[i]));
+    }
+    const float scale = largest(most) / 127.0f;
+    const float by = scale > 0 ? 1.0f / scale : 0.0f;
+    Ints rounded[VECTORS];
+    for (int i = 0; i < VECTORS; ++i) {
+      const Floats nearest = larger(floor(x[i] * by + 0.5f), all(-127.0f));
+      halves[2 * i / VECTORS] += nearest;
+      rounded[i] = __builtin_convertvector(nearest, Ints);
+    }
+    store_bytes(rounded, numbers + 32 * part);
+    scales[part] = scale;
+    const float first = total(halves[0]), second = total(halves[1]);
+    sums[3 * part] = scale * (first + second);
+    sums[3 * part + 1] = scale * first;
+    sums[3 * part + 2] = scale * second;
+  }
+}
+
+// ---------------------------------------------------------------- integers
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define TTC_DOT(sum, codes, x) (Sums)_mm256_dpbusd_epi32((__m256i)(sum), (__m256i)(codes), (__m256i)(x))
+#elif defined(__AVXVNNI__)
+#define TTC_DOT(sum, codes, x) \
+  (Sums)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(codes), (__m256i)(x))
+#endif
+
+// Codes of 8 bits that are multiplied with a sign, less 128, where no instruction takes them else.
+template <int BITS>
+#if defined(TTC_DOT)
+constexpr bool SIGNED = false;
+#else
+constexpr bool SIGNED = BITS == 8;
+#endif
+
+// Four integers, eight times.
+INLINE Codes four(const int8_t* x) { return (Codes)(load<int32_t>(x) - Sums{}); }
+
+#if defined(TTC_DOT)
+template <int BITS>
+struct Dot {
+  Sums total;
+  template <int GROUP>
+  INLINE void add(Codes codes, Codes x) { total = held(TTC_DOT(total, codes, x)); }
+};
+#elif defined(__AVX2__)
+// Products of two numbers are added up in 16 bits, where as many of them fit as MOST.
+template <int BITS>
+struct Dot {
+  static constexpr int MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;
+  Sums total;
+  __m256i some;
+  template <int GROUP>
+  INLINE void add(Codes codes, Codes x) {
+    __m256i pairs;
+    if constexpr (SIGNED<BITS>) {
+      const __m256i w = (__m256i)codes;
+      pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8((__m256i)x, w));
+    } else {
+      pairs = _mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
+    }
+    some = held(GROUP % MOST == 0 ? pairs : _mm256_add_epi16(some, pairs));
+    if (GROUP % MOST == MOST - 1 || GROUP == 7)
+      total += (Sums)_mm256_madd_epi16(some, _mm256_set1_epi16(1));
+  }
+};
+#else
+template <int BITS>
+struct Dot {
+  Sums total;
+  template <int GROUP>
+  INLINE void add(Codes codes, Codes x) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    int32x4_t halves[2];
+    int8x16_t w[2], by[2];
+    memcpy(halves, &total, 32);
+    memcpy(w, &codes, 32);
+    memcpy(by, &x, 32);
+    for (int i = 0; i < 2; ++i) halves[i] = vdotq_s32(halves[i], w[i], by[i]);
+    memcpy(&total, halves, 32);
+#else
+    for (int c = 0; c < 8; ++c)
+      for (int n = 4 * c; n < 4 * c + 4; ++n)
+        total[c] += (SIGNED<BITS> ? (int8_t)codes[n] : codes[n]) * (int8_t)x[n];
+#endif
+  }
+};
+#endif
+
+// ---------------------------------------------------------------- weights
+
+// The words of eight columns' codes, turned: word n of each column becomes vector n.
+template <int SPAN = 1>
+INLINE void turn(Sums* x) {
+  if constexpr (SPAN < 8) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      if (i & SPAN) continue;
+      const Sums a = x[i], b = x[i + SPAN];
+      if constexpr (SPAN == 1) {
+        x[i] = __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14);
+        x[i + 1] = __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+      } else if constexpr (SPAN == 2) {
+        x[i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
+        x[i + 2] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+      } else {
+        x[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
+        x[i + 4] = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+      }
+    }
+    turn<2 * SPAN>(x);
+  }
+}
+
+// SLICE numbers of PANEL columns: words of four codes, and for each 16 numbers the scales and shifts
+// of the columns.
+struct Weights {
+  alignas(64) uint8_t codes[SLICE / 4][PANEL][4];
+  alignas(64) float scales[SLICE / 16][PANEL], shifts[SLICE / 16][PANEL];
+};
+
+// The scale of a part's half, and the shift; `less` where the codes are less by 128.
+template <int PART, int HALF, int N>
+INLINE void factor(const Scales<N>& f, bool less, float& scale, float& shift) {
+  constexpr int EACH = N == 1 ? 0 : N == 8 ? PART : 2 * PART + HALF;
+  scale = f.scale[EACH];
+  shift = f.shift[EACH] + (less ? 128 * scale : 0);
+}
+template <int PART, int HALF>
+INLINE void factor(Group::Factors f, bool less, float& scale, float& shift) {
+  scale = f.scale;
+  shift = (less ? 128 - f.zero : -f.zero) * scale;
+}
+
+// How many factors 32 numbers have.
+template <typename Stored>
+constexpr int FACTORS = std::is_same_v<typename Stored::Factors, Scales<16>> ? 2 : 1;
+
+// Unpacks `numbers` of eight columns, or of `count` and the last of these again. What lies `ahead`
+// is asked for meanwhile.
+template <typename Stored>
+void unpack_eight(const char* from, int64_t apart, int64_t count, int64_t numbers, int64_t ahead,
+                  int64_t column, Weights& to) {
+  for (int64_t i = 0; i < numbers / Stored::NUMBERS; ++i) {
+    const uint8_t* blocks[8];
+    typename Stored::Factors factors[8];
+    for (int c = 0; c < 8; ++c) {
+      const int64_t place = std::min<int64_t>(c, count - 1);
+      blocks[c] = (const uint8_t*)from + place * apart + i * Stored::BYTES;
+      factors[c] = Stored::factors(blocks[c]);
+      for (int64_t line = 0; line < Stored::BYTES; line += 64)
+        __builtin_prefetch(blocks[c] + line + ahead, 0, 2);
+    }
+    each_below<Stored::NUMBERS / 32>([&](auto number) {
+      constexpr int PART = decltype(number)::value;
+      const int64_t part = i * (Stored::NUMBERS / 32) + PART;
+      Sums words[8];
+#pragma GCC unroll 8
+      for (int c = 0; c < 8; ++c) {
+        const Codes codes = Stored::template codes<PART>(blocks[c]);
+        words[c] = (Sums)(SIGNED<Stored::BITS> ? codes ^ 128 : codes);
+      }
+      turn(words);
+#pragma GCC unroll 8
+      for (int n = 0; n < 8; ++n) store(&to.codes[8 * part + n][column], words[n]);
+      each_below<FACTORS<Stored>>([&](auto half) {
+        constexpr int HALF = decltype(half)::value;
+        const int64_t place = FACTORS<Stored> * part + HALF;
+#pragma GCC unroll 8
+        for (int c = 0; c < 8; ++c)
+          factor<PART, HALF>(factors[c], SIGNED<Stored::BITS>, to.scales[place][column + c],
+                             to.shifts[place][column + c]);
+      });
+    });
+  }
+}
+
+// ---------------------------------------------------------------- products
+
+// out[r] += rows[r] . w for ROWS rows and PANEL columns, over numbers from `begin` on.
+template <typename Stored, int ROWS>
+void tile(const Row* rows, int64_t begin, int64_t numbers, const Weights& w, float (*out)[PANEL]) {
+  constexpr int COUNT = FACTORS<Stored>, GROUPS = 8 / COUNT, EIGHTS = PANEL / 8;
+  Row row[ROWS];
+  for (int r = 0; r < ROWS; ++r) row[r] = rows[r];
+  for (int64_t place = 0; place < numbers / 32 * COUNT; ++place) {
+    const int64_t first = begin + 32 / COUNT * place, part = (uint64_t)first / 32;
+    Dot<Stored::BITS> dots[ROWS][EIGHTS];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS * EIGHTS; ++i) dots[i / EIGHTS][i % EIGHTS].total = Sums{};
+    each_below<GROUPS>([&](auto group) {
+      constexpr int GROUP = decltype(group)::value;
+      Codes codes[EIGHTS];
+#pragma GCC unroll 8
+      for (int e = 0; e < EIGHTS; ++e)
+        codes[e] = held(load<Codes>(w.codes[GROUPS * place + GROUP][8 * e]));
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) {
+        const Codes x = held(four(row[r].numbers + first + 4 * GROUP));
+#pragma GCC unroll 8
+        for (int e = 0; e < EIGHTS; ++e) dots[r][e].template add<GROUP>(codes[e], x);
+      }
+    });
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+      const float by = row[r].scales[part];
+      const float sum = row[r].sums[3 * part + (COUNT == 1 ? 0 : 1 + place % 2)];
+#pragma GCC unroll 8
+      for (int e = 0; e < EIGHTS; ++e) {
+        Float8 cell = load<Float8>(&out[r][8 * e]);
+        const Float8 whole = __builtin_convertvector(dots[r][e].total, Float8) * by;
+        cell += whole * load<Float8>(&w.scales[place][8 * e]);
+        cell += load<Float8>(&w.shifts[place][8 * e]) * sum;
+        store(&out[r][8 * e], cell);
+      }
+    }
+  }
+}
+
+template <typename Stored, int ROWS>
+int64_t tiles(const Row* rows, int64_t row, int64_t count, int64_t begin, int64_t numbers,
+              const Weights& w, float (*out)[PANEL]) {
+  for (; count - row >= ROWS; row += ROWS)
+    tile<Stored, ROWS>(rows + row, begin, numbers, w, out + row);
+  return row;
+}
+
+// The arguments of `products`: addresses, and strides in bytes. width: numbers of a row.
+struct Part {
+  const char* x;
+  int64_t x_row;
+  const char* w;
+  int64_t w_row, rows, columns, width;
+  char* out;
+  int64_t out_row, ahead;
+};
+
+// Up to CHUNK rows and PANEL columns.
+template <typename Stored>
+void panel(const Part& p) {
+  static thread_local Weights weights;
+  alignas(32) float out[CHUNK][PANEL];
+  memset(out, 0, p.rows * sizeof *out);
+  Row rows[CHUNK];
+  for (int64_t r = 0; r < p.rows; ++r) rows[r] = row_at(p.x + r * p.x_row, p.width);
+  for (int64_t begin = 0; begin < p.width; begin += SLICE) {
+    const int64_t numbers = std::min(SLICE, p.width - begin);
+    const char* w = p.w + begin / Stored::NUMBERS * Stored::BYTES;
+    for (int64_t c = 0; c < p.columns; c += 8)  // of fewer columns the last one, again
+      unpack_eight<Stored>(w + c * p.w_row, p.w_row, std::min<int64_t>(8, p.columns - c), numbers,
+                           p.ahead, c, weights);
+    int64_t row = tiles<Stored, 4>(rows, 0, p.rows, begin, numbers, weights, out);
+    row = tiles<Stored, 2>(rows, row, p.rows, begin, numbers, weights, out);
+    tiles<Stored, 1>(rows, row, p.rows, begin, numbers, weights, out);
+  }
+  for (int64_t r = 0; r < p.rows; ++r)
+    memcpy(p.out + r * p.out_row, out[r], p.columns * sizeof(float));
+}
+
+void products(int64_t stored, const Part& all) {
+  for (int64_t row = 0; row < all.rows; row += CHUNK)
+    for (int64_t c = 0; c < all.columns; c += PANEL) {
+      Part p = all;
+      p.x += row * p.x_row;
+      p.w += c * p.w_row;
+      p.out += row * p.out_row + c * 4;
+      p.rows = std::min(CHUNK, all.rows - row);
+      p.columns = std::min(PANEL, all.columns - c);
+      if (c + PANEL < all.columns) p.ahead = PANEL * p.w_row;
+      else p.ahead = all.ahead - c * p.w_row;
+      by_kind(stored, [&](auto tag) {
+        typedef typename decltype(tag)::Type Stored;
+        if constexpr (Stored::BITS > 0) panel<Stored>(p);
+      });
+    }
+}
+
+// A product that threads share: each takes the next columns.
+struct Shared {
+  int64_t next, stored;
+  Part part;
+};
+
+}  // namespace
+
+extern "C" {
+void products_int8(int64_t stored, const Part* part) { products(stored, *part); }
+void share_int8(Shared* s) {
+  constexpr int64_t SOME = 4 * PANEL;
+  while (true) {
+    const int64_t first = __atomic_fetch_add(&s->next, SOME, __ATOMIC_RELAXED);
+    if (first >= s->part.columns) return;
+    Part p = s->part;
+    p.w += first * p.w_row;
+    p.out += 4 * first;
+    p.columns = std::min(SOME, p.columns - first);
+    p.ahead = std::min(SOME, s->part.columns - first - p.columns) * p.w_row;
+    products(s->stored, p);
+  }
+}
+
+// A row of so many numbers becomes a rounded one.
+void round_float32(const float* x, int64_t width, char* out) {
+  round_row(width, out, [x](int64_t i) { return load<Floats>(x + i); });
+}
+void round_bfloat16(const uint16_t* x, int64_t width, char* out) {
+  round_row(width, out, [x](int64_t i) { return widened(load<Halves>(x + i)); });
+}
+}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import pad
 
 from experiments.lab.attention_cases import DecodeCase, ExtendCase, Segments
 from tests.helpers.attention import LAYERS, SIGHTS, trees
@@ -23,8 +24,8 @@ from ttc import Engine, Sampling
 from ttc.approximate.quantized_kv import Bytes, Kind
 from ttc.attention import fused_gpu, plan
 from ttc.attention.entry import Entry
-from ttc.attention.fused_gpu import TritonAttention
-from ttc.attention.gpu_arrays import GpuArrays
+from ttc.attention.fused_gpu import TritonAttention, attend
+from ttc.attention.gpu_arrays import GpuArrays, Layout, filled_up, tails_of
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.plan_arrays import PlanArrays
@@ -184,6 +185,28 @@ def test_a_plan_is_uploaded_once_and_goes_on_as_its_tails_grow(
             case.value.roll(1, -1),
         )
     assert uploads == [DEVICE]
+
+
+def test_a_pass_that_is_filled_up_leaves_what_the_model_takes_without_a_copy() -> None:
+    dtype, layer = torch.bfloat16, Layer(0, 0.3)
+    case = DecodeCase(LayerShape(2, 16, 16), 2, [(40, 0, 3)], 3, 5, dtype, DEVICE)
+    step = case.plan()
+    step.prepare(case.q)
+    fused = step.fused
+    assert isinstance(fused, TritonAttention)
+    tasks, room = filled_up(fused.arrays)
+    tails = tails_of(case.tails)
+    layout = Layout.of(fused.arrays, dtype, tails)
+    assert layout.alignment == layout.tail_alignment == 8  # keys are read 16 bytes at a time
+    arrays = GpuArrays(room.with_more(), 2, 1, layout, DEVICE)
+    arrays.fill(fused.arrays, tasks, tails)
+    q, key, value = (pad(x, (0, 0, 0, 1)) for x in (case.q, case.key, case.value))
+    expected, _ = case.expected(layer)
+    out, lse = attend(fused.kernels, arrays, layer, q, None, (key, value), dtype)
+    torch.testing.assert_close(out[:, :, :3].double(), expected, atol=2e-2, rtol=2e-2)
+    assert out[:, :, 3].abs().max() == 0 and lse[:, :, 3].max() == float("-inf")
+    assert out.dtype == dtype and out.flatten(0, 1).transpose(0, 1).is_contiguous()
+    assert torch.equal(case.tails.on_device(0).keys[:, :, 5], case.key.transpose(0, 1))
 
 
 def test_layers_may_have_other_heads_in_a_group_than_the_first() -> None:

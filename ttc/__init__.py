@@ -56,6 +56,8 @@ if TYPE_CHECKING:
         Result as Result,
     )
     from ttc.sampling import Sampling as Sampling
+    from ttc.speculation.draft_model import DraftModel as DraftModel
+    from ttc.speculation.prompt_lookup import PromptLookup as PromptLookup
     from ttc.text.thinking_marks import ThinkingMarks as ThinkingMarks
     from ttc.tools.base import Tool as Tool, ToolError as ToolError, Tools as Tools
     from ttc.tools.calculator import CalculatorTools as CalculatorTools

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from math import inf
 from os import PathLike
 from typing import Any, TypeVar
@@ -48,7 +50,9 @@ from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.batch import RunningBatch
 from ttc.scheduler.calls import Calls
+from ttc.scheduler.speculation import why_not
 from ttc.scheduler.stops import Gate
+from ttc.speculation.base import Draft
 from ttc.trace import Trace
 from ttc.tree.branch import Branch, check_branches, check_live
 from ttc.tree.eviction import BlockCache
@@ -77,6 +81,9 @@ class Engine:
         Its end tokens count in any case.
     int8_activations: round to 8 bits what meets weights that stay as they are stored
         (`quantized=True`); approximate.
+    speculation: what drafts tokens while few branches decode, as `PromptLookup()`, None for
+        nothing. No token depends on it (docs/speculation.md). `engine.speculation.reason` says why
+        an engine does not speculate that was asked to.
     Threads may share an engine; their calls run one after the other. Each `begin_` call is made
     pass by pass, and its namesake without `begin_` at once (see `ttc.protocols.PrefillsByPass`).
     Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting
@@ -96,8 +103,9 @@ class Engine:
         runner: Choice | ModelRunner = "modules",
         generation_settings: bool = True,
         int8_activations: bool = False,
+        speculation: Draft | None = None,
     ):
-        check_parts(model, tokenizer, prefill_tokens, memory, cache, sharing, gate)
+        check_parts(model, tokenizer, prefill_tokens, memory, cache, sharing, gate, speculation)
         check_kind(
             "generation_settings",
             generation_settings,
@@ -146,6 +154,7 @@ class Engine:
         self.calls = Calls(self.runtime, self.cache)
         self.live = self.calls.live
         self.lock = self.calls.lock
+        self.speculation = None if speculation is None else self._speculation(speculation)
         self.chosen: Chosen | None = None  # what memory="auto" came to
 
     @classmethod
@@ -193,6 +202,16 @@ class Engine:
         engine = cls(model, tokenizer, runner=runner, **options)
         engine.chosen = chosen
         return engine
+
+    def _speculation(self, draft: Draft) -> Draft:
+        """What drafts for this engine; its model is loaded only where drafts can be checked."""
+        if reason := why_not(self.runner, self.residency, self.gate):
+            unused = replace(draft)
+            unused.reason = reason
+            return unused
+        return draft.for_model(
+            self, partial(Engine.from_pretrained, device=self.device, dtype=self.dtype)
+        )
 
     @property
     def generation_settings(self) -> GenerationSettings:
@@ -391,6 +410,8 @@ class Engine:
             if (leaf := branch.detach()) is not None:
                 self.tree.drop(leaf)
             self.live.discard(branch)
+        if self.speculation is not None:
+            self.speculation.released(branches)
 
     def kv_bytes(self) -> int:
         """Bytes of KV and recurrent states that exist now, over both tiers and the layers that run
@@ -434,7 +455,9 @@ class Engine:
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
         """A batch that branches join and leave while others decode, at most `max_rows` at once (see
         `RunsBatches`)."""
-        return RunningBatch(self.runtime, self.gate, self.calls, max_rows)
+        draft = self.speculation
+        draft = None if draft is None or draft.reason else draft
+        return RunningBatch(self.runtime, self.gate, self.calls, max_rows, draft)
 
     # ---------------------------------------------------------------- scoring
 

@@ -22,7 +22,8 @@ class Usage:
     ratings that a gate answered without its verifier, `gated_branches` those that a `DecodeGate`
     stopped. Of scoring passes with an early exit, `exit_layer_rows` counts the rows x layers that
     were computed, `exit_layer_rows_saved` those that were left out, `lens_rows` the rows that norm
-    and head were applied to.
+    and head were applied to. `drafted_tokens` were guessed by a draft and checked by the model,
+    which drew `accepted_tokens` of them itself; these are among the generated ones.
     """
 
     prompt_tokens: int = 0
@@ -44,6 +45,8 @@ class Usage:
     thinking_tokens: int = 0
     tool_calls: int = 0
     evicted_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

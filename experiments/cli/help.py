@@ -18,6 +18,7 @@ GROUPS = (
     "cache",
     "sharing",
     "gate",
+    "speculation",
     "backend",
 )
 PAGES = Path(__file__).with_name("pages")
@@ -35,7 +36,7 @@ def page() -> str:
     lines = []
     for group in GROUPS:
         names = [f"{name}*" if name == chosen[group] else name for name in choices(group)]
-        lines += _wrapped(f"  {group:<10}", names)
+        lines += _wrapped(f"  {group:<11}", names)
     lines += _wrapped("  +experiment=", choices("experiment"))
     return _text("run").replace("{groups}", "\n".join([*lines, "  (* the default)", ""]))
 

@@ -36,7 +36,17 @@ from ttc.results import Result
 from ttc.text.chat import QUESTION, encoded, following, has_template, next_turn_text
 from ttc.text.prompt import PromptTemplate, raw_tokens
 
-GROUPS = ("model", "search", "verifier", "memory", "cache", "sharing", "gate", "backend")
+GROUPS = (
+    "model",
+    "search",
+    "verifier",
+    "memory",
+    "cache",
+    "sharing",
+    "gate",
+    "speculation",
+    "backend",
+)
 RUN = ("seed", "batch", *LIMITS)
 """What can be set of a run: its groups, and these settings of `run`."""
 SHORT = {

@@ -207,7 +207,7 @@ def make_backend(config: DictConfig) -> Engine | RemoteBackend:
     return backend
 
 
-LOCAL_GROUPS = ("memory", "placement", "cache", "sharing", "gate")
+LOCAL_GROUPS = ("memory", "placement", "cache", "sharing", "gate", "speculation")
 DEFAULTS = {"memory": Resident, "sharing": Sharing}
 """The classes of those groups whose default does something."""
 
@@ -261,6 +261,8 @@ def make_engine(config: DictConfig) -> Engine:
     model, tokenizer, runner = loaded(name, device, dtype, placement, over, **source)
     engine = Engine(model, tokenizer, runner=runner, **options)
     engine.chosen = chosen
+    if engine.speculation is not None and engine.speculation.reason:
+        say(f"no speculation: {engine.speculation.reason}")
     say_settings(engine.generation_settings)
     if not engine.limits.eos_ids and (end := getattr(tokenizer, "eos_token", None)) is not None:
         say(
@@ -345,7 +347,7 @@ def engine_options(config: DictConfig) -> dict[str, Any]:
         "memory": auto_of(config)
         if is_auto(config)
         else instantiate(config.memory, _convert_="all"),
-        **{group: _made(config[group]) for group in ("cache", "sharing", "gate")},
+        **{group: _made(config[group]) for group in ("cache", "sharing", "gate", "speculation")},
         "generation_settings": config.model.generation_settings,
         "int8_activations": config.model.int8_activations,
     }

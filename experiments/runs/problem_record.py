@@ -17,7 +17,14 @@ from ttc.protocols import Backend, Result
 from ttc.results import BranchRecord
 from ttc.text.prompt import PromptTemplate
 
-TIMING = ("forward_passes", "host_to_device_bytes", "device_to_host_bytes", "wall_s")
+TIMING = (
+    "forward_passes",
+    "drafted_tokens",
+    "accepted_tokens",
+    "host_to_device_bytes",
+    "device_to_host_bytes",
+    "wall_s",
+)
 """The parts of a problem's usage that depend on the machine and on what else ran."""
 
 

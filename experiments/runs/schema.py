@@ -17,6 +17,7 @@ from experiments.runs.run_name import register_names
 from ttc.approximate.early_exit import Rule
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency
+from ttc.speculation.base import Draft
 from ttc.text.prompt import STEP_BY_STEP
 
 
@@ -191,6 +192,7 @@ class Config:
     cache: Any = None
     sharing: Any = None
     gate: Any = None
+    speculation: Any = None
     backend: Any = None
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -275,6 +277,7 @@ VERIFIERS = {name: target for name, target in RATERS.items() if target not in WR
 CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
 SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
 GATES = {"decode": ttc.DecodeGate}
+SPECULATION = {"prompt_lookup": ttc.PromptLookup, "draft_model": ttc.DraftModel}
 PLACEMENTS = {"streamed": ttc.Streamed, "split": ttc.Split}
 BACKENDS = {"openai": ttc.Endpoint}
 POLICIES: dict[str, type] = {
@@ -304,6 +307,7 @@ GROUPS = {
     "cache": Group(CACHES, ttc.BlockCache),
     "sharing": Group(SHARING, ttc.Sharing),
     "gate": Group(GATES, ttc.DecodeGate),
+    "speculation": Group(SPECULATION, Draft),
     "backend": Group(BACKENDS, ttc.Endpoint),
 }
 
@@ -313,6 +317,7 @@ WITHOUT = {
     "tools": "none",
     "cache": "none",
     "gate": "none",
+    "speculation": "none",
     "placement": "resident",
     "backend": "local",
 }

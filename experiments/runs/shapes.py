@@ -74,6 +74,8 @@ def _is_tree(nodes: list[TreeNode]) -> list[TreeNode]:
 
 class Timing(TypedDict, total=False):
     forward_passes: Count
+    drafted_tokens: Count
+    accepted_tokens: Count
     host_to_device_bytes: Count
     device_to_host_bytes: Count
     wall_s: Number

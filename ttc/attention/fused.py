@@ -53,6 +53,10 @@ class FusedAttention(Protocol):
         """A decode step is done: every tail has one token more."""
         ...
 
+    def advance_by(self, counts: Sequence[int]) -> None:
+        """Another pass has put so many tokens into each tail."""
+        ...
+
 
 def fused_attention(
     entries: Sequence[Entry],

@@ -152,6 +152,12 @@ class TritonAttention:
         if self.on_device is not None:
             self.on_device.positions += 1
 
+    def advance_by(self, counts: Sequence[int]) -> None:
+        self.arrays.positions += np.array(counts, np.int64)
+        if self.on_device is not None:
+            positions = self.on_device.positions
+            positions[: len(counts)] += torch.tensor(counts, device=positions.device)
+
     def _upload(self, device: torch.device) -> GpuArrays:
         arrays = self.arrays
         layout = Layout.of(arrays, self.dtype)

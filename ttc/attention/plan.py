@@ -229,6 +229,18 @@ class DecodePlan(Plan):
             if fused is not None:
                 fused.advance()
 
+    def advance_by(self, counts: Sequence[int]) -> None:
+        """Another pass has put so many tokens into each tail."""
+        self.filled = [tokens + n for tokens, n in zip(self.filled, counts, strict=True)]
+        self.positions = [p + n for p, n in zip(self.positions, counts, strict=True)]
+        self.even = self.in_order and len(set(self.filled)) <= 1
+        self.__dict__.pop("_neighbours", None)
+        self._spans.clear()
+        self._masks.clear()
+        for fused in self._kernels.values():
+            if fused is not None:
+                fused.advance_by(counts)
+
     def prepare(self, q: Tensor) -> None:
         """Make the kernel before the first layer asks for it. q: (kv_heads, groups, ...) as a layer
         would give it; its numbers are not read."""

@@ -19,6 +19,7 @@ from ttc.model.runner import ModelRunner
 from ttc.passes.pass_by_pass import PassByPass
 from ttc.passes.shrinking import checked_lens
 from ttc.residency.base import Residency
+from ttc.speculation.base import Draft
 from ttc.tree.branch import Branch
 from ttc.tree.eviction import BlockCache
 from ttc.tree.sharing import Sharing
@@ -33,6 +34,7 @@ def check_parts(
     cache: Any,
     sharing: Any,
     gate: Any,
+    speculation: Any = None,
 ) -> None:
     """Refuse what an engine cannot be made of, by name; None stands for the default, or for no
     tokenizer."""
@@ -51,6 +53,7 @@ def check_parts(
         ("memory", memory, Residency, "Paged(budget_gib=4)"),
         ("cache", cache, BlockCache, "BlockCache(capacity_blocks=2000)"),
         ("sharing", sharing, Sharing, 'Sharing("exact")'),
+        ("speculation", speculation, Draft, "PromptLookup()"),
     ):
         check_kind(
             name,

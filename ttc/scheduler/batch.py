@@ -8,6 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from ttc.attention.draft_plan import DraftPlan
 from ttc.attention.entry import Reads, depth_first
 from ttc.attention.plan import DecodePlan
 from ttc.errors import InvalidInput
@@ -21,7 +22,9 @@ from ttc.scheduler.admission import Admission
 from ttc.scheduler.calls import Calls
 from ttc.scheduler.rows import Request, Row, draw_tokens, paths
 from ttc.scheduler.running_tails import RunningTails
+from ttc.scheduler.speculation import drafts_for, keep_drawn, plan_of, tokens_of
 from ttc.scheduler.stops import Gate, Stops
+from ttc.speculation.base import Draft
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import Usage, distinct
 
@@ -46,6 +49,8 @@ class RunningBatch:
         part of. Where two of them do not find room side by side, they take turns.
     max_rows: how many branches decode at once at most, None for no limit; those of one request
         are never parted.
+    draft: guesses tokens while few rows decode, so that a pass may give several of each row; None
+        for nothing.
     """
 
     def __init__(
@@ -54,9 +59,11 @@ class RunningBatch:
         gate: Gate | None,
         calls: Calls,
         max_rows: int | None = None,
+        draft: Draft | None = None,
     ):
         self.runtime = runtime
         self.gate = gate
+        self.draft = draft
         self.calls = calls
         self.admission = Admission(
             runtime, gate, max_rows, self._preempt_others, self._wake, calls.idle
@@ -102,9 +109,9 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> list[Branch]:
-        """Decode one token for every branch at work, and return those whose step is over; a group
-        that its policy keeps decodes its whole step. If anything is raised, every branch keeps what
-        it has decoded, and the batch is empty.
+        """Decode one token for every branch at work, or several where drafts are checked, and
+        return those whose step is over; a group that its policy keeps decodes its whole step. If
+        anything is raised, every branch keeps what it has decoded, and the batch is empty.
 
         Where the model has changed since the last call, as by another adapter, all KV is computed
         again first.
@@ -139,7 +146,10 @@ class RunningBatch:
             rows += self.schedule()
             ended = list[Branch]()
             while self.rows:
-                ended += self.postprocess(self.run())
+                if self.draft is None or (checked := self._check_drafts(self.draft)) is None:
+                    ended += self.postprocess(self.run())
+                else:
+                    ended += checked
                 if not self.runtime.residency.keeps_groups or self.full:
                     break
             return ended
@@ -263,7 +273,8 @@ class RunningBatch:
         draw_tokens(self.rows, logits, self.runtime.settings.processors)
         ended = self._ended()
         if ended:
-            self._let_go(ended)
+            assert self.plan is not None
+            self._let_go(ended, self.plan)
         return [row.branch for row in ended]
 
     def _ready_plan(self) -> DecodePlan:
@@ -295,6 +306,27 @@ class RunningBatch:
             plan.states = [tails.states.of([row.branch for row in rows], tails.kv)]
         return plan
 
+    def _check_drafts(self, draft: Draft) -> list[Branch] | None:
+        """A pass over drafted tokens, of which each row keeps those that it draws: the branches
+        whose step is over then. None where nothing is drafted."""
+        assert self.tails is not None
+        rows = self.rows
+        drafts = drafts_for(rows, draft, self.tails.tokens)
+        if not any(drafts):
+            return None
+        before = [len(row.branch.tokens) for row in rows]
+        plan = plan_of(rows, drafts, self.tails)
+        logits = self.runtime.runner.forward(tokens_of(rows, drafts), plan)
+        for meter in distinct(row.branch.usage for row in rows):
+            meter.forward_passes += 1
+        ended = keep_drawn(rows, drafts, logits, self.runtime.settings.processors, draft)
+        if self.plan is not None:
+            grown = zip(rows, before, strict=True)
+            self.plan.advance_by([len(row.branch.tokens) - length for row, length in grown])
+        if ended:
+            self._let_go(ended, plan)
+        return [row.branch for row in ended]
+
     def _drop_plan(self) -> None:
         if self.plan is not None:
             self.plan.close()
@@ -324,11 +356,12 @@ class RunningBatch:
         rows = [*self.rows, *joined]
         self.rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
 
-    def _let_go(self, ended: dict[Row, StepEnd]) -> None:
+    def _let_go(self, ended: dict[Row, StepEnd], plan: DecodePlan | DraftPlan) -> None:
+        """The steps of these rows are over after a pass with this plan."""
         tails = self.running_tails
-        assert self.plan is not None and tails.kv is not None
+        assert tails.kv is not None
         # the kernel alone passes over them
-        has_gaps = self.plan.fused is not None and not any(tails.kv.host)
+        has_gaps = plan.fused is not None and not any(tails.kv.host)
         self._drop_plan()
         tails.write_back(self.rows, least=1)
         frozen = set[Row]()

@@ -85,6 +85,13 @@ def parser() -> argparse.ArgumentParser:
     task = commands.add_parser("default_task", help="four searches on the default task")
     task.add_argument("--problems", type=int, default=200)
     task.add_argument("--out", type=Path, default=RESULTS / "default_task.json")
+    drafts = commands.add_parser(
+        "speculative", help="prompt lookup and a draft model at 1, 2 and 4 branches"
+    )
+    drafts.add_argument("--data", type=Path, help="a file with GSM8K's rows; default: code alone")
+    drafts.add_argument("--problems", type=int, default=4, help="of that file; default: 4")
+    drafts.add_argument("--rounds", type=int, default=2)
+    drafts.add_argument("--out", type=Path, default=RESULTS / "speculative.json")
     calls = commands.add_parser("tools", help="word problems with a calculator and without")
     calls.add_argument("--problems", type=int, default=200)
     calls.add_argument("--out", type=Path, default=RESULTS / "tools.json")
@@ -393,6 +400,12 @@ def _default_task(arguments: argparse.Namespace) -> None:
     default_task.run(arguments.problems, arguments.out)
 
 
+def _speculative(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import speculative
+
+    speculative.run(arguments.data, arguments.problems, arguments.rounds, arguments.out)
+
+
 def _tools(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import tools
 
@@ -612,6 +625,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "gpu-part": _gpu_part,
     "hybrid": _hybrid,
     "default_task": _default_task,
+    "speculative": _speculative,
     "tools": _tools,
     "best_searches": _best_searches,
     "cache": _cache,

@@ -1,0 +1,1 @@
+"""Drafts: tokens that are guessed, so that one pass of the model checks several of them."""

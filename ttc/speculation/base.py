@@ -1,0 +1,103 @@
+"""What drafts have in common: who is asked, for how many tokens, and whether that pays."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from ttc.checks import check_fields
+from ttc.errors import InvalidInput
+from ttc.sampling import Sampling
+from ttc.tree.branch import Branch
+
+ROW_COST = 0.12
+"""What one more row costs, as a share of a pass of one row: `python -m experiments.bench
+speculative` measures it."""
+
+FIRST_RATE = 0.6
+"""The share of drafted tokens that is expected to be accepted before any was checked."""
+
+MEMORY = 0.95
+"""What the expected share keeps of itself for each drafted token that was checked."""
+
+FORGETTING = 0.99
+"""The same when a pass went by without a draft: the expectation returns to `FIRST_RATE`, so that
+drafting is tried again."""
+
+
+@dataclass
+class Draft(ABC):
+    """Guesses the next tokens of branches while few rows decode.
+
+    A drafted token is kept only if it is the very token that the branch draws there, from the
+    model's logits and the branch's own random number. So no token depends on a draft.
+
+    As configured it holds nothing: an engine works with a copy (`for_model`).
+    max_tokens: the most tokens that are drafted for a branch at a time. Fewer are, down to none,
+        where too few of them were accepted lately.
+    max_rows: nothing is drafted where more branches decode at once.
+    rate: the share of drafted tokens that is expected to be accepted.
+    reason: why the engine does not speculate, "" where it does.
+    """
+
+    max_tokens: int = 8
+    max_rows: int = 4
+
+    rate: float = field(init=False, repr=False, compare=False, default=FIRST_RATE)
+    reason: str = field(init=False, repr=False, compare=False, default="")
+
+    def __post_init__(self) -> None:
+        check_fields(self, "speculation.")
+        for name in ("max_tokens", "max_rows"):
+            if (value := getattr(self, name)) < 1:
+                raise InvalidInput(
+                    f"speculation.{name}={value} must be at least 1; speculation=none turns it off"
+                )
+
+    def for_model(self, engine: Any, load: Callable[[str], Any]) -> Self:
+        """A copy that drafts for an engine. load: gives an engine for another model's name."""
+        return replace(self)
+
+    @property
+    def pass_cost(self) -> float:
+        """What it costs to draft one token for all branches, as a share of a pass of one row."""
+        return 0.0
+
+    @abstractmethod
+    def propose(
+        self, branches: Sequence[Branch], counts: Sequence[int], samplings: Sequence[Sampling]
+    ) -> list[list[int]]:
+        """For each branch at most so many tokens that are likely to come next, or none."""
+
+    def released(self, branches: Iterable[Branch]) -> None:
+        """These branches were released."""
+        return
+
+    # ---------------------------------------------------------------- how many tokens
+
+    def length(self, rows: int) -> int:
+        """How many tokens to draft for each of so many rows.
+
+        The token numbered n of a draft is accepted with probability rate**n. It is worth its row
+        while that is more than what the pass gives for the same time without it: `rows` tokens for
+        1 + ROW_COST (rows - 1) passes of one row.
+        """
+        if rows > self.max_rows:
+            return 0
+        least = (ROW_COST * rows + self.pass_cost) / (1 + ROW_COST * (rows - 1))
+        count, chance = 0, self.rate
+        while count < self.max_tokens and chance > least:
+            count += 1
+            chance *= self.rate
+        return count
+
+    def note(self, checked: int, accepted: int) -> None:
+        """So many drafted tokens were compared with what a branch drew, and so many were equal."""
+        kept = MEMORY**checked
+        self.rate = kept * self.rate + (1 - kept) * accepted / checked
+
+    def note_none(self) -> None:
+        """A pass went by without a draft, as too few were accepted lately."""
+        self.rate = FORGETTING * self.rate + (1 - FORGETTING) * FIRST_RATE

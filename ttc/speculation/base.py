@@ -16,6 +16,10 @@ ROW_COST = 0.12
 """What one more row costs, as a share of a pass of one row: `python -m experiments.bench
 speculative` measures it."""
 
+CHECK_COST = 0.2
+"""What a pass costs more that checks drafts, besides its rows: its plan is good for one pass, and
+its layers run one by one."""
+
 FIRST_RATE = 0.6
 """The share of drafted tokens that is expected to be accepted before any was checked."""
 
@@ -43,7 +47,7 @@ class Draft(ABC):
     """
 
     max_tokens: int = 8
-    max_rows: int = 4
+    max_rows: int = 1
 
     rate: float = field(init=False, repr=False, compare=False, default=FIRST_RATE)
     reason: str = field(init=False, repr=False, compare=False, default="")
@@ -62,7 +66,7 @@ class Draft(ABC):
 
     @property
     def pass_cost(self) -> float:
-        """What it costs to draft one token for all branches, as a share of a pass of one row."""
+        """What a pass of a model that drafts costs, as a share of a pass of one row."""
         return 0.0
 
     @abstractmethod
@@ -80,18 +84,21 @@ class Draft(ABC):
     def length(self, rows: int) -> int:
         """How many tokens to draft for each of so many rows.
 
-        The token numbered n of a draft is accepted with probability rate**n. It is worth its row
-        while that is more than what the pass gives for the same time without it: `rows` tokens for
-        1 + ROW_COST (rows - 1) passes of one row.
+        As many as give the most tokens of a row in the same time: the token numbered n of a draft
+        is accepted with probability rate**n.
         """
         if rows > self.max_rows:
             return 0
-        least = (ROW_COST * rows + self.pass_cost) / (1 + ROW_COST * (rows - 1))
-        count, chance = 0, self.rate
-        while count < self.max_tokens and chance > least:
-            count += 1
+        tokens = chance = 1.0
+        best, best_rate = 0, tokens / (1 + ROW_COST * (rows - 1))
+        for count in range(1, self.max_tokens + 1):
             chance *= self.rate
-        return count
+            tokens += chance
+            checking = 1 + CHECK_COST + ROW_COST * (rows * (1 + count) - 1)
+            drafting = self.pass_cost * (1 + count)  # a draft model first reads the last token
+            if tokens / (checking + drafting) > best_rate:
+                best, best_rate = count, tokens / (checking + drafting)
+        return best
 
     def note(self, checked: int, accepted: int) -> None:
         """So many drafted tokens were compared with what a branch drew, and so many were equal."""

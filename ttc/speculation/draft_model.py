@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, TTCError
+from ttc.model.stored_layers import StoredLinear
 from ttc.sampling import Sampling
 from ttc.speculation.base import Draft
 from ttc.tree.branch import Branch
@@ -27,8 +28,8 @@ class DraftModel(Draft):
     its context, nothing is drafted.
 
     model: an alias, folder or hub id, which is loaded with the engine; or an `Engine` of its own.
-    cost: what it costs to draft one token for all branches, as a share of a pass of one row; None
-        for the share of its weights' bytes in the larger model's.
+    cost: what a pass of the other model costs, as a share of a pass of one row; None for the share
+        of its weights' numbers in the larger model's.
     """
 
     model: Any = NO_MODEL
@@ -57,7 +58,7 @@ class DraftModel(Draft):
                 f"speculation.model={self.model} has another vocabulary than the model it drafts "
                 "for; give a model of the same family, whose tokenizer is the same"
             )
-        share = _weights_bytes(other) / _weights_bytes(engine)
+        share = _weights(other) / _weights(engine)
         bound = replace(self, model=other, cost=share if self.cost is None else self.cost)
         bound._vocabulary = engine.limits.vocab_size
         return bound
@@ -116,7 +117,8 @@ def _vocabulary(engine: Any) -> Any:
     return tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else engine.limits.vocab_size
 
 
-def _weights_bytes(engine: Any) -> int:
-    tensors = {id(tensor): tensor for tensor in engine.model.parameters()}
-    tensors |= {id(tensor): tensor for tensor in engine.model.buffers()}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+def _weights(engine: Any) -> int:
+    """How many numbers its weights are, in whatever form they are stored."""
+    layers = [layer for layer in engine.model.modules() if isinstance(layer, StoredLinear)]
+    stored = sum(layer.in_features * layer.out_features for layer in layers)
+    return stored + sum(weight.numel() for weight in engine.model.parameters())

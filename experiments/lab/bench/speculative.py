@@ -22,6 +22,8 @@ COUNTS = (0, 1, 2, 4, 8)
 """Drafted tokens of each row, for what a row costs."""
 TOKENS = 96
 """Of each branch, in a case."""
+DRAFT_COST = 0.25
+"""Of the draft model, low so that it drafts in any case: nearly all its tokens are accepted."""
 COST_TOKENS = 16
 """The same where the cost of rows is measured."""
 
@@ -60,14 +62,15 @@ def run(data: Path | None, problems: int, rounds: int, out: Path) -> None:
     record = provenance(
         f"python -m experiments.bench speculative --problems {problems} --rounds {rounds}",
         model=f"{MODEL}, float32, its real weights",
-        draft="the same model's .gguf file, its weights as they are stored",
+        draft=f"the same model's .gguf file, its weights as they are stored, cost={DRAFT_COST}",
     )
     plain = Engine.from_pretrained(MODEL, dtype="float32")
     stored = Engine.from_pretrained(smollm2_file(), dtype="float32", quantized=True)
+    drafted_by = DraftModel(model=stored, cost=DRAFT_COST, max_rows=max(ROWS))
     ways = {
         "without": plain,
-        "prompt lookup": beside(plain, PromptLookup()),
-        "draft model": beside(plain, DraftModel(model=stored)),
+        "prompt lookup": beside(plain, PromptLookup(max_rows=max(ROWS))),
+        "draft model": beside(plain, drafted_by),
     }
     texts = {"GSM8K": asked, "code": {"code": CODE}}
     prompts = {
@@ -75,7 +78,7 @@ def run(data: Path | None, problems: int, rounds: int, out: Path) -> None:
         for kind, of in texts.items()
         if of
     }
-    record["row_costs"] = row_costs(beside(plain, Refused()), prompts["code"][0])
+    record["row_costs"] = row_costs(beside(plain, Refused(max_rows=max(ROWS))), prompts["code"][0])
     record["cases"] = list(cases(ways, prompts, rounds))
     out.write_text(json.dumps(record, indent=1) + "\n")
     print(table(record))

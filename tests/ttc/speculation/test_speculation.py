@@ -66,7 +66,7 @@ class Foreseen(Draft):
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "gemma2"])
 def test_families_write_the_same(name: str) -> None:
     plain = written(Engine(build(name), Letters()), 40)
-    speculation = Foreseen(texts=[branch.tokens for branch in plain])
+    speculation = Foreseen(max_rows=4, texts=[branch.tokens for branch in plain])
     drafted = written(Engine(build(name), Letters(), speculation=speculation), 40)
     assert_same(drafted, plain)
     usage = drafted[0].usage
@@ -79,7 +79,7 @@ def test_families_write_the_same(name: str) -> None:
 def test_any_draft_writes_the_same(
     shortest: int, max_tokens: int, tokens: int, temperature: float
 ) -> None:
-    speculation = PromptLookup(max_tokens=max_tokens, shortest=shortest)
+    speculation = PromptLookup(max_tokens=max_tokens, max_rows=4, shortest=shortest)
     sampling = Sampling(temperature=temperature)
     plain = written(make_engine(context=70), tokens, sampling=sampling)
     drafted = written(make_engine(context=70, speculation=speculation), tokens, sampling=sampling)
@@ -124,7 +124,7 @@ def test_searches_end_the_same(name: str) -> None:
             verifier=ConfidenceVerifier(),
             max_generated_tokens=150,
         )
-        for speculation in (None, PromptLookup(shortest=1))
+        for speculation in (None, PromptLookup(shortest=1, max_rows=4))
     ]
     plain, drafted = ([branch.tokens for branch in result.branches] for result in results)
     assert results[0].error is None and plain == drafted
@@ -138,7 +138,7 @@ def test_stops_act_token_by_token() -> None:
     stop = [text[20:22]]
     ends = [
         written(make_engine(context=256, speculation=speculation), 60, sampling=GREEDY, stop=stop)
-        for speculation in (None, PromptLookup(shortest=1))
+        for speculation in (None, PromptLookup(shortest=1, max_rows=4))
     ]
     assert_same(ends[1], ends[0])
     assert ends[0][0].step_reasons == ["delimiter"]
@@ -158,6 +158,25 @@ def test_drafts_stop_where_none_is_accepted() -> None:
     for _ in range(200):
         draft.note_none()
     assert draft.length(1) > 0
+
+
+def test_a_draft_is_longer_where_more_is_accepted_and_rows_are_few() -> None:
+    draft = PromptLookup(max_rows=4)
+    lengths = []
+    for draft.rate in (0.1, 0.5, 0.8, 1.0):
+        lengths.append([draft.length(rows) for rows in (1, 2, 4, 5)])
+    assert [of[0] for of in lengths] == sorted(of[0] for of in lengths)
+    assert all(of == sorted(of, reverse=True) for of in lengths)
+    assert lengths[0] == [0] * 4 and lengths[-1] == [8, 8, 8, 0]
+
+
+def test_a_draft_model_costs_its_share_of_the_weights() -> None:
+    """One of the same size gains nothing, so nothing is drafted."""
+    engine = make_engine(context=256, speculation=DraftModel(model=make_engine()))
+    assert engine.speculation is not None and engine.speculation.pass_cost == 1
+    root = engine.root(PROMPTS[0])
+    engine.generate([root], 10)
+    assert root.usage.drafted_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ class TailRows:
     @property
     def end(self) -> int:
         """The tokens that the tail holds after the pass."""
-        return self.filled + self.rows.stop - self.rows.start
+        tokens: int = self.rows.stop - self.rows.start
+        return self.filled + tokens
 
 
 class DraftPlan(Plan):

@@ -120,5 +120,6 @@ def _vocabulary(engine: Any) -> Any:
 def _weights(engine: Any) -> int:
     """How many numbers its weights are, in whatever form they are stored."""
     layers = [layer for layer in engine.model.modules() if isinstance(layer, StoredLinear)]
-    stored = sum(layer.in_features * layer.out_features for layer in layers)
-    return stored + sum(weight.numel() for weight in engine.model.parameters())
+    stored: int = sum(layer.in_features * layer.out_features for layer in layers)
+    plain: int = sum(weight.numel() for weight in engine.model.parameters())
+    return stored + plain

@@ -18,14 +18,16 @@ from ttc.text.prompt import PromptTemplate
 
 MODEL = "smollm2-135m"
 ROWS = (1, 2, 4)
+DECODED = ((1, 0.0), (1, 0.7), (2, 0.7), (4, 0.7))
+"""How many branches decode, and their temperature; several greedy ones would be equal."""
 COUNTS = (0, 1, 2, 4, 8)
 """Drafted tokens of each row, for what a row costs."""
 TOKENS = 96
 """Of each branch, in a case."""
+COST_TOKENS = 12
+"""The same where the cost of rows is measured."""
 DRAFT_COST = 0.25
 """Of the draft model, low so that it drafts in any case: nearly all its tokens are accepted."""
-COST_TOKENS = 16
-"""The same where the cost of rows is measured."""
 
 CODE = """Write the same functions for multiplication and for division.
 
@@ -59,11 +61,6 @@ class Refused(Draft):
 def run(data: Path | None, problems: int, rounds: int, out: Path) -> None:
     """Decode each prompt in each way, the ways in turn, print the tables and write the record."""
     asked = gsm8k(data, problems) if data is not None else {}
-    record = provenance(
-        f"python -m experiments.bench speculative --problems {problems} --rounds {rounds}",
-        model=f"{MODEL}, float32, its real weights",
-        draft=f"the same model's .gguf file, its weights as they are stored, cost={DRAFT_COST}",
-    )
     plain = Engine.from_pretrained(MODEL, dtype="float32")
     stored = Engine.from_pretrained(smollm2_file(), dtype="float32", quantized=True)
     drafted_by = DraftModel(model=stored, cost=DRAFT_COST, max_rows=max(ROWS))
@@ -78,8 +75,16 @@ def run(data: Path | None, problems: int, rounds: int, out: Path) -> None:
         for kind, of in texts.items()
         if of
     }
-    record["row_costs"] = row_costs(beside(plain, Refused(max_rows=max(ROWS))), prompts["code"][0])
-    record["cases"] = list(cases(ways, prompts, rounds))
+    costs = row_costs(beside(plain, Refused(max_rows=max(ROWS))), prompts["code"][0])
+    figures = list(cases(ways, prompts, rounds))
+    given = "" if data is None else f" --data {data} --problems {problems}"
+    record = provenance(
+        f"python -m experiments.bench speculative{given} --rounds {rounds}",
+        model=f"{MODEL}, float32, its real weights; drafts by the same model's .gguf file, its "
+        f"weights as they are stored, cost={DRAFT_COST}",
+    )
+    record |= {"row_costs": costs, "cases": figures}
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=1) + "\n")
     print(table(record))
 
@@ -117,15 +122,10 @@ def decoded(engine: Engine, prompt: list[int], rows: int, tokens: int) -> tuple[
     children = engine.fork(root, rows)
     before = root.usage.forward_passes
     start = time.perf_counter()
-    engine.generate(children, tokens, sampling=sampling(rows))
+    engine.generate(children, tokens, sampling=Sampling(temperature=0.0))
     seconds = time.perf_counter() - start
     engine.release([root, *children])
     return seconds, root.usage.forward_passes - before
-
-
-def sampling(rows: int) -> Sampling:
-    """One branch is greedy, several are sampled, as they would be equal otherwise."""
-    return Sampling(temperature=0.0 if rows == 1 else 0.7)
 
 
 def cases(
@@ -133,13 +133,13 @@ def cases(
 ) -> Iterator[dict[str, Any]]:
     """Tokens per second and what was accepted, of each way, kind of text and number of rows."""
     for kind, of in prompts.items():
-        for rows in ROWS:
+        for rows, temperature in DECODED:
             figures: dict[str, list[tuple[float, int, int, int, int]]] = {way: [] for way in ways}
             texts: dict[str, list[list[int]]] = {}
             for turn in range(rounds):
                 for place, prompt in enumerate(of):
                     for way, engine in ways.items():
-                        figure, tokens = one(engine, prompt, rows, seed=place)
+                        figure, tokens = one(engine, prompt, rows, Sampling(temperature), place)
                         figures[way].append(figure)
                         texts.setdefault(f"{turn} {place}", []).append(tokens)
             same = sum(all(text == one[0] for text in one) for one in texts.values())
@@ -148,6 +148,7 @@ def cases(
                 yield {
                     "text": kind,
                     "branches": rows,
+                    "temperature": temperature,
                     "way": way,
                     "tokens_per_s": median(columns[0]),
                     "generated": sum(columns[1]),
@@ -159,7 +160,7 @@ def cases(
 
 
 def one(
-    engine: Engine, prompt: list[int], rows: int, seed: int
+    engine: Engine, prompt: list[int], rows: int, sampling: Sampling, seed: int
 ) -> tuple[tuple[float, int, int, int, int], list[int]]:
     """(tokens per second, tokens, passes, drafted, accepted) of a prompt, and all its tokens."""
     root = engine.root(prompt, seed=seed)
@@ -167,7 +168,7 @@ def one(
     usage = root.usage
     before = usage.forward_passes
     start = time.perf_counter()
-    engine.generate(children, TOKENS, sampling=sampling(rows))
+    engine.generate(children, TOKENS, sampling=sampling)
     seconds = time.perf_counter() - start
     engine.release([root, *children])
     passes = usage.forward_passes - before
@@ -182,8 +183,9 @@ def one(
 def table(record: dict[str, Any]) -> str:
     """The figures as Markdown tables."""
     lines = [
-        "| text | branches | way | tokens/s | against without | tokens a pass | accepted |",
-        "|---|---|---|---|---|---|---|",
+        "| text | branches | temperature | way | tokens/s | against without | tokens a pass "
+        "| accepted |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     plain = 0.0
     for case in record["cases"]:
@@ -191,7 +193,8 @@ def table(record: dict[str, Any]) -> str:
             plain = case["tokens_per_s"]
         share = f"{case['accepted'] / case['drafted']:.0%}" if case["drafted"] else "-"
         lines.append(
-            f"| {case['text']} | {case['branches']} | {case['way']} | {case['tokens_per_s']:.1f} "
+            f"| {case['text']} | {case['branches']} | {case['temperature']} | {case['way']} "
+            f"| {case['tokens_per_s']:.1f} "
             f"| {case['tokens_per_s'] / plain:.2f} | {case['generated'] / case['passes']:.2f} "
             f"| {share} |"
         )

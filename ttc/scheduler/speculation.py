@@ -30,8 +30,8 @@ def why_not(runner: ModelRunner, residency: Residency, gate: Gate | None) -> str
         return "drafts are checked on a CPU only; a GPU records its passes for a token of each row"
     if isinstance(runner, PlacedRunner):
         return "layers run in several places; use placement=resident"
-    if not isinstance(residency, Resident):
-        return "not all KV stays on the device; use memory=resident"
+    if type(residency) is not Resident:
+        return "KV is kept in another way than memory=resident does; use that"
     return ""
 
 

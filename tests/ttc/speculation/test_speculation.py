@@ -15,7 +15,16 @@ from search import BeamSearch, BestOfN, BudgetForcing, Greedy, solve
 from tests.helpers.engines import GREEDY, make_engine, numbers_engine
 from tests.helpers.models import build
 from tests.helpers.tokenizers import Letters
-from ttc import DecodeGate, DraftModel, Engine, InvalidInput, Paged, PromptLookup, Sampling
+from ttc import (
+    DecodeGate,
+    DraftModel,
+    Engine,
+    InvalidInput,
+    Paged,
+    PromptLookup,
+    QuantizedKV,
+    Sampling,
+)
 from ttc.speculation.base import Draft
 from ttc.tree.branch import Branch
 from verifiers import ConfidenceVerifier
@@ -181,7 +190,11 @@ def test_a_draft_model_costs_its_share_of_the_weights() -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"gate": DecodeGate()}, "gate=none"), ({"memory": Paged()}, "memory=resident")],
+    [
+        ({"gate": DecodeGate()}, "gate=none"),
+        ({"memory": Paged()}, "memory=resident"),
+        ({"memory": QuantizedKV()}, "memory=resident"),
+    ],
 )
 def test_an_engine_says_why_it_does_not_speculate(options: dict[str, Any], reason: str) -> None:
     engine = make_engine(speculation=PromptLookup(), **options)

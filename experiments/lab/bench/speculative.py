@@ -27,7 +27,7 @@ TOKENS = 96
 COST_TOKENS = 12
 """The same where the cost of rows is measured."""
 DRAFT_COST = 0.0
-"""Of the draft model, too low, so that it drafts in any case: nearly all its tokens are accepted."""
+"""Of the draft model, less than it is, so that it drafts in any case: it writes nearly the same."""
 
 CODE = """Write the same functions for multiplication and for division.
 

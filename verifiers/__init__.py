@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from verifiers.confidence_verifier import ConfidenceVerifier as ConfidenceVerifier
     from verifiers.ensemble import EnsembleVerifier as EnsembleVerifier
     from verifiers.execution_verifier import ExecutionVerifier as ExecutionVerifier
+    from verifiers.gen_prm import GenPRM as GenPRM
     from verifiers.llm_judge import LLMJudge as LLMJudge
+    from verifiers.llm_verifier import LLMVerifier as LLMVerifier
     from verifiers.math_shepherd import MathShepherd as MathShepherd
     from verifiers.mbr_exec import MBRExec as MBRExec
     from verifiers.outcome_reward import OutcomeReward as OutcomeReward
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from verifiers.self_verifier import SelfVerifier as SelfVerifier
     from verifiers.skywork_prm import SkyworkPRM as SkyworkPRM
     from verifiers.think_prm import ThinkPRM as ThinkPRM
+    from verifiers.tournament import Tournament as Tournament
     from verifiers.value_head import ValueHead as ValueHead
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,11 +27,15 @@ class EnsembleVerifier:
 
     parts: the verifiers; their scores should have one scale, as probabilities have. how: "mean" or
     "min". steps: how a part's step scores become one: "last", "min" or "mean".
+    accuracies: how often each part was right on held-out problems, between 0 and 1; the mean then
+    weighs part i by log(p_i / (1 - p_i)), the weights of the best vote of independent judges
+    (Nitzan and Paroush, 1982), and by 0 where p_i is at most 1/2. None for equal weights.
     """
 
     parts: Sequence[Verifier]
     how: Literal["mean", "min"] = "mean"
     steps: Literal["last", "min", "mean"] = "last"
+    accuracies: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         fits = isinstance(self.parts, Sequence) and all(
@@ -44,6 +49,36 @@ class EnsembleVerifier:
                 raise InvalidInput(
                     f"{name}={getattr(self, name)!r} is unknown; use {', '.join(known)}"
                 )
+        self._check_accuracies()
+
+    def _check_accuracies(self) -> None:
+        given = self.accuracies
+        if given is None:
+            return
+        numbers = isinstance(given, Sequence) and all(
+            isinstance(p, int | float) and not isinstance(p, bool) for p in given
+        )
+        check_kind("accuracies", given, numbers, "a list of numbers, as [0.7, 0.6]")
+        if len(given) != len(self.parts) or not all(0 < p < 1 for p in given):
+            raise InvalidInput(
+                f"accuracies={list(given)} must be one number between 0 and 1 for each of the "
+                f"{len(self.parts)} parts"
+            )
+        if self.how != "mean":
+            raise InvalidInput(f"accuracies weigh a mean, and how={self.how!r}; leave one out")
+        if max(given) <= 0.5:
+            raise InvalidInput(
+                f"no part with accuracies={list(given)} is right more often than wrong, so none "
+                "has a weight; use other parts"
+            )
+
+    @property
+    def weights(self) -> list[float]:
+        """The share of each part in the mean."""
+        if self.accuracies is None:
+            return [1 / len(self.parts)] * len(self.parts)
+        odds = [max(0.0, math.log(p / (1 - p))) for p in self.accuracies]
+        return [each / sum(odds) for each in odds]
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -68,7 +103,12 @@ class EnsembleVerifier:
                     f"{type(part).__name__} did not rate each of {len(branches)} branches"
                 )
             columns.append([JOINS[self.steps](scores) for scores in rated])
-        return [[JOINS[self.how](row)] for row in zip(*columns, strict=True)]
+        return [[self._joined(row)] for row in zip(*columns, strict=True)]
+
+    def _joined(self, scores: Sequence[float]) -> float:
+        if self.accuracies is None:
+            return JOINS[self.how](scores)
+        return sum(w * score for w, score in zip(self.weights, scores, strict=True))
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         """The most verifier tokens of those parts that know their price."""

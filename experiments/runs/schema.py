@@ -170,6 +170,7 @@ class EnsembleConfig:
     parts: list[Any] = field(default_factory=list)
     how: str = "mean"
     steps: str = "last"
+    accuracies: list[float] | None = None
 
 
 @dataclass
@@ -254,6 +255,13 @@ class TrainConfig:
     separator: str = "\n"
     prompt: str | None = None
     samples: int = 16
+
+
+@dataclass
+class RolloutsConfig:
+    """Described by `python -m experiments.rollouts --help`."""
+
+    rule: str = "treerl"
 
 
 WRITTEN: dict[type, type] = {
@@ -381,6 +389,7 @@ def register() -> None:
     store.store(group="verifier/exit", name="calibrated", node=CalibratedExitConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
     store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
+    store.store(name="rollouts_schema", node=extended("rollouts", RolloutsConfig))
     store.store(name="processbench_schema", node=extended("processbench", ProcessBenchConfig))
     store.store(name="serve_schema", node=extended("serve", ServeConfig))
     for group, name in WITHOUT.items():

@@ -95,6 +95,15 @@ def parser() -> argparse.ArgumentParser:
     calls = commands.add_parser("tools", help="word problems with a calculator and without")
     calls.add_argument("--problems", type=int, default=200)
     calls.add_argument("--out", type=Path, default=RESULTS / "tools.json")
+    learning = commands.add_parser(
+        "rollouts", help="training on one-digit sums: tree rollouts against flat ones"
+    )
+    learning.add_argument("--tokens", type=int, default=12_000, help="to generate; default: 12000")
+    learning.add_argument("--arms", type=names, help="by their names in the table; default: all")
+    learning.add_argument(
+        "--states", type=Path, default=Path("outputs/bench_rollouts"), help="the folder of weights"
+    )
+    learning.add_argument("--out", type=Path, default=RESULTS / "rollouts.json")
     best = commands.add_parser(
         "best_searches", help="the best searches on more problems, over some seeds"
     )
@@ -412,6 +421,14 @@ def _tools(arguments: argparse.Namespace) -> None:
     tools.run(arguments.problems, arguments.out)
 
 
+def _rollouts(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import rollouts
+
+    rollouts.run(
+        arguments.tokens, arguments.arms or list(rollouts.ARMS), arguments.states, arguments.out
+    )
+
+
 def _best_searches(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import best_searches
 
@@ -627,6 +644,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "default_task": _default_task,
     "speculative": _speculative,
     "tools": _tools,
+    "rollouts": _rollouts,
     "best_searches": _best_searches,
     "cache": _cache,
     "breakdown": _breakdown,

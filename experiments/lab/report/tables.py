@@ -27,6 +27,7 @@ from experiments.lab.bench import (
     quantized,
     remote,
     reward_model,
+    rollouts,
     roofline,
     scale,
     search_tables,
@@ -87,6 +88,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     },
     "docs/remote.md": {"remote": ("remote", remote.table)},
     "docs/tools.md": {"tools": ("tools", tools.table)},
+    "docs/training.md": {"rollouts": ("rollouts", rollouts.table)},
     "docs/running.md": {"scale": ("scale", scale.table)},
     "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {

@@ -1,0 +1,1 @@
+"""`python -m experiments.rollouts`: a data set's samples, as data to train on."""

@@ -1,0 +1,1 @@
+"""Rollouts for training: samples of a policy with log-probabilities and advantages."""

@@ -1,0 +1,197 @@
+"""Tournaments, fine grades by criteria, and ensembles weighted by accuracy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from string import ascii_uppercase
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from search import BestOfN, solve
+from tests.helpers.reward_models import (
+    CHATML,
+    IM,
+    byte_tokenizer,
+    configuration,
+    grown,
+    policy,
+    seeded,
+)
+from tests.helpers.scripted import Scores, Scripted
+from ttc import Engine, InvalidInput
+from ttc.tree.branch import Branch
+from verifiers import EnsembleVerifier, LLMVerifier, Tournament
+
+QUESTION = "Tom has 3 boxes of 4 apples. How many?"
+
+
+class Prefers(Scripted):
+    """A backend whose model says that the solution with the larger digit is better, with a
+    probability of `sure`, and that A is by `bias` likelier than B whatever they are."""
+
+    def __init__(self, solutions: Sequence[str], odds: float = 3.0, bias: float = 0.0):
+        super().__init__(lambda branch: f"{solutions[branch.path[-1]]}0", longest=3000)
+        self.odds, self.bias, self.asked = odds, bias, list[str]()
+
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]
+    ) -> list[Branch]:
+        made = self.roots(prompts, seeds=[branch.key for branch in branches])
+        for side, branch, prompt in zip(made, branches, prompts, strict=True):
+            self.asked.append(self.decode(prompt))
+            side.usage = branch.usage
+        return made
+
+    def score(
+        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
+    ) -> list[list[list[float]]]:
+        rows = []
+        for branch, words in zip(branches, continuations, strict=True):
+            text = self.decode(branch.tokens)
+            a, b = (text.partition(f"\n\n{name}:\n")[2].partition("\n\n")[0] for name in "AB")
+            gain = self.bias + (self.odds if a > b else -self.odds)
+            rows.append([[gain if self.decode(word).strip() == "A" else 0.0] for word in words])
+        return rows
+
+
+def played(solutions: Sequence[str], verifier: Any, **settings: Any) -> tuple[list[float], Any]:
+    backend = Prefers(solutions, **settings)
+    search = BestOfN(n=len(solutions), max_tokens=9)
+    result = solve(search, problem="q", engine=backend, verifier=verifier)
+    assert result.error is None and not backend.live
+    by_path = sorted(result.branches, key=lambda branch: branch.path)
+    return [float(str(branch.score)) for branch in by_path], backend
+
+
+def test_a_tournament_rates_by_the_chance_of_being_better() -> None:
+    scores, backend = played(["2", "3", "1", "3"], Tournament())
+    p = float(torch.sigmoid(torch.tensor(3.0)))
+    # equal texts are one solution
+    assert scores == pytest.approx([0.5, p, 1 - p, p], abs=1e-6)
+    assert len(backend.asked) == 2 * 3 and "Which of them is right" in backend.asked[0]
+
+
+def test_asking_in_both_orders_takes_out_that_a_is_named_first() -> None:
+    scores, _ = played(["1", "1", "2"], Tournament(), bias=2.0)
+    assert scores[0] == scores[1] and scores[0] + scores[2] == pytest.approx(1)
+
+
+def test_a_solution_without_an_opponent_is_not_compared() -> None:
+    scores, backend = played(["1", "1"], Tournament())
+    assert scores == [0.5, 0.5] and not backend.asked
+
+
+def test_each_solution_meets_so_many_others() -> None:
+    assert Tournament().pairs(4) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    assert Tournament(opponents=1).pairs(4) == [(0, 1), (0, 3), (1, 2), (2, 3)]
+    assert Tournament(opponents=9).pairs(3) == [(0, 1), (0, 2), (1, 2)]
+    assert Tournament().pairs(1) == Tournament().pairs(0) == []
+
+
+def grader(**settings: Any) -> tuple[Engine, Any, LLMVerifier]:
+    tokenizer = byte_tokenizer(IM, CHATML)
+    model = seeded(hf.Qwen2ForCausalLM, configuration("qwen2", tokenizer))
+    verifier = LLMVerifier(criteria=("Is it right?", "Is it short?"), grades=5, **settings)
+    reference = copy.deepcopy(model)
+    return Engine(model, tokenizer), reference, verifier
+
+
+@torch.no_grad()
+def test_a_grade_is_the_mean_over_criteria_of_what_the_model_expects() -> None:
+    engine, reference, verifier = grader()
+    branches = grown(engine, engine.root([1, 2]), "a", "b")
+    price = verifier.price(branches, [QUESTION] * 2, engine)
+    scores = verifier.rate(branches, [QUESTION] * 2, engine)
+    assert 0 < branches[0].usage.verifier_tokens <= price
+    tokenizer = engine.tokenizer
+    for branch, (score,) in zip(branches, scores, strict=True):
+        grades = []
+        for criterion in verifier.criteria:
+            asked = (
+                f"{QUESTION}\n\nHere is a solution, which may not be complete yet.\n\n"
+                f"{branch.text.strip()}\n\n{criterion} Grade it from A (not at all) to E (fully). "
+                "Reply with one letter."
+            )
+            chat = [{"role": "user", "content": asked}]
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            tokens = torch.tensor([tokenizer.encode(text + "\nGrade:")])
+            logits = reference(tokens).logits[0, -1].double()
+            place = {
+                token: ascii_uppercase.index(word)
+                for token in range(len(tokenizer))
+                if (word := tokenizer.decode([token]).strip()) in ("A", "B", "C", "D", "E")
+            }
+            weights = logits[list(place)].softmax(-1)
+            grades.append(float((weights * torch.tensor([*place.values()])).sum()) / 4)
+        assert score == pytest.approx(sum(grades) / 2, abs=1e-4)
+
+
+def test_what_is_written_before_a_grade_is_counted_and_repeated() -> None:
+    engine, _, verifier = grader(repeats=3, max_tokens=4)
+    branches = grown(engine, engine.root([1, 2]), "a", "b")
+    before, live = branches[0].usage.generated_tokens, set(engine.live)
+    price = verifier.price(branches, [QUESTION] * 2, engine)
+    scores = verifier.rate(branches, [QUESTION] * 2, engine)
+    assert all(0 <= score <= 1 for (score,) in scores)
+    usage = branches[0].usage
+    assert usage.generated_tokens == before
+    assert 2 * 2 * 3 * 4 < usage.verifier_tokens <= price
+    assert set(engine.live) == live
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LLMVerifier(criteria=()), "criteria is empty"),
+        (lambda: LLMVerifier(criteria="right?"), "criteria='right.' is of type str"),
+        (lambda: LLMVerifier(grades=27), "grades=27 must lie in 2 to 26"),
+        (lambda: LLMVerifier(repeats=4), "repeats=4 would all be the same with max_tokens=0"),
+        (lambda: Tournament(repeats=2, max_tokens=9, temperature=0), "temperature=0"),
+        (lambda: Tournament(max_tokens=-1), "max_tokens=-1"),
+        (lambda: Tournament(opponents=0), "opponents=0"),
+        (lambda: Tournament(criterion=" "), "criterion is empty"),
+    ],
+)
+def test_wrong_settings_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        make()
+
+
+def test_a_backend_without_side_branches_is_named() -> None:
+    backend = Scripted(lambda branch: f"{branch.path[-1]}0")
+    result = solve(BestOfN(n=2, max_tokens=4), problem="q", engine=backend, verifier=Tournament())
+    assert "Scripted makes no branches beside a search's" in str(result.error)
+
+
+# ---------------------------------------------------------------- ensembles
+
+
+def test_an_ensemble_weighs_its_parts_by_the_odds_of_their_being_right() -> None:
+    parts = [Scores(lambda branch: 1.0), Scores(lambda branch: 0.5), Scores(lambda branch: 0.0)]
+    engine = policy()
+    (branch,) = grown(engine, engine.root([1, 2]), "a")
+    ensemble = EnsembleVerifier(parts, accuracies=[0.9, 0.75, 0.5])
+    # log 9 : log 3 : 0 is 2 : 1 : 0
+    assert ensemble.weights == pytest.approx([2 / 3, 1 / 3, 0])
+    assert ensemble.rate([branch], [QUESTION], engine) == [[pytest.approx(5 / 6)]]
+    assert EnsembleVerifier(parts).weights == pytest.approx([1 / 3] * 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"accuracies": [0.9]}, "one number between 0 and 1 for each of the 2 parts"),
+        ({"accuracies": [0.9, 1.0]}, "one number between 0 and 1"),
+        ({"accuracies": "ab"}, "a list of numbers"),
+        ({"accuracies": [0.4, 0.5]}, "none has a weight"),
+        ({"accuracies": [0.9, 0.8], "how": "min"}, "accuracies weigh a mean"),
+    ],
+)
+def test_accuracies_that_weigh_nothing_are_refused(settings: Any, message: str) -> None:
+    parts = [Scores(lambda branch: 1.0), Scores(lambda branch: 0.5)]
+    with pytest.raises(InvalidInput, match=message):
+        EnsembleVerifier(parts, **settings)

@@ -1,0 +1,270 @@
+"""GenPRM (Zhao et al., 2025, arXiv 2504.00891): it analyzes each step, runs code to check it, and
+judges."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from threading import Event
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ttc.checks import check_whole
+from ttc.engine import Engine
+from ttc.errors import InvalidInput
+from ttc.execution.programs import Limits, check_sandbox, run_program
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass
+from ttc.protocols import Backend, Step
+from ttc.sampling import Sampling
+from ttc.tree.branch import Branch
+from verifiers.execution_verifier import MIB, runs_of_each
+from verifiers.reward_model import MAX_REMEMBERED, RewardModel
+from verifiers.self_verifier import spellings, yes_share
+
+SYSTEM = (
+    "You are a math teacher. Your task is to review and critique the paragraphs in solution step "
+    "by step."
+)
+ANALYZE = "<analyze>\nLet's analyze the Paragraph {} step by step: "
+END_OF_ANALYSIS = "</analyze>"
+VERIFY = "\n<verify>\nLet's use python code to find any potential error:\n```python\n"
+END_OF_CODE = "\n```\n"
+CODE_OUTPUT = "[Code Output]\n\n```\n{}\n```\n"
+OUTPUT = "<output>"
+JUDGEMENT = "\n**Judgement**: $\\boxed{"
+MARK = "---8<--- the block to show ---8<---"
+"""Printed before the last block of a program, whose output alone is shown."""
+LINE = re.compile(r" \(line \d+\)$")
+"""Where an error arose. Lines of earlier blocks count there too, so that it would mislead."""
+CODE = re.compile(r"```python\s*(.*?)\s*```", re.DOTALL)
+
+Key = tuple[str, tuple[str, ...]]
+"""A question, and the steps up to the one that is judged."""
+
+
+@dataclass(frozen=True)
+class Review:
+    """What the model wrote about a step, and P(yes) against P(no) in the place of its judgement."""
+
+    text: str
+    score: float
+
+
+@dataclass(eq=False)
+class GenPRM(RewardModel):
+    """For each step P(yes) against P(no), once the model has analyzed it and seen what its code
+    prints.
+
+    A step is a turn of a chat, and so is the review of each step before it. The code that the model
+    writes runs in the sandbox (docs/code.md) together with that of earlier reviews of the solution;
+    what it prints, or its error, goes into the review. A step is reviewed once, however often it is
+    rated.
+    max_tokens: of a review, what its code prints included. rounds: how often code is run in it.
+    temperature: of what is written; the authors' 0.6. time_s, memory_mib: as for
+        `ExecutionVerifier`.
+    """
+
+    model: Any = "GenPRM/GenPRM-1.5B"
+    max_tokens: int = 2048
+    rounds: int = 3
+    temperature: float = 0.6
+    time_s: float = 5.0
+    memory_mib: int = 1024
+    headed: ClassVar[bool] = False
+    rates_steps: ClassVar[bool] = False
+    writes: ClassVar[bool] = True
+
+    _reviews: dict[Key, Review] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("max_tokens", self.max_tokens, 1)
+        check_whole("rounds", self.rounds, 0)
+        _ = self.limits, self.sampling  # refuses wrong ones before any work
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.time_s, self.memory_mib * MIB)
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature)
+
+    def closed(self, question: str, steps: Sequence[str]) -> list[int]:
+        """The tokens of the chat up to the review of the last step."""
+        messages = [{"role": "system", "content": SYSTEM}]
+        for place, step in enumerate(steps):
+            said = f"{question}\n{step}" if not place else step
+            messages.append({"role": "user", "content": said})
+            before = self._reviews.get((question, tuple(steps[: place + 1])))
+            if place < len(steps) - 1 and before is not None:
+                messages.append({"role": "assistant", "content": before.text})
+        begun = ANALYZE.format(len(steps))
+        return self.templated(self.chat(messages, answer=True) + begun)
+
+    def score(self, output: Tensor) -> float:
+        raise NotImplementedError("no output of the text is read: `rate` asks after a review")
+
+    @pass_by_pass
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> Passes[list[list[float]]]:
+        check_sandbox()
+        engine = self.mirror(backend).engine
+        rows = [self._keys(*pair) for pair in zip(branches, questions, strict=True)]
+        for depth in range(max(map(len, rows), default=0)):
+            new: dict[Key, Branch] = {}
+            for keys, branch in zip(rows, branches, strict=True):
+                if depth < len(keys) and keys[depth] not in self._reviews:
+                    new.setdefault(keys[depth], branch)
+            if new:
+                reviews = yield from self._review(engine, new)
+                self._reviews |= dict(zip(new, reviews, strict=True))
+        scores = [[self._reviews[key].score for key in keys] or [0.5] for keys in rows]
+        while len(self._reviews) > MAX_REMEMBERED:
+            del self._reviews[next(iter(self._reviews))]
+        return scores
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        """The most verifier tokens: of each step without a review its chat and its review."""
+        _ = self.mirror(backend)
+        review = self.max_tokens + len(self.encode(OUTPUT + JUDGEMENT)) + 8
+        cost, counted = 0, set[Key]()
+        for branch, question in zip(branches, questions, strict=True):
+            for place, key in enumerate(self._keys(branch, question)):
+                if key not in self._reviews and key not in counted:
+                    counted.add(key)
+                    cost += len(self.closed(question, key[1])) + (place + 1) * review
+        return cost
+
+    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
+        keys = self._keys(parent, question)
+        _ = self.mirror(backend)
+        review = self.max_tokens + len(self.encode(OUTPUT + JUDGEMENT)) + 8
+        chat = len(self.closed(question, keys[-1][1] if keys else ("",)))
+        return self.price([parent], [question], backend) + chat + tokens + 2 * review
+
+    def _keys(self, branch: Branch, question: str) -> list[Key]:
+        steps, rest = self.split(self.rated_text(branch), branch.finished)
+        whole = (*steps, rest) if rest else tuple(steps)
+        return [(question, whole[: place + 1]) for place in range(len(whole))]
+
+    # ---------------------------------------------------------------- a review
+
+    def _review(self, engine: Engine, new: dict[Key, Branch]) -> Passes[list[Review]]:
+        keys, branches = list(new), list(new.values())
+        meters = {id(branch.usage): branch.usage for branch in branches}
+        before = {key: replace(usage) for key, usage in meters.items()}
+        call = engine.begin_side_branches(branches, [self.closed(*key) for key in keys])
+        texts = list(call.branches)
+        try:
+            yield from call.made()
+            yield from self._write(engine, texts, (END_OF_ANALYSIS,))
+            yield from self._give(
+                engine,
+                texts,
+                ["" if END_OF_ANALYSIS in text.text else END_OF_ANALYSIS for text in texts],
+                VERIFY,
+            )
+            yield from self._check_by_code(engine, keys, texts)
+            missing = ["" if OUTPUT in text.text else OUTPUT for text in texts]
+            yield from self._give(engine, texts, missing, JUDGEMENT)
+            yes, no = spellings(engine, "yes"), spellings(engine, "no")
+            words = [[[token] for token in (*yes, *no)]] * len(texts)
+            rows = yield from engine.begin_score(texts, words).made()
+        finally:
+            engine.release(texts)
+            for key, usage in meters.items():
+                written = usage.generated_tokens - before[key].generated_tokens
+                usage.verifier_tokens += written
+                usage.generated_tokens -= written
+        scores = [yes_share([row[0] for row in of_text], len(yes)) for of_text in rows]
+        return [
+            Review(
+                f"{ANALYZE.format(len(key[1]))}{text.text}{'Yes' if score >= 0.5 else 'No'}}}$\n"
+                "</output>",
+                score,
+            )
+            for key, text, score in zip(keys, texts, scores, strict=True)
+        ]
+
+    def _check_by_code(
+        self, engine: Engine, keys: Sequence[Key], texts: Sequence[Branch]
+    ) -> Passes[None]:
+        """Let each review go on, and run its code, until it comes to its output or has had its
+        rounds."""
+        going = list(zip(keys, texts, strict=True))
+        for left in reversed(range(self.rounds + 1)):
+            going = [(key, text) for key, text in going if self._room(engine, text) > 0]
+            if not going:
+                return
+            writing = [text for _, text in going]
+            yield from self._write(engine, writing, (END_OF_CODE, OUTPUT))
+            going = [(key, text) for key, text in going if text.text.rstrip().endswith("```")]
+            if not left or not going:
+                return
+            programs = [self._program(key, text) for key, text in going]
+            printed = yield from runs_of_each(self._run, programs)
+            outputs = [CODE_OUTPUT.format(printed[program]) for program in programs]
+            yield from self._give(engine, [text for _, text in going], outputs, "", cut=True)
+
+    def _program(self, key: Key, text: Branch) -> str:
+        """The code of the reviews so far, with a mark before the last block of this one."""
+        question, steps = key
+        earlier = [self._reviews[question, steps[:k]].text for k in range(1, len(steps))]
+        blocks = [block for review in earlier for block in CODE.findall(review)]
+        own = CODE.findall(f"```python\n{text.text.partition(VERIFY)[2]}")
+        blocks += own[:-1]
+        return "\n".join([*blocks, f"print({MARK!r})", own[-1] if own else ""])
+
+    def _run(self, program: str, stop: Event) -> str:
+        if stop.is_set():
+            return ""
+        outcome = run_program(program, limits=self.limits)
+        printed = str(outcome.value).rpartition(f"{MARK}\n")[2].strip()
+        if outcome.error is None:
+            return printed
+        error = LINE.sub("", outcome.error)
+        return f"{printed}\n{error}".strip()
+
+    def _room(self, engine: Engine, text: Branch) -> int:
+        """How many tokens the review may still have."""
+        ends = len(self.encode(END_OF_ANALYSIS + VERIFY)) + len(self.encode(OUTPUT + JUDGEMENT)) + 1
+        room = self.max_tokens - len(text.generated)
+        left = engine.context_left(text)
+        return room if left is None else min(room, left - ends)
+
+    def _write(self, engine: Engine, texts: Sequence[Branch], end: tuple[str, ...]) -> Passes[None]:
+        room = [self._room(engine, text) for text in texts]
+        if min(room) < 1:
+            raise InvalidInput(
+                f"the verifier's context of {engine.limits.context_length} tokens has no room for "
+                "a review after the solution; use shorter solutions or a model with a longer "
+                "context"
+            )
+        batch = engine.running_batch()
+        batch.add(texts, Step(max(room), end=end), self.sampling, room)
+        while len(batch):
+            batch.step()
+            yield
+        for text in texts:
+            if text.finish_reason is not None:
+                text.reopen(int(text.finish_reason == "eos"))
+
+    def _give(
+        self,
+        engine: Engine,
+        texts: Sequence[Branch],
+        words: Sequence[str],
+        last: str,
+        cut: bool = False,
+    ) -> Passes[None]:
+        """Append words to each review, and what is `last` for all. cut: to the room there is."""
+        tokens = [self.encode(f"{own}{last}") for own in words]
+        if cut:
+            room = [max(0, self._room(engine, text)) for text in texts]
+            tokens = [given[:most] for given, most in zip(tokens, room, strict=True)]
+        yield from engine.begin_extend(texts, tokens, purpose="verifier").made()

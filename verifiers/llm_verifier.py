@@ -1,0 +1,111 @@
+"""LLM-as-a-Verifier (arXiv 2607.05391): fine grades, several criteria, repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
+from typing import ClassVar
+
+from ttc.checks import check_kind, check_whole
+from ttc.errors import InvalidInput
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass
+from ttc.protocols import Backend, Need
+from ttc.tree.branch import Branch
+from verifiers.side_questions import Reasoning, answer_shares, longest_cost, side_prompt
+from verifiers.tournament import rated_text
+
+GRADE = (
+    "{question}\n\nHere is a solution, which may not be complete yet.\n\n{solution}\n\n{criterion} "
+    "Grade it from {worst} (not at all) to {best} (fully). Reply with one letter."
+)
+CUE = "\nGrade:"
+CRITERIA = (
+    "Does each step follow from the problem and from the steps before it?",
+    "Is each calculation right?",
+    "Does it answer what is asked?",
+)
+
+
+@dataclass(eq=False)
+class LLMVerifier:
+    """The mean, over criteria and repeats, of the grade that the model is expected to give:
+
+    R = 1 / (C K) sum_c sum_k sum_g p(letter g | text k, criterion c) (g - 1) / (G - 1).
+
+    criteria: C questions, each asked for itself. grades: G letters, from A for the worst; the paper
+        has 20. repeats: K texts that the model writes before each grade, of at most `max_tokens`
+        tokens at `temperature`; with max_tokens=0 it grades at once, and once is enough.
+    thoughts: grade a model's thoughts too, and not its answer alone.
+    The search's own model is asked, beside the search. The paper's prompts are for agents; these
+    are ours.
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = ("score",)
+
+    criteria: tuple[str, ...] = CRITERIA
+    grades: int = 20
+    repeats: int = 1
+    max_tokens: int = 0
+    temperature: float = 0.8
+    thoughts: bool = False
+
+    def __post_init__(self) -> None:
+        texts = not isinstance(self.criteria, str) and all(
+            isinstance(criterion, str) and criterion.strip() for criterion in self.criteria
+        )
+        check_kind("criteria", self.criteria, texts, "texts, as (criterion, ...)")
+        if not self.criteria:
+            raise InvalidInput("criteria is empty; give at least one question")
+        check_whole("grades", self.grades)
+        if not 2 <= self.grades <= len(ascii_uppercase):
+            raise InvalidInput(f"grades={self.grades} must lie in 2 to 26: each is one letter")
+        _ = self.reasoning  # refuses wrong values before any work
+
+    @property
+    def reasoning(self) -> Reasoning:
+        return Reasoning(self.repeats, self.max_tokens, self.temperature)
+
+    @pass_by_pass
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> Passes[list[list[float]]]:
+        prompts = self._prompts(branches, questions, backend)
+        payers = [branch for branch in branches for _ in self.criteria]
+        asked = list(zip(payers, prompts, strict=True))
+        letters = ascii_uppercase[: self.grades]
+        shares = yield from answer_shares(backend, asked, letters, self.reasoning, CUE)
+        grades = [
+            sum(place * share for place, share in enumerate(row)) / (self.grades - 1)
+            for row in shares
+        ]
+        count = len(self.criteria)
+        return [[sum(grades[i : i + count]) / count] for i in range(0, len(grades), count)]
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        """The most verifier tokens of a rating."""
+        prompts = self._prompts(branches, questions, backend)
+        return longest_cost(prompts, self.reasoning, len(backend.encode(CUE)))
+
+    def _prompts(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> list[list[int]]:
+        """Of each branch, the question for each criterion."""
+        worst, best = ascii_uppercase[0], ascii_uppercase[self.grades - 1]
+        return [
+            side_prompt(
+                GRADE.format(
+                    question=question,
+                    solution=rated_text(branch, self.thoughts),
+                    criterion=criterion,
+                    worst=worst,
+                    best=best,
+                ),
+                backend,
+                self.reasoning,
+                CUE,
+            )
+            for branch, question in zip(branches, questions, strict=True)
+            for criterion in self.criteria
+        ]

@@ -1,0 +1,126 @@
+"""A pairwise tournament: each solution of a problem against others, the model says which is
+better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ttc.checks import check_kind, check_whole
+from ttc.errors import InvalidInput
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass
+from ttc.protocols import Backend, Need
+from ttc.tree.branch import Branch, by_problem
+from verifiers.side_questions import Reasoning, answer_shares, longest_cost, side_prompt
+
+PAIR = (
+    "{question}\n\nHere are two solutions.\n\nA:\n{a}\n\nB:\n{b}\n\n{criterion} Reply with A or B."
+)
+CUE = "\nThe better one:"
+
+
+@dataclass(eq=False)
+class Tournament:
+    """The mean, over the solutions that one is compared with, of the probability that it is better.
+
+    Each two are compared in both orders, P(A) against P(B), as in the tournaments of
+    LLM-as-a-Verifier (arXiv 2607.05391), which sum up wins where this one sums up probabilities.
+    A solution without an opponent rates 0.5, and equal texts are one solution.
+
+    criterion: what is asked of two solutions. opponents: how many others each one meets, those that
+        follow it in a circle; None for all of them.
+    repeats, max_tokens, temperature: how often the model writes a text before it answers, and how;
+        it answers at once with max_tokens=0.
+    thoughts: compare a model's thoughts too, and not its answers alone.
+    Ratings hold within one call: it compares what a search rates together.
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = ("score",)
+
+    criterion: str = "Which of them is right, or nearer to it?"
+    opponents: int | None = None
+    repeats: int = 1
+    max_tokens: int = 0
+    temperature: float = 0.8
+    thoughts: bool = False
+
+    def __post_init__(self) -> None:
+        check_kind("criterion", self.criterion, isinstance(self.criterion, str), "text")
+        if not self.criterion.strip():
+            raise InvalidInput("criterion is empty; say what is asked of two solutions")
+        if self.opponents is not None:
+            check_whole("opponents", self.opponents, 1)
+        _ = self.reasoning  # refuses wrong values before any work
+
+    @property
+    def reasoning(self) -> Reasoning:
+        return Reasoning(self.repeats, self.max_tokens, self.temperature)
+
+    @pass_by_pass
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> Passes[list[list[float]]]:
+        scores = [0.5] * len(branches)
+        for rows in by_problem(branches):
+            texts = [rated_text(branches[row], self.thoughts) for row in rows]
+            solutions = list(dict.fromkeys(texts))
+            pairs = self.pairs(len(solutions))
+            prompts = self._prompts(questions[rows[0]], solutions, pairs, backend)
+            asked = [(branches[rows[0]], prompt) for prompt in prompts]
+            if not asked:
+                continue
+            shares = yield from answer_shares(backend, asked, ("A", "B"), self.reasoning, CUE)
+            won: list[list[float]] = [[] for _ in solutions]
+            for place, (first, second) in enumerate(pairs):
+                share = (shares[2 * place][0] + shares[2 * place + 1][1]) / 2
+                won[first].append(share)
+                won[second].append(1 - share)
+            for row, text in zip(rows, texts, strict=True):
+                of_text = won[solutions.index(text)]
+                scores[row] = sum(of_text) / len(of_text)
+        return [[score] for score in scores]
+
+    def pairs(self, count: int) -> list[tuple[int, int]]:
+        """Which of so many solutions meet, each two of them once."""
+        reach = count - 1 if self.opponents is None else min(self.opponents, count - 1)
+        met = {
+            tuple(sorted((i, (i + step) % count)))
+            for i in range(count)
+            for step in range(1, reach + 1)
+        }
+        return sorted((first, second) for first, second in met)
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        """The most verifier tokens of a rating."""
+        cost, cue = 0, len(backend.encode(CUE))
+        for rows in by_problem(branches):
+            texts = dict.fromkeys(rated_text(branches[row], self.thoughts) for row in rows)
+            pairs = self.pairs(len(texts))
+            prompts = self._prompts(questions[rows[0]], list(texts), pairs, backend)
+            cost += longest_cost(prompts, self.reasoning, cue)
+        return cost
+
+    def _prompts(
+        self,
+        question: str,
+        solutions: Sequence[str],
+        pairs: Sequence[tuple[int, int]],
+        backend: Backend,
+    ) -> list[list[int]]:
+        """Each pair's question in both orders."""
+        prompts = []
+        for first, second in pairs:
+            for a, b in ((first, second), (second, first)):
+                text = PAIR.format(
+                    question=question, a=solutions[a], b=solutions[b], criterion=self.criterion
+                )
+                prompts.append(side_prompt(text, backend, self.reasoning, CUE))
+        return prompts
+
+
+def rated_text(branch: Branch, thoughts: bool) -> str:
+    """A branch's answer, or all of its text where thoughts count or there is no answer yet."""
+    answer = None if thoughts else branch.answer_text
+    return (branch.text if answer is None else answer).strip()

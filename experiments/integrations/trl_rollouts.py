@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from experiments.fit.rollouts.rollout import Rollout, rollouts_of
 from experiments.integrations.solver import Verbatim
 from search import TreeRollouts, solve
+from ttc.attention.installing import install, uninstall
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.results import Problem, Result
@@ -51,7 +52,6 @@ class TreeRolloutFunc:
                 f"search={self.search!r} must be a search.TreeRollouts with temperature=1.0: a "
                 "trainer needs as many samples as it asks for, and their log-probabilities"
             )
-        self._between = ExitStack()
 
     def __call__(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, list[Any]]:
         """The samples of a batch, one for each prompt: TRL repeats a prompt for each of its
@@ -90,7 +90,7 @@ class TreeRolloutFunc:
         module = module.get_base_model() if hasattr(module, "get_base_model") else module
         training = module.training
         mixed = vars(module).pop("forward", None)  # Accelerate's mixed precision, for training
-        self._between.close()
+        install(module)
         try:
             if self.engine is None or self.engine.model is not module:
                 self.engine = Engine(module, trainer.processing_class, **self.engine_options)
@@ -98,8 +98,7 @@ class TreeRolloutFunc:
             yield self.engine
         finally:
             module.train(training)
-            if self.engine is not None and self.engine.model is module:
-                self._between.enter_context(self.engine.lent())
+            uninstall(module)
             if mixed is not None:
                 module.forward = mixed
 

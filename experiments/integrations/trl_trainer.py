@@ -15,9 +15,7 @@ from ttc.errors import InvalidInput
 try:
     from trl import GRPOTrainer
 except ImportError as error:
-    raise ImportError(
-        f"TreeGRPOTrainer needs TRL ({error}): pip install 'ttc-tree[train]'"
-    ) from error
+    raise ImportError(f"TreeGRPOTrainer needs TRL ({error}): pip install -e '.[train]'") from error
 
 
 class TreeGRPOTrainer(GRPOTrainer):

@@ -27,7 +27,6 @@ class NormalInverseChiSquared:
     tau2: float
 
     def given(self, rewards: Sequence[float]) -> NormalInverseChiSquared:
-        """What is believed once these rewards were seen."""
         n = len(rewards)
         if n == 0:
             return self
@@ -39,7 +38,6 @@ class NormalInverseChiSquared:
         return NormalInverseChiSquared((self.kappa * self.m + n * mean) / kappa, kappa, nu, tau2)
 
     def draw(self, rng: np.random.Generator) -> float:
-        """A mean, drawn from the belief."""
         variance = self.nu * self.tau2 / 2 / rng.gamma(self.nu / 2)
         return float(rng.normal(self.m, math.sqrt(variance / self.kappa)))
 
@@ -69,7 +67,7 @@ class Node:
     closed: set[str] = field(default_factory=set)
 
     def back_up(self, reward: float) -> None:
-        """Count the reward of a new node, at itself and at all nodes above it."""
+        """Count a new node's reward at itself and at all nodes above it."""
         self.rewards.append(reward)
         if self.parent is not None:
             self.parent.generated.append(reward)
@@ -141,11 +139,11 @@ class ABMCTS(Search):
         return answers
 
     def descend(self, top: Node, rng: np.random.Generator) -> Node:
-        """The node that gets the next child."""
         return descend(top, rng)
 
     def model(self, case: Case, root: Branch, written: Mapping[str, Sequence[float]]) -> str:
-        """The model that writes the next answer. written: the scores of those of each so far."""
+        """The model that writes the next answer. written: the scores of each one's answers so
+        far."""
         if len(case.models) < 2:
             return root.model
         draws = [PRIOR.given(written.get(name, ())).draw(case.rng) for name in case.models]
@@ -170,8 +168,8 @@ class ABMCTS(Search):
         return node.starts[model], node
 
     def _open(self, node: Node, model: str, case: Case) -> Generator[Request, Any, None]:
-        """Ask for a better answer than the node's, or for a first one, in the words of a model.
-        Raises ContextExceeded where there is no room."""
+        """Ask for a better answer than the node's, or a first one. Raises ContextExceeded without
+        room."""
         start = node.branch
         if start.model != model:
             (start,) = yield Handoff([start], model)
@@ -188,7 +186,6 @@ class ABMCTS(Search):
 
 
 def descend(node: Node, rng: np.random.Generator) -> Node:
-    """The node that gets the next child, by Thompson sampling."""
     while node.children:
         generate, go_on = (
             PRIOR.given(rewards).draw(rng) for rewards in (node.generated, node.continued)

@@ -58,7 +58,7 @@ class ABMCTSM(ABMCTS):
 
 
 def draw_scores(groups: Sequence[Sequence[float]], rng: np.random.Generator) -> np.ndarray:
-    """A score of each group, and of one that was not seen yet, drawn from the posterior."""
+    """A score of each group, and of one not seen yet, drawn from the posterior."""
     counts = np.array([len(group) for group in groups])
     means = np.array([np.mean(group) for group in groups])
     spreads, noises, weights = posterior(groups)
@@ -74,8 +74,8 @@ def draw_scores(groups: Sequence[Sequence[float]], rng: np.random.Generator) -> 
 
 
 def posterior(groups: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The grid's sigma_alpha and sigma_y, and the weight of each point, given the groups' scores;
-    mu and alpha are integrated out."""
+    """The grid's sigma_alpha and sigma_y, and each point's weight given the scores; mu and alpha
+    are integrated out."""
     spreads, noises = (
         grid.ravel() for grid in np.meshgrid(half_normal(SPREAD_SD), half_normal(NOISE_SD))
     )

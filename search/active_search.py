@@ -111,7 +111,6 @@ class ActiveSearch:
 
     @property
     def usage(self) -> Usage:
-        """What the problem has cost until now, on all models."""
         return self.spending.usage
 
     @property
@@ -125,12 +124,10 @@ class ActiveSearch:
     # ------------------------------------------------------------ requests
 
     def begin(self) -> None:
-        """The prompt has been computed: take the first request."""
         self.begun = True
         self.advance(None)
 
     def advance(self, answer: Any) -> None:
-        """Give the search its answer and take its next request."""
         self.answered += answer is not None
         self._take(lambda: self.steps.send(answer))
 
@@ -182,7 +179,6 @@ class ActiveSearch:
             self.spending.expansions += 1
 
     def _check_live(self, branches: Sequence[Branch], what: str) -> None:
-        """Refuse what a search does with branches that it has released."""
         for branch in branches:
             if branch not in self.live:
                 raise InvalidInput(
@@ -192,8 +188,7 @@ class ActiveSearch:
     # ------------------------------------------------------------ budget
 
     def next_part(self, price: int) -> tuple[int, int]:
-        """How many of the waiting children the budget pays for now, and the tokens of each one's
-        step. price: what rating a child costs."""
+        """How many of the waiting children the budget pays for now, and the tokens of each step."""
         waiting, step = len(self.waiting), self.step_tokens
         return self.spending.affordable(waiting, step, price, len(self.children))
 
@@ -217,15 +212,13 @@ class ActiveSearch:
 
     @property
     def can_be_overdue(self) -> bool:
-        """Whether `overdue` may ever say a reason."""
         options = self.config.options
         return options.cancel is not None or options.budget.max_wall_s is not None
 
     # ------------------------------------------------------------ ends
 
     def cut_short(self) -> None:
-        """The budget paid for a part of an `Expand` alone: the search goes on with fewer
-        children."""
+        """The budget paid for a part of an `Expand`: the search goes on with fewer children."""
         self.stopped = self.spending.scarcest
         continued = {child.parent for child in self.children}
         left = [parent for parent in dict.fromkeys(self.waiting) if parent not in continued]
@@ -233,8 +226,7 @@ class ActiveSearch:
         self.advance(self.children)
 
     def run_out(self, why: Stopped) -> None:
-        """The budget is spent: tell the search once, which may return what it has; else its live
-        branches are that."""
+        """The budget is spent: tell the search once, which may return what it has."""
         self.stopped = why
         if self.budget_raised:
             self.steps.close()
@@ -281,14 +273,13 @@ class ActiveSearch:
         return retired
 
     def end(self) -> None:
-        """Ask the search for nothing more."""
         self.begun = self.over = True
         self.request = None
         self.steps.close()
 
     def _stand_for_parents(self) -> None:
-        """What the budget leaves unrated counts as the nearest rated branch that it goes on from:
-        that one was let go of for it."""
+        """An unrated branch counts as the nearest rated one above it, which was let go of for
+        it."""
         for branch in self.live:
             above: Branch | None = branch
             while above is not None and above.score is None:
@@ -297,8 +288,7 @@ class ActiveSearch:
                 branch.score = above.score
 
     def refuse(self, error: InvalidInput) -> None:
-        """Raise what stands against its request in the search, which may go on without it; else it
-        has failed."""
+        """Raise an error in the search, which may go on without its request; else it has failed."""
         try:
             self._take(lambda: self.steps.throw(error))
         except InvalidInput as same:
@@ -307,15 +297,14 @@ class ActiveSearch:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End the search with what it has."""
         self.steps.close()
         self.request = None
         if self.closing is None:  # else the answer so far stands
             self.error = error_text(error)
 
     def close(self) -> None:
-        """Spend the reserve on the best branch so far, where a budget ended the search before that
-        was finished."""
+        """Spend the reserve on the best branch, where a budget ended the search before it was
+        finished."""
         ended = self.stopped in (None, "max_wall_s", "cancelled") or self.error is not None
         if ended or not self.budget.reserve or self.closing is not None:
             return
@@ -334,7 +323,6 @@ class ActiveSearch:
             self.advance(None)
 
     def result(self) -> Result:
-        """The outcome, free of the engine."""
         candidates = self.choices()
         self.tree.end(dict.fromkeys([*self.live, *candidates]), candidates)
         best, answer = self.config.search.choose(candidates, self.case.extract)
@@ -380,7 +368,7 @@ class ActiveSearch:
         return branch
 
     def begin_turn(self, branch: Branch, chat: Chat, tokenizer: Any) -> None:
-        """The prompt of a branch is there: what follows is the model's answer."""
+        """The prompt of a branch is there: the model's answer follows."""
         self.chats[branch] = chat
         branch.about = self.problem.metadata
         branch.thoughts = thoughts = self.config.thoughts
@@ -389,11 +377,11 @@ class ActiveSearch:
             branch.begin_turn(chat.start, thoughts.begun(branch.tokens[: chat.start], end))
 
     def released(self, branches: Iterable[Branch]) -> list[Branch]:
-        """Those of the branches that the search lets go and that are not kept for it."""
+        """Those of the branches that are not kept for the search, no longer live."""
         return self.retire(branch for branch in branches if branch not in self.unpaid)
 
     def retire(self, branches: Iterable[Branch]) -> list[Branch]:
-        """Those of the branches that were live. They are not, from now on."""
+        """Those of the branches that were live, no longer so."""
         retired = [branch for branch in dict.fromkeys(branches) if branch in self.live]
         for branch in retired:
             del self.live[branch]
@@ -401,7 +389,7 @@ class ActiveSearch:
         return retired
 
     def end_steps(self) -> list[Branch]:
-        """The steps of the children under way are all over. Returns the children."""
+        """The steps under way are over. Returns their children."""
         children, self.growing = self.growing, []
         for child in children:
             child.leave_out(self.config.stops)
@@ -436,13 +424,11 @@ class ActiveSearch:
     def progress(
         self, did: Did, branches: Sequence[Branch] = (), result: Result | None = None
     ) -> Progress:
-        """What has just been done, in copies."""
         nodes = self.tree.copies(branches)
         return Progress(self.problem, self.answered, did, nodes, replace(self.usage), result)
 
 
 def error_text(error: Exception) -> str:
-    """An error as `Result.error` says it."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -457,7 +443,6 @@ def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> Se
 
 
 def steps_of(search: Search, root: Branch, case: Case) -> SearchSteps:
-    """The search's coroutine. Raises InvalidInput where `run` gives something else."""
     steps = search.run(root, case)
     if not hasattr(steps, "send"):
         raise InvalidInput(

@@ -79,7 +79,6 @@ class Admission:
     def of(
         cls, backend: Backend, concurrency: int | None = None, max_rows: int | None = None
     ) -> Admission:
-        """The admission to a backend, with a batch of its own."""
         if not isinstance(backend, RunsBatches):
             return cls(
                 GenerateBatch(backend), PROBLEMS if concurrency is None else concurrency, None
@@ -97,8 +96,8 @@ class Admission:
         self._note(rows, prompt_tokens, min(step_tokens, SHORT_TOKENS), kept)
 
     def note_step(self, children: Sequence[Branch], prompt_tokens: int, kept: int = 0) -> None:
-        """The step of these branches is over, which are all that a problem has asked for beside the
-        `kept` ones."""
+        """The step of these branches is over, which are all that their problem has beside `kept`
+        ones."""
         written = sum(len(child.tokens) - _start(child) for child in children)
         self._note(len(children), prompt_tokens, -(-written // len(children)), kept)
 
@@ -108,8 +107,7 @@ class Admission:
         self.recent_demand = self.recent_demand.larger(Demand(rows, tokens, states))
 
     def has_room(self, active: int) -> bool:
-        """Whether memory has room for one more problem beside the `active` ones, rows left
-        aside."""
+        """Whether memory has room for one more problem beside the `active` ones."""
         demand = self.recent_demand.larger(self.earlier_demand)
         if self.concurrency is not None:
             return active < self.concurrency
@@ -118,19 +116,17 @@ class Admission:
         )
 
     def forget(self, branches: Sequence[Branch]) -> None:
-        """Branches whose step is under way are about to be released. Other batches know it."""
         if isinstance(self.batch, GenerateBatch | SideBySide):
             self.batch.forget(branches)
 
     def note_end(self) -> None:
-        """A problem has ended, so it is known what one needs."""
         self.at_first = inf
         self.ended += 1
         if self.ended % WINDOW == 0:
             self.earlier_demand, self.recent_demand = self.recent_demand, NO_DEMAND
 
     def count(self, active: int, waiting: int) -> int:
-        """How many of the `waiting` problems may begin, one at least where none is active."""
+        """How many of the `waiting` problems may begin; one at least where none is active."""
         if not waiting:
             return 0  # what memory has left is not asked at every token
         demand = self.recent_demand.larger(self.earlier_demand)
@@ -144,5 +140,4 @@ class Admission:
 
 
 def _start(branch: Branch) -> int:
-    """How many of its tokens a branch had when its last step began."""
     return branch.prompt_length if branch.parent is None else len(branch.parent.tokens)

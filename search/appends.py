@@ -39,7 +39,6 @@ class Appends:
     engine: Backend
 
     def answer(self, requests: Sequence[tuple[ActiveSearch, Append]]) -> Task:
-        """Children with the given text, all problems' in one pass where none of them is refused."""
         families: list[Family] = []
         for active, request in requests:
             try:
@@ -59,7 +58,6 @@ class Appends:
                     yield self._appended(family)
 
     def _appended(self, family: Family) -> tuple[int, Progress]:
-        """The children of a family have their texts."""
         active, request, children, tokens = family
         for child, text, added in zip(children, request.texts(), tokens, strict=True):
             if request.turn:
@@ -72,7 +70,6 @@ class Appends:
         return active.index, progress
 
     def _forked(self, active: ActiveSearch, request: Append, given: Sequence[Given]) -> Family:
-        """A child of each branch, ready for its text. given: what `_given` says of each branch."""
         children = []
         for branch, (keep, _) in zip(request.branches, given, strict=True):
             dropped, ended = len(branch.tokens) - keep, branch.finish_reason == "eos"
@@ -89,8 +86,7 @@ class Appends:
         return Family(active, request, children, [tokens for _, tokens in given])
 
     def _extended(self, families: Sequence[Family]) -> list[tuple[Prefill, Sequence[Family]]]:
-        """What gives the children their texts. Where not all can have it, each family is tried by
-        itself."""
+        """What gives the children their texts; each family by itself where not all can have it."""
         if not families:
             return []
         try:
@@ -138,8 +134,8 @@ class Appends:
         return True
 
     def _next_turn(self, active: ActiveSearch, branch: Branch, words: str) -> Given:
-        """The tokens of a branch that the prompt with the user's next words begins with, and the
-        rest of that."""
+        """How many tokens of a branch the prompt with the user's next words begins with, and its
+        rest."""
         tokenizer = backend_of(self.engine, branch).tokenizer
         template, said, _ = active.chats[branch]
         before = branch.tokens[: len(branch.tokens) - (branch.finish_reason == "eos")]

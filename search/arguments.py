@@ -13,8 +13,7 @@ from ttc.protocols import Problem, check_needs, score_range
 
 
 def check_parts(search: Any, engine: Any, verifier: Any) -> None:
-    """Refuse a search, an engine or a verifier that is none. Warns of a verifier with nothing to
-    do."""
+    """Refuse a search, engine or verifier that is none. Warns of a verifier with nothing to do."""
     check_kind("search", search, isinstance(search, Search), "a search, as BestOfN(n=8)")
     fits = all(hasattr(engine, name) for name in ("roots", "fork", "generate", "release"))
     check_kind("engine", engine, fits, "a backend, as ttc.Engine(model, tokenizer)")
@@ -37,13 +36,11 @@ def check_parts(search: Any, engine: Any, verifier: Any) -> None:
 
 
 def check_scores(search: Search, verifier: Any) -> None:
-    """Refuse a verifier that says of its scores that the search cannot use them."""
     if (scores := score_range(verifier)) is not None:
         search.check_scores(type(verifier).__name__, *scores)
 
 
 def check_concurrency(concurrency: int | None, max_rows: int | None) -> None:
-    """Refuse numbers of problems or rows that nothing could run with."""
     for name, limit in (("concurrency", concurrency), ("max_rows", max_rows)):
         if limit is not None:
             check_whole(name, limit, 1)
@@ -62,7 +59,6 @@ def as_strings(name: str, given: Any) -> tuple[str, ...]:
 
 
 def as_problem(given: Any) -> Problem:
-    """A question or a Problem; anything else is refused."""
     if isinstance(given, str):
         return Problem(given)
     if isinstance(given, Problem):
@@ -74,8 +70,7 @@ def as_problem(given: Any) -> Problem:
 
 
 def as_problems(given: Any) -> list[Problem]:
-    """A list of problems; a dictionary would be read as its keys. A question that is no text is
-    left for its own result to say."""
+    """A list of problems; a dictionary would be read as its keys."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise InvalidInput(
             f"problem is of type {type(given).__name__}; give a question, a Problem(question=...), "

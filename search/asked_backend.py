@@ -49,8 +49,7 @@ class Asked:
 
     @property
     def id(self) -> str:
-        """The same whenever the same is asked: a branch is continued once, and all ratings of it
-        are one."""
+        """The same whenever the same is asked: all ratings of a branch are one."""
         return f"{self.kind} {'.'.join(map(str, self.branch.path))}"
 
 
@@ -75,13 +74,12 @@ class Desk:
             self.tell(asked.id, told)
 
     def tell(self, name: str, told: Told) -> None:
-        """Answer what is open."""
         self.told[name] = told
         self.unread[name] = None
         del self.open[name]
 
     def scored(self, branch: Branch) -> tuple[float, ...]:
-        """What a branch's generator, or whoever was asked, has rated it; () for nothing yet."""
+        """How a branch's generator, or whoever was asked, has rated it; () for nothing yet."""
         for kind in ("score", "text"):
             told = self.told.get(Asked(kind, branch).id)
             if told is not None and told.scores:
@@ -89,7 +87,6 @@ class Desk:
         return ()
 
     def forget(self, branches: Iterable[Branch]) -> None:
-        """Ask for nothing more of these branches."""
         for branch in branches:
             for kind in ("text", "score"):
                 name = Asked(kind, branch).id
@@ -121,7 +118,6 @@ class AskedBackend:
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
     ) -> list[Branch]:
-        """A branch for each prompt."""
         seeds = range(len(prompts)) if seeds is None else seeds
         roots = [
             Branch(prompt, _trunk(), random_key(seed), Usage(), self.decode)
@@ -134,7 +130,6 @@ class AskedBackend:
     def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
     ) -> list[Branch]:
-        """Children of `root` that start from other prompts."""
         children = forked(root, len(prompts), None) if prompts else []
         for child, prompt, after in zip(
             children, prompts, suffixes or [[]] * len(prompts), strict=True
@@ -153,7 +148,6 @@ class AskedBackend:
         *,
         purpose: Purpose = "prompt",
     ) -> None:
-        """Append given tokens to each branch."""
         check_live(branches)
         for branch, tokens in zip(branches, tokens_per_branch, strict=True):
             branch.give(tokens)
@@ -210,7 +204,6 @@ class AskedBatch:
         sampling: Sampling = SAMPLED,
         limits: Sequence[int] | None = None,
     ) -> None:
-        """Ask for a step of each branch."""
         check_live(branches)
         check_strings("delimiter", step.delimiters)
         check_strings("end", step.end)
@@ -223,7 +216,6 @@ class AskedBatch:
             self.desk.ask(asked)
 
     def step(self) -> list[Branch]:
-        """The branches that have been told their step."""
         ended = [name for name in self.works if name in self.desk.unread]
         for name in ended:
             del self.desk.unread[name]
@@ -237,7 +229,6 @@ class AskedBatch:
         self.works.clear()
 
     def fits(self, tokens: int, states: int) -> float:
-        """Texts take no memory that counts."""
         return inf
 
     def __len__(self) -> int:
@@ -307,5 +298,4 @@ def cut(text: str, step: Step) -> tuple[str, StepEnd | None]:
 
 
 def _trunk() -> Segment:
-    """Where a branch stands that has no keys and values."""
     return Segment([], None, None)

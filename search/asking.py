@@ -115,8 +115,7 @@ class AskTell:
 
     @one_at_a_time
     def ask(self) -> list[Trial]:
-        """The trials that are open and were not given before; none while the search waits for those
-        that were, and once it is done."""
+        """The open trials that were not given before."""
         fresh = [trial for trial in self.open if trial.id not in self._given]
         self._given.update(trial.id for trial in fresh)
         return fresh
@@ -272,7 +271,6 @@ def told_of(
     tokens: int | None = None,
     score: float | None = None,
 ) -> Told:
-    """What a trial is told, once it is checked."""
     if tokens is not None:
         check_whole("tokens", tokens, 0)
     check_kind("finished", finished, isinstance(finished, bool | None), "True, False or None")
@@ -291,7 +289,7 @@ def told_of(
 def made_by(
     search: Search, problem: Problem, options: SolveOptions, models: Sequence[str]
 ) -> dict[str, Any]:
-    """All that the trials of a search depend on beside what they are told."""
+    """All that a search's trials depend on beside what they are told."""
     return {
         "search": described(search),
         "problem": described(problem),

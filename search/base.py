@@ -168,7 +168,7 @@ class Search(ABC):
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
-        """The limits of a model's thoughts; None for a model without thoughts, and for none."""
+        """The limits of a model's thoughts; None for a model, or a setting, without."""
         if thoughts is None or self.thinking_tokens is None:
             return None
         return Thinking(self.thinking_tokens, self.final)
@@ -184,7 +184,7 @@ class Search(ABC):
 
     def check_scores(self, verifier: str, least: float, most: float) -> None:
         """Raise InvalidInput for a verifier whose scores, from `least` to `most`, are of no use
-        here. verifier: its name."""
+        here."""
         if getattr(self, "aggregation", None) == "product" and least < 0:
             raise InvalidInput(
                 f"aggregation='product' and {verifier}, whose scores go below zero: their product "
@@ -261,7 +261,6 @@ def expand(
 
 
 def drop_gated(children: Sequence[Branch]) -> SearchSteps:
-    """Let go of children that a decode gate cut off, and give the others."""
     kept = whole(children)
     if gated := [child for child in children if child not in kept]:
         yield Release(gated)
@@ -269,7 +268,6 @@ def drop_gated(children: Sequence[Branch]) -> SearchSteps:
 
 
 def check_request(request: Any) -> None:
-    """Raise InvalidInput for what a search yields and no driver could answer."""
     fits = isinstance(request, Request)
     check_kind(
         "what the search yielded", request, fits, "Vary, Expand, Append, Handoff, Rate or Release"

@@ -58,14 +58,13 @@ class Beginnings:
             self.prompts[index] = tokens
 
     def _refuse(self, index: int, error: InvalidInput) -> None:
-        """The prompt of a problem cannot be used."""
         if self.strict:
             raise error
         self.failed.append((index, _unsolved(*self.problems[index], error_text(error))))
 
     def _begin_roots(self) -> list[Prefill]:
-        """What makes a root for each prompt, in order. Where one of them is refused, they are tried
-        one by one, and those that cannot be used are taken out of `prompts`."""
+        """What makes a root for each prompt. Where one is refused, they are tried one by one, and
+        the unusable ones are taken out of `prompts`."""
         seeds = {}
         for index in self.prompts:
             problem, config = self.problems[index]
@@ -87,7 +86,6 @@ class Beginnings:
         return begun
 
     def _start_searches(self, roots: Mapping[int, Branch]) -> list[ActiveSearch]:
-        """Let the searches be under way that go on from these roots."""
         begun = list[ActiveSearch]()
         try:
             for index, root in roots.items():
@@ -111,6 +109,5 @@ class Beginnings:
 def _unsolved(
     problem: Problem, config: SearchConfig, error: str | None = None, stopped: Stopped | None = None
 ) -> Progress:
-    """The end of a problem that has not begun."""
     result = Result.unsolved(problem, config.options.seed, error, stopped)
     return Progress(problem, 0, "finished", [], result.usage, result)

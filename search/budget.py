@@ -57,7 +57,6 @@ class Budget:
 
     @property
     def limits(self) -> dict[str, int | float]:
-        """The limits that are set, by their names."""
         return {
             name: value
             for name, value in asdict(self).items()

@@ -69,13 +69,12 @@ class BudgetForcing(Search):
         return [branch for branch in chain[-1:] if branch is not root]
 
     def mark(self, case: Case) -> str:
-        """What ends the model's thinking, "" where that is not known."""
+        """What ends the model's thinking, "" for unknown."""
         if self.end_of_thinking is not None:
             return self.end_of_thinking
         return "" if case.thoughts is None else case.thoughts.end_token
 
     def _think(self, chain: list[Branch], case: Case) -> Generator[Request, Any, None]:
-        """Add to the chain until the time to think is over."""
         waits = self.waits
         left = self.thinking_tokens
         mark = self.mark(case)

@@ -87,8 +87,7 @@ class CertaintyProbe(Search):
         return self.answer(said, extract)
 
     def answer(self, said: str, extract: Extract) -> str | None:
-        """The answer in what a probe wrote after the suffix, or in the box that the suffix
-        opens."""
+        """The answer in a probe's text, or in the box that the suffix opens."""
         whole = self.suffix + said
         if re.search(r"\\boxed\s*\{[^}]*$", self.suffix) is None:
             return extract(whole)

@@ -81,7 +81,7 @@ class Checkpoint:
 
 
 def described(value: Any) -> Any:
-    """A setting as JSON can hold it: a dataclass by its fields, what has no fields by its name."""
+    """A setting as JSON can hold it: a dataclass by its fields, anything else by its name."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
@@ -95,7 +95,6 @@ def described(value: Any) -> Any:
 
 
 def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """A line for each setting that is another one than it was."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in dict.fromkeys((*before, *now)):
             inner = f"{name}.{key}" if name else key

@@ -54,8 +54,7 @@ class SearchConfig:
 
     @classmethod
     def of(cls, search: Search, engine: Backend, options: SolveOptions) -> SearchConfig:
-        """The configuration for an engine. Raises InvalidInput for what the search or the engine
-        cannot use."""
+        """The configuration for an engine. Raises InvalidInput for what either cannot use."""
         check_parts(search, engine, options.verifier)
         thoughts = Thoughts.of(engine.tokenizer, options.thinking_marks)
         reader = reader_of(options.extract, options.answer_kind)
@@ -101,17 +100,14 @@ class SearchConfig:
 
     @property
     def end(self) -> tuple[str, ...]:
-        """The strings that finish a branch."""
         return tuple(dict.fromkeys((*self.options.end, *self.stops)))
 
     def seed_of(self, problem: Problem) -> int:
-        """The seed of a problem's branches: the same whatever else is solved, and in whatever
-        order."""
+        """The same whatever else is solved, and in whatever order."""
         name, seed = problem.id or problem.question, self.options.seed
         return random_key(seed, name, self.repeat) if self.repeat else random_key(seed, name)
 
     def case(self, problem: Problem) -> Case:
-        """The problem as its search sees it."""
         rng = np.random.default_rng(random_key(self.seed_of(problem), "search"))
         reader = self.reader.among(problem.metadata.get("choices"))
         thinking = self.search.thinks(self.thoughts) if self.limited else None
@@ -121,16 +117,13 @@ class SearchConfig:
 
 
 def reader_of(extract: Extract | None, answer_kind: str) -> AnswerReader:
-    """Reads answers by an `AnswerReader`, by another function with its errors checked, or by
-    kind."""
+    """An `AnswerReader`, another function with its errors checked, or by kind."""
     if isinstance(extract, AnswerReader):
         return extract
     return AnswerReader(answer_kind) if extract is None else AnswerReader(extract=checked(extract))
 
 
 def checked(extract: Extract) -> Extract:
-    """A caller's `extract` whose errors and answers are checked as it is used."""
-
     def read(text: str) -> str | None:
         try:
             answer = extract(text)

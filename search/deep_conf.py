@@ -112,7 +112,7 @@ class DeepConf(Search):
         return sure
 
     def watched(self, root: Branch, count: int, threshold: float, case: Case) -> SearchSteps:
-        """`count` more samples in the order of their index, without those that were stopped."""
+        """`count` more samples in the order of their index, those that were stopped left out."""
         done = list[Branch]()
         growing = [root]
         width = count
@@ -141,7 +141,6 @@ class DeepConf(Search):
         return sure
 
     def is_unsure(self, sample: Branch, threshold: float) -> bool:
-        """Whether a full window of an unfinished sample lies below the threshold."""
         full = len(confidences(sample)) >= self.window
         return full and comparable(self.lowest(sample)) < threshold
 
@@ -149,7 +148,7 @@ class DeepConf(Search):
         return trace_confidence(confidences(sample), "lowest", self.window)
 
     def agreed(self, samples: Sequence[Branch], extract: Extract) -> bool:
-        """Whether one answer has the share `consensus` of the votes' weight, of enough votes."""
+        """Whether one answer has the share `consensus` of enough votes' weight."""
         votes = ballots_of(samples, extract)
         if self.consensus is None or sum(v is not None for v in votes) < self.least_votes:
             return False
@@ -169,5 +168,4 @@ class DeepConf(Search):
 
 
 def confidences(sample: Candidate) -> list[float]:
-    """C_t of each generated token: minus the mean log-probability of the 20 likeliest."""
     return [-value for value in sample.top_k_logprobs if isfinite(value)]

@@ -45,7 +45,6 @@ class Expansions:
     tools: ToolAnswers = field(default_factory=ToolAnswers)
 
     def answer(self, active: ActiveSearch, request: Expand) -> None:
-        """Let the next children that the budget pays for decode their step."""
         if not active.waiting:
             active.advance([])
             return
@@ -74,14 +73,13 @@ class Expansions:
             active.run_out(active.spending.scarcest)
 
     def _child_price(self, active: ActiveSearch) -> int:
-        """What rating the next child costs, as far as its parent shows."""
         if active.spending.tokens_left is None or active.closing is not None:
             return 0
         rater, tokens = active.config.rater, active.step_tokens
         return rater.child_price(active.waiting[0], active.problem.question, self.engine, tokens)
 
     def decode(self, each_token: bool = False) -> list[tuple[int, Progress]]:
-        """The next token of all that decode. each_token: say what has been written with it."""
+        """A token of all that decode. each_token: say what has been written with it."""
         if self.tools.calling and not self.under_way.works and not len(self.admission.batch):
             self.tools.wait()
             return []
@@ -98,7 +96,6 @@ class Expansions:
         return done
 
     def stop(self, active: ActiveSearch) -> None:
-        """Let the branches of a search decode no more."""
         for child in active.growing:
             self.decoding.pop(child, None)
         self.tools.forget(active.growing)
@@ -106,12 +103,10 @@ class Expansions:
         self.under_way.rests(active)
 
     def clear(self) -> None:
-        """Forget all that decode."""
         self.tools.forget_all()
         self.decoding.clear()
 
     def _refuse(self, refusal: BranchRefused) -> None:
-        """End the problem of a branch that a server refuses; the others go on."""
         active = self.decoding[refusal.branch]
         for child in active.growing:
             self.decoding.pop(child, None)
@@ -119,8 +114,7 @@ class Expansions:
         active.fail(RemoteError(str(refusal)))
 
     def _end_steps(self, ended: Sequence[Branch]) -> Events:
-        """The step of these children is over; so is the request of those whose children all have
-        ended theirs."""
+        """These children's steps are over; so are requests whose children all have ended theirs."""
         for active in dict.fromkeys(self.decoding.pop(child) for child in ended):
             if any(child in self.decoding for child in active.growing):
                 continue
@@ -155,8 +149,7 @@ class Expansions:
         self._begin_phases(active, children)
 
     def _begin_phases(self, active: ActiveSearch, children: Sequence[Branch]) -> None:
-        """Let branches go on to think or to answer; thoughts that are over their limit are
-        closed."""
+        """Let branches go on to think or to answer; thoughts over their limit are closed."""
         assert isinstance(active.request, Expand)
         alike: dict[Step | None, list[Branch]] = defaultdict(list)
         for child in children:
@@ -168,7 +161,7 @@ class Expansions:
                 self.begin_decoding(active, together, phase, active.request.sampling)
 
     def _still_going(self, children: Sequence[Branch]) -> set[Branch]:
-        """Those whose step goes on after a phase, which they do from now on."""
+        """Those whose step goes on after a phase; they are let go on."""
         going: dict[ActiveSearch, list[Branch]] = defaultdict(list)
         calling = set[Branch]()
         for child in children:
@@ -184,7 +177,6 @@ class Expansions:
         return calling.union(*going.values())
 
     def _follow(self, active: ActiveSearch, follows: Mapping[Branch, GoesOn]) -> Events:
-        """Let branches go on, or end their step, as is said of each."""
         going = [child for child, what in follows.items() if what in ("decode", "close")]
         self._begin_phases(active, going)
         yield from self._end_steps([child for child, what in follows.items() if what == "over"])
@@ -214,12 +206,10 @@ class Expansions:
         yield from self._follow(active, follows)
 
     def take_answers(self) -> None:
-        """Have those told whose tools have answered."""
         for active, steps in self.tools.answered(self.decoding).items():
             self.under_way.add_work(active, self._tell(active, steps))
 
     def _tell(self, active: ActiveSearch, steps: Mapping[Branch, ToolStep]) -> Task:
-        """Give branches the answers of their calls, and let them go on."""
         if active.over:
             return
         given: dict[Branch, list[int]] = {}

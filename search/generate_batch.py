@@ -32,10 +32,8 @@ class GenerateBatch:
         sampling: Sampling = SAMPLED,
         limits: Sequence[int] | None = None,
     ) -> None:
-        """Let branches decode one step; steps of different lengths go together.
-
-        Raises InvalidInput where the step asks for statistics that the backend does not offer.
-        """
+        """See `ttc.protocols.Batch`; steps of different lengths go together. Raises InvalidInput
+        where the step asks for statistics that the backend does not offer."""
         generate = self.backend.generate
         if step.statistics and "statistics" not in inspect.signature(generate).parameters:
             raise InvalidInput(
@@ -67,7 +65,6 @@ class GenerateBatch:
         return ended
 
     def forget(self, branches: Sequence[Branch]) -> None:
-        """Leave out branches that are about to be released."""
         released = set(branches)
         for asked in self.added.values():
             asked[:] = [(branch, limit) for branch, limit in asked if branch not in released]
@@ -76,7 +73,6 @@ class GenerateBatch:
         self.added.clear()
 
     def fits(self, tokens: int, states: int) -> float:
-        """The backend does not say."""
         return inf
 
     def __len__(self) -> int:

@@ -88,5 +88,4 @@ def drop_repeated(branches: Sequence[Branch], earlier: Sequence[Branch] = ()) ->
 
 
 def by_parent(children: Iterable[Branch]) -> dict[Branch, Branch]:
-    """Each parent's child, where every parent has one at most."""
     return {child.parent: child for child in children if child.parent is not None}

@@ -47,7 +47,6 @@ class Node:
         return self.total / self.visits if self.visits else self.branch.score or 0.0
 
     def lineage(self) -> list[Node]:
-        """The node, its parent, and so on up to the root."""
         return [self, *(self.parent.lineage() if self.parent else [])]
 
 
@@ -157,8 +156,6 @@ class MCTS(StepwiseSearch):
         ]
 
     def _select(self, parent: Node) -> Node:
-        """The child with the largest number by the rule, the first of equals."""
-
         def number(child: Node) -> float:
             if self.rule == "puct":
                 return puct(child.value, child.prior, child.visits, parent_visits)

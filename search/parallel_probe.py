@@ -87,7 +87,6 @@ class ParallelProbe(CertaintyProbe):
         return ends
 
     def grow(self, chains: Sequence[Chain], step: Step) -> Generator[Request, Any, None]:
-        """Let the chains that are not finished write some more."""
         going = [chain for chain in chains if not chain.branch.finished]
         longer = by_parent((yield Expand([c.branch for c in going], 1, step, self.sampling)))
         for chain in going:
@@ -97,8 +96,7 @@ class ParallelProbe(CertaintyProbe):
                 yield Release([before, *([probe] if probe else [])])
 
     def ask(self, chains: Sequence[Chain], case: Case) -> Generator[Request, Any, None]:
-        """Have chains say their answers. Where there is no room to ask, they keep their last
-        ones."""
+        """Have chains say their answers. Without room to ask, they keep their last ones."""
         try:
             asked = yield Append([c.branch for c in chains], self.suffix, ends_thinking=True)
         except ContextExceeded:
@@ -124,7 +122,6 @@ class ParallelProbe(CertaintyProbe):
     def prune(
         self, chains: list[Chain], majority: str | None, extract: Extract
     ) -> Generator[Request, Any, None]:
-        """Drop chains that have disagreed with the majority for long enough."""
         if len(chains) <= self.least:
             return
         votes = ballots_by(extract, [chain.answer for chain in chains])

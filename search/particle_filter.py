@@ -158,8 +158,7 @@ class ParticleFilter(StepwiseSearch):
 
 
 def weights(particles: Particles, log_weights: Mapping[Branch, float]) -> np.ndarray:
-    """The share of each branch in the weights of all particles: softmax, times how many stand on
-    it."""
+    """The share of each branch in all particles' weights: softmax, times how many stand on it."""
     logs = np.array([log_weights[branch] for branch in particles], dtype=np.float64)
     shares = np.exp(logs - logs.max()) * np.array(list(particles.values()))
     normalised: np.ndarray = shares / shares.sum()

@@ -43,7 +43,7 @@ class ParticleGibbs(ParticleFilter):
         return list(candidates)
 
     def kept_with(self, branch: Branch) -> list[Branch]:
-        """The branch and all that it grew from, the root first: other particles may start there."""
+        """The branch and all that it grew from, the root first: particles may start there."""
         line = [branch]
         while line[0].parent is not None:
             line.insert(0, line[0].parent)

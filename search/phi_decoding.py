@@ -40,7 +40,6 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """The mean log-probability of the foresight."""
         return signal(self.foresight)
 
     @property
@@ -136,8 +135,8 @@ class PhiDecoding(StepwiseSearch):
     def likely(
         self, candidates: list[Candidate], rng: np.random.Generator
     ) -> tuple[list[Candidate], list[Candidate]]:
-        """Pruning in width: the candidates that are looked at further, and the others. At least
-        `beam_size` are, where there are so many; more are drawn by how likely their steps are."""
+        """Pruning in width: the candidates that are looked at further, at least `beam_size`, more
+        by how likely their steps are; and the others."""
         signals = np.array([signal(candidate.branch) for candidate in candidates])
         if not len(signals):
             return [], []
@@ -151,8 +150,7 @@ class PhiDecoding(StepwiseSearch):
         return kept, [c for c, stays in zip(candidates, keep, strict=True) if not stays]
 
     def drawn(self, candidates: list[Candidate], rng: np.random.Generator) -> list[Candidate]:
-        """The chains that go on, `beam_size` where there are so many, in the order of the
-        candidates."""
+        """The `beam_size` chains that go on, in the order of the candidates."""
         count = min(self.beam_size, len(candidates))
         better = [candidate for candidate in candidates if candidate.advantage > 0]
         chances = softmax([c.advantage / self.draw_temperature for c in candidates])
@@ -171,7 +169,6 @@ class PhiDecoding(StepwiseSearch):
         return max(map(labels.count, labels)) > self.stop_share * len(labels)
 
     def end(self, chains: Sequence[Candidate], rng: np.random.Generator) -> Candidate:
-        """The chain whose end is the answer."""
         labels = clusters([chain.text for chain in chains], 2, rng)
         largest = Counter(labels).most_common(1)[0][0]
         alike = [c for c, label in zip(chains, labels, strict=True) if label == largest]
@@ -180,7 +177,7 @@ class PhiDecoding(StepwiseSearch):
 
 
 def _branches(candidates: Sequence[Candidate], kept: Sequence[Candidate]) -> list[Branch]:
-    """The branches of candidates, none of which a kept one needs."""
+    """The branches of candidates that no kept one needs."""
     needed = {branch for c in kept for branch in (c.branch, c.foresight)}
     all_of = dict.fromkeys(branch for c in candidates for branch in (c.branch, c.foresight))
     return [branch for branch in all_of if branch not in needed and not branch.released]

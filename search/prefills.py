@@ -30,7 +30,6 @@ class MadeAtOnce:
 def begin_roots(
     backend: Backend, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
 ) -> Prefill:
-    """A root for each prompt (see `Backend.roots`)."""
     if isinstance(backend, PrefillsByPass):
         return backend.begin_roots(prompts, seeds=seeds)
     return MadeAtOnce(backend.roots(prompts, seeds=seeds))
@@ -42,7 +41,6 @@ def begin_variants(
     prompts: Sequence[Sequence[int]],
     suffixes: Sequence[Sequence[int]],
 ) -> Prefill:
-    """A child of `root` for each prompt (see `Backend.variants`)."""
     if isinstance(backend, PrefillsByPass):
         return backend.begin_variants(root, prompts, suffixes)
     return MadeAtOnce(backend.variants(root, prompts, suffixes))
@@ -51,7 +49,6 @@ def begin_variants(
 def begin_extend(
     backend: Backend, branches: Sequence[Branch], tokens_per_branch: Sequence[Sequence[int]]
 ) -> Prefill:
-    """Given tokens after each branch (see `Backend.extend`)."""
     if isinstance(backend, PrefillsByPass):
         return backend.begin_extend(branches, tokens_per_branch)
     backend.extend(branches, tokens_per_branch, purpose="prompt")
@@ -59,7 +56,6 @@ def begin_extend(
 
 
 def passes_of(prefill: Prefill) -> Task:
-    """Make the passes of a prefill, with a pause after each."""
     try:
         while not prefill.step():
             yield None

@@ -46,7 +46,6 @@ class Prompted:
             yield _answered(active, prefill.branches)
 
     def hand_on(self, active: ActiveSearch, request: Handoff) -> tuple[int, Progress] | None:
-        """Children of these branches that another model goes on with."""
         models = self.engine.models if isinstance(self.engine, OffersModels) else {}
         if (backend := models.get(request.model)) is None:
             known = ", ".join(models) or "none: the backend has one model, without a name"
@@ -63,7 +62,6 @@ class Prompted:
         return _answered(active, children)
 
     def _handed(self, active: ActiveSearch, branch: Branch, model: str, backend: Backend) -> Branch:
-        """The conversation of a branch as another model reads it."""
         template, said, start = active.chats[branch]
         question, tokenizer = active.problem.question, backend.tokenizer
         prompt = template.tokens(question, tokenizer)
@@ -83,7 +81,6 @@ class Prompted:
 
 
 def _answered(active: ActiveSearch, branches: Sequence[Branch]) -> tuple[int, Progress]:
-    """Give a search its new branches."""
     progress = active.progress("prompted", branches)
     active.advance(branches)
     return active.index, progress

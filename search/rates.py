@@ -38,7 +38,6 @@ class Rates:
             yield from self._rate(_not_over(together))
 
     def price(self, active: ActiveSearch, request: Rate) -> int:
-        """The most tokens that a rating takes; 0 where the verifier does not say."""
         rater, question = active.config.rater, active.problem.question
         return rater.price(request.branches, question, self.engine)
 
@@ -79,8 +78,8 @@ class Rates:
         return False
 
     def _scores(self, requests: Asked) -> Passes[list[StepScores | VerifierError]]:
-        """The step scores of each problem's branches, or why there are none; all have one verifier.
-        One problem does not stop the others."""
+        """The step scores of each problem's branches, or why there are none. All have one
+        verifier."""
         if not requests:
             return []
         attempt = Attempt.of([active for active, _ in requests])
@@ -129,20 +128,17 @@ class Attempt:
         )
 
     def forget(self) -> None:
-        """Count it for nobody but those who are overdue."""
         for active, meters in self.meters.items():
             for meter, before in [] if active.overdue else meters:
                 vars(meter).update(vars(before))
 
     def look(self) -> None:
-        """Break it off where the time of one of them is up."""
         if any(active.overdue for active in self.meters):
             self.forget()
             raise BrokenOff
 
 
 def _keep(active: ActiveSearch, request: Rate, scores: StepScores) -> None:
-    """Give branches their scores."""
     if request.aggregation == "product":
         active.config.rater.check_product(scores)
     for branch, step_scores in zip(request.branches, scores, strict=True):

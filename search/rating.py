@@ -83,8 +83,8 @@ class Rater:
         questions: Sequence[str],
         backend: Backend,
     ) -> Passes[Sequence[Sequence[float]]]:
-        """What the verifier says. One that asks a model about its own branch, in that model's
-        tokens, is asked of each model's branches by themselves."""
+        """What the verifier says. One that asks a model about its own branches is asked by
+        model."""
         if "score" not in getattr(verifier, "needs", ()) or not isinstance(backend, OffersModels):
             said: Sequence[Sequence[float]] = yield from passes_of_rating(
                 verifier, branches, questions, backend
@@ -108,14 +108,12 @@ class Rater:
             )
 
     def price(self, branches: Sequence[Branch], question: str, backend: Backend) -> int:
-        """The most tokens that rating these branches takes; 0 where the verifier does not say."""
         verifier, questions = self.verifier, [question] * len(branches)
         if not isinstance(verifier, Priced):
             return 0
         return self._checked_price("price", lambda: verifier.price(branches, questions, backend))
 
     def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
-        """The most tokens that rating a child takes which has `tokens` more than its parent."""
         return self._checked_price(
             "child_price", lambda: child_price(self.verifier, parent, question, backend, tokens)
         )
@@ -132,7 +130,6 @@ class Rater:
         return int(tokens)
 
     def released(self, branches: Sequence[Branch]) -> None:
-        """Tell a verifier that keeps something for these branches."""
         if branches and isinstance(self.verifier, Forgets):
             try:
                 self.verifier.released(branches)

@@ -23,7 +23,6 @@ class RecordedTree:
     parents: set[int] = field(default_factory=set)
 
     def add(self, branch: Branch, parent: Branch | None) -> None:
-        """A new branch; without a parent it is the root."""
         above = None if parent is None else self.nodes[parent].id
         status: Status = "root" if above is None else "kept"
         self.nodes[branch] = Node(len(self.nodes), above, list(branch.path), status=status)
@@ -42,7 +41,6 @@ class RecordedTree:
         self._keep_tokens(branch)
 
     def rated(self, branch: Branch) -> Node:
-        """The node of a branch, with the score that it has now."""
         node = self.nodes[branch]
         node.score, node.step_scores = branch.score, branch.step_scores
         return node
@@ -64,11 +62,9 @@ class RecordedTree:
                 node.status = "expanded"
 
     def copies(self, branches: Iterable[Branch]) -> list[Node]:
-        """The nodes of these branches as they are now."""
         return [replace(self.nodes[branch]) for branch in branches]
 
     def _keep_tokens(self, branch: Branch) -> None:
-        """Record the tokens of a branch that its parent does not have."""
         node, above = self.nodes[branch], [] if branch.parent is None else branch.parent.tokens
         # a whole prompt is compared faster than it is walked
         same = branch.tokens[: len(above)] == above

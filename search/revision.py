@@ -75,10 +75,8 @@ class Revision(Search):
     def _told(
         self, root: Branch, chains: Sequence[list[Branch]]
     ) -> Generator[Request, Any, dict[Branch, list[Branch]]]:
-        """Where the next attempts start, each with its chain, of the chains that have room left.
-
-        The last attempts are let go; their keys and values stay as a part of what follows.
-        """
+        """Where the next attempts start, each with its chain, of the chains that have room. The
+        last attempts are let go; what follows keeps their KV."""
         last, starts = [chain[-1] for chain in chains], list[Branch | None]()
         if len(chains[0]) <= self.memory:  # all of them are equally long
             starts += yield from ask(last, self.feedback)
@@ -106,7 +104,7 @@ class Revision(Search):
 
 
 def _winner(chain: Sequence[Branch], extract: Extract) -> Branch:
-    """The best rated attempt with the answer of the highest total rating; without an answer, of
-    all."""
+    """The best rated attempt with the answer of the highest total rating; of all without an
+    answer."""
     branch, answer = vote(chain, extract, weighted=True)
     return ranked(chain)[0] if branch is None or answer is None else branch

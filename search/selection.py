@@ -73,7 +73,6 @@ def complete(branches: Sequence[C]) -> list[C]:
 
 
 def by_path(branches: Iterable[C]) -> list[C]:
-    """In the order of their paths."""
     return sorted(branches, key=lambda branch: branch.path)
 
 
@@ -102,7 +101,6 @@ def answer_of(candidate: Candidate, extract: Extract) -> str | None:
 
 
 def ballots_of(candidates: Sequence[Candidate], extract: Extract) -> list[str | None]:
-    """What each candidate's answer votes for (see `ballots_by`)."""
     return ballots_by(extract, [answer_of(c, extract) for c in candidates])
 
 
@@ -160,12 +158,10 @@ class Sample:
 
     @property
     def ballot(self) -> str | None:
-        """What it votes for; None without an answer."""
         return canonical(self.answer) if self.vote is None else self.vote
 
     @classmethod
     def of_record(cls, branch: Mapping[str, Any]) -> Sample:
-        """From one entry of a record's "branches"."""
         names = ("answer", "score", "logprob", "self_certainty", "confidences", "vote")
         known = {name: branch.get(name) for name in names}
         return cls(**known, gated=branch.get("finish_reason") == "gate")
@@ -303,13 +299,11 @@ def trace_confidence(
 
 
 def _order(samples: Sequence[Sample], by: Figure) -> list[int]:
-    """Places, best first; of equals those with an answer first."""
     keys = [(comparable(getattr(sample, by)), sample.ballot is not None) for sample in samples]
     return sorted(range(len(samples)), key=keys.__getitem__, reverse=True)
 
 
 def _whole(samples: Sequence[Sample]) -> list[int]:
-    """Places of the samples that no gate cut off; all where it cut off every one."""
     places = range(len(samples))
     return [place for place in places if not samples[place].gated] or list(places)
 
@@ -329,7 +323,7 @@ class Rule:
     choose: Callable[[Sequence[Sample]], int | list[float] | None]
 
     def chances(self, samples: Sequence[Sample]) -> list[float]:
-        """The probability of each sample to be chosen: 1 for one, unless the rule draws."""
+        """The probability of each sample to be chosen."""
         chosen = self.choose(samples)
         if isinstance(chosen, list):
             return chosen

@@ -47,7 +47,6 @@ class SeveralModels:
 
     @property
     def lacks(self) -> Mapping[Need, str]:
-        """What one of the models cannot."""
         lacks: dict[Need, str] = {}
         for name, backend in self.models.items():
             if isinstance(backend, Limited):
@@ -56,7 +55,6 @@ class SeveralModels:
 
     @property
     def writes_ahead(self) -> bool:
-        """Whether one of them may write beyond the marks of a thought."""
         return any(getattr(backend, "writes_ahead", False) for backend in self.models.values())
 
     def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
@@ -77,7 +75,6 @@ class SeveralModels:
         return self.models[root.model].variants(root, prompts, suffixes)
 
     def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]:
-        """Further branches of the first model, whose tokens the prompts are."""
         first: Any = self.first
         new: list[Branch] = first.side_branches(branches, prompts)
         for branch in new:
@@ -137,7 +134,6 @@ class SeveralModels:
         return self.first.decode(tokens)
 
     def running_batch(self, max_rows: int | None = None) -> SideBySide:
-        """A batch of each model."""
         return SideBySide(
             {
                 name: backend.running_batch(max_rows)
@@ -148,7 +144,6 @@ class SeveralModels:
         )
 
     def _owners(self, branches: Sequence[Branch]) -> list[tuple[Backend, list[int]]]:
-        """Each backend with the places of its branches."""
         return [(self.models[name], places) for name, places in by_model(branches).items()]
 
 
@@ -172,8 +167,7 @@ class SideBySide:
             )
 
     def step(self) -> list[Branch]:
-        """A token of each local model. A server's answers are waited for where nothing decodes
-        here, else taken as they come."""
+        """A token of each local model. Servers are waited for where nothing decodes here."""
         busy = [batch for batch in self.batches.values() if len(batch)]
         ready = [batch for batch in busy if getattr(batch, "has_answers", True)]
         return [branch for batch in ready or busy for branch in batch.step()]
@@ -183,11 +177,9 @@ class SideBySide:
             batch.close()
 
     def fits(self, tokens: int, states: int) -> float:
-        """What the fullest of them has room for."""
         return min(batch.fits(tokens, states) for batch in self.batches.values())
 
     def forget(self, branches: Sequence[Branch]) -> None:
-        """Leave out branches that are about to be released."""
         for batch in self.batches.values():
             if isinstance(batch, GenerateBatch):
                 batch.forget(branches)
@@ -197,7 +189,6 @@ class SideBySide:
 
 
 def by_model(branches: Sequence[Branch]) -> dict[str, list[int]]:
-    """The places of each model's branches."""
     places: dict[str, list[int]] = {}
     for place, branch in enumerate(branches):
         places.setdefault(branch.model, []).append(place)
@@ -210,5 +201,4 @@ def backend_of(backend: Backend, branch: Branch) -> Backend:
 
 
 def one_backend(engine: Backend | Mapping[str, Backend]) -> Backend:
-    """A backend as it is; several by their names, side by side."""
     return SeveralModels(engine) if isinstance(engine, Mapping) else engine

@@ -202,8 +202,6 @@ def _events(
     strict: bool,
     tokens: bool = False,
 ) -> Events:
-    """What happens to the problems, each by its place in the list. Nothing is done before the first
-    event is read."""
     driver = Driver(engine, Admission.of(engine, concurrency, max_rows), strict, each_token=tokens)
     repeats = Counter[str]()
     for problem in problems:

@@ -30,7 +30,6 @@ class Spending:
 
     @property
     def usage(self) -> Usage:
-        """What the problem has cost until now, on all models."""
         if len(self.meters) == 1:
             return next(iter(self.meters.values()))
         return sum(self.meters.values(), start=Usage())
@@ -44,7 +43,6 @@ class Spending:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the search began."""
         return time.perf_counter() - self.started
 
     @property
@@ -58,8 +56,7 @@ class Spending:
 
     @property
     def tool_calls_left(self) -> int | None:
-        """How many more calls of tools the budget pays for, None for any; the last words may have
-        more."""
+        """How many more tool calls it pays for, None for any; the last words may have more."""
         limit = self.budget.max_tool_calls
         if limit is None or self.reserve_opened:
             return None
@@ -67,13 +64,11 @@ class Spending:
 
     @property
     def tokens_left(self) -> int | None:
-        """The tokens that may still be generated or read by the verifier, None for any."""
         usage = self.usage
         return self._left(self.budget.max_tokens, usage.generated_tokens + usage.verifier_tokens)
 
     @property
     def generated_left(self) -> int | None:
-        """The tokens that may still be generated, None for any."""
         return self._left(self.budget.max_generated_tokens, self.usage.generated_tokens)
 
     def _left(self, limit: int | None, spent: int) -> int | None:
@@ -83,7 +78,6 @@ class Spending:
         return limit - spent - kept
 
     def least_left(self, default: int) -> int:
-        """The fewest tokens that a limit leaves; `default` where there is no limit."""
         lefts = (self.tokens_left, self.generated_left)
         return min((left for left in lefts if left is not None), default=default)
 
@@ -109,6 +103,5 @@ class Spending:
         return (whole, step) if whole > 0 else (int(room > 0), room)
 
     def pays(self, price: int) -> bool:
-        """Whether there is room for a rating that takes so many tokens."""
         left = self.tokens_left
         return left is None or price <= left

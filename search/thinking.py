@@ -15,7 +15,6 @@ are called."""
 
 
 def most_tokens(branch: Branch, step: Step, thoughts: Thoughts | None) -> int:
-    """The most tokens that a step of a branch's child may write."""
     thinking = step.thinking
     if thinking is None or thoughts is None or branch.thinking_ended is not None:
         return step.max_tokens
@@ -62,7 +61,6 @@ class ThinkingStep:
 
     @property
     def cut(self) -> bool:
-        """Whether thoughts are parted into steps."""
         return self.thinking.step is not None
 
     @property
@@ -103,8 +101,8 @@ class ThinkingStep:
         return min(left, room) if room > 0 else left
 
     def ended(self) -> GoesOn:
-        """What follows the phase that the branch has decoded. Where the step goes on, its end is
-        taken back."""
+        """What follows the phase that was decoded. Where the step goes on, its end is taken
+        back."""
         branch, thought = self.branch, self.thinks
         written = len(branch.tokens) - self.start
         self.left -= written
@@ -140,14 +138,13 @@ class ThinkingStep:
         return "decode" if self.answer_left > 0 else "over"
 
     def closed(self) -> GoesOn:
-        """What follows a thought that was closed."""
         self.closes = False
         self._begin_phase()
         parted = self.cut and self.wrote
         return "over" if parted or self.left <= 0 or self.answer_left <= 0 else "decode"
 
     def go_on(self) -> GoesOn:
-        """What follows the answers of tools, which are no part of what was thought or answered."""
+        """What follows the answers of tools, which are neither thought nor answer."""
         self._begin_phase()
         if self.left <= 0 or self.answer_left <= 0:
             self.branch.end_step("length")

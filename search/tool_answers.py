@@ -23,7 +23,7 @@ class ToolAnswers:
     runs: ToolRuns = field(default_factory=ToolRuns)
 
     def call(self, active: ActiveSearch, child: Branch) -> None:
-        """Let the calls of a branch be answered. Equal calls of a problem are made once."""
+        """Have the calls of a branch answered; equal calls of a problem are made once."""
         step = active.phases[child]
         assert isinstance(step, ToolStep)
         for call in step.calls:
@@ -35,7 +35,7 @@ class ToolAnswers:
     def answered(
         self, searches: Mapping[Branch, ActiveSearch]
     ) -> dict[ActiveSearch, dict[Branch, ToolStep]]:
-        """Take the branches whose calls have all been answered. searches: of each branch."""
+        """The branches whose calls have all been answered."""
         taken: dict[ActiveSearch, dict[Branch, ToolStep]] = defaultdict(dict)
         if self.calling:
             self.runs.look()
@@ -45,11 +45,9 @@ class ToolAnswers:
         return taken
 
     def wait(self) -> None:
-        """Wait for an answer, but not for long."""
         self.runs.wait(LOOK_S)
 
     def forget(self, branches: Sequence[Branch]) -> None:
-        """Nobody waits for the calls of these branches any more."""
         for branch in branches:
             if (step := self.calling.pop(branch, None)) is not None:
                 self.runs.drop(step.runs)

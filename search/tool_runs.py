@@ -29,7 +29,7 @@ class ToolRun:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def end(self, answer: str, failed: bool = False) -> bool:
-        """Say what it came to. False where that has been said, as its time was up."""
+        """Say what it came to. False where its time was up before."""
         with self.lock:
             if self.done:
                 return False
@@ -52,7 +52,7 @@ class ToolRuns:
     some_done: threading.Event = field(default_factory=threading.Event)
 
     def start(self, tools: Tools, call: Written) -> ToolRun:
-        """Let a call be answered. What cannot be called is answered at once."""
+        """Have a call answered; at once what cannot be called."""
         run, tool = ToolRun(tools.time_s), tools.by_name.get(call.name)
         if call.error or tool is None:
             known = ", ".join(tools.by_name)
@@ -64,7 +64,7 @@ class ToolRuns:
         return run
 
     def look(self) -> None:
-        """End the calls whose time is up, and begin those for which there is room."""
+        """End the calls whose time is up, and begin those with room."""
         now = time.monotonic()
         for run in self.running:
             if not run.done and run.until is not None and now >= run.until:
@@ -88,11 +88,9 @@ class ToolRuns:
         self.some_done.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait until a call has been answered, or for so long."""
         self.some_done.wait(seconds)
         self.some_done.clear()
 
     def drop(self, runs: Sequence[ToolRun]) -> None:
-        """Nobody waits for these any more."""
         for run in runs:
             run.end("Error: it was not waited for", failed=True)

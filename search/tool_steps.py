@@ -67,7 +67,7 @@ class PlainStep:
         return "over"
 
     def go_on(self) -> GoesOn:
-        """Begin another phase where there is room for one; else the step is at its limit."""
+        """Begin another phase where there is room; else the step is at its limit."""
         self.start = len(self.branch.tokens)
         if self.left > 0:
             return "decode"
@@ -107,7 +107,7 @@ class ToolStep:
         return replace(phase, delimiter=(*phase.delimiters, *self.chat.ends))
 
     def ended(self) -> GoesOn:
-        """What follows the phase that the branch has decoded: "call", or as its phases have it."""
+        """What follows the phase that was decoded: "call", or as its phases have it."""
         branch = self.branch
         eos = branch.step_reasons[-1] == "eos"
         self.calls = self._calls(eos)
@@ -126,7 +126,6 @@ class ToolStep:
         return "call"
 
     def _calls(self, eos: bool) -> list[Written]:
-        """The calls at the end of what the branch has written in this turn."""
         branch = self.branch
         form = self.chat.format
         thoughts = self.branch.thoughts
@@ -154,7 +153,6 @@ class ToolStep:
         return calls
 
     def _leave_to_caller(self, follows: GoesOn) -> None:
-        """The branch ends with calls that the caller answers."""
         branch = self.branch
         if follows != "over":
             branch.end_step("end")
@@ -164,7 +162,6 @@ class ToolStep:
 
     @property
     def answered(self) -> bool:
-        """Whether all calls have their answers."""
         return all(run.done for run in self.runs)
 
     def answers(self) -> list[int]:
@@ -188,7 +185,6 @@ class ToolStep:
         return answer if len(tokens) <= limit else self.backend.decode(tokens[:limit]) + CUT
 
     def go_on(self) -> GoesOn:
-        """The branch has been told the answers."""
         branch, thoughts = self.branch, self.branch.thoughts
         turned = self.chat.turns and thoughts is not None
         opened = thoughts.begun(branch.tokens) if turned and thoughts is not None else None
@@ -207,7 +203,6 @@ class ToolStep:
 
 
 def whole_text(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The text of tokens with special tokens."""
     return str(
         tokenizer.decode(
             list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -216,8 +211,6 @@ def whole_text(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def token_at(tokenizer: Any, tokens: Sequence[int], place: int) -> int:
-    """The number of the token that holds the character at a place of the tokens' text."""
-
     def length(count: int) -> int:
         return len(whole_text(tokenizer, tokens[:count]).rstrip("\ufffd"))
 

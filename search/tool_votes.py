@@ -52,7 +52,6 @@ def vote_on_calls(
 
 
 def _open(candidate: C) -> list[ToolCall]:
-    """The calls of a candidate that wait for an answer."""
     calls: Sequence[ToolCall] = getattr(candidate, "tool_calls", ())
     return [call for call in calls if call.answer is None]
 
@@ -66,7 +65,6 @@ def _weights(candidates: Sequence[C], weighted: bool) -> list[float]:
 def _most(
     candidates: Sequence[C], weights: dict[C, float], key: Callable[[C], Hashable]
 ) -> list[C]:
-    """Those that agree with most, the first of equals."""
     totals: dict[Hashable, float] = defaultdict(float)
     for candidate in candidates:
         totals[key(candidate)] += weights[candidate]

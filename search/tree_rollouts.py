@@ -63,8 +63,7 @@ class TreeRollouts(Search):
 
 
 def shared_out(children: Sequence[Branch], shares: Mapping[Branch, int]) -> dict[Branch, int]:
-    """How many leaves each child is to have: those of its parent in equal parts, the first children
-    one more where they don't divide."""
+    """How many leaves each child gets: equal parts of its parent's, the first ones one more."""
     siblings: dict[Branch | None, list[Branch]] = {}
     for child in children:
         siblings.setdefault(child.parent, []).append(child)

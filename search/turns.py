@@ -31,7 +31,6 @@ def ask(branches: Sequence[Branch], words: str) -> Generator[Request, Any, list[
 
 
 def check_words(**given: Any) -> None:
-    """Raise InvalidInput for what is to be said to the model and is no text, or empty."""
     for name, words in given.items():
         if not isinstance(words, str) or not words.strip():
             raise InvalidInput(f"{name}={words!r} must be a text that is not empty")

@@ -22,7 +22,6 @@ class Work:
     begins: bool = False
 
     def close(self) -> None:
-        """Let it be."""
         if isinstance(self.task, Generator):
             self.task.close()
 
@@ -42,19 +41,16 @@ class UnderWay:
     works: list[Work] = field(default_factory=list)
 
     def enter(self, active: ActiveSearch) -> None:
-        """A problem has begun."""
         self.active[active.index] = self.idle[active.index] = active
         if active.can_be_overdue:
             self.timed[active.index] = active
 
     def leave(self, index: int) -> ActiveSearch | None:
-        """A problem is under way no more; what it was, None if it was not."""
         self.timed.pop(index, None)
         self.idle.pop(index, None)
         return self.active.pop(index, None)
 
     def withdraw(self, index: int) -> None:
-        """A problem needs no more work."""
         for work in list(self.works):
             work.indices.discard(index)
             if not work.indices:
@@ -62,24 +58,19 @@ class UnderWay:
                 work.close()
 
     def decodes(self, active: ActiveSearch) -> None:
-        """Branches of a search decode from now on."""
         self.idle.pop(active.index, None)
 
     def rests(self, active: ActiveSearch) -> None:
-        """A search decodes no more."""
         if active.index in self.active:
             self.idle[active.index] = active
 
     def resting(self) -> list[ActiveSearch]:
-        """The searches that don't decode."""
         return in_order(self.idle.values())
 
     def add_work(self, active: ActiveSearch, task: Task) -> None:
-        """Let a task for one problem go on with the next steps."""
         self.works.append(Work(task, {active.index}))
 
     def clear(self) -> list[ActiveSearch]:
-        """Forget all problems; what they were."""
         searches = list(self.active.values())
         self.active.clear()
         self.timed.clear()
@@ -88,5 +79,4 @@ class UnderWay:
 
 
 def in_order(searches: Iterable[ActiveSearch]) -> list[ActiveSearch]:
-    """As they began, whichever of them rested first."""
     return sorted(searches, key=lambda active: active.spending.started)

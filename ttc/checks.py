@@ -36,7 +36,7 @@ def check_kind(name: str, value: Any, fits: bool, right: str) -> None:
 
 
 def check_whole(name: str, value: Any, least: int | None = None) -> int:
-    """The number. Raises InvalidInput for what is no whole number, and for one below `least`."""
+    """The number. Raises InvalidInput for no whole number, and for one below `least`."""
     check_kind(name, value, isinstance(value, Integral), PLAIN[int])
     if least is not None and value < least:
         raise InvalidInput(f"{name}={value} must be at least {least}")
@@ -61,9 +61,8 @@ def check_positive(settings: Any, prefix: str, *names: str) -> None:
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:
-    """Raise InvalidInput for a field of a dataclass that does not hold the plain type it is
-    declared with; other fields are left alone. prefix: what stands before a field's name in the
-    message."""
+    """Raise InvalidInput for a field of a dataclass that does not hold its declared plain type.
+    prefix: stands before a field's name in the message."""
     kind: Any = type(settings)
     for name, types in _plain_fields(kind):
         value = getattr(settings, name)
@@ -73,7 +72,6 @@ def check_fields(settings: Any, prefix: str = "") -> None:
 
 @cache
 def _plain_fields(kind: type) -> list[tuple[str, tuple[type, ...]]]:
-    """(name, types) of the fields of a dataclass that are declared with plain types alone."""
     hints = get_type_hints(kind)
     declared = {f.name: _alternatives(hints[f.name]) for f in fields(kind) if f.init}
     return [(name, types) for name, types in declared.items() if set(types) <= PLAIN.keys()]

@@ -21,7 +21,6 @@ LINE = "compiling the CPU kernels, once on this machine; it takes up to a minute
 
 @cache
 def announce() -> None:
-    """Log `LINE`, once in this process."""
     logging.getLogger("ttc").warning(LINE)
 
 
@@ -87,14 +86,13 @@ def cxx() -> str | None:
 
 
 def _texts(source: Path) -> list[bytes]:
-    """A C++ file, and the headers of ours that it includes."""
     text = source.read_bytes()
     headers = [source.parent / os.fsdecode(name) for name in INCLUDE.findall(text)]
     return [text, *(part for header in headers for part in _texts(header))]
 
 
 def _processor() -> str:
-    """What tells this machine's processor from another that shares its cache folder."""
+    """What tells apart processors that share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

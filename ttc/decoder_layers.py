@@ -39,7 +39,6 @@ def layer_stacks(model: Any) -> list[list[nn.Module]]:
 
 
 def large_linears(layer: nn.Module) -> dict[str, nn.Linear]:
-    """The linear layers inside a decoder layer that hold much of its weights, by name."""
     whole = sum(weight.numel() for weight in layer.parameters())
     return {
         name: module
@@ -57,8 +56,7 @@ def _lists(model: nn.Module) -> list[list[nn.Module]]:
 
 
 def _in_order(layers: Sequence[nn.Module], count: int) -> bool:
-    """Whether the first of `layers` holds the first of `count` numbers, the second those that
-    follow, and so on."""
+    """Whether the first of `layers` holds the first of `count` numbers, the second the next, ..."""
     each = count // len(layers)
     return all(
         {*range(n * each, (n + 1) * each)} <= {*_numbers(layer)} for n, layer in enumerate(layers)
@@ -66,8 +64,7 @@ def _in_order(layers: Sequence[nn.Module], count: int) -> bool:
 
 
 def _unnumbered(layers: Sequence[nn.Module], count: int) -> bool:
-    """Whether there are `count` layers that hold attention modules without numbers (the first
-    GPT)."""
+    """Whether `count` layers hold attention modules without numbers (the first GPT)."""
     return len(layers) == count and all(
         not [*_numbers(layer)]
         and any(type(module).__name__.endswith("Attention") for module in layer.modules())

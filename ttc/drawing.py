@@ -79,8 +79,6 @@ def tree_svg(nodes: Sequence[Drawn], chosen: Sequence[int] | None = None) -> str
 
 
 def _places(children: Mapping[int | None, Sequence[Drawn]]) -> dict[int, tuple[float, float]]:
-    """Where each node is: leaves one below the other, and what has children in the middle of
-    these."""
     places: dict[int, tuple[float, float]] = {}
     rows = 0
     waiting = [(node, 0, False) for node in reversed(children.get(None, ()))]
@@ -140,5 +138,5 @@ def _colour(score: float | None, low: float, high: float) -> str:
 
 
 def written(text: str) -> str:
-    """Text as a page takes it, whatever a model wrote: no tags, and nothing that cannot be seen."""
+    """Text for a page, whatever a model wrote: no tags, and nothing that cannot be seen."""
     return escape("".join(c if c in "\n\t" or c.isprintable() else " " for c in text))

@@ -204,7 +204,6 @@ class Engine:
         return engine
 
     def _speculation(self, draft: Draft) -> Draft:
-        """What drafts for this engine; its model is loaded only where drafts can be checked."""
         if reason := why_not(self.runner, self.residency, self.gate):
             unused = replace(draft)
             unused.reason = reason
@@ -235,16 +234,14 @@ class Engine:
 
     @contextmanager
     def lent(self) -> Iterator[Any]:
-        """The model over its own attention, to use it elsewhere; other threads wait for the engine
-        meanwhile."""
+        """The model over its own attention; other threads wait for the engine meanwhile."""
         with self.lock, lent(self.model):
             yield self.model
 
     # ---------------------------------------------------------------- branches
 
     def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
-        """A branch that holds a prompt. What the prompt shares with any live branch is not computed
-        again."""
+        """A branch that holds a prompt; only what no live branch shares is computed."""
         return self.roots([tokens], seeds=[seed])[0]
 
     @one_at_a_time
@@ -323,7 +320,6 @@ class Engine:
     def _begin_prefill(
         self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None
     ) -> PassByPass[list[Branch]]:
-        """New branches, which get the KV of all of their tokens but the last."""
         self.live.update(branches)
         shared = self.sharing.rule != "none" or purpose == "verifier"
         outputs = outputs or Outputs.at([()] * len(branches))
@@ -369,8 +365,7 @@ class Engine:
         *,
         purpose: Purpose = "prompt",
     ) -> PassByPass[None]:
-        """Append given tokens to each branch, their KV computed in chunks; `purpose` says what they
-        count as."""
+        """Append given tokens to each branch; `purpose` says what they count as."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         extended = list(branches)
 
@@ -414,8 +409,7 @@ class Engine:
             self.speculation.released(branches)
 
     def kv_bytes(self) -> int:
-        """Bytes of KV and recurrent states that exist now, over both tiers and the layers that run
-        on the host."""
+        """Bytes of KV and recurrent states that exist now, on the device and the host."""
         return sum(
             tier.used_bytes for tier in (self.memory.device, self.memory.host, self.memory.fixed)
         )

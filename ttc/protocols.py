@@ -77,7 +77,6 @@ class Step:
 
     @property
     def delimiters(self) -> tuple[str, ...]:
-        """The strings that end the step, none where `delimiter` is none or empty."""
         if self.delimiter is None or isinstance(self.delimiter, str):
             return (self.delimiter,) if self.delimiter else ()
         return tuple(self.delimiter)
@@ -166,7 +165,6 @@ class Append:
     ends_thinking: bool = False
 
     def texts(self) -> list[str]:
-        """The text for each branch."""
         texts = [self.text] * len(self.branches) if isinstance(self.text, str) else list(self.text)
         if len(texts) != len(self.branches):
             raise InvalidInput(
@@ -440,8 +438,7 @@ class Limited(Protocol):
 
 
 def check_needs(user: object, backend: object) -> None:
-    """Raise InvalidInput where a search or a verifier needs what the backend lacks. Those that need
-    anything of the kind name it in `needs`, a tuple."""
+    """Raise InvalidInput where a search or verifier `needs` what the backend lacks."""
     lacks = backend.lacks if isinstance(backend, Limited) else {}
     needs: Sequence[Need] = getattr(user, "needs", ())
     for need in needs:
@@ -491,9 +488,8 @@ class PricesChildren(Protocol):
 
 
 def score_range(verifier: object) -> tuple[float, float] | None:
-    """The smallest and the largest score of a verifier, where it says so by `score_range`: one
-    whose scores leave [0, 1] does, so that searches which cannot use them refuse it at the
-    start."""
+    """The smallest and the largest score of a verifier that says so by `score_range`, as those must
+    whose scores leave [0, 1]: searches that cannot use them refuse it at the start."""
     return getattr(verifier, "score_range", None)
 
 

@@ -77,7 +77,6 @@ class Node:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Node:
-        """What `to_dict` was made of."""
         given = _read(values)
         given["logprobs"] = [_number(logprob) for logprob in given["logprobs"]]
         return cls(**given)
@@ -121,7 +120,6 @@ class BranchRecord:
 
     @classmethod
     def of(cls, branch: Branch) -> BranchRecord:
-        """A copy of everything but the branch's place in the KV tree."""
         values: dict[str, Any] = {}
         for name in (f.name for f in fields(cls)):
             value = getattr(branch, name)
@@ -138,7 +136,6 @@ class BranchRecord:
 
     @property
     def gated(self) -> bool:
-        """Whether a `DecodeGate` stopped it, so that it is no whole answer."""
         return self.finish_reason == "gate"
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,7 +148,6 @@ class BranchRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BranchRecord:
-        """What `to_dict` was made of."""
         given = {"thought": "", "answer_text": values["text"], "thinking_tokens": 0}
         given |= _read(values)
         for name in ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties"):
@@ -201,7 +197,6 @@ class Result:
     def unsolved(
         cls, problem: Problem, seed: int, error: str | None, stopped: Stopped | None = None
     ) -> Result:
-        """The result of a problem whose search has not begun."""
         return cls(problem, None, [], None, Usage(), [], seed, error, stopped)
 
     def to_dict(self) -> dict[str, Any]:
@@ -253,7 +248,6 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        """The search tree, as notebooks show a result. Of a large one without what was pruned."""
         large = len(self.tree) > DRAWN_NODES
         nodes = alive(self.tree) if large else self.tree
         drawn = tree_svg(nodes, None if self.best is None else self.best.path)
@@ -300,8 +294,6 @@ class Progress:
 
 
 def _written(record: Node | BranchRecord) -> dict[str, Any]:
-    """The fields as values that JSON can hold, without tools and a model's name where there are
-    none."""
     values = {name: _plain(value) for name, value in asdict(record).items()}
     for name in ("tool_calls", "model"):
         if not values[name]:
@@ -310,7 +302,6 @@ def _written(record: Node | BranchRecord) -> dict[str, Any]:
 
 
 def _read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that `_written` was made of."""
     given = dict(values)
     given["score"] = _number(given["score"])
     given["step_scores"] = [float(score) for score in given["step_scores"]]

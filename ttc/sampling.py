@@ -98,15 +98,13 @@ class Draws(NamedTuple):
 
 
 def random_key(*parts: object) -> int:
-    """A 64-bit key from any printable parts: (run seed, problem id) for a root, (parent key, index)
-    for a child."""
+    """A 64-bit key from any printable parts, as (run seed, problem id) or (parent key, index)."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def random_states(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
-    """A 64-bit state (uint64) per key and token position: counter-based, so nothing is kept and no
-    order matters."""
+    """A 64-bit state (uint64) per key and token position, by counting: nothing is kept."""
     states = torch.from_numpy(np.asarray(keys, np.uint64).view(np.int64))
     mixed: np.ndarray = (
         _mix(states, torch.from_numpy(np.asarray(positions, np.int64))).numpy().view(np.uint64)
@@ -178,7 +176,6 @@ def draw(
 
 
 def _columns(logits: Tensor, sampling: Sampling, states: np.ndarray, top: int) -> np.ndarray:
-    """As `draw_with_torch` gives them, by the fastest way there is."""
     kernel = (
         compiled_kernel() if logits.device.type == "cpu" and logits.dtype != torch.float64 else None
     )
@@ -188,8 +185,7 @@ def _columns(logits: Tensor, sampling: Sampling, states: np.ndarray, top: int) -
 
 
 def _figures(logits: Tensor, tokens: np.ndarray, states: np.ndarray, top: int) -> np.ndarray:
-    """The columns of given tokens: those of the likeliest ones, its log-probability moved on. NaN
-    where the logits are not finite."""
+    """The columns of given tokens; NaN where the logits are not finite."""
     columns = _columns(logits, GREEDY, states, top)
     likeliest, chosen = (
         logits.gather(
@@ -250,7 +246,6 @@ def _draw_rows(
 
 
 def _sample(logits: Tensor, sampling: Sampling, states: Tensor, sorted_tokens: int) -> Tensor:
-    """A token for each row; UNSURE where top-p must sort more."""
     scaled, unsure = filter_logits(logits / sampling.temperature, sampling, sorted_tokens)
     top = scaled.amax(-1, keepdim=True)
     in_head, weights = scaled > top - HEAD, scaled.sub_(top)
@@ -321,8 +316,6 @@ def settings_of(sampling: Sampling, k: int) -> Settings:
 
 @cache
 def compiled_kernel() -> ctypes.CDLL | None:
-    """The compiled functions, whose products are rounded before they are added; None, with a
-    warning, without a C++ compiler that takes their source."""
     try:
         kernel, reason = library(SOURCE, "-ffp-contract=off"), WITHOUT_COMPILER
     except InvalidInput as error:

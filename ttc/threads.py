@@ -29,7 +29,6 @@ def team() -> Callable[[int, int, int], None]:
 
 
 def by_pool(function: int, parameters: int, threads: int) -> None:
-    """The same by threads of our own."""
     run = _FUNCTION(function)
     others = [_pool().submit(run, parameters) for _ in range(threads - 1)]
     run(parameters)

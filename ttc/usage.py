@@ -56,11 +56,9 @@ class Usage:
 
 
 def count_pass(usages: Iterable[Usage]) -> None:
-    """One forward pass served these meters; each counts it once."""
     for usage in distinct(usages):
         usage.forward_passes += 1
 
 
 def distinct(usages: Iterable[Usage]) -> list[Usage]:
-    """Each meter once, though several branches have it."""
     return list({id(usage): usage for usage in usages}.values())

@@ -172,7 +172,6 @@ class _Account:
         self.used.add(size)
 
     def score(self, stated: str | None, finished: bool) -> float:
-        """stated: the answer up to here, None for none."""
         penalty = self.penalty
         if finished or stated is not None:
             value = None if stated is None else as_number(stated)
@@ -188,7 +187,6 @@ def _stated(text: str) -> str | None:
 
 
 def _answers(branch: Branch) -> list[str] | None:
-    """A branch's text up to each step's end without thoughts; None where all is answer."""
     if branch.thoughts is None:
         return None
     return [branch.parted(end).answer or "" for end in branch.step_ends]

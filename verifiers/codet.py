@@ -30,6 +30,5 @@ class CodeT(Agreement):
         return [group[places] * len(places) / whole if whole else 0.0 for places in passed]
 
     def _passed(self, tests: Sequence[CallTest], program: str, stop: Event) -> tuple[int, ...]:
-        """The places of the tests that a program passes."""
         verdicts = failures(program, tests, self.limits, stop=stop)
         return tuple(place for place, verdict in enumerate(verdicts) if verdict is None)

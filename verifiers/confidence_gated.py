@@ -95,7 +95,6 @@ class ConfidenceGatedVerifier:
         return scores
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        """What the inner verifier would take; it may be skipped."""
         if not isinstance(self.inner, Priced):
             return 0
         return self.inner.price(branches, questions, backend)
@@ -108,7 +107,7 @@ class ConfidenceGatedVerifier:
             self.inner.released(branches)
 
     def _skips(self, branch: Branch, p: Sequence[float]) -> bool:
-        """The decision for the problem of `branch`, forgotten when the problem is."""
+        """The decision for a branch's problem, forgotten when the problem is."""
         problem = branch.root_id
         if problem not in self.decisions:
             skips = clear_leader(max(p), gap_ratio(p), self.tau_conf, self.r_gap)

@@ -74,7 +74,6 @@ class EnsembleVerifier:
 
     @property
     def weights(self) -> list[float]:
-        """The share of each part in the mean."""
         if self.accuracies is None:
             return [1 / len(self.parts)] * len(self.parts)
         odds = [max(0.0, math.log(p / (1 - p))) for p in self.accuracies]
@@ -111,7 +110,6 @@ class EnsembleVerifier:
         return sum(w * score for w, score in zip(self.weights, scores, strict=True))
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        """The most verifier tokens of those parts that know their price."""
         priced = [part for part in self.parts if isinstance(part, Priced)]
         return sum(part.price(branches, questions, backend) for part in priced)
 

@@ -106,14 +106,13 @@ class Equation:
 
 
 def normalise(text: str) -> str:
-    """LaTeX in a plain spelling."""
     for pattern, plain in _LATEX:
         text = pattern.sub(plain, text)
     return text
 
 
 def complete_length(text: str) -> int:
-    """How long the part of a text is whose equations don't change when more text follows."""
+    """How long the beginning is whose equations don't change when more text follows."""
     end = max((match.end() for match in _BREAK.finditer(text)), default=0)
     if len(text) - end <= MAX_LINE_CHARS:
         return end
@@ -139,8 +138,8 @@ def find_equations(text: str) -> list[Equation]:
 
 
 def stated_operands(text: str) -> dict[Fraction, int]:
-    """The numbers that a text adds or subtracts (7 and 9 in "6 + 7 - 9"), each with its sign; 0 for
-    both ways."""
+    """The numbers that a text adds or subtracts (7 and 9 in "6 + 7 - 9"), with sign; 0 for both
+    ways."""
     signs: dict[Fraction, int] = {}
     for line in _lines(normalise(text)):
         for before, sign, number in zip(line, line[1:], line[2:], strict=False):
@@ -209,14 +208,12 @@ def _lines(text: str) -> list[list[Token]]:
 
 
 def _is_times(text: str, start: int, end: int) -> bool:
-    """Whether the x at this place multiplies."""
     before = text[:start].rstrip()[-1:]
     after = text[end : end + 3].lstrip()[:1]
     return bool(re.match(r"[\d)%a-z]", before) and re.match(r"[\d($]", after))
 
 
 def _sides(line: Sequence[Token]) -> list[list[Token]]:
-    """What stands between the equals signs."""
     sides: list[list[Token]] = [[]]
     for token in line:
         if token.kind == "equals":
@@ -299,7 +296,6 @@ def _without_words(tokens: Sequence[Token]) -> Expression | None:
 
 
 def _is_part(kept: Sequence[Token]) -> bool:
-    """Whether what stands before "of" is a percentage or a fraction."""
     is_fraction = len(kept) >= 3 and kept[-2].text == "/"
     return is_fraction or bool(kept and kept[-1].kind in ("percent", "close"))
 

@@ -86,7 +86,7 @@ class ExecutionVerifier:
 
 
 def program_of(branch: Branch) -> str | None:
-    """The program that a branch has written; None for none, or one that is not at its end."""
+    """The program of a branch; None for none, or one that is not at its end."""
     text = branch.answer_text
     if text is None or (not branch.finished and (in_a_block(text) or not fenced_blocks(text))):
         return None
@@ -95,14 +95,13 @@ def program_of(branch: Branch) -> str | None:
 
 
 def unrated(branch: Branch, neutral: float) -> float:
-    """The rating of a branch without a program."""
     return 0.0 if branch.finished else neutral
 
 
 def runs_of_each(function: Callable[[K, Event], V], keys: Iterable[K]) -> Passes[dict[K, V]]:
-    """What a function that runs programs gives for each key, some of them at a time. While they
-    run, whoever asks may do something else every `LOOK_S` seconds. Its second argument is set
-    where nobody waits for the rest."""
+    """What a function that runs programs gives for each key, some at a time. Whoever asks goes on
+    every `LOOK_S` seconds. The function's second argument is set where nobody waits for the
+    rest."""
     different = list(dict.fromkeys(keys))
     stop = Event()
     pool = ThreadPoolExecutor(max(1, min(len(different), os.cpu_count() or 1)))

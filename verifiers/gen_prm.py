@@ -129,7 +129,6 @@ class GenPRM(RewardModel):
         return scores
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        """The most verifier tokens: of each step without a review its chat and its review."""
         _ = self.mirror(backend)
         review = self.max_tokens + len(self.encode(OUTPUT + JUDGEMENT)) + 8
         cost, counted = 0, set[Key]()
@@ -194,8 +193,7 @@ class GenPRM(RewardModel):
     def _check_by_code(
         self, engine: Engine, keys: Sequence[Key], texts: Sequence[Branch]
     ) -> Passes[None]:
-        """Let each review go on, and run its code, until it comes to its output or has had its
-        rounds."""
+        """Let each review go on, and run its code, up to its output or the last round."""
         going = list(zip(keys, texts, strict=True))
         for left in reversed(range(self.rounds + 1)):
             going = [(key, text) for key, text in going if self._room(engine, text) > 0]
@@ -231,7 +229,6 @@ class GenPRM(RewardModel):
         return f"{printed}\n{error}".strip()
 
     def _room(self, engine: Engine, text: Branch) -> int:
-        """How many tokens the review may still have."""
         ends = len(self.encode(END_OF_ANALYSIS + VERIFY)) + len(self.encode(OUTPUT + JUDGEMENT)) + 1
         room = self.max_tokens - len(text.generated)
         left = engine.context_left(text)

@@ -90,7 +90,6 @@ class LLMJudge(RewardModel):
         return float(expected / (self.grades - 1))
 
     def _digit(self, grade: int) -> list[int]:
-        """The tokens that spell a grade alone."""
         last = {self.encode(f"{space}{grade}")[-1] for space in ("", " ")}
         tokens = [t for t in sorted(last) if self.tokenizer.decode([t]).strip() == str(grade)]
         if not tokens:

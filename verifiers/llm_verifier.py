@@ -84,14 +84,12 @@ class LLMVerifier:
         return [[sum(grades[i : i + count]) / count] for i in range(0, len(grades), count)]
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        """The most verifier tokens of a rating."""
         prompts = self._prompts(branches, questions, backend)
         return longest_cost(prompts, self.reasoning, len(backend.encode(CUE)))
 
     def _prompts(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[int]]:
-        """Of each branch, the question for each criterion."""
         worst, best = ascii_uppercase[0], ascii_uppercase[self.grades - 1]
         return [
             side_prompt(

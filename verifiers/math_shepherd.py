@@ -41,7 +41,6 @@ class MathShepherd(RewardModel):
 
 
 def numbered(steps: Sequence[str]) -> list[str]:
-    """The steps, each beginning with "Step N:"."""
     return [
         step if NUMBERED.match(step) else f"Step {number}: {step}"
         for number, step in enumerate(steps, start=1)

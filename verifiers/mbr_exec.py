@@ -33,7 +33,6 @@ class MBRExec(Agreement):
         ]
 
     def _outputs(self, tests: Sequence[CallTest], program: str, stop: Event) -> list[Any] | None:
-        """What a program gives for all inputs; None where it fails."""
         given = []
         with Functions(program, self.limits) as functions:
             if functions.error is not None:

@@ -108,19 +108,16 @@ class RewardModel(ABC):
         return (yield from mirror.rate(branches, self.layouts(branches, questions)))
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        """The most verifier tokens that rating these branches takes."""
         mirror = self.mirror(backend)
         mirror.follow_model()
         layouts = self.layouts(branches, questions)
         return sum(map(mirror.missing_tokens, branches, layouts))
 
     def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
-        """About what rating a child takes that has `tokens` more than its parent."""
         suffix = self.layout(parent, question).suffix
         return self.price([parent], [question], backend) + tokens + len(suffix)
 
     def released(self, branches: Sequence[Branch]) -> None:
-        """Let go of what is kept for branches that are gone."""
         if self._mirror is not None:
             self._mirror[1].released(branches)
 
@@ -148,7 +145,6 @@ class RewardModel(ABC):
         return [self.layout(b, q) for b, q in zip(branches, questions, strict=True)]
 
     def layout(self, branch: Branch, question: str) -> Layout:
-        """A branch's text as the model reads it, and where."""
         return self.laid_out(question, *self.split(self.rated_text(branch), branch.finished))
 
     def split(self, text: str, finished: bool) -> tuple[list[str], str | None]:
@@ -191,7 +187,6 @@ class RewardModel(ABC):
 
     @property
     def parts(self) -> tuple[Any, Any]:
-        """(model, tokenizer), loaded at first use."""
         if self._parts is None:
             self._parts = self._load()
             try:
@@ -215,7 +210,6 @@ class RewardModel(ABC):
         return self.parts[1]
 
     def mirror(self, backend: Backend) -> TreeMirror:
-        """The tree that follows that of `backend`; another backend's is given up."""
         if self._mirror is not None:
             followed, mirror = self._mirror
             if followed() is backend:
@@ -246,7 +240,6 @@ class RewardModel(ABC):
     # ---------------------------------------------------------------- text and tokens
 
     def encode(self, text: str) -> list[int]:
-        """Text to tokens without special tokens, remembered for the next rating."""
         if (known := self._known.get(text)) is None:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known.clear()
@@ -264,7 +257,6 @@ class RewardModel(ABC):
         return tokens[0]
 
     def first_share(self, output: Tensor, *texts: str) -> float:
-        """The probability of the first of some tokens against the others, from logits."""
         logits = output[[self.single(text) for text in texts]]
         return float(logits.float().softmax(-1)[0])
 
@@ -292,11 +284,9 @@ class RewardModel(ABC):
         return raw_tokens(text.partition(MARK)[0], self.tokenizer)
 
     def templated(self, text: str) -> list[int]:
-        """The tokens of a text that a chat template wrote, up to MARK."""
         return encoded(text.partition(MARK)[0], self.tokenizer)
 
     def joined(self, steps: Sequence[str], separator: Sequence[int]) -> list[int]:
-        """The tokens of steps that are encoded apart, with a separator between them."""
         tokens = list[int]()
         for place, step in enumerate(steps):
             tokens += separator if place else []

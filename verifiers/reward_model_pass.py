@@ -40,7 +40,6 @@ class Layout:
 
     @property
     def places(self) -> list[int]:
-        """All places that are read, in the whole text."""
         return self.reads + ([len(self.whole) - 1] if self.suffix else [])
 
 
@@ -56,7 +55,6 @@ class Read:
         self.longer: WeakValueDictionary[tuple[int, ...], Read] = WeakValueDictionary()
 
     def after(self, tokens: list[int]) -> Read:
-        """The place that is read next, `tokens` further."""
         key = tuple(tokens)
         read = self.longer.get(key)
         if read is None:
@@ -120,7 +118,7 @@ class TreeMirror:
         return [[read.score for read in row] for row in reads]
 
     def follow_model(self) -> None:
-        """Forget all KV and scores if the model has changed, as by other weights."""
+        """Forget all KV and scores if the model has changed."""
         with self.engine.lock:
             if (changes := self.engine.model_changes()) != self._changes:
                 self.clear()
@@ -186,7 +184,6 @@ class TreeMirror:
         return computed
 
     def _reads(self, layout: Layout) -> list[Read]:
-        """What is read of a text, with the scores that are known."""
         tokens = layout.whole
         reads = list[Read]()
         read = self._start
@@ -196,7 +193,6 @@ class TreeMirror:
         return reads
 
     def missing_tokens(self, branch: Branch, layout: Layout) -> int:
-        """The most tokens that rating a text computes now."""
         rated = self.mirrors.get(branch)
         if rated is not None and rated.layout == layout:
             return 0
@@ -211,13 +207,11 @@ class TreeMirror:
     # ---------------------------------------------------------------- what may go
 
     def released(self, branches: Sequence[Branch]) -> None:
-        """The search has let these branches go."""
         with self.engine.lock:
             self._gone.update(branches)
             self._sweep()
 
     def clear(self) -> None:
-        """Let go of everything."""
         self.engine.release([mirror.branch for mirror in self.mirrors.values()])
         self.mirrors.clear()
 
@@ -226,7 +220,6 @@ class TreeMirror:
             self.engine.release([self.mirrors.pop(branch).branch])
 
     def _needed(self, branch: Branch) -> bool:
-        """Whether a branch, or a child that is to be rated, is not gone."""
         waiting = [branch]
         while waiting:
             branch = waiting.pop()
@@ -237,7 +230,6 @@ class TreeMirror:
 
 
 def _present(mirrored: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many of the tokens are surely found in a tree that holds the mirrored ones."""
     shared = common_prefix(mirrored, tokens)
     return shared if shared == len(mirrored) else max(0, shared - MIN_SHARED_TOKENS + 1)
 
@@ -245,8 +237,8 @@ def _present(mirrored: Sequence[int], tokens: Sequence[int]) -> int:
 def read_apart(
     engine: Engine, kept: Callable[[Tensor], Any], layouts: Sequence[Layout]
 ) -> list[list[Any]]:
-    """What is read of texts that belong to no search, by a mirror of their own. What they share
-    from the beginning is computed once. kept: see `TreeMirror.score`."""
+    """What is read of texts of no search. What they share from the beginning is computed once.
+    kept: see `TreeMirror.score`."""
     mirror = TreeMirror(engine, kept)
     branches = engine.fork(engine.root([0]), len(layouts))
     try:

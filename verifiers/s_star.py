@@ -105,7 +105,6 @@ class SStar(WrittenTests):
         return outcomes
 
     def _wins(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> Passes[list[float]]:
-        """The share of the other groups that each of the largest ones wins against."""
         compared = list(groups[: self.groups])
         if len(compared) < 2:
             return [1.0] * len(compared)
@@ -137,7 +136,6 @@ class SStar(WrittenTests):
         return duels
 
     def _choices(self, given: ProblemPrograms, duels: Sequence[Duel]) -> Passes[list[float]]:
-        """P(the first program is right) of each duel, the mean of both orders."""
         backend = given.backend
         assert isinstance(backend, SideBranches)  # tests were written on them
         prompts = []
@@ -162,7 +160,6 @@ class SStar(WrittenTests):
 
 
 def _calls(text: str, name: str) -> list[CallTest]:
-    """The calls of literals that a text holds, one a line."""
     lines = re.findall(rf"^\W*(?:assert |print\()?({re.escape(name)}\(.*?\))", text, re.MULTILINE)
     tests = (as_test(f"assert {line} == 0") for line in dict.fromkeys(lines))
     return [test for test in tests if isinstance(test, CallTest)]

@@ -40,7 +40,6 @@ class Asking:
     side: list[Branch] = field(default_factory=list)
 
     def starts(self) -> Passes[tuple[list[Branch], list[list[int]]]]:
-        """The branches that are asked, and what."""
         starts = list(self.branches)
         if self.replaced:
             of = [starts[i] for i in self.replaced]
@@ -119,7 +118,6 @@ class SelfVerifier:
         return [[yes_share([row[0] for row in rows], len(yes))] for rows in logprobs]
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        """The most verifier tokens of a rating: what is asked, and each branch's last token."""
         if self.fresh:
             asked = self._prompts(branches, questions, backend)
         else:
@@ -129,8 +127,8 @@ class SelfVerifier:
     def profiles(
         self, branches: Sequence[Branch], questions: Sequence[str], engine: Engine
     ) -> list[Profile]:
-        """What each layer says of each branch when it is asked in full; P after the last one is
-        its rating."""
+        """What each layer says of each branch that is asked in full; after the last one, its
+        rating."""
         yes, no = spellings(engine, "yes"), spellings(engine, "no")
         asking = self._asking(branches, questions, engine)
         try:
@@ -145,7 +143,6 @@ class SelfVerifier:
     def _asked(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> Iterator[list[Branch]]:
-        """Branches that end with the question."""
         children: list[Branch] = []
         try:
             if self.fresh:
@@ -165,7 +162,6 @@ class SelfVerifier:
     def _asking(
         self, branches: Sequence[Branch], questions: Sequence[str], engine: Backend
     ) -> Asking:
-        """What is asked of branches within the pass that rates them."""
         if self.fresh:
             prompts = self._prompts(branches, questions, engine)
             cuts = _shared_lengths(branches, prompts)
@@ -200,7 +196,6 @@ class SelfVerifier:
     def _prompts(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[int]]:
-        """The fresh prompts, nothing cut off."""
         texts = [
             f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{self._shown(branch)}\n\n"
             f"{self.question}"
@@ -263,7 +258,6 @@ def spellings(backend: Backend, word: str) -> list[int]:
 
 
 def yes_share(logprobs: Sequence[float], yes: int) -> float:
-    """The share of the first `yes` tokens in the probability of all."""
     highest = max(logprobs)
     weights = [math.exp(logprob - highest) for logprob in logprobs]
     return sum(weights[:yes]) / sum(weights)

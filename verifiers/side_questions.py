@@ -134,8 +134,6 @@ def _write(backend: Backend, texts: Sequence[Branch], reasoning: Reasoning) -> P
 
 
 def _shares(logprobs: Sequence[float], spelt: Sequence[Sequence[int]]) -> list[float]:
-    """The share of each word, whose spellings come one after the other, in the probability of
-    all."""
     highest = max(logprobs)
     weights = iter([math.exp(logprob - highest) for logprob in logprobs])
     sums = [sum(next(weights) for _ in tokens) for tokens in spelt]
@@ -143,6 +141,5 @@ def _shares(logprobs: Sequence[float], spelt: Sequence[Sequence[int]]) -> list[f
 
 
 def longest_cost(prompts: Sequence[Sequence[int]], reasoning: Reasoning, cue: int) -> int:
-    """The most verifier tokens that asking these questions takes. cue: tokens of the cue."""
     written = reasoning.samples * (reasoning.max_tokens + cue + 1) if reasoning.max_tokens else 1
     return sum(len(prompt) + written for prompt in prompts)

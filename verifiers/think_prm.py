@@ -153,6 +153,5 @@ class ThinkPRM(RewardModel):
         yield from engine.begin_extend(unasked, verdicts, purpose="verifier").made()
 
     def _verdict(self, thought: str) -> list[int]:
-        """What asks for the verdict after a verification."""
         end = "" if END_OF_THOUGHT in thought else f"\n{END_OF_THOUGHT}"
         return self.encode(f"{end}\n{DECISION}")

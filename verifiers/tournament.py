@@ -83,7 +83,6 @@ class Tournament:
         return [[score] for score in scores]
 
     def pairs(self, count: int) -> list[tuple[int, int]]:
-        """Which of so many solutions meet, each two of them once."""
         reach = count - 1 if self.opponents is None else min(self.opponents, count - 1)
         met = {
             tuple(sorted((i, (i + step) % count)))
@@ -93,7 +92,6 @@ class Tournament:
         return sorted((first, second) for first, second in met)
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        """The most verifier tokens of a rating."""
         cost, cue = 0, len(backend.encode(CUE))
         for rows in by_problem(branches):
             texts = dict.fromkeys(rated_text(branches[row], self.thoughts) for row in rows)
@@ -109,7 +107,6 @@ class Tournament:
         pairs: Sequence[tuple[int, int]],
         backend: Backend,
     ) -> list[list[int]]:
-        """Each pair's question in both orders."""
         prompts = []
         for first, second in pairs:
             for a, b in ((first, second), (second, first)):

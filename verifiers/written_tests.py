@@ -116,7 +116,6 @@ class WrittenTests:
         programs: Sequence[str | None],
         backend: Backend,
     ) -> Passes[None]:
-        """Let the model write the tests of the problems that have none yet."""
         asked: list[tuple[Branch, str, list[int]]] = []
         for rows in by_problem(branches):
             first = branches[rows[0]]
@@ -144,14 +143,12 @@ class Agreement(WrittenTests):
     """Rates programs by running them on the tests alone, so that its price is known."""
 
     def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:
-        """The rating of each of a problem's programs."""
         raise NotImplementedError
 
     def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
         return (yield from self.agreement(given.programs, given.tests))
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        """The most verifier tokens of a rating: the tests that are still to be written."""
         firsts = [rows[0] for rows in by_problem(branches)]
         new = [row for row in firsts if branches[row].root_id not in self._written]
         prompts = [self._prompt(questions[row], "function", backend) for row in new]

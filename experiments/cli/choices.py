@@ -16,13 +16,11 @@ FOLDERS = {
 
 
 def choices(group: str) -> list[str]:
-    """The names of a group's choices."""
     return sorted({*written(group), *(public_classes(FOLDERS[group]) if group in FOLDERS else ())})
 
 
 def public_classes(folder: str) -> dict[str, str]:
-    """The names of the public classes that a folder's files define, by the names of their
-    choices."""
+    """The public classes that a folder's files define, by the names of their choices."""
     homes = public_names(folder.partition(".")[0])
     return {
         file.rpartition(".")[2].removesuffix("_verifier").removesuffix("_tools"): name
@@ -32,8 +30,7 @@ def public_classes(folder: str) -> dict[str, str]:
 
 
 def written(group: str) -> list[str]:
-    """The choices that have a file in `conf`: those with other settings than their class's
-    defaults, and words."""
+    """The choices with a file in `conf`, for words or for settings other than the defaults."""
     folder = conf() / group
     return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
 

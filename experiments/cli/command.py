@@ -23,7 +23,7 @@ FULL_ERRORS = "HYDRA_FULL_ERROR"
 def perform_or_help(
     work: Callable[[], Any], page: str, given: str, stopped: str = "stopped"
 ) -> None:
-    """As `perform`, or where --help was typed, print that page of `experiments.cli.help`."""
+    """As `perform`; where --help was typed, print that page of `experiments.cli.help`."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         from experiments.cli.help import shown
 

@@ -26,8 +26,8 @@ def typed(text: str) -> str:
 
 
 def resolve_escapes(config: DictConfig) -> None:
-    """Apply `typed`, in place, to every text of a run's configuration that is put to the model or
-    looked for in what it writes."""
+    """Apply `typed`, in place, to every text of a run's configuration that meets the model's
+    texts."""
     _resolve(config.dataset, ("instruction", "system", "end", "examples"))
     _resolve(config.search, list(config.search))
     _resolve(config.verifier, ("question", "inner"))

@@ -26,7 +26,7 @@ def telling_settings(rows: Sequence[Settings]) -> list[str]:
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Each dotted key's last part, where no other key ends in the same."""
+    """Each dotted key's last part, where no other key ends alike."""
     last = {key: _group(key) if _is_kind(key) else key.rpartition(".")[2] for key in keys}
     repeated = [name for name in last.values() if list(last.values()).count(name) > 1]
     return {key: key if name in repeated else name for key, name in last.items()}
@@ -50,7 +50,6 @@ def labels(rows: Sequence[Settings]) -> list[str]:
 
 
 def label(row: Settings, keys: Sequence[str]) -> str:
-    """A row's values of these keys, as `BestOfN n=4`."""
     return " ".join(_parts(row, short_keys(keys)))
 
 

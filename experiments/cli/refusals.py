@@ -19,7 +19,7 @@ from ttc.errors import TTCError
 
 
 def explained(error: Exception) -> str:
-    """What to tell the user of an error; one that is a fault of this project is raised again."""
+    """What to tell the user of an error; a fault of this project is raised again."""
     text = reason(error)
     if text is None:
         raise error
@@ -27,7 +27,7 @@ def explained(error: Exception) -> str:
 
 
 def reason(error: BaseException | None) -> str | None:
-    """What to tell the user of an error; None for one that is a fault of this project."""
+    """What to tell the user of an error; None for a fault of this project."""
     if isinstance(error, TTCError):
         return str(error)
     if isinstance(error, InstantiationException):
@@ -55,7 +55,7 @@ def reason(error: BaseException | None) -> str | None:
 
 
 def _unknown_class(error: InstantiationException) -> str | None:
-    """What to tell of a class within a part, as in `verifier.inner._target_`, that cannot be
+    """What to tell of a class within a part, as `verifier.inner._target_`, that cannot be
     imported."""
     located = re.match(r"Error (?:locating target|loading) '([^']*)'", str(error))
     if located is None:

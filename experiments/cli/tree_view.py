@@ -38,8 +38,7 @@ class Step:
 
 
 def steps_under_way(active: ActiveSearch) -> list[Step]:
-    """The nodes of a problem that is under way, those that are being written with their text so
-    far."""
+    """The nodes of a problem under way, with what is being written."""
     growing = set(active.growing)
     steps = []
     for branch, node in active.tree.nodes.items():
@@ -54,7 +53,6 @@ def steps_under_way(active: ActiveSearch) -> list[Step]:
 
 
 def steps_of(result: Result) -> list[Step]:
-    """The nodes of a search that has ended."""
     best = None if result.best is None else list(result.best.path)
     return [
         Step(node, node.text, node.status, node.path == best, node.thought) for node in result.tree
@@ -62,8 +60,7 @@ def steps_of(result: Result) -> list[Step]:
 
 
 def drawn(question: str, steps: Sequence[Step]) -> Tree:
-    """The tree: what is alive step by step, equal branches as one, and of what was pruned how much
-    there is."""
+    """The tree: what is alive step by step, equal branches as one; what was pruned as a number."""
     children: dict[int | None, list[Step]] = defaultdict(list)
     for step in steps:
         children[step.node.parent].append(step)
@@ -77,8 +74,7 @@ def drawn(question: str, steps: Sequence[Step]) -> Tree:
 
 
 def _alive(steps: Sequence[Step]) -> set[int]:
-    """The ids of nodes that were not pruned, or that have a descendant that was not. Parents come
-    before children."""
+    """The ids of nodes that were not pruned, and of those above them."""
     alive: set[int] = set()
     for step in reversed(steps):
         if step.state in ("growing", "kept", "finished", "root") or step.node.id in alive:
@@ -152,6 +148,5 @@ def _label(step: Step, count: int, span: tuple[float, float]) -> Text:
 
 
 def _line(text: str, width: int = WIDTH) -> str:
-    """The end of a text in one line."""
     words = printable(" ".join(text.split()))
     return words if len(words) <= width else f"...{words[3 - width :]}"

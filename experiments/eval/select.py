@@ -72,12 +72,11 @@ def load(folder: Path) -> list[Solved]:
 
 
 def problems_left(folder: Path, solved: Collection[str]) -> int:
-    """How many problems a run has not come to, as it was stopped or goes on."""
     return len(read_fingerprint(folder).get("data", {}).keys() - set(solved))
 
 
 def usable(rules: Sequence[Rule], problems: Sequence[Solved]) -> tuple[list[Rule], dict[str, str]]:
-    """The rules whose field some candidate has, and why the others cannot be scored."""
+    """The rules whose field some candidate has; why the others cannot be scored."""
     samples = [sample for problem in problems for sample in problem.samples]
     known = {
         field for field in MISSING if any(getattr(sample, field) is not None for sample in samples)
@@ -149,7 +148,6 @@ def shown_numbers(last: int) -> list[int]:
 
 
 def cells(rows: Sequence[dict[str, Any]], numbers: Sequence[int]) -> list[list[str]]:
-    """A table's cells: a line for each rule, a column for each n, and the interval of the last."""
     by_rule = {(row["rule"], row["n"]): row for row in rows}
     names = list(dict.fromkeys(row["rule"] for row in rows))
     lines = [["rule", *(f"n={n}" for n in numbers), f"95% interval, n={numbers[-1]}"]]
@@ -192,7 +190,6 @@ def about(folder: Path, problems: Sequence[Solved], draws: int, seed: int) -> li
 
 
 def report(arguments: argparse.Namespace) -> str:
-    """The scores, in the format that was asked for."""
     if arguments.draws < 0:
         raise InvalidInput(f"--draws={arguments.draws} must be 0 (the first n candidates) or more")
     problems = load(arguments.folder)

@@ -59,7 +59,6 @@ class Choice:
     strategies: list[int]
 
     def of(self, ease: np.ndarray) -> np.ndarray:
-        """The strategy of each problem."""
         return np.array(self.strategies)[np.searchsorted(self.edges, ease, side="right")]
 
 
@@ -116,7 +115,7 @@ def _spent(usage: dict[str, Any]) -> int:
 
 
 def scored_samples(run: Run, problem: str, count: int) -> list[dict[str, Any]]:
-    """The first samples of a problem by index, [] where there are not so many with a score."""
+    """The first scored samples of a problem by index, [] where there are too few."""
     branches = sorted(run.records[problem]["branches"], key=lambda branch: branch["path"])[:count]
     return (
         branches if len(branches) == count and all(b["score"] is not None for b in branches) else []
@@ -124,15 +123,14 @@ def scored_samples(run: Run, problem: str, count: int) -> list[dict[str, Any]]:
 
 
 def best_fixed(table: Table, budget: float) -> int:
-    """The strategy with the highest accuracy whose mean tokens lie within the budget; of equals the
-    cheaper one."""
+    """The most accurate strategy whose mean tokens lie within the budget; of equals the cheaper
+    one."""
     tokens = table.tokens.mean(0)
     return _best(table.correct.mean(0), tokens, tokens <= budget, budget)
 
 
 def fit(table: Table, bins: int, budget: float) -> Choice:
-    """The best strategy of each quantile bin, where the first samples count towards the budget
-    too."""
+    """The best strategy of each quantile bin; the first samples count towards the budget."""
     edges = np.quantile(table.ease, np.arange(1, bins) / bins)
     places = np.searchsorted(edges, table.ease, side="right")
     chosen = []
@@ -154,8 +152,8 @@ def _best(accuracy: np.ndarray, tokens: np.ndarray, allowed: np.ndarray, budget:
 
 
 def two_fold(table: Table, bins: int, budget: float, seed: int) -> dict[str, Any]:
-    """Accuracy and tokens of the fitted choice and of the best fixed strategy, on halves they were
-    not fitted on."""
+    """Accuracy and tokens of the fitted choice and of the best fixed strategy, each on the half of
+    the problems that it was not fitted on."""
     halves = np.array_split(np.random.default_rng(seed).permutation(len(table.ease)), 2)
     rows: list[list[float]] = []
     for train, test in (halves, halves[::-1]):

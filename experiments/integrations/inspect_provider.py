@@ -138,7 +138,6 @@ class SearchModel(ModelAPI):
         )
 
     def _solve(self, requests: Sequence[tuple[Problem, Asked]]) -> list[Result]:
-        """The results of requests; those that ask alike share one batch."""
         results: dict[str, Result] = {}
         template = Verbatim(chat_turns=getattr(self.tokenizer, "chat_template", None) is not None)
         for asked in dict.fromkeys(asked for _, asked in requests):
@@ -217,7 +216,6 @@ class Together:
 
 
 def _asked(config: GenerateConfig) -> Asked:
-    """What a task's settings ask of the search."""
     given = [
         (name, getattr(config, name)) for name in SAMPLING if getattr(config, name) is not None
     ]

@@ -189,7 +189,6 @@ class SearchLM(TemplateLM):
     # ---------------------------------------------------------------- answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answer of the search to each prompt."""
         answers: dict[int, str] = {}
         todo: dict[str, list[tuple[int, Problem, tuple[Any, ...]]]] = {}
         asked_before: Counter[tuple[Any, Any]] = Counter()
@@ -218,7 +217,6 @@ class SearchLM(TemplateLM):
     def _searched(
         self, options: dict[str, Any], todo: Sequence[tuple[int, Problem, tuple[Any, ...]]]
     ) -> Iterator[tuple[int, str]]:
-        """The places of these problems, each with its answer."""
         until, asked = self.read_options(options)
         places = {problem.id: (place, key) for place, problem, key in todo}
         assert asked.max_tokens is not None  # a task always says how much it asks for

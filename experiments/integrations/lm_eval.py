@@ -38,7 +38,6 @@ def main() -> None:
 
 
 def evaluate() -> None:
-    """The harness's own command, with one more model."""
     check_installed()
     from lm_eval._cli import HarnessCLI
     from lm_eval.utils import setup_logging
@@ -62,8 +61,7 @@ def check_installed() -> None:
 
 
 def register() -> None:
-    """Make the model known to the harness under its name. Newer releases find it by the entry
-    point."""
+    """Make the model known to the harness, whose newer releases find it by the entry point."""
     import lm_eval.models  # noqa: F401  which fills the registry
     from lm_eval.api.registry import model_registry
 

@@ -83,8 +83,6 @@ class Verbatim(PromptTemplate):
         return tokens if self.keep is None else tokens[-self.keep :]
 
     def has_special_tokens(self, text: str, tokenizer: Any) -> bool:
-        """Whether the text holds all special tokens that it is to have, as what a chat template has
-        written does."""
         return self.chat_turns
 
     def next_turn(
@@ -189,7 +187,6 @@ class Solver:
     def solve(
         self, problems: Sequence[Problem], template: PromptTemplate, asked: Asked
     ) -> Iterator[Result]:
-        """The results of these problems, each as soon as it is there."""
         options = replace(self.options, template=template, end=asked.end)
         config = SearchConfig.of(self.check(asked), self.backend, options)
         yield from results_of(self.backend, config, problems, concurrency=self.batch)

@@ -116,7 +116,7 @@ def ask(arguments: argparse.Namespace) -> int:
 def watched(
     question: str, config: SearchConfig, backend: Backend, console: Console | None = None
 ) -> Result:
-    """The result of a search, which is shown while it runs: as a tree on a terminal, else in plain
+    """The result of a search that is shown while it runs: a tree on a terminal, else plain
     lines."""
     from rich.console import Console
     from rich.live import Live
@@ -157,7 +157,6 @@ def watched(
 
 
 def line(progress: Progress) -> str:
-    """What a search has just done, in a line."""
     scores = [node.score for node in progress.nodes if node.score is not None]
     best = f", the best with {max(scores):.2f}" if progress.did == "rated" and scores else ""
     count, tokens = len(progress.nodes), progress.usage.generated_tokens
@@ -165,7 +164,6 @@ def line(progress: Progress) -> str:
 
 
 def outcome(result: Result, backend: Backend) -> str:
-    """The answer and what it cost."""
     from experiments.runs.screen import as_bytes
 
     usage = result.usage

@@ -23,7 +23,6 @@ from ttc.usage import Usage
 
 
 def is_auto(config: DictConfig) -> bool:
-    """Whether the placement and the memory policy are to be chosen."""
     return bool(config.memory._target_ == "ttc.Auto")
 
 
@@ -71,7 +70,6 @@ class StepMeter:
         engine.running_batch = self.running_batch  # type: ignore[method-assign]
 
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
-        """The engine's own, timed."""
         batch = self._batch(max_rows)
         step = batch.step
 
@@ -96,8 +94,8 @@ class StepMeter:
         return batch
 
     def record(self) -> dict[str, Any]:
-        """What was chosen and predicted, and the time and the bytes of a step, measured and
-        predicted again for the branches and lengths that there were on average."""
+        """What was chosen and predicted, and a step's time and bytes: measured, and predicted again
+        for the branches and lengths that there were on average."""
         planned, option = self.chosen.planned, self.chosen.option
         record: dict[str, Any] = {
             "chosen": self.chosen.settings,

@@ -14,8 +14,7 @@ RESAMPLES = 10_000
 def difference(
     base: Sequence[float], other: Sequence[float], seed: int = 0
 ) -> tuple[float, float, float]:
-    """The mean of `other` minus the mean of `base`, and its 95% interval by bootstrap over pairs
-    (one per problem)."""
+    """The mean of `other` minus that of `base`, with its 95% bootstrap interval over problems."""
     gaps = np.array(other, dtype=float) - np.array(base, dtype=float)
     low, high = np.quantile(gaps[draws(len(gaps), seed)].mean(-1), [0.025, 0.975])
     return float(gaps.mean()), float(low), float(high)

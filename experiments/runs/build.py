@@ -128,7 +128,6 @@ def make_search(config: DictConfig) -> tuple[Search, Verifier | None]:
 
 
 def thinking_marks(config: DictConfig) -> Setting:
-    """What tells the model's thoughts from its answers."""
     given = config.model.thinking_marks
     if given is None or given is False:
         return given
@@ -174,7 +173,6 @@ def solve_options(
 
 
 def make_tools(config: DictConfig) -> Tools | None:
-    """The tools that branches may call."""
     tools: Tools | None = _made(config.tools)
     return tools
 
@@ -189,7 +187,6 @@ def check_run(config: DictConfig) -> None:
 
 
 def make_backend(config: DictConfig) -> Engine | RemoteBackend:
-    """What the searches of a run go on: an engine here, or a server."""
     if not is_remote(config):
         return make_engine(config)
     name = config.model.name
@@ -244,7 +241,6 @@ def check_backend(config: DictConfig) -> None:
 
 
 def make_engine(config: DictConfig) -> Engine:
-    """An engine of this machine, for what cannot be done elsewhere."""
     if is_remote(config):
         raise InvalidInput(
             "a server cannot do this; it needs the model on this machine: use backend=local"
@@ -354,5 +350,4 @@ def engine_options(config: DictConfig) -> dict[str, Any]:
 
 
 def _made(part: DictConfig, **settings: Any) -> Any:
-    """What a part of a configuration describes; None where it is left out."""
     return instantiate(part, _convert_="all", **settings) if part.get("_target_") else None

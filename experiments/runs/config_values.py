@@ -11,8 +11,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 def as_dict(
     config: DictConfig | ListConfig | dict[str, Any], resolve: bool = False
 ) -> dict[str, Any]:
-    """A configuration's keys and values as a dictionary. resolve: replace its interpolations by
-    their values."""
+    """A configuration as a dictionary. resolve: its interpolations replaced by their values."""
     if isinstance(config, dict):
         return config
     values = OmegaConf.to_container(config, resolve=resolve)
@@ -42,5 +41,4 @@ def changed_values(
 
 
 def listed(lines: Iterable[str]) -> str:
-    """Lines as a part of a message."""
     return "\n".join(f"  {line}" for line in lines)

@@ -39,8 +39,7 @@ class Task:
 
 
 def graded(task: Task, result: Result) -> dict[str, Any]:
-    """A result's answer and whether it is right, also if only what is stated in the form asked for
-    counts."""
+    """A result's answer, and whether it is right; also when only the asked-for form counts."""
     return {
         "answer": result.answer,
         "correct": task.is_correct(result.problem, result.answer),
@@ -49,8 +48,7 @@ def graded(task: Task, result: Result) -> dict[str, Any]:
 
 
 def load_task(config: DatasetConfig) -> Task:
-    """The problems that `config` describes. A row that cannot be used is a failure of that one
-    problem."""
+    """The problems of a configuration. A row that cannot be used fails as a problem of its own."""
     task = _load(config)
     padded = [replace(p, question=_padded(p.question, config.pad_chars)) for p in task.problems]
     return replace(task, problems=padded)
@@ -134,8 +132,8 @@ def _grader(problems: list[Problem], config: DatasetConfig, reading: Reading) ->
 
 
 def checked_grader(task: Task) -> Task:
-    """The task, once a user's grader has graded a gold answer: one that cannot take a text is known
-    before the run."""
+    """The task, once a user's grader has graded a gold answer, so that a wrong one is known
+    early."""
     if task.reading.same is not None:
         task.is_correct(task.problems[0], task.problems[0].answer)
     return task

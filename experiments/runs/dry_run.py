@@ -16,11 +16,8 @@ SHOWN = 3
 
 
 def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
-    """The resolved configuration, the first three prompts as the model would get them, and the rows
-    that fail.
-
-    Prompts of a private data set are shown with run.show_questions=true alone.
-    """
+    """The resolved configuration, the first three prompts, and the rows that fail. Prompts of a
+    private data set are shown with run.show_questions=true alone."""
     tokenizer = load_tokenizer(config.model.name, **source_options(config))
     thoughts = Thoughts.of(tokenizer, thinking_marks(config))
     mode = config.search.get("thinking", "auto")

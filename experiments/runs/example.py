@@ -29,7 +29,6 @@ def _contrast(record: dict[str, Any]) -> tuple[float, float]:
 
 
 def winning_steps(record: dict[str, Any]) -> list[tuple[str, float | None]]:
-    """The text and score of each step from the root to the best branch, by the recorded tree."""
     nodes = {node["id"]: node for node in record["tree"]}
     best = record["branches"][0]["path"]
     node = next((n for n in record["tree"] if n["path"] == best), None)

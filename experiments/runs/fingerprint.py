@@ -38,8 +38,8 @@ def fingerprint(
 def data_fingerprint(
     problems: Sequence[Problem], failures: Sequence[tuple[str, str]]
 ) -> dict[str, str]:
-    """One short hash of question, gold answer and tests for each problem's id, so that no question
-    is published."""
+    """A short hash of question, gold answer and tests for each problem's id; nothing is
+    published."""
     rows = {p.id: _digest("\x00".join(_parts(p)).encode()) for p in problems}
     return rows | {name: UNUSABLE for name, _ in failures}
 
@@ -51,8 +51,8 @@ def _parts(problem: Problem) -> list[str]:
 
 
 def model_fingerprint(name: str) -> dict[str, str]:
-    """What the weights under `name` are: the size and a hash of each file, or the revision of a
-    model of the hub; the empty dictionary for one that is not in the cache yet."""
+    """The size and a hash of each file of a model, or its revision on the hub; {} for one that is
+    not in the cache yet."""
     from ttc.model.default_model import SMOLLM2, SMOLLM2_PACKAGE, SMOLLM2_VERSION
     from ttc.model.model_files import local_path
 
@@ -67,8 +67,7 @@ def model_fingerprint(name: str) -> dict[str, str]:
 
 
 def reward_fingerprint(verifier: Any) -> dict[str, str]:
-    """The same of every model that a verifier's configuration names, its inner verifiers'
-    included."""
+    """The same of every model that a verifier's configuration names."""
     return {
         f"{name}, {part}": mark
         for name in models_of(verifier)
@@ -112,12 +111,11 @@ def differences(
 
 
 def _counts(file: Path) -> bool:
-    """Whether a file of a model's folder can change what the model says."""
     return file.is_file() and not file.name.startswith(".") and file.suffix not in (".md", ".lock")
 
 
 def _file(path: Path) -> str:
-    """Size and hash of a file; of a large one a sample is hashed, and its time tells the rest."""
+    """Size and hash; of a large file a sample is hashed, and its time tells the rest."""
     stat = path.stat()
     with path.open("rb") as file:
         if stat.st_size <= WHOLE_BYTES:

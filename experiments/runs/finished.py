@@ -45,7 +45,6 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The settings as dotted keys."""
         return flat(self.settings)
 
     @property

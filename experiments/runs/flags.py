@@ -69,7 +69,6 @@ def _settings(words: Iterator[str], flags: Mapping[str, str]) -> Iterator[str]:
 
 
 def _quoted(value: str) -> str:
-    """A value as Hydra reads it: as it is, or within quotes."""
     return value if re.fullmatch(r"[\w./:@+-]+", value) else as_override(value)
 
 
@@ -91,8 +90,7 @@ def unknown_flag(flag: str, flags: Mapping[str, str]) -> str:
 
 
 def _setting_like(flag: str, serves: bool) -> str | None:
-    """The setting whose name is the most like a flag's: of a server, or of a run, where settings of
-    a search come first."""
+    """The setting whose name is most like a flag's; those of a search come first."""
     searches = [("search", kind) for kind in SEARCHES.values()]
     groups = [("run", RunConfig), ("model", ModelConfig), ("dataset", DatasetConfig)]
     groups = [("serve", ServeConfig), *groups, *searches] if serves else [*searches, *groups]

@@ -43,21 +43,18 @@ class Reading:
         return cls(config.answer_kind, user_extract(config.extract), user_grader(config.grader))
 
     def answer(self, problem: Problem, candidate: Candidate) -> str | None:
-        """Read from what follows its thoughts. Raises InvalidInput where `dataset.extract`
-        fails."""
+        """The answer after the thoughts. Raises InvalidInput where `dataset.extract` fails."""
         return answer_of(candidate, self.voting(problem) if self.extract is None else self.extract)
 
     def strict(self, result: Result) -> str | None:
-        """The answer as it counts for strict accuracy: stated in the form that is asked for, if
-        there is one."""
+        """The answer in the form that is asked for, if there is one."""
         if self.extract is not None or self.kind == "text" or result.best is None:
             return result.answer
         reader = AnswerReader(self.kind, strict=True)
         return answer_of(result.best, reader.among(result.problem.metadata.get("choices")))
 
     def is_correct(self, problem: Problem, answer: str | None) -> bool:
-        """Whether an answer is right; none never is. Raises InvalidInput where `dataset.grader`
-        fails."""
+        """Raises InvalidInput where `dataset.grader` fails. No answer is never right."""
         if answer is None or problem.answer is None:
             return False
         if self.same is not None:
@@ -74,7 +71,6 @@ class Reading:
         return reader if problem is None else reader.among(problem.metadata.get("choices"))
 
     def options(self) -> dict[str, Any]:
-        """What `search.solve` takes."""
         return {"answer_kind": self.kind, "extract": self.voting()}
 
     def _read(self, text: str) -> str | None:

@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 
 
 def read(word: str) -> Override | None:
-    """The override that a word stands for; None for an option, and for what Hydra will refuse."""
+    """The override that a word stands for; None for an option, and for what Hydra refuses."""
     if "=" not in word or word.startswith("-"):
         return None
     try:
@@ -21,8 +21,7 @@ def read(word: str) -> Override | None:
 
 
 def values(override: Override) -> list[Any]:
-    """The value of an override, or those of a sweep over values that are listed; none of another
-    sweep."""
+    """The value of an override, or the listed ones of a sweep; none of another sweep."""
     if not override.is_sweep_override():
         return [override.value()]
     if not isinstance(override.value(), ChoiceSweep):

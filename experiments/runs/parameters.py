@@ -65,7 +65,6 @@ def models_of(verifier: Mapping[str, Any]) -> Iterator[str]:
 
 
 def cached_config(name: str) -> Path | None:
-    """The config.json of the copy in the hub's cache, which lies with the weights."""
     from huggingface_hub import try_to_load_from_cache
 
     try:

@@ -50,7 +50,6 @@ from ttc.usage import Usage
 
 
 def run(config: DictConfig) -> dict[str, Any]:
-    """Solve what is left of a run and return its summary."""
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
     show_logged()
@@ -81,8 +80,7 @@ class Job:
 
     @classmethod
     def of(cls, config: DictConfig) -> Job:
-        """What a configuration describes. Raises InvalidInput for what could not run, before any
-        weights are read."""
+        """Raises InvalidInput for what could not run, before any weights are read."""
         check_backend(config)
         search, verifier = make_search(config)
         check_run(config)
@@ -117,8 +115,7 @@ class Job:
         )
 
     def solve(self, folder: RunFolder, inputs: dict[str, dict[str, str]]) -> dict[str, Any]:
-        """Write a record of each problem that has none yet, and then the summary. inputs: what
-        `inputs` says."""
+        """Write a record of each problem that has none yet, then the summary."""
         if self.config.run.retry_failed:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
         folder.check_inputs(inputs)
@@ -159,7 +156,6 @@ class Job:
         ]
 
     def inputs(self) -> dict[str, dict[str, str]]:
-        """Fingerprints of all that the records are made from."""
         config, task = self.config, self.task
         inputs = fingerprint(
             config.model.name, task.problems, task.failures, self.template.examples
@@ -173,8 +169,7 @@ class Job:
     def _check_model(
         self, engine: Backend | None, inputs: dict[str, dict[str, str]], folder: RunFolder
     ) -> None:
-        """Refuse to go on with another model than the records', where only a loaded one shows which
-        it is."""
+        """Refuse another model than the records', where only a loaded one shows which it is."""
         if isinstance(engine, RemoteBackend):
             can = engine.capabilities
             served = {"served": f"{can.model}, context {can.context_length}"}
@@ -185,7 +180,6 @@ class Job:
             folder.check_inputs(inputs | {"model": model_fingerprint(self.config.model.name)})
 
     def _solve(self, engine: Backend, problems: list[Problem], folder: RunFolder) -> None:
-        """Write the record of each problem as soon as it has ended."""
         config = self.config
         options = solve_options(config, self.task.reading, self.verifier, self.template)
         search_config = SearchConfig.of(self.search, engine, options)
@@ -230,7 +224,7 @@ def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
 def _try_verifier(
     verifier: Any, template: PromptTemplate, engine: Backend, problems: list[Problem]
 ) -> None:
-    """Rate one short branch, so that a verifier that cannot work is known before the run. Raises
+    """Rate one short branch: a verifier that cannot work is known before the run. Raises
     VerifierError."""
     inner = getattr(verifier, "inner", verifier)  # a gate might leave it out
     for problem in problems:  # the first that can be used

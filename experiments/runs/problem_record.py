@@ -116,14 +116,12 @@ def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str,
 
 
 def _thinking(branch: BranchRecord) -> dict[str, Any]:
-    """What a branch has thought, and in how many tokens; nothing where all is answer."""
     if not branch.thought and not branch.thinking_tokens:
         return {}
     return {"thought": branch.thought, "thinking_tokens": branch.thinking_tokens}
 
 
 def _tools(branch: BranchRecord) -> dict[str, Any]:
-    """The calls that a branch has made; nothing where there are none."""
     return {"tool_calls": list(map(asdict, branch.tool_calls))} if branch.tool_calls else {}
 
 

@@ -45,14 +45,11 @@ def provenance(command: str, *, model: str, simulated: str = "nothing") -> dict[
 
 
 def machine() -> dict[str, Any]:
-    """The processor and its instructions, the accelerator if there is one, threads, and
-    versions."""
     versions = {name: version(name) for name in ("torch", "transformers")}
     return {**hardware(), "python": platform.python_version(), **versions}
 
 
 def named(machine: Mapping[str, Any]) -> str:
-    """The processor, its instructions and threads in a line, of what `machine` gave."""
     noted = {"instructions": UNNOTED} | dict(machine)
     names = [noted[name] for name in ("cpu", "instructions", "gpu") if name in noted]
     count = noted["threads"]
@@ -76,14 +73,13 @@ def commit() -> str | None:
 
 
 def changed_modules(record: dict[str, Any]) -> list[str]:
-    """The modules that a record was made by and that are not the same any more, or are gone."""
+    """The modules that a record was made by and that have changed or are gone."""
     return [name for name, known in record["code"].items() if code_hash(name) != known]
 
 
 @cache
 def code_hash(name: str) -> str:
-    """A short hash of what a module does: comments, docstrings and layout do not count. Empty if
-    there is none."""
+    """A short hash of a module without comments, docstrings and layout; "" for none."""
     try:
         spec = find_spec(name)
     except ModuleNotFoundError:  # its package is gone
@@ -99,5 +95,4 @@ def code_hash(name: str) -> str:
 
 
 def _is_docstring(statement: ast.AST) -> bool:
-    """Whether a text stands alone."""
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

@@ -37,7 +37,6 @@ def find_reader(name: str) -> Reader:
 
 
 def text_of(row: Row, name: str) -> str:
-    """A field of a row as text, without blanks around it."""
     value = row[name]
     if not isinstance(value, str | int | float):
         raise InvalidInput(f"the field {name!r} is {value!r}, not text")
@@ -145,7 +144,6 @@ READERS: dict[str, Reader] = {
 
 
 def _with_letters(question: str, name: str, choices: list[str], right: int) -> Problem:
-    """A problem whose question is followed by its lettered choices."""
     lettered = dict(zip(LETTERS, choices, strict=False))
     return Problem(
         with_choices(question, lettered), name, LETTERS[right], {"choices": "".join(lettered)}

@@ -30,9 +30,8 @@ NEEDED = ("id", "correct", "error", "branches", "usage")
 def read_records(
     file: Path, needed: Sequence[str] = NEEDED
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """A run's records by their ids, and the bytes that hold them: a last line that a kill has torn
-    is none of them. needed: what each must have. Raises InvalidInput, which names the first value
-    that is not of its shape."""
+    """A run's records by id, and how many bytes hold them: a last line that a kill has torn is left
+    out. needed: what each must have. Raises InvalidInput that names the first wrong value."""
     records: dict[str, dict[str, Any]] = {}
     with _reading(file):
         data = file.read_bytes()
@@ -100,7 +99,7 @@ def read_provenance(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_whole(folder: Path, record: dict[str, Any]) -> None:
-    """Raise InvalidInput for a record that lacks something that this version writes."""
+    """Raise InvalidInput for a record that lacks what this version writes."""
     if (missing := lacking(record)) is not None:
         raise InvalidInput(
             f"{folder}, problem {record['id']} has no {missing}: another version wrote it; run "
@@ -109,7 +108,6 @@ def check_whole(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _read_json(file: Path, default: Any, shape: TypeAdapter[Any]) -> Any:
-    """What a file of a run's folder holds. Raises InvalidInput for one that is not of its shape."""
     if not file.is_file():
         return default
     try:

@@ -72,7 +72,6 @@ def check_name(name: str) -> str:
 
 
 def run_folder(config: DictConfig) -> Path:
-    """Where a run, or a shard of one, writes."""
     name = check_name(config.run.name)
     shard = Shard.of_run(config)
     return Path(config.run.output_dir) / (name if shard is None else shard.name(name))
@@ -103,7 +102,7 @@ class RunFolder:
             raise
 
     def close(self) -> None:
-        """Let others use the folder; one of a run that could not start is removed."""
+        """Let others use the folder; that of a run that could not start is removed."""
         with suppress(OSError):
             if {file.name for file in self.path.iterdir()} <= {".lock"}:
                 (self.path / ".lock").unlink()
@@ -125,8 +124,8 @@ class RunFolder:
         return lock
 
     def check_inputs(self, now: dict[str, dict[str, str]]) -> None:
-        """Keep the fingerprint of what the run is made from, to be written with the next record.
-        Raises InvalidInput if the finished records were made from something else."""
+        """Keep the fingerprint, to be written with the next record. Raises InvalidInput if the
+        records were made from something else."""
         before = read_fingerprint(self.path) if self.records else {}
         if before:
             before["data"] = {
@@ -223,7 +222,7 @@ class RunFolder:
         return OmegaConf.to_yaml(resolved)
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """The records that are there; a last line that was torn by a kill is cut off the file."""
+        """The records; a last line that was torn by a kill is cut off the file."""
         file = self.path / "records.jsonl"
         if not file.exists():
             return {}
@@ -251,8 +250,7 @@ def own_figures(branch: BranchRecord) -> dict[str, Any]:
 
 
 def tree_node(node: Node, with_tokens: bool) -> dict[str, Any]:
-    """A node of a record's tree. own_tokens: how many tokens it adds; which ones, and their
-    log-probabilities, are kept `with_tokens` alone."""
+    """A node of a record's tree. with_tokens: also its tokens and their log-probabilities."""
     row = node.to_dict()
     token_ids = row.pop("token_ids")
     logprobs = row.pop("logprobs")
@@ -266,7 +264,7 @@ def tree_node(node: Node, with_tokens: bool) -> dict[str, Any]:
 
 
 def chosen_branch(record: dict[str, Any]) -> dict[str, Any] | None:
-    """The branch that gave a problem's answer: of the candidates with that answer the best one."""
+    """The branch that gave a problem's answer: the best candidate with that answer."""
     votes = {branch["answer"]: vote_of(branch) for branch in reversed(record["branches"])}
     vote = votes.get(record["answer"], canonical(record["answer"]))
     same = [branch for branch in record["branches"] if vote_of(branch) == vote]
@@ -280,7 +278,6 @@ def vote_of(branch: dict[str, Any]) -> str | None:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Of the values that were measured; None where that is no number."""
     known = [value for value in values if not math.isnan(value)]
     mean = sum(known) / len(known) if known else math.nan
     return mean if math.isfinite(mean) else None
@@ -291,7 +288,6 @@ def as_json(value: Any, indent: int = 1) -> str:
 
 
 def as_lines(records: Iterable[dict[str, Any]]) -> str:
-    """A line of JSON for each."""
     return "".join(
         _encodable(json.dumps(record, ensure_ascii=False, allow_nan=False)) + "\n"
         for record in records
@@ -299,5 +295,5 @@ def as_lines(records: Iterable[dict[str, Any]]) -> str:
 
 
 def _encodable(text: str) -> str:
-    """JSON in which lone surrogates, which no file can hold, are JSON's own escapes."""
+    """JSON with lone surrogates, which no file can hold, as escapes."""
     return text.encode(errors="backslashreplace").decode()

@@ -22,10 +22,8 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 
 
 def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> list[Row]:
-    """The rows of the file or folder `name`, which `key` of the configuration gave.
-
-    split: of a folder that holds several, the one to read.
-    """
+    """The rows of the file or folder `name`, which `key` of the configuration gave. split: which of
+    a folder's."""
     path = Path(name).expanduser()
     if path.is_dir():
         return _folder_rows(path, f"{key}={name}", split)

@@ -31,14 +31,13 @@ OURS = ("search", "verifiers", "ttc", "experiments", "conf")
 
 
 def is_own(path: str | None) -> bool:
-    """Whether `path`, as the `_target_` of a search or a verifier, names what is not this
-    project's."""
+    """Whether a search's or verifier's `_target_` is the user's own."""
     return path is not None and path.partition(".")[0] not in OURS
 
 
 def data_label(name: str, path: str | None) -> str:
-    """The data set as a part of a run's name: its name and that of its file, so that each file has
-    its own runs."""
+    """The data set as a part of a run's name, with its file's name, so that each has its own
+    runs."""
     stem = "" if path is None else Path(path).stem
     parts = [
         part
@@ -49,14 +48,13 @@ def data_label(name: str, path: str | None) -> str:
 
 
 def class_label(part: Any, choice: str) -> str:
-    """A search or verifier as a part of a run's name: the choice, or the name of the user's own
-    class in its place."""
+    """A search or verifier as a part of a run's name: the choice, or the user's class."""
     path = part.get("_target_")
     return str(path).rpartition(".")[2] if is_own(path) else choice
 
 
 def verifier_label(search: Any, verifier: str) -> str:
-    """The verifier as a part of a run's name, nothing for a search that asks for no ratings."""
+    """The verifier as a part of a run's name, "" for a search that asks for no ratings."""
     try:
         rated = instantiate(search, _convert_="all").needs_verifier
     except Exception:  # a wrong setting, which the run itself refuses by name
@@ -65,8 +63,7 @@ def verifier_label(search: Any, verifier: str) -> str:
 
 
 def overrides_suffix(overrides: Sequence[str], silent: Sequence[str]) -> str:
-    """The other overrides of a run as a part of its name, so that each setting of a sweep has a
-    folder of its own."""
+    """The other overrides as a part of a run's name: each setting of a sweep has its own folder."""
     kept = [o for o in overrides if o.partition("=")[0].lstrip("+~") not in (*IN_NAME, *silent)]
     text = "".join("-" + re.sub(r"[^\w.=+-]+", "_", o) for o in sorted(kept))
     if len(text) > 120:

@@ -272,7 +272,6 @@ WRITTEN: dict[type, type] = {
 
 
 def classes(folder: str) -> dict[str, type]:
-    """The public classes of a folder, by the names of their choices."""
     package = import_module(folder.partition(".")[0])
     return {choice: getattr(package, name) for choice, name in public_classes(folder).items()}
 
@@ -333,12 +332,10 @@ WITHOUT = {
 
 
 def target_of(target: type) -> str:
-    """Where a class of this project is imported from."""
     return f"{target.__module__.partition('.')[0]}.{target.__name__}"
 
 
 def plain_hint(hint: Any) -> Any:
-    """A type as OmegaConf knows it."""
     if get_origin(hint) is Literal:
         return str
     if any(map(is_dataclass, get_args(hint))):
@@ -347,8 +344,7 @@ def plain_hint(hint: Any) -> Any:
 
 
 def schema_of(target: Any) -> type:
-    """A configuration class with the fields of `target`, a dataclass of plain values, and its
-    `_target_`."""
+    """A configuration class with the fields of `target`, a dataclass of plain values."""
     hints = get_type_hints(target)
     columns: list[Any] = [("_target_", str, field(default=target_of(target)))]
     for f in fields(target):
@@ -359,8 +355,8 @@ def schema_of(target: Any) -> type:
 
 
 def extended(name: str, part: type) -> type:
-    """`Config` with one more part, to be merged after it: the other fields are missing here and
-    keep their values."""
+    """`Config` with one more part. Merged later, its other fields are missing and keep their
+    values."""
     kept: list[Any] = [
         (f.name, get_type_hints(Config)[f.name], field(default="???")) for f in fields(Config)
     ]
@@ -370,7 +366,6 @@ def extended(name: str, part: type) -> type:
 
 
 def register() -> None:
-    """Make the schemas, and the parts of a run's name, known to Hydra."""
     register_names()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)

@@ -30,7 +30,7 @@ class OnScreen(logging.Handler):
 
 
 def show_logged() -> None:
-    """Let what `ttc` logs come to the screen, whatever has been made of Python's logging before."""
+    """Let what `ttc` logs come to the screen, whatever Python's logging was set to."""
     logger = logging.getLogger("ttc")
     logger.disabled = False
     logger.setLevel(logging.WARNING)
@@ -42,7 +42,6 @@ T = TypeVar("T")
 
 
 def bar_options() -> dict[str, Any]:
-    """Of every bar."""
     return {
         "ncols": min(WIDTH, shutil.get_terminal_size().columns),
         "leave": False,
@@ -160,7 +159,6 @@ class Progress:
             print(self.plain_line(), file=self.out, flush=True)
 
     def tokens_under_way(self) -> int:
-        """Generated tokens of the problems that are not solved yet."""
         for _ in range(3):
             try:
                 usages = {id(b.usage): b.usage for b in getattr(self.engine, "live", ())}
@@ -177,8 +175,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end if the other problems take as many tokens as those so far; None
-        before the first."""
+        """Seconds until the end, if other problems take as many tokens as those so far."""
         if not self.records or not self.tokens:
             return None
         mean = sum(r["usage"]["generated_tokens"] for r in list(self.records.values())) / len(
@@ -189,8 +186,7 @@ class Progress:
 
     @property
     def accuracy(self) -> tuple[float, float, float] | None:
-        """The accuracy so far and the ends of its 95% interval, in percent; None before the first
-        problem."""
+        """The accuracy so far and the ends of its 95% interval, in percent."""
         done = list(self.records.values())
         if not done:
             return None

@@ -175,8 +175,8 @@ WHOLE = {
 
 
 def fault(shape: TypeAdapter[Any], value: Any) -> str | None:
-    """Where a value first differs from a shape, as `branches[0].tokens is 'x'`; None where it does
-    not."""
+    """Where a value first differs from a shape, as `branches[0].tokens is 'x'`; None for
+    nowhere."""
     try:
         shape.validate_python(value, strict=True)
     except ValidationError as error:
@@ -189,8 +189,7 @@ def fault(shape: TypeAdapter[Any], value: Any) -> str | None:
 
 
 def lacking(record: dict[str, Any]) -> str | None:
-    """What this version writes into every record, and this one lacks; None where it lacks
-    nothing."""
+    """What this version writes into every record and this one lacks; None for nothing."""
     for name in ("tree", "timing", "correct_strict", "answer", "question", "gold"):
         if name not in record:
             return name

@@ -38,7 +38,6 @@ class Shard:
         return None if text is None else cls.read(text)
 
     def name(self, run: str) -> str:
-        """What the folder of this part of a run is called."""
         return f"{run}-shard{self.index}of{self.count}"
 
     def part(self, items: list[T]) -> list[T]:

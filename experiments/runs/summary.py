@@ -19,14 +19,12 @@ KS = tuple(2**i for i in range(11))
 
 
 def failed(record: Mapping[str, Any]) -> bool:
-    """Whether a problem could not be solved. One whose budget ran out has not failed: what it has
-    counts."""
+    """Whether a problem could not be solved; one whose budget ran out counts with what it has."""
     return record["error"] is not None and not record["error"].startswith("BudgetExceeded")
 
 
 def failure_reasons(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Why problems failed, the most frequent first; reasons that differ in numbers or quoted names
-    alone are one."""
+    """Why problems failed, the most frequent first; reasons are alike but for numbers and names."""
     groups: dict[str, list[str]] = {}
     for record in filter(failed, records):
         alike = re.sub(r"\d[\d,.]*|'[^']*'", "#", record["error"])
@@ -112,7 +110,6 @@ def seconds_at_work(records: Sequence[dict[str, Any]]) -> float:
 
 
 def approximations(records: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """How often what is approximate took effect."""
     usages = [r["usage"] for r in records]
     return {
         "problems_not_verified": sum(bool(u.get("verifications_skipped")) for u in usages),
@@ -133,17 +130,16 @@ def mean(values: Sequence[float]) -> float:
 
 
 def is_right(record: Mapping[str, Any]) -> bool:
-    """Whether a problem counts as right: one that failed, or has no answer, does not."""
+    """One that failed, or has no answer, is not right."""
     return bool(record["correct"]) and not failed(record)
 
 
 def is_right_strictly(record: Mapping[str, Any]) -> bool:
-    """The same where only what is stated in the form that is asked for counts."""
+    """The same where only the form that is asked for counts."""
     return bool(record.get("correct_strict", record["correct"])) and not failed(record)
 
 
 def counted(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A problem's candidates; none of one that failed."""
     return [] if failed(record) else record["branches"]
 
 
@@ -154,13 +150,11 @@ def widths(records: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def pass_share(record: Mapping[str, Any], k: int) -> float:
-    """pass@k of a problem, 0 without candidates."""
     branches = counted(record)
     return pass_at_k(len(branches), sum(b["correct"] for b in branches), k) if branches else 0.0
 
 
 def majority_share(record: Mapping[str, Any], k: int) -> float:
-    """maj@k of a problem, 0 without candidates."""
     branches = counted(record)
     return maj_at_k(*votes(branches), k) if branches else 0.0
 

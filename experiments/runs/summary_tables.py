@@ -19,7 +19,6 @@ def _cut_off(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def table(name: str, summary: dict[str, Any]) -> str:
-    """The summary as a small table."""
     low, high = summary["accuracy_95"]
     moved = [summary["host_to_device_bytes"] / 2**20, summary["device_to_host_bytes"] / 2**20]
     rows = [

@@ -24,7 +24,6 @@ PRESETS = "experiment"
 
 
 def sweeps(arguments: Sequence[str]) -> bool:
-    """Whether these words of a command line ask for a sweep."""
     return bool({"-m", "--multirun"} & set(arguments))
 
 
@@ -63,7 +62,6 @@ def job_title(arguments: Sequence[str], number: int, overrides: Sequence[str]) -
 
 
 def _values(override: Override) -> int | None:
-    """How many values a setting is swept over; None where only Hydra's sweeper knows."""
     try:
         return sum(1 for _ in override.sweep_string_iterator())
     except HydraException:
@@ -75,8 +73,7 @@ def _group(override: Override) -> str:
 
 
 def _one_value(override: Override) -> str:
-    """The override as a sweep over its one value; as it is where it is one already, or Hydra would
-    change the value."""
+    """The override as a sweep over its one value, unless Hydra would change the value."""
     given = str(override.input_line)
     if override.is_sweep_override() or override.is_delete():
         return given
@@ -113,8 +110,7 @@ class Outcomes:
     @classmethod
     @contextmanager
     def kept(cls, arguments: Sequence[str]) -> Iterator[Outcomes]:
-        """As long as they are needed; in this folder for a launcher, as a cluster's machines do not
-        share /tmp."""
+        """Kept as long as needed; in this folder for a launcher, as machines do not share /tmp."""
         elsewhere = any(word.lstrip("+").startswith("hydra/launcher=") for word in arguments)
         with TemporaryDirectory(
             prefix=".ttc-sweep-", dir=Path.cwd() if elsewhere else None

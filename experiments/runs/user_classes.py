@@ -51,7 +51,6 @@ def as_choices(words: Sequence[str]) -> list[str]:
 
 
 def _names_class(o: Override) -> bool:
-    """Whether an override gives a class for a group, or several in a sweep."""
     group, _, setting = o.key_or_group.partition(".")
     if group not in GROUPS or setting not in ("", "_target_") or o.is_delete():
         return False
@@ -62,7 +61,6 @@ def _names_class(o: Override) -> bool:
 
 
 def _is_open(o: Override) -> bool:
-    """Whether an override gives a class that takes settings of any name."""
     paths = [str(_path(value)) for value in values(o)] if _names_class(o) else []
     return any(_takes_any(find(path, o.key_or_group)) for path in paths if "." in path)
 
@@ -117,13 +115,12 @@ def _without(word: str, named: set[str], words: Sequence[str]) -> str:
 
 
 def _without_plus(word: str, groups: Set[str]) -> str:
-    """A setting of a class needs no plus. With one, Hydra would take a misspelt name."""
+    """A setting of a class needs no plus: with one, Hydra would take a misspelt name."""
     group, _, name = word.partition("=")[0].removeprefix("+").partition(".")
     return word.removeprefix("+") if name and group in groups else word
 
 
 def check_part(group: str, path: str, target: Any, key: str) -> None:
-    """Raise InvalidInput for what cannot stand in a group."""
     base = GROUPS[group].base
     if base is None:
         if not callable(getattr(target, "rate", None)):

@@ -40,14 +40,12 @@ def find(path: str, key: str) -> Any:
 
 
 def check_user_code(config: DictConfig) -> None:
-    """Raise InvalidInput for what cannot be imported."""
     for key, path in user_paths(config).items():
         find(path, key)
 
 
 def code_fingerprint(config: DictConfig) -> dict[str, str]:
-    """A hash of the code of every class and function of the user's that the configuration names, by
-    its path."""
+    """A hash of the code of every class and function of the user's, by its path."""
     hashes = {}
     for key, path in user_paths(config).items():
         find(path, key)
@@ -59,7 +57,6 @@ def code_fingerprint(config: DictConfig) -> dict[str, str]:
 
 
 def user_paths(config: DictConfig) -> dict[str, str]:
-    """The setting and the dotted path of each class and function of the user's own."""
     return {
         key: value
         for key, value in _texts(as_dict(config), "")

@@ -41,8 +41,7 @@ class DecodeGate:
             raise InvalidInput(f"gate.min_tokens={self.min_tokens} must be at least 1")
 
     def losers(self, problem: Sequence[Branch]) -> list[Branch]:
-        """Those of a problem's branches that stop now. Who was stopped before is no rival any
-        more."""
+        """Those of a problem's branches that stop now. Who was stopped before is no rival."""
         rivals = [branch for branch in problem if not branch.gated]
         if len(rivals) < 2 or any(len(branch.generated) < self.min_tokens for branch in rivals):
             return []

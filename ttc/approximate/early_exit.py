@@ -68,13 +68,11 @@ class EarlyExit:
 
     @property
     def first_look(self) -> int:
-        """The first layer after which branches are looked at."""
         return max(1, self.l_min - 1) if self.rule == "entropy" else self.l_min
 
     @property
     def together(self) -> bool:
-        """Whether the branches of a problem leave at one depth, so that they must be in one
-        pass."""
+        """Whether the branches of a problem leave at one depth, and so must be in one pass."""
         return self.common_depth or self.rule == "ranking"
 
 
@@ -93,7 +91,6 @@ class ExitReport:
     watch: Watch | None = field(default=None, repr=False, compare=False)
 
     def begin(self, branches: int, layers: int) -> None:
-        """A call with so many branches, of a model with so many layers, fills it anew."""
         self.depths = [0] * branches
         self.rows = [0] * layers
         self.lens_rows = 0
@@ -132,7 +129,6 @@ class EntropyRule:
         return self.leaving(depth, dict(zip(live, entropy(logits).tolist(), strict=True)))
 
     def leaving(self, depth: int, entropies: Mapping[int, float]) -> set[int]:
-        """Which branches leave, by their H after layer `depth`."""
         for i, h in entropies.items():
             steady = abs(h - self.before.get(i, math.inf)) < self.exit.eps
             if depth >= self.exit.l_min and h < self.exit.theta and steady:
@@ -169,7 +165,6 @@ class RankingRule:
         return self.leaving(depth, shares)
 
     def leaving(self, depth: int, shares: Mapping[int, float]) -> set[int]:
-        """Which branches leave, by their P after layer `depth`."""
         leaving = set[int]()
         for n, rows in enumerate(self.problems):
             if len(rows) > 1 and rows[0] in shares:

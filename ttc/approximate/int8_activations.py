@@ -33,7 +33,6 @@ EXACT = {number for number, name in KINDS.items() if name in ("F32", "F16", "BF1
 
 @cache
 def kernel() -> ctypes.CDLL | None:
-    """The library; None without a compiler."""
     return library(SOURCE)
 
 
@@ -92,7 +91,6 @@ def round_activations(model: Any, runner: ModelRunner) -> None:
 
 
 def _round_both_or_none(gate: Any, up: Any) -> None:
-    """These are one operation of the compiled layers."""
     pair = [layer for layer in (gate, up) if isinstance(layer, StoredLinear)]
     if any(layer.rounding is None for layer in pair):
         for layer in pair:

@@ -93,8 +93,8 @@ class RKV(Resident):
         tree: Tree,
         forward: Callable[[Sequence[int], Plan, Sequence[int]], object],
     ) -> None:
-        """Cut down the texts that are too long, as far as there is room for what is kept of them
-        beside them. One pass of their last tokens tells what these look at."""
+        """Cut down the texts that are too long, as far as there is room for what is kept. One pass
+        of their last tokens tells what these look at."""
         long = [text for branch in branches if (text := self._long_text(branch)) is not None]
         texts = [long[i] for i in depth_first([text.branch.leaf.path() for text in long])]
         free_bytes = self.memory.device.free_bytes
@@ -118,7 +118,6 @@ class RKV(Resident):
             tree.replace(text.chain, kv)
 
     def _long_text(self, branch: Branch) -> Text | None:
-        """What a branch alone has written, where that is too long."""
         chain = list[Segment]()
         segment = branch.leaf
         while segment.parent is not None and segment.refs == 1:
@@ -157,7 +156,7 @@ class RKV(Resident):
 
 
 def redundancy(keys: Tensor, alike: float) -> Tensor:
-    """How much each key (tokens, dim) says what others say: (tokens,), which sum to 1."""
+    """How much each key (tokens, dim) says what others say: (tokens,), with a sum of 1."""
     unit = keys / keys.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(keys.dtype).tiny)
     cosines: Tensor = unit @ unit.T
     cosines.fill_diagonal_(0)
@@ -180,7 +179,6 @@ class Text:
 
     @property
     def prompt(self) -> int:
-        """The tokens of the chain that belong to the prompt."""
         return max(0, self.branch.prompt_length - self.chain[0].start)
 
     @property
@@ -189,22 +187,18 @@ class Text:
 
     @property
     def own(self) -> int:
-        """The tokens of the text whose KV there is."""
         return self.held - self.prompt
 
     @property
     def kept(self) -> int:
-        """The tokens of the chain whose KV stays."""
         return self.prompt + self.budget_tokens
 
     @property
     def recent(self) -> list[int]:
-        """The last tokens that have KV."""
         end = self.branch.leaf.end
         return self.branch.tokens[end - self.recent_tokens : end]
 
     def earlier(self) -> dict[KV, int]:
-        """How many tokens of each segment come before the last ones."""
         lengths = dict[KV, int]()
         last = self.recent_tokens
         for segment in reversed(self.chain):

@@ -64,8 +64,7 @@ def share_similar(runtime: Runtime, root: Branch, children: Sequence[Branch]) ->
 
 
 def differing(a: Sequence[int], b: Sequence[int]) -> tuple[slice, slice]:
-    """The tokens of each from the first difference to the last; none where the other one only has
-    more."""
+    """The tokens of each from the first difference to the last; none where one begins the other."""
     start = common_prefix(a, b)
     end = common_prefix(a[start:][::-1], b[start:][::-1])
     return slice(start, len(a) - end), slice(start, len(b) - end)
@@ -128,8 +127,8 @@ class _Window:
 
 
 def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tuple[Branch, float]]:
-    """Those of `others` that are similar to the root, and how much. What stands in the tree for
-    other prompts decides nothing: a refused one has its prompt's KV afterwards."""
+    """Those of `others` that are similar to the root, and how much. KV that the tree has for other
+    prompts decides nothing."""
     sharing = runtime.sharing
     layers = len(runtime.lens.layers)
     if sharing.probe_layers >= layers:

@@ -13,8 +13,7 @@ Regenerate = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def keep_inputs(plan: Plan, layer: int, inputs: Tensor) -> None:
-    """Store the inputs (rows, width) of a pass's rows in its tails, or in the ACT blocks that its
-    new tokens fill."""
+    """Store the inputs (rows, width) of a pass in its tails, or in the ACT blocks of new tokens."""
     if isinstance(plan, DecodePlan):
         kept = plan.tails.inputs.device[layer] if plan.tails.inputs is not None else None
         if kept is not None:

@@ -26,7 +26,6 @@ class TailRows:
 
     @property
     def end(self) -> int:
-        """The tokens that the tail holds after the pass."""
         tokens: int = self.rows.stop - self.rows.start
         return self.filled + tokens
 

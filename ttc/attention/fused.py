@@ -27,9 +27,7 @@ class FusedAttention(Protocol):
 
     arrays: PlanArrays
 
-    def takes(self, layer: Layer, q: Tensor) -> bool:
-        """Whether the kernel computes such a layer."""
-        ...
+    def takes(self, layer: Layer, q: Tensor) -> bool: ...
 
     def attend(
         self,
@@ -49,13 +47,9 @@ class FusedAttention(Protocol):
         if the kernel can; says whether it did."""
         ...
 
-    def advance(self) -> None:
-        """A decode step is done: every tail has one token more."""
-        ...
+    def advance(self) -> None: ...
 
-    def advance_by(self, counts: Sequence[int]) -> None:
-        """Another pass has put so many tokens into each tail."""
-        ...
+    def advance_by(self, counts: Sequence[int]) -> None: ...
 
 
 def fused_attention(

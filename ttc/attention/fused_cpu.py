@@ -196,7 +196,6 @@ def fused_attention(
     q: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> CompiledAttention | None:
-    """See `ttc.attention.fused.fused_attention`."""
     codec = next((entry.kv.codec for entry in entries), None)
     compiled = kernel(q.dtype, None if codec is None else codec.kind)
     long_runs = len(positions) >= TILES_TOKENS * len(runs)
@@ -208,7 +207,7 @@ def fused_attention(
 
 
 def has_tiles() -> bool:
-    """Whether PyTorch multiplies bfloat16 by Intel's tiles (AMX)."""
+    """Whether the processor has Intel's tiles (AMX) for bfloat16."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 

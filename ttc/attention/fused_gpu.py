@@ -61,7 +61,6 @@ experiments.bench gpu_resources`). Larger heads take the last, and fit as they c
 
 
 def tiles(dim: int, value_dim: int, dtype: torch.dtype) -> Tiles:
-    """The tiles for heads of `dim` numbers, and `value_dim` numbers in their values."""
     by_size = TILES[dtype.itemsize]
     width = max(_width(dim), _width(value_dim))
     return next((chosen for size, chosen in by_size.items() if width <= size), by_size[256])
@@ -69,8 +68,7 @@ def tiles(dim: int, value_dim: int, dtype: torch.dtype) -> Tiles:
 
 @cache
 def kernels(device: torch.device) -> Any | None:
-    """The module of the kernels, None where they cannot run. They are compiled at first use, which
-    takes seconds, and kept on disk."""
+    """The module of the kernels, None where they cannot run. Compiling them takes seconds, once."""
     try:
         gpu_kernel = import_module("ttc.attention.gpu_kernel")
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
@@ -239,7 +237,6 @@ def fused_attention(
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
     new: Sequence[tuple[int, int, KV, int]] = (),
 ) -> TritonAttention | None:
-    """See `ttc.attention.fused.fused_attention`."""
     module = kernels(q.device) if q.dtype in DTYPES else None
     if module is None:
         return None

@@ -45,7 +45,6 @@ class Room:
 
     @classmethod
     def of(cls, arrays: PlanArrays) -> Room:
-        """What a plan needs."""
         small = int(_are_small(arrays.tasks, arrays.groups).sum())
         return cls(
             arrays.rows,
@@ -60,7 +59,6 @@ class Room:
         return all(a >= b for a, b in zip(astuple(self), astuple(other), strict=True))
 
     def and_of(self, other: Room) -> Room:
-        """Room for either."""
         return Room(*map(max, astuple(self), astuple(other)))
 
     def with_more(self) -> Room:
@@ -70,15 +68,13 @@ class Room:
 
 
 def room_for_rows(rows: int) -> int:
-    """How many rows a pass of so many is filled up to."""
     if rows <= ROWS_BY_POWER:
         return _power(rows)
     return -(-rows // ROWS_BY_POWER) * ROWS_BY_POWER
 
 
 def filled_up(arrays: PlanArrays) -> tuple[np.ndarray, Room]:
-    """A plan's tasks with others for the rows that it is filled up by, and what it then needs.
-    Those rows attend nothing."""
+    """A plan's tasks, with others that attend nothing for added rows, and what it then needs."""
     rows = room_for_rows(arrays.rows)
     at_once = max(1, SMALL_TILE // arrays.groups)
     idle = [(a, b, 0, 0, -1, -1) for a, b in even(arrays.rows, rows, at_once)]
@@ -129,7 +125,6 @@ class Layout:
         )
 
     def serves(self, other: Layout) -> bool:
-        """Whether a kernel that goes by this reads what lies as `other`."""
         return (
             self.packed == other.packed
             and other.alignment % self.alignment == 0
@@ -169,8 +164,6 @@ class GpuArrays:
         return self._all.device
 
     def fill(self, arrays: PlanArrays, tasks: np.ndarray, tails: np.ndarray | None = None) -> None:
-        """Put a plan there, in one copy; not its tokens. tasks: the plan's, or those of
-        `filled_up`."""
         room, small = self.room, _are_small(tasks, self.groups)
         all_tasks = np.zeros((room.small + room.large, 6), np.int64)
         all_tasks[: small.sum()] = tasks[small]
@@ -189,7 +182,6 @@ class GpuArrays:
         )  # fmt: skip
 
     def next_pass(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
-        """Put a pass's tokens and positions there, in one copy."""
         self._put([np.array(tokens, np.int64), np.array(positions, np.int64)])
 
     def _put(self, arrays: Sequence[np.ndarray]) -> None:
@@ -198,7 +190,6 @@ class GpuArrays:
         self._all[: int(ends[-1])].copy_(together, non_blocking=True)
 
     def of_layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """A layer's addresses of entries, and of tails."""
         size = 6 * self.room.entries
         return (
             self.addresses[index * size : (index + 1) * size],
@@ -206,8 +197,8 @@ class GpuArrays:
         )
 
     def sums(self, heads: int, value_dim: int) -> Parts:
-        """Where tasks leave what is to be merged: the sums of weighted values (slots, heads,
-        value_dim), and maxima and sums of weights (slots, heads, 2). One place for all layers."""
+        """Where tasks leave what is to be merged, one place for all layers: the sums of weighted
+        values (slots, heads, value_dim), and maxima and sums of weights (slots, heads, 2)."""
         if (heads, value_dim) not in self._parts:
             slots = self.room.slots
             self._parts[heads, value_dim] = (

@@ -63,7 +63,6 @@ def time_of(size: int, loads: Sequence[Load], kv_heads: int, programs: int) -> f
 
 @cache
 def programs_at_once(device: torch.device) -> int:
-    """How many programs a device runs at a time."""
     if device.type != "cuda":
         return CPU_PROGRAMS
     return PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count

@@ -43,7 +43,6 @@ _PLAN: ContextVar[Any] = ContextVar("plan", default=None)
 
 @contextmanager
 def attending(plan: Any) -> Iterator[None]:
-    """Attention that this thread computes within goes by `plan`."""
     before = _PLAN.set(plan)
     try:
         yield
@@ -52,7 +51,6 @@ def attending(plan: Any) -> Iterator[None]:
 
 
 def current_plan() -> Any:
-    """What attention goes by: the innermost `attending`'s plan, None outside."""
     return _PLAN.get()
 
 

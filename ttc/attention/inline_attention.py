@@ -52,7 +52,6 @@ class CallsAttention:
 
 
 def has_inline_attention(model: Any) -> bool:
-    """Whether the model has modules that `call_attention` would change."""
     return any(_calling(module.__class__) is not None for module in model.modules())
 
 
@@ -73,8 +72,7 @@ def run_inline_attention(model: Any) -> None:
 
 
 def _become(module: Any, kind: type[nn.Module]) -> None:
-    """Give a module another class; Accelerate's hooks run the new forward where they ran that of
-    its class."""
+    """Give a module another class; Accelerate's hooks run the new class's forward."""
     if getattr(module.__dict__.get("_old_forward"), "__func__", None) is module.__class__.forward:
         module._old_forward = MethodType(kind.forward, module)
     module.__class__ = kind
@@ -82,8 +80,6 @@ def _become(module: Any, kind: type[nn.Module]) -> None:
 
 @cache
 def _calling(kind: Any) -> Any:
-    """The subclass that calls attention functions, of a class that computes attention inline; else
-    None."""
     if issubclass(kind, CallsAttention):
         return kind
     if (forward := FORWARDS.get(f"{kind.__module__}.{kind.__name__}")) is not None:
@@ -203,7 +199,6 @@ class _ByMethod(CallsAttention):
             return _Method(1.0, transposed, as_result)
 
         def scaling(size: float) -> float:
-            """From the weights of the keys 0 and 1 for the query `size`."""
             query = torch.zeros_like(key)
             query[..., 0] = size
             weights = attn(self, query, key.transpose(2, 3) if transposed else key, value, None)[0][

@@ -44,13 +44,10 @@ def _attend(
 
 
 def _of_its_file(module: Any, name: str) -> Any:
-    """What the file of a module's own class calls by this name."""
     return getattr(import_module(module.original.__module__), name)
 
 
 def _alibi(module: Any, like: Tensor) -> Bias:
-    """The bias that the module's file builds for Bloom and Falcon."""
-
     def bias(positions: int) -> Tensor:
         mask = torch.ones(1, positions, dtype=torch.long, device=like.device)
         bias: Tensor = _of_its_file(module, "build_alibi_tensor")(
@@ -120,7 +117,7 @@ def _mpt(
 
 
 def _mpt_model(self: Any, *args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
-    """Where no masks are built the model gets one that is not used, since it would fail without."""
+    """The model gets an unused mask where none is built, since it would fail without."""
     if self.ttc_attention not in ALL_MASK_ATTENTION_FUNCTIONS:
         attention_mask = torch.zeros(1, 1, 1, 1, device=self.wte.weight.device)
     return self.original.forward(self, *args, attention_mask=attention_mask, **kwargs)

@@ -29,7 +29,6 @@ _BEFORE: WeakKeyDictionary[torch.nn.Module, Choice] = WeakKeyDictionary()
 
 
 def can_set_attention(model: Any) -> bool:
-    """Whether attention can be set in any part of the model."""
     return _dispatches(model) or has_inline_attention(model)
 
 
@@ -64,7 +63,6 @@ def is_installed(model: Any) -> bool:
 
 @contextmanager
 def lent(model: Any) -> Iterator[None]:
-    """The model over its own attention, and over the engine's afterwards."""
     uninstall(model)
     try:
         yield

@@ -50,7 +50,6 @@ class Layer:
 
     @property
     def nearest(self) -> int | None:
-        """How many tokens back a row sees everything; None for all."""
         return min((n for n in (self.window, self.recent) if n is not None), default=None)
 
     @property

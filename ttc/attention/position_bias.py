@@ -62,7 +62,6 @@ def _columns(key: Tensor, bias: Bias) -> _Columns:
 
 
 def _made(bias: Tensor, dtype: torch.dtype) -> _Columns:
-    """The columns for a bias (heads, rows) in float64."""
     of_query, of_key = (
         torch.zeros(*bias.shape, COLUMNS, dtype=dtype, device=bias.device) for _ in range(2)
     )

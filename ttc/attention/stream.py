@@ -129,7 +129,6 @@ class KVReader:
         return staged.tails
 
     def close(self) -> None:
-        """Give the buffers back, once nothing is on its way to them."""
         if self.kept is not None:
             self.kept.close()
         for transfer in self.transfers:
@@ -140,7 +139,6 @@ class KVReader:
         self.staged = []
 
     def _current(self) -> tuple[Unit, Staged]:
-        """The unit whose turn it is, arrived, and the next one on its way."""
         if self.started < self.turn:
             self._start(self.turn)
         slot = self.turn % len(self.buffers)
@@ -166,8 +164,6 @@ class KVReader:
         offset = 0
 
         def stage(kv: KV, tokens: int, capacity: int, rows: int | None = None) -> LayerKV:
-            """Copy `tokens` of what a unit reads to the buffer's next place, which has room for
-            `capacity`."""
             nonlocal offset
             source = kv.host[unit.layer]
             assert source is not None, "KV to be streamed is not on the host"

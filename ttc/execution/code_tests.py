@@ -76,7 +76,6 @@ def as_test(value: Any) -> Test:
 
 
 def _asserted_call(code: str) -> CallTest | None:
-    """The test that `assert f(1, 2) == 3` says, None for any other program."""
     try:
         (statement,) = ast.parse(code.strip()).body
         assert isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare)
@@ -185,7 +184,6 @@ def same_value(expected: Any, value: Any, tolerance: float = 0.0, lists: bool = 
 
 
 def same_output(expected: str, printed: str) -> bool:
-    """Whether a program printed what was expected (see `InputTest`)."""
     left, right = (
         [line.strip() for line in text.strip().split("\n")] for text in (expected, printed)
     )
@@ -227,13 +225,10 @@ def examples_in(question: str) -> list[Test]:
 
 
 def whole_program(answer: str, about: Mapping[str, Any]) -> str:
-    """An answer as it is run: after the `preamble` of its problem's metadata, where there is
-    one."""
     return f"{preamble}\n{answer}" if (preamble := about.get("preamble")) else answer
 
 
 def shown_tests(question: str, about: Mapping[str, Any]) -> list[Test]:
-    """The tests that may be shown to who solves a problem: its metadata's `shown_tests`, else those
-    in its question."""
+    """The tests that a solver may see: its metadata's `shown_tests`, else those in the question."""
     given = about.get("shown_tests")
     return examples_in(question) if given is None else [as_test(test) for test in given]

@@ -123,8 +123,7 @@ class Worker:
             raise TTCError(f"no process can be started to run a program: {ready['error']}")
 
     def send(self, message: Mapping[str, Any], wall_s: float | None = None) -> None:
-        """Send a message. A process that does not take it in time is ended, which `receive`
-        tells."""
+        """Send a message. A process that does not take it in time is ended, as `receive` tells."""
         data = memoryview(json.dumps(message).encode() + b"\n")
         until = time.monotonic() + (wall_s or self.limits.wall_s)
         with selectors.DefaultSelector() as selector:
@@ -163,7 +162,6 @@ class Worker:
         return message if isinstance(message, dict) else self._ended("its output cannot be read")
 
     def output(self, wall_s: float) -> tuple[bytes, str | None]:
-        """All that the process prints until it ends, and why it was ended if it was."""
         assert self.process.stdout is not None
         printed, until = b"", time.monotonic() + wall_s
         with selectors.DefaultSelector() as selector:
@@ -185,7 +183,6 @@ class Worker:
         return {"error": reason}
 
     def _reason(self) -> str:
-        """Why the process has ended by itself."""
         try:
             code = self.process.wait(5)
         except subprocess.TimeoutExpired:
@@ -202,7 +199,6 @@ class Worker:
         return self._requests >= 0 and self.process.poll() is None
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
         if self._requests < 0:
             return
         with suppress(ProcessLookupError, PermissionError):
@@ -318,7 +314,6 @@ def run_tests(
 
 
 def _verdicts(worker: Worker, functions: Functions, count: int) -> Iterator[str | None]:
-    """The verdicts of one process, until it ends."""
     while count:
         message = worker.receive(worker.limits.wall_s)
         if "call" in message:

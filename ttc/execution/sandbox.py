@@ -99,7 +99,6 @@ Instruction = tuple[int, int, int, int]
 
 
 def _argument(place: int, high: bool = False) -> Instruction:
-    """Load one half of a system call's argument."""
     return (_LOAD, 0, 0, 16 + 8 * place + 4 * high)
 
 
@@ -108,18 +107,15 @@ def _verdict(value: int) -> Instruction:
 
 
 def _unless_any_bit(place: int, bits: int) -> list[Instruction]:
-    """Allowed where an argument has none of these bits."""
     return [_argument(place), (_ANY_BIT, 0, 1, bits), _verdict(_REFUSE), _verdict(_ALLOW)]
 
 
 def _if_one_of(place: int, values: Sequence[int]) -> list[Instruction]:
-    """Allowed where an argument has one of these values."""
     tests = [(_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)]
     return [_argument(place), *tests, _verdict(_REFUSE), _verdict(_ALLOW)]
 
 
 def _conditional() -> list[tuple[tuple[int | None, int | None], list[Instruction]]]:
-    """System calls that are allowed for some arguments: their numbers, and the rule."""
     writing = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
     shares_all = 0x00010000  # CLONE_THREAD
     thread = [_argument(0), (_ANY_BIT, 1, 0, shares_all), _verdict(_REFUSE), _verdict(_ALLOW)]
@@ -209,7 +205,6 @@ def _filter_calls(libc: ctypes.CDLL) -> bool:
 
 
 def _read_alone(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
-    """Leave of the file system what `readable` names, to be read (Landlock)."""
     create = 444
     add = 445
     restrict = 446
@@ -236,7 +231,6 @@ def _read_alone(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
 
 
 def readable_paths() -> list[str]:
-    """What a program may read: Python, its packages and the system's libraries."""
     packages = [p for p in sys.path if p.rstrip("/").endswith(("site-packages", "dist-packages"))]
     libraries = ["/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom"]
     standard = [str(Path(prefix, "lib")) for prefix in (sys.base_prefix, sys.prefix)]
@@ -245,7 +239,6 @@ def readable_paths() -> list[str]:
 
 
 def wrapped(words: Sequence[str], readable: Sequence[str]) -> list[str]:
-    """A command within bubblewrap where it is installed and works, else the command itself."""
     bubblewrap = _bubblewrap()
     if bubblewrap is None:
         return list(words)

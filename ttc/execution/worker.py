@@ -56,7 +56,6 @@ def main() -> None:
 
 
 def timed(cpu_s: float) -> None:
-    """Let the kernel end this process after so many more seconds of processor time."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
@@ -76,7 +75,7 @@ def what(error: BaseException) -> str:
 
 
 def run_script(channel: Channel, task: Mapping[str, Any]) -> None:
-    """Run a program as `python FILE` would; what it prints is its output."""
+    """Run a program as `python FILE` would."""
     timed(task["cpu_s"])
     why = None
     try:
@@ -95,7 +94,6 @@ def run_script(channel: Channel, task: Mapping[str, Any]) -> None:
 
 
 def serve_functions(channel: Channel, task: Mapping[str, Any]) -> None:
-    """Load a program, and call its functions as messages ask for it."""
     timed(task["cpu_s"])
     space: dict[str, Any] = {"__name__": NAME}
     try:
@@ -123,7 +121,6 @@ def answer(space: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, An
 
 
 def function_of(space: Mapping[str, Any], name: str) -> Callable[..., Any]:
-    """The function of that name, or of "Class.method" the method of a new object."""
     owner, _, method = name.rpartition(".")
     if owner in space:
         function: Callable[..., Any] = getattr(space[owner](), method)
@@ -138,7 +135,7 @@ def function_of(space: Mapping[str, Any], name: str) -> Callable[..., Any]:
 
 
 def check_tests(channel: Channel, task: Mapping[str, Any]) -> None:
-    """Run each test; the tested functions are in another process, and every call goes there."""
+    """Run each test; calls of tested functions go to the other process."""
     for number, test in enumerate(task["tests"]):
         space: dict[str, Any] = {"__name__": "tests"}
         space |= {name: elsewhere(channel, name) for name in task["names"]}
@@ -153,8 +150,6 @@ def check_tests(channel: Channel, task: Mapping[str, Any]) -> None:
 
 
 def elsewhere(channel: Channel, name: str) -> Callable[..., Any]:
-    """A function that is called in the tested program's process."""
-
     def function(*arguments: Any, **named: Any) -> Any:
         channel.write(
             {

@@ -23,7 +23,6 @@ KINDS = {
 
 
 def check_adapters(model: nn.Module) -> None:
-    """Raise UnsupportedModel for such an adapter, active or not."""
     for module in model.modules():
         adapters = getattr(module, "peft_config", None)
         for name, config in adapters.items() if isinstance(adapters, dict) else ():
@@ -33,7 +32,6 @@ def check_adapters(model: nn.Module) -> None:
 
 
 def _why_not(config: Any) -> str:
-    """Why an adapter of this configuration cannot be served, "" if nothing is known against it."""
     kind = getattr(config, "peft_type", "")
     kind = str(getattr(kind, "value", kind))
     if getattr(config, "alora_invocation_tokens", None) is not None:

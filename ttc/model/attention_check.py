@@ -39,7 +39,7 @@ class CheckTree:
         return torch.cat([batch[:1], second], axis)
 
     def pack_backwards(self, batch: Tensor, axis: int) -> Tensor:
-        """The packed rows in reverse: no row follows the one that it follows in the batch."""
+        """The packed rows in reverse, so that none follows its neighbour in the batch."""
         return self.pack(batch, axis).flip(axis)
 
     def plan(self, layer: int, key: Tensor, value: Tensor) -> ExtendPlan:
@@ -98,7 +98,6 @@ def check_function(
 def _tree_attention(
     tree: CheckTree, number: int, call: Call, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
-    """The engine's attention over the packed rows: (1, rows, heads, value_dim)."""
     query, key, value = (tree.pack(x, 2) for x in (query, key, value))
     function = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
     with attending(tree.plan(number, key, value)):
@@ -107,7 +106,6 @@ def _tree_attention(
 
 
 def _unknown_tensors(options: dict[str, Any]) -> str:
-    """The tensors among attention's options that the engine's function does not take."""
     known = inspect.signature(tree_attention).parameters
     names = [n for n, value in options.items() if isinstance(value, Tensor) and n not in known]
     return f" ({', '.join(names)})" if names else ""

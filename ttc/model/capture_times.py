@@ -93,15 +93,13 @@ class MeasuredTimes:
         return CaptureTimes(kv_gen=Line(0.0), load_kv=load_kv, load_act=load_act, load_w=load_w)
 
     def _batch_blocks(self, layer: int) -> int:
-        """Blocks of a mini-batch, three of which take half of the device at most, as in a pass."""
         tokens = self.mini_batch_tokens
         if (budget := self.memory.device.budget_bytes) is not None:
             tokens = min(tokens, budget // 2 // (3 * self.memory.layer_bytes_per_token[layer]))
         return max(1, tokens // self.block_tokens)
 
     def _timed_blocks(self, layer: int, tokens: int) -> int:
-        """The most blocks that are timed: two mini-batches where there are so many tokens, else the
-        next power of two."""
+        """The most blocks that are timed: two mini-batches, else the next power of two."""
         blocks = -(-tokens // self.block_tokens)
         power = 1 << max(2, (max(1, blocks) - 1).bit_length())
         return min(power, 2 * self._batch_blocks(layer))
@@ -227,11 +225,8 @@ class _Arrived:
 def attending_blocks(
     memory: KVMemory, layer: int, rows: int, blocks: int, batch: int, block_tokens: int
 ) -> DecodePlan:
-    """A pass of `rows` rows up to this layer, in which so many KV blocks are attended, each by one;
-    `batch` of them make a mini-batch, of which two take turns.
-
-    Rows are at position 0, where no window hides anything.
-    """
+    """A pass of `rows` rows up to this layer that attends so many KV blocks, each by one row;
+    `batch` of them make a mini-batch. Rows are at position 0, where no window hides anything."""
     layers = range(layer + 1)
     tails = KV(len(memory.shapes), 1, rows)
     for each in layers:
@@ -250,13 +245,12 @@ def attending_blocks(
 
 
 def _counts(blocks: int) -> list[int]:
-    """The numbers of blocks that are timed: a quarter, a half and all."""
     return sorted({max(1, blocks // 4), blocks // 2, blocks})
 
 
 def median_line(measure: Callable[[int], float], counts: Sequence[int]) -> Line:
-    """The line through the median times that `measure` gives for each of `counts`. They take turns,
-    so that a machine whose speed changes bends no line; the first turn warms up."""
+    """The line through the medians of `measure` at `counts`, taken in turns after one to warm
+    up."""
     times: dict[int, list[float]] = {count: [] for count in counts}
     for count in counts:
         measure(count)
@@ -270,8 +264,6 @@ def median_line(measure: Callable[[int], float], counts: Sequence[int]) -> Line:
 
 
 def timed_line(work: Callable[[int], None], counts: Sequence[int]) -> Line:
-    """The line through the median times that `work` takes for each of `counts`."""
-
     def seconds(count: int) -> float:
         start = perf_counter()
         work(count)
@@ -286,7 +278,6 @@ def _finish(device: torch.device) -> None:
 
 
 def _load(memory: KVMemory, elements: int) -> Callable[[int], None]:
-    """Copies tokens of so many numbers to the device, and waits for them."""
     device = memory.link.device
     link = Link(device, memory.link.gbps)  # another one, so that nothing of it is counted
     size = max(TIMED_TOKENS) * elements

@@ -169,7 +169,6 @@ class ModelCheck:
         return logits
 
     def _tokens(self) -> Tensor:
-        """Two sequences (2, tokens) with one prefix, without special tokens."""
         special = set[int]()
         for config in (self.config, self.model.config):
             for name, value in config.to_dict().items():
@@ -183,7 +182,6 @@ class ModelCheck:
         return ids.to(self.model.device)
 
     def _long_masks(self, tokens: int, layers: Iterable[int]) -> dict[int, Tensor | None]:
-        """The masks that the model builds for some layers over a longer sequence."""
         reader = MaskReader(layers)
         ids = self._tokens()[:1, :1].expand(1, tokens)
         with attention_set_to(self.model, RECORD), attending(reader), suppress(AllRead):
@@ -217,7 +215,7 @@ class ModelCheck:
             )
 
     def _running_layers(self) -> set[int]:
-        """The layers that run: without images, some models leave out those of cross attention."""
+        """The layers that run: without images, some models leave out cross attention."""
         count = self.config.num_hidden_layers
         try:
             layers = decoder_layers(self.model)
@@ -241,7 +239,6 @@ class ModelCheck:
 
     @staticmethod
     def _note_places(calls: Sequence[Call], sights: Sequence[Sight]) -> None:
-        """Note which calls a module makes, and its window or chunk where it does not say so."""
         numbers: dict[Any, list[int]] = {}
         for number, call in enumerate(calls):
             numbers.setdefault(call.module, []).append(number)

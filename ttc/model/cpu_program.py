@@ -27,7 +27,7 @@ LINE = 64
 
 @cache
 def _barrier() -> int:
-    """The address of the function in which threads of a team wait for each other, 0 for none."""
+    """The address of a team's barrier, 0 for none."""
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_barrier, ctypes.c_void_p).value or 0
     except (TypeError, AttributeError):
@@ -103,7 +103,6 @@ class Program:
     # ---------------------------------------------------------------- running
 
     def begin(self, rows: int) -> None:
-        """Begin a pass over so many rows."""
         at = self.at
         table = self.table
         self.rows = rows
@@ -123,7 +122,6 @@ class Program:
         table[-1, at.OUTPUT_ROW] = self._row_bytes(logits)
 
     def keep_new(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Let a layer write its keys and values (rows, kv_heads x dim) to these tensors."""
         place = self.attends[layer]
         self.table[place - 2, self.at.OUTPUT] = key.data_ptr()
         self.table[place - 1, self.at.OUTPUT] = value.data_ptr()
@@ -133,7 +131,6 @@ class Program:
         self.table[self.attends[layer] + 1, self.at.INPUT] = attended.data_ptr()
 
     def attend_by(self, kernel: int, parameters: np.ndarray) -> None:
-        """Let the whole list attend by this kernel, with these parameters for each layer."""
         at = self.at
         places = self.attends
         offsets = parameters.strides[0] * np.arange(len(parameters))
@@ -144,7 +141,6 @@ class Program:
         self.table[places + 1, at.INPUT] = self.attention.data_ptr()
 
     def run(self, part: int | None = None) -> None:
-        """Run a part, or all, attention included."""
         at = self.at
         head = self.head
         head[at.FIRST], head[at.END] = self._span(part)
@@ -159,7 +155,6 @@ class Program:
             self.single(head.ctypes.data)
 
     def share(self, kinds: Sequence[int], part: int | None = None) -> float:
-        """The share of the last run of a part, or of all, that operations of some kinds took."""
         operations = self.table[slice(*self._span(part))]
         started = self.head[self.at.STARTED]
         spans = np.diff(operations[:, self.at.ENDED], prepend=started)
@@ -202,7 +197,6 @@ class Program:
         self._add(at.NORMALISE, self.x, self.normed, fields)
 
     def _round(self, source: Tensor, *linears: Linear) -> None:
-        """Round rows for those of the layers that take them so."""
         at = self.at
         roundings = [x for linear in linears if (x := getattr(linear, "rounding", None))]
         if roundings:
@@ -218,7 +212,6 @@ class Program:
             self._add(at.ROUND, source, target, fields)
 
     def _source(self, linear: Linear, source: Tensor) -> Tensor:
-        """The rows that a layer takes: as they are, or rounded before."""
         rounds = getattr(linear, "rounding", None) is not None
         return self._rounded[source.data_ptr()] if rounds else source
 

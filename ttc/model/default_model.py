@@ -72,7 +72,6 @@ def _convert_into(folder: Path, file: Path) -> None:
 
 
 def convert_gguf(file: Path, folder: Path) -> None:
-    """Save the model of a GGUF file as transformers does."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = str(file.parent)

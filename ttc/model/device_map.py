@@ -111,7 +111,6 @@ def weights_over(model: Any, over: Over) -> dict[str, torch.device]:
 
 
 def _device_in(places: Mapping[str, torch.device], name: str) -> torch.device | None:
-    """Where a map puts a weight, by the longest name in it that the weight's name begins with."""
     while name and name not in places:
         name = name.rpartition(".")[0]
     return places.get(name)
@@ -133,7 +132,6 @@ def _by_strategy(model: Any, strategy: str) -> dict[str, torch.device]:
 
 
 def is_spread(model: Any) -> bool:
-    """Whether Accelerate has put a model's layers on several devices."""
     return len(set(map(_place, _map_of(model).values()))) > 1
 
 

@@ -116,5 +116,4 @@ class _Lengths(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values as they are: the plan stores them."""
         return key_states, value_states

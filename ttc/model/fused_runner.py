@@ -58,19 +58,15 @@ class CompiledLayers:
         ]
 
     def renew(self) -> None:
-        """Make programs anew, as how a layer multiplies has changed."""
         self._program = None
         self._described = None
 
     def program(self, rows: int) -> Program:
-        """The program for so many rows, whose `x`, `cos` and `sin` are to be filled before
-        `run`."""
         if self._program is None or self._program.capacity < rows:
             self._program = Program(self.decoder, 1 << (max(rows, ROWS) - 1).bit_length())
         return self._program
 
     def run(self, program: Program, plan: Plan) -> None:
-        """Run a program that has begun, in one call where attention is part of it."""
         if self._attends_by_itself(program, plan):
             program.run()
         else:
@@ -105,8 +101,8 @@ class CompiledLayers:
         program.run(len(self._layers))
 
     def _attends_by_itself(self, program: Program, plan: Plan) -> bool:
-        """Have the program call the attention kernel itself, where a layer's attention is no more
-        than that."""
+        """Have the program call the attention kernel, where a layer's attention is no more than
+        that."""
         if (
             self._described is None
             or self._described[0]() is not plan
@@ -158,8 +154,8 @@ class FusedRunner:
     def forward(
         self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
     ) -> Tensor:
-        """See `ModelRunner.forward`. Raises UnsupportedModel when the model's attention is no
-        longer the engine's."""
+        """See `ModelRunner.forward`. Raises UnsupportedModel where attention is no longer the
+        engine's."""
         if self._config._attn_implementation != IMPLEMENTATION:
             self.modules.check_attention()
         if not self.watch.may_leave_out_modules():
@@ -184,8 +180,6 @@ class FusedRunner:
         return logits
 
     def _rotation(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """cos and sin (1, rows, head_dim) of the rows' positions, as the model's own module gives
-        them."""
         cos, sin = self._decoder.rotary(self._decoder.embedding.weight, torch.tensor([positions]))
         return cos, sin
 

@@ -69,7 +69,6 @@ class GenerationSettings:
         return cls(asked, tuple(processors))
 
     def describe(self) -> str:
-        """As NAME=VALUE, NAME=VALUE."""
         return ", ".join(f"{name}={_short(value)}" for name, value in self.asked.items())
 
 
@@ -181,7 +180,6 @@ def _bad_words(value: Any, config: Any) -> Processor:
 
 
 def _least_length(value: Any, config: Any) -> Processor | None:
-    """`min_new_tokens` takes its place, and without an end token neither means anything."""
     ends = _ends(config)
     if config.min_new_tokens is not None or not ends:
         return None

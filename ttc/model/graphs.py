@@ -186,7 +186,6 @@ class Graphs:
         fused: TritonAttention,
         plan: DecodePlan,
     ) -> bool:
-        """Have a graph's arrays hold a plan, if it fits."""
         tails = tails_of(plan.tails)
         layout = Layout.of(fused.arrays, fused.dtype, tails)
         arrays = recorded.arrays
@@ -255,7 +254,6 @@ class Graphs:
         return logits
 
     def _by_graphs(self) -> bool:
-        """Whether a graph may stand for the model as it is now."""
         snapshot = self.watch.last
         # peft switches adapters on and off without a trace in the modules
         adapted = any(kind.__module__.startswith("peft.") for kind in snapshot.classes)
@@ -281,13 +279,11 @@ class _ByKernel:
         self.dtype = dtype
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
-        """See `Plan.attend`."""
         if q.dtype != self.dtype or layer.recent is not None:
             raise RuntimeError(f"the kernel does not take layer {layer.index}")
         return attend(self.kernels, self.arrays, layer, q, None, (key, value), self.dtype)
 
     def turn(self, layers: tuple[int, ...]) -> int:
-        """`Plan.turn` counts, and a replay would not."""
         raise RuntimeError(f"one module serves the layers {', '.join(map(str, layers))}")
 
 
@@ -309,7 +305,6 @@ class _NoWaiting(TorchDispatchMode):
 
 
 def _is_fixed(plan: DecodePlan) -> bool:
-    """Whether the kernel attends all there is, and finds it where it was."""
     tails, fused = plan.tails, plan.fused
     return (
         plan.stream is None
@@ -329,8 +324,8 @@ def _gap(expected: Tensor, result: Tensor) -> float:
 
 
 def graphs_for(watch: Watch, device: torch.device) -> Graphs | None:
-    """The graphs of a model's decode passes; None on a CPU, with weights in several places, and
-    with quantized ones, whose kernels may wait for the host."""
+    """The graphs of a model's decode passes; None on a CPU, over several places, and for quantized
+    weights, whose kernels may wait for the host."""
     model = watch.model
     if device.type != "cuda" or getattr(model, "is_quantized", False):
         return None

@@ -59,8 +59,6 @@ def read_grouped(kind: Any, config: Any, dtype: torch.dtype, folder: Path) -> An
 
 
 def check_layout(config: Any) -> None:
-    """Raises InvalidInput for a folder that is not quantized, UnsupportedModel for one that is not
-    read."""
     settings = getattr(config, "quantization_config", None)
     if not settings:
         raise InvalidInput(
@@ -206,8 +204,7 @@ def _torchao_bits(path: str, about: Mapping[str, Any]) -> int:
 
 
 def _order(group_of: Tensor, groups: int, path: str) -> Tensor | None:
-    """The inputs, those of a group in a row; None where they are so already. group_of: the group of
-    each input (act-order), which may be -1 throughout."""
+    """The inputs, those of a group in a row; None where they are so already."""
     if bool((group_of < 0).all()):
         return None
     counts = torch.bincount(group_of, minlength=groups)
@@ -241,7 +238,6 @@ class _Files:
         return name in self.homes
 
     def about(self, name: str) -> dict[str, Any]:
-        """What a file's head says of a tensor."""
         try:
             parsed = json.loads(self.notes.get(name, "{}"))
         except ValueError:
@@ -252,7 +248,6 @@ class _Files:
         return self.read(name) if name in self else None
 
     def read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """A tensor. Raises UnsupportedModel where it is missing or has another shape."""
         if name not in self.homes:
             raise UnsupportedModel(f"its files lack the weight {name}")
         tensor: Tensor = self.homes[name].get_tensor(name)

@@ -20,12 +20,10 @@ SOURCE = Path(__file__).with_name("cpu_layers.cpp")
 
 
 def kernel() -> ctypes.CDLL | None:
-    """The library; None without a compiler. Raises InvalidInput where the compiler refuses."""
     return library(SOURCE)
 
 
 def why_not() -> str:
-    """Why there are no compiled layers on this machine; empty if there are."""
     try:
         return WITHOUT_COMPILER if kernel() is None else ""
     except InvalidInput as error:
@@ -33,13 +31,11 @@ def why_not() -> str:
 
 
 def address(dtype: torch.dtype) -> int:
-    """The address of what runs a list for numbers of this type."""
     function = getattr(kernel(), f"run_{str(dtype).removeprefix('torch.')}")
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def processor() -> str:
-    """The kind of processor that the library was built for."""
     return _text("processor")
 
 
@@ -69,7 +65,6 @@ def names() -> Any:
 
 
 def scratch_bytes(columns: int) -> int:
-    """The memory that a thread works in whose units have at most so many columns."""
     size = _loaded().scratch_bytes
     size.restype = ctypes.c_int64
     nbytes: int = size(ctypes.c_int64(columns))

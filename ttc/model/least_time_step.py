@@ -33,7 +33,6 @@ class LeastTimeStep:
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> LeastTimeStep | None:
-        """That of a module that has one; None for others."""
         limits: Any = getattr(module, "time_step_limit", None)
         update = called_by(module, [UPDATE]).get(UPDATE)
         if not limits or limits[0] <= 0 or update is None:
@@ -42,7 +41,6 @@ class LeastTimeStep:
 
     @contextmanager
     def of_opening(self, in_opening: Sequence[bool]) -> Iterator[None]:
-        """A call of the module, for sequences in the opening or not (see `StateBatch`)."""
         self.in_opening = in_opening
         least = self.limits[0] if all(in_opening) else 0.0
         self.module.time_step_limit = (least, self.limits[1])

@@ -43,12 +43,10 @@ class Lens:
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def running(self, forwards: Sequence[Callable[..., Any]]) -> AbstractContextManager[None]:
-        """Let the decoder layers run `forwards` meanwhile."""
         return running_as(self.layers, forwards)
 
 
 def parts_of(output: Any) -> tuple[Tensor, tuple[Any, ...] | None]:
-    """The states that a layer returned, and what came with them (None where they came alone)."""
     return (output[0], (*output[1:],)) if isinstance(output, tuple | list) else (output, None)
 
 
@@ -59,7 +57,6 @@ def row_dim(states: Tensor) -> int:
 
 
 def rows_of(output: Any) -> Tensor:
-    """The states (rows, width) that a layer returned; the first of several streams."""
     states = parts_of(output)[0]
     return states.movedim(row_dim(states), 0).flatten(1, -2)[:, 0]
 

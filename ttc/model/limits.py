@@ -65,7 +65,6 @@ class ModelLimits:
         return tokens
 
     def check_context(self, length: int) -> None:
-        """Raise ContextExceeded unless the model's context holds `length` tokens."""
         if self.context_length is not None and length > self.context_length:
             raise ContextExceeded(
                 f"{length} tokens are more than the model's context of {self.context_length}"
@@ -73,7 +72,6 @@ class ModelLimits:
             )
 
     def check_prompt(self, length: int) -> None:
-        """Raise ContextExceeded unless a prompt of `length` tokens leaves room to generate."""
         self.check_context(length)
         if length == self.context_length:
             raise ContextExceeded(
@@ -82,7 +80,6 @@ class ModelLimits:
             )
 
     def left(self, tokens: int) -> int | None:
-        """How many tokens a branch of `tokens` tokens can still grow by, None for no limit."""
         return None if self.context_length is None else self.context_length - tokens
 
 

@@ -69,12 +69,10 @@ class Decoder:
     head: Linear | None
 
     def first(self, layers: int) -> Decoder:
-        """The first so many layers."""
         return replace(self, layers=self.layers[:layers], norm=None, head=None)
 
     @property
     def weights(self) -> Iterator[torch.Tensor]:
-        """All weights and biases."""
         modules = [part for part in (self.embedding, self.norm, self.head) if part is not None]
         for layer in self.layers:
             modules += [*layer.linears, *layer.norms]
@@ -123,7 +121,6 @@ def _layer(layer: Any) -> DecoderLayer:
 
 
 def _expect(module: Any, part: str) -> Any:
-    """A module that must run the code of that part of one of `FAMILIES`."""
     known = [code_of(getattr(file, name + part).forward) for file, name in FAMILIES]
     if "forward" in vars(module) or code_of(type(module).forward) not in known:
         name = type(module).__name__

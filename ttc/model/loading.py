@@ -252,8 +252,8 @@ def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
 
 
 def _read_weights(kind: Any, source: str, options: dict[str, Any]) -> Any:
-    """Raises UnsupportedModel for weights that are missing, which transformers makes up, and for
-    weights of another shape than the configuration has."""
+    """Raises UnsupportedModel for missing weights, which transformers would make up, and for those
+    of another shape."""
     model, info = kind.from_pretrained(source, **options, **COMPARED)
     if missing := info["missing_keys"]:
         raise UnsupportedModel(
@@ -286,11 +286,7 @@ def _without_weights(
 
 
 def _check_size(model: Any, source: Path, gguf_file: str | None = None) -> None:
-    """Raise ValueError for a configuration of many more parameters than its files can hold, before
-    memory is taken for them.
-
-    model: without weights.
-    """
+    """Raise ValueError for many more parameters than the files can hold, before memory is taken."""
     if not source.exists():  # an id on the hub
         return
     parts = [source / gguf_file] if gguf_file else _weight_files(source)
@@ -310,7 +306,6 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _remove_hooks(model: Any) -> None:
-    """Undo what Accelerate does for a map of several devices: its hooks, and untied weights."""
     from accelerate.hooks import remove_hook_from_submodules
 
     remove_hook_from_submodules(model)
@@ -320,7 +315,7 @@ def _remove_hooks(model: Any) -> None:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Leave out what transformers says of unused weights: a text decoder leaves some by intent."""
+    """Leave out transformers' report of unused weights: a text decoder leaves some by intent."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -332,7 +327,6 @@ def _without_report() -> Iterator[None]:
 
 
 def chosen_device(device: str | torch.device | None) -> torch.device:
-    """The device of a name; None or "auto" for CUDA where there is one, else the CPU."""
     if device is None or device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     is_name = isinstance(device, str | int | torch.device)

@@ -84,7 +84,6 @@ class _MaskCheck:
             raise
 
     def check(self, call: Call, sight: Sight) -> None:
-        """Near rows by the mask, far ones by transformers' rule of it, asked for single rows."""
         mask = call.mask
         assert mask is not None
         tokens = call.query.shape[2]
@@ -143,7 +142,6 @@ def _check_rows(call: Call, sight: Sight, mask: Tensor, positions: Sequence[int]
 
 
 def stated_windows(config: Any) -> list[int]:
-    """The lengths in a configuration that may bound what a token sees."""
     return sorted(set(_lengths(config.to_dict())))
 
 

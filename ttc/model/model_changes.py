@@ -47,7 +47,6 @@ class Snapshot:
         self._before.append([tuple(map(copy, values)) for values in attributes])
 
     def same_structure(self) -> bool:
-        """Whether all but the numbers in the weights is as it was."""
         try:
             same = self._structure() == self._before and self._code.same()
             return same and self._weights.same_places()
@@ -55,15 +54,12 @@ class Snapshot:
             return False  # something is gone, or a tensor where a number was
 
     def same_numbers(self) -> bool:
-        """Whether the numbers in the weights are as they were; see `_Weights`."""
         return self._weights.same_versions() and self._weights.same_samples()
 
     def same_versions(self) -> bool:
-        """The part of `same_numbers` that waits for no device."""
         return self._weights.same_versions()
 
     def taken_over(self) -> bool:
-        """Whether hooks, or another forward than its class's, act on any module just now."""
         return any(self._hooks) or any(map(dict.__contains__, self._attributes, repeat("forward")))
 
     def _structure(self) -> list[list[Any]]:
@@ -93,10 +89,8 @@ class Watch:
         self.on_change: list[Callable[[], None]] = []
 
     def unchanged(self, *, samples: bool = True) -> bool:
-        """Whether the model computes what it computed at the last look. This is the next look.
-
-        samples: also read some numbers of the weights, for which a GPU is waited for.
-        """
+        """Whether the model computes what it did at the last look. samples: also read some numbers
+        of the weights, for which a GPU is waited for."""
         last = self.last
         if last.same_structure() and (last.same_numbers() if samples else last.same_versions()):
             return True
@@ -108,8 +102,8 @@ class Watch:
         return False
 
     def may_leave_out_modules(self) -> bool:
-        """Whether what was made of the modules at load does what they would, by the last look, and
-        nothing acts on them now."""
+        """Whether what was made of the modules at load holds by the last look, and no hook acts
+        now."""
         return self.as_at_load and not self.at_load.taken_over()
 
 
@@ -197,8 +191,6 @@ class _Weights:
         return all(map(is_, map(getitem, self._dicts, self._keys), self._entries))
 
     def _part_renewed(self) -> None:
-        """Compare the places where an equal tensor lies now by their numbers, and no longer by what
-        lies there."""
         kept = []
         for tensors, key, before in zip(self._dicts, self._keys, self._entries, strict=True):
             now = tensors[key]
@@ -223,8 +215,8 @@ class _Weights:
 
 
 def _equal(now: Tensor | None, before: Tensor) -> bool:
-    """Whether a pass of the model may have put one tensor for the other: a buffer with the same
-    numbers, or a weight that is empty both times."""
+    """Whether one tensor may stand for the other: a buffer with the same numbers, or empty
+    weights."""
     if now is None or now.shape != before.shape or now.dtype != before.dtype:
         return False
     if now.device != before.device:
@@ -235,24 +227,21 @@ def _equal(now: Tensor | None, before: Tensor) -> bool:
 
 
 def _without(renewed: set[int], tensors: list[Tensor], values: list[T]) -> list[T]:
-    """Those of the values whose tensors are not among the renewed."""
     both = zip(tensors, values, strict=True)
     return [value for tensor, value in both if id(tensor) not in renewed]
 
 
 def changes_nothing(hook: Hook) -> Hook:
-    """Mark a hook of the engine, which changes nothing, so that no look counts it."""
+    """Mark a hook of the engine, so that no look counts it."""
     hook.changes_nothing = True  # type: ignore[attr-defined]
     return hook
 
 
 def _foreign(hooks: dict[int, Any]) -> tuple[int, ...]:
-    """The numbers of the hooks that are not the engine's."""
     return tuple(n for n, hook in hooks.items() if not hasattr(hook, "changes_nothing"))
 
 
 def _plain_attributes(modules: Iterable[Scope]) -> tuple[list[Getter], list[Scope]]:
-    """What gets the plain values among modules' attributes, and from which of them."""
     getters: list[Getter] = []
     owners: list[Scope] = []
     for attributes in modules:
@@ -264,7 +253,6 @@ def _plain_attributes(modules: Iterable[Scope]) -> tuple[list[Getter], list[Scop
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether an attribute is a number, a text, or a collection of these, as peft's scales are."""
     if isinstance(value, dict):
         value = list(value.values())
     parts = value if isinstance(value, list | tuple | set) else [value]
@@ -276,7 +264,7 @@ def _functions(owner: Any) -> list[str]:
 
 
 def _samples(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The middle number of each tensor; those of one type and device together."""
+    """The middle number of each tensor, by type and device."""
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         plain = type(tensor) in (nn.Parameter, Tensor) and tensor.layout == torch.strided
@@ -288,7 +276,7 @@ def _samples(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def _can_be_joined(parts: list[Tensor]) -> bool:
-    """Whether PyTorch joins such numbers; of some types of 8 bits and less it does not."""
+    """Whether PyTorch joins such numbers, which it does not for some types of 8 bits."""
     try:
         _bytes(parts)
     except (NotImplementedError, RuntimeError):

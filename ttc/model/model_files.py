@@ -68,7 +68,6 @@ def opened(
 
 
 def whole_folder(source: str) -> Path:
-    """The folder of a model, or of its copy in this machine's cache, which is downloaded."""
     if Path(source).is_dir():
         return Path(source)
     from huggingface_hub import snapshot_download
@@ -77,7 +76,6 @@ def whole_folder(source: str) -> Path:
 
 
 def _in_a_line(error: Exception) -> str:
-    """What an error says, with its kind where it says only what happened within Python."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else ""
     if text.endswith(":") and len(lines) > 1:  # a heading
@@ -108,7 +106,6 @@ def _reason(name: str, error: Exception, path: Path | None, online: bool, truste
 
 @contextmanager
 def _without_bar() -> Iterator[None]:
-    """Leave out transformers' bar for weights that it reads. Bars of downloads stay."""
     from transformers.utils import logging
 
     before = logging.set_tqdm_hook(

@@ -32,7 +32,6 @@ class PackedProduct:
         self._outputs: list[Tensor] = []
 
     def part(self, x: Tensor, index: int) -> Tensor:
-        """The output of layer `index` for `x`."""
         if self._input is not x:
             self._outputs = list(self.product(x).split(self.sizes, -1))
             self._input = x
@@ -63,25 +62,22 @@ class PackedLinear(nn.Module):
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU's oneDNN has kernels for bfloat16."""
     if not torch.backends.mkldnn.is_available():
         return False
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def packs(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether packing such weights is of use."""
     return device.type == "cpu" and dtype == torch.bfloat16 and has_bfloat16()
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether packing the model is of use."""
     weight = next(model.parameters())
     return packs(weight.device, weight.dtype)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module runs its class's code on ordinary tensors, which quantized ones need not."""
+    """Whether a module runs its class's code on ordinary tensors; quantized ones need not."""
     weights = module.parameters(recurse=False)
     return "forward" not in vars(module) and all(type(w) is nn.Parameter for w in weights)
 
@@ -105,7 +101,6 @@ def pack_linears(model: nn.Module, leave: Sequence[nn.Module] = ()) -> None:
 
 
 def _groups(linears: dict[str, nn.Linear]) -> list[tuple[str, ...]]:
-    """The names of `linears`, siblings together where their inputs and biases match."""
     groups = []
     alone = dict.fromkeys(linears)
     for names in SIBLINGS:

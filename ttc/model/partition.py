@@ -58,7 +58,6 @@ class Partition:
 def partition_units(
     config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None
 ) -> tuple[Unit, ...]:
-    """The units of `partition`."""
     return partition(config, dtype, kind).units
 
 
@@ -129,7 +128,6 @@ class _Observed:
         self.begun[name] = first, self.now + 1
 
     def answer(self, call: Call) -> Tensor:
-        """Note a call of attention (1, heads, 1, dim); a block may make more than one."""
         heads = call.query.shape[1]
         value_dim = call.value.shape[3]
         widths = call.key.shape[3] + value_dim
@@ -225,8 +223,6 @@ def _outside(model: nn.Module, blocks: list[nn.Module]) -> list[tuple[str, nn.Mo
 def _around(
     model: nn.Module, blocks: list[nn.Module], observed: _Observed
 ) -> tuple[Weights, Weights]:
-    """The weights of what runs before the blocks, and after; uncalled tables belong to the
-    former."""
     before: list[nn.Module] = []
     after: list[nn.Module] = []
     for name, module in _outside(model, blocks):

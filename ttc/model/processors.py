@@ -45,7 +45,6 @@ class Texts:
 
     @cached_property
     def prompt_ids(self) -> Tensor:
-        """Likewise, those of the prompts."""
         pairs = zip(self.tokens, self.prompts, strict=True)
         return self._padded([row[:prompt] for row, prompt in pairs])
 

@@ -62,7 +62,6 @@ class Call:
 
     @property
     def told_window(self) -> int | None:
-        """The sliding window that the function was told, in tokens."""
         return self.options.get("sliding_window")
 
 
@@ -128,7 +127,6 @@ class MaskReader:
 
 @contextmanager
 def weights_on(device: torch.device, module: nn.Module) -> Iterator[None]:
-    """Have a module's own weights on a device meanwhile, wherever they lie between passes."""
     before = module._parameters.copy()
     for name, weight in before.items():
         if weight is not None and weight.device != device:
@@ -176,7 +174,6 @@ def _answered(
 
 
 def _mask(**arguments: Any) -> Tensor | None:
-    """The mask of eager attention; its `row(position)` is its row at any position, however far."""
     mask = eager_mask(**arguments)
     if mask is None:
         return None

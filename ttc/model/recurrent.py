@@ -44,8 +44,8 @@ class Recurrent:
         self._sequences: _Sequences | None = None  # those of the pass under way
 
     def set_up(self, *, fewer_operations: bool, least_time_step: bool) -> bool:
-        """How the modules are to run: with replacements for single tokens, with a least time step
-        in a branch's opening alone. Returns whether some module can."""
+        """Set how the modules run: replacements for single tokens, a least time step in the opening
+        alone. Returns whether some module can."""
         can = [module.set_up(fewer_operations, least_time_step) for module in self.modules]
         self.by_token = False
         self.knows_opening = least_time_step
@@ -75,7 +75,6 @@ class Recurrent:
             batch.broken = False
 
     def go_on_with(self, batches: Sequence[StateBatch]) -> None:
-        """Other sequences have left the pass under way: these hold every row that is left."""
         if self._sequences is None:
             raise RuntimeError("sequences can leave a pass only while it runs")
         self._prepare(batches)
@@ -88,7 +87,6 @@ class Recurrent:
                 batch.cache = self.cache_of(batch.tensors)
 
     def cache_of(self, tensors: Tensors) -> Cache:
-        """What the modules are given of sequences with such states."""
         layers: list[Any] = [
             LinearAttentionLayer(number_of_states=count) if count else DummyLayer()
             for count in self.state_counts
@@ -146,14 +144,13 @@ class _Sequences:
         self._indices: dict[tuple[int, torch.device], Tensor] = {}
 
     def _index(self, numbers: Tensor, device: torch.device) -> Tensor:
-        """Numbers of rows on a device, copied there once."""
         key = id(numbers), device
         if key not in self._indices:
             self._indices[key] = numbers.to(device)
         return self._indices[key]
 
     def take(self, value: Any, batch: StateBatch) -> Any:
-        """A module's argument: (1, rows, ...) becomes (sequences, tokens, ...), all else stays."""
+        """A module's argument: (1, rows, ...) becomes (sequences, tokens, ...), others stay."""
         if isinstance(value, tuple):
             return tuple(self.take(item, batch) for item in value)
         if not isinstance(value, Tensor) or value.shape[:2] != (1, self.rows):
@@ -193,7 +190,6 @@ class RecurrentModule:
         self.replaced: Function | None = None
 
     def set_up(self, fewer_operations: bool, least_time_step: bool) -> bool:
-        """See `Recurrent.set_up`."""
         functions: dict[str, Function] = {}
         if fewer_operations:
             for name, function in called_by(self.module, REPLACEMENTS).items():
@@ -205,7 +201,6 @@ class RecurrentModule:
         return self.least is not None if least_time_step else bool(functions)
 
     def forward(self) -> Function:
-        """What computes the module, with what was set up."""
         original: Function = self.module.forward
         return (
             original
@@ -214,7 +209,6 @@ class RecurrentModule:
         )
 
     def over(self, sequences: _Sequences, by_token: bool) -> Function:
-        """The module's forward over packed rows."""
         original = self.forward()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -256,7 +250,6 @@ class RecurrentModule:
 
 
 def _token(value: Any, shape: tuple[int, ...], token: int) -> Any:
-    """One token of each sequence of an argument; what has no (sequences, tokens) stays."""
     if isinstance(value, tuple):
         return tuple(_token(item, shape, token) for item in value)
     if isinstance(value, Tensor) and tuple(value.shape[:2]) == shape:
@@ -265,7 +258,6 @@ def _token(value: Any, shape: tuple[int, ...], token: int) -> Any:
 
 
 def _in_a_row(outputs: Sequence[Any]) -> Any:
-    """What a module gave token by token, as for all tokens at once."""
     first = outputs[0]
     if isinstance(first, tuple):
         return tuple(_in_a_row(parts) for parts in zip(*outputs, strict=True))

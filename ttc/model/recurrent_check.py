@@ -61,7 +61,6 @@ def check_recurrent(
 
 
 def _check_after_opening(recurrent: Recurrent) -> None:
-    """Without the least time step several tokens must give what single ones do."""
     for number, module in enumerate(recurrent.modules):
         if module.least is None:
             continue
@@ -109,7 +108,6 @@ class _Passes:
         self._single_tokens(batches, self.recurrent.shape)
 
     def _go_on(self, state: Tensors) -> list[StateBatch]:
-        """Two sequences from the state of the prefix, the second one first."""
         runs = [[(s, t) for t in range(self.prefix, self.ends[s])] for s in (1, 0)]
         rows = torch.arange(len(runs[0]) + len(runs[1])).split([len(run) for run in runs])
         batches = [
@@ -120,7 +118,6 @@ class _Passes:
         return batches
 
     def _single_tokens(self, batches: list[StateBatch], shape: StateShape) -> None:
-        """Both sequences further, and the first one again, from its first token."""
         states = [batches[0].tensors, shape.zeros(1), batches[1].tensors]
         joined = {part: torch.cat([tensors[part] for tensors in states]) for part in shape.parts}
         batch = StateBatch(torch.tensor([[2], [0], [1]]), joined)
@@ -129,7 +126,6 @@ class _Passes:
             self._pass([[place] for place in places], [batch], "token by token")
 
     def _pass(self, runs: list[list[Place]], batches: list[StateBatch], how: str) -> None:
-        """Compute `runs` of places, packed in this order, and compare them with the record."""
         places = [place for run in runs for place in run]
         sequences, positions = (torch.tensor(numbers) for numbers in zip(*places, strict=True))
 

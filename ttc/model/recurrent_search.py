@@ -25,7 +25,6 @@ class _WatchedCache(DynamicCache):
         self.asked: dict[nn.Module, None] = {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing yet; transformers has no answer where no layer is one of attention."""
         return 0
 
     def __len__(self) -> int:
@@ -35,7 +34,6 @@ class _WatchedCache(DynamicCache):
         return query_length, 0
 
     def get_linear_cache(self, layer_idx: int) -> Any:
-        """MiniMax's name of a recurrent state."""
         return self.get_recurrent_state(layer_idx)
 
     def set_linear_cache(self, layer_idx: int, state: Any) -> None:
@@ -43,8 +41,6 @@ class _WatchedCache(DynamicCache):
 
 
 def _noted(name: str) -> Any:
-    """A method of transformers' cache that notes who calls it."""
-
     def noted(self: _WatchedCache, *args: Any, **kwargs: Any) -> Any:
         self.asked[self.running[-1]] = None
         return getattr(super(_WatchedCache, self), name)(*args, **kwargs)
@@ -58,7 +54,6 @@ for _kind in ("conv", "recurrent"):
 
 
 def _cache_class(body: Any) -> type[DynamicCache] | None:
-    """The cache that the model's file defines and its forward insists on, as MiniMax's does."""
     scope = inspect.unwrap(type(body).forward).__globals__
     classes = (value for value in scope.values() if isinstance(value, type))
     caches = (value for value in classes if value.__module__ == type(body).__module__)
@@ -66,7 +61,6 @@ def _cache_class(body: Any) -> type[DynamicCache] | None:
 
 
 def layers_without_tokens(config: Any) -> set[int]:
-    """The layers that mix no tokens (only an MLP), by transformers' own account."""
     try:
         cache = DynamicCache(config=config)
     except Exception:  # a configuration that transformers cannot make a cache for

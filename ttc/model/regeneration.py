@@ -178,7 +178,6 @@ class Regeneration:
         raise RuntimeError(f"the attention module of layer {layer} ended without calling attention")
 
     def keep(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A layer's attention module is about to run with these arguments."""
         plan = current_plan()
         if not isinstance(plan, Plan):
             return
@@ -193,8 +192,6 @@ class Regeneration:
 
     @torch.inference_mode()
     def while_there(self, layer: int, work: Callable[[], None]) -> None:
-        """Call `work` in a short pass, while this layer's weights are on the device."""
-
         def show(module: Any, call: _Arguments, key: Tensor, value: Tensor) -> None:
             if module is self.modules[layer]:
                 work()
@@ -206,8 +203,6 @@ class Regeneration:
     # ---------------------------------------------------------------- at load
 
     def _probe(self, shapes: Sequence[LayerShape]) -> None:
-        """Run two short passes without attention. While a layer's weights are there, see what its
-        module is given and whether its keys and values come out of its input again."""
         calls_of_few: list[_Arguments] = []
         by_identity: dict[int, _Table] = {}
 
@@ -235,7 +230,6 @@ class Regeneration:
         self.tables = list(by_identity.values())
 
     def _run(self, count: int, show: Callable[[Any, _Arguments, Tensor, Tensor], None]) -> None:
-        """A pass of so many tokens without attention, whose calls of it are shown."""
         calls: dict[int, _Arguments] = {}
 
         def record(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -296,12 +290,10 @@ def _remove(hooks: Sequence[Any]) -> None:
 
 
 def _own(leaf: Any) -> Any:
-    """A copy of what modules leave keys and values in for later layers (Gemma 3n)."""
     return copy(leaf) if isinstance(leaf, MutableMapping) else leaf
 
 
 def _row_axis(one: Any, other: Any) -> int | None:
-    """The axis of rows in what passes of `FEW` and of `MANY` rows were given; None without."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.dim() != other.dim():
         return None
     sizes = enumerate(zip(one.shape, other.shape, strict=True))

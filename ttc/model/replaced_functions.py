@@ -41,7 +41,6 @@ def forward_with(module: torch.nn.Module, functions: Mapping[str, Function]) -> 
 
 @contextmanager
 def running_as(modules: Sequence[torch.nn.Module], forwards: Iterable[Function]) -> Iterator[None]:
-    """Let modules run other forwards meanwhile."""
     before = [module.__dict__.get("forward") for module in modules]
     for module, forward in zip(modules, forwards, strict=True):
         module.__dict__["forward"] = forward

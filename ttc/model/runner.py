@@ -78,7 +78,6 @@ class HuggingFaceRunner:
         self.graphs = None if by_modules else graphs_for(self.watch, self.device)
 
     def check_attention(self) -> None:
-        """Raises UnsupportedModel when the model's attention is no longer the engine's."""
         implementation = self._config._attn_implementation
         if self.shapes and implementation != IMPLEMENTATION:
             raise UnsupportedModel(
@@ -91,7 +90,6 @@ class HuggingFaceRunner:
     def forward(
         self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
     ) -> Tensor:
-        """See `ModelRunner.forward`. Raises what `check_attention` does."""
         self.check_attention()
         start = perf_counter()
         try:

@@ -87,7 +87,6 @@ def compiled_decoder(model: Any) -> Decoder | None:
 
 
 def _why_not() -> str:
-    """Why compiled layers are not tried on this machine, "" if they are."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
     return layers_kernel.why_not()
@@ -115,7 +114,6 @@ class _Watched(ExtendPlan):
 
 
 def check_runner(runner: FusedRunner) -> None:
-    """`check_layers` of a whole model. Raises Differs."""
     config = runner.model.config.get_text_config()
     check_layers(config, runner.shapes, runner.dtype, runner.modules.forward, runner.forward)
 
@@ -154,8 +152,8 @@ def check_layers(
 
 
 def _same(what: str, expected: Tensor, actual: Tensor, rounded: float) -> None:
-    """Compare by the largest difference in float32, by the mean in 16 bits, where it adds up from
-    layer to layer."""
+    """By the largest difference in float32; by the mean in 16 bits, where it adds up over
+    layers."""
     gap, size = (actual - expected).float().abs(), expected.float().abs()
     exact = expected.dtype == torch.float32
     error, limit = (gap.max(), 1e-3 * size.max()) if exact else (gap.mean(), rounded * size.mean())

@@ -39,7 +39,6 @@ GRAIN = 100_000
 
 @cache
 def kernel() -> ctypes.CDLL | None:
-    """The library; None without a compiler."""
     return library(SOURCE)
 
 
@@ -52,17 +51,14 @@ def products(dtype: torch.dtype, shared: bool = False) -> int:
 
 
 def address(library: ctypes.CDLL | None, name: str) -> int:
-    """The address of a function of a library, 0 where it has none."""
     function = getattr(library, name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def linear(x: Tensor, packed: Tensor, stored: int) -> Tensor:
-    """x @ weight.T for rows x (rows, width), in x's type. packed: the weight's rows as bytes.
-
-    Sums are float32. Rows of bfloat16 meet weights rounded to bfloat16 where the processor
-    multiplies such numbers (AVX512_BF16), else all is float32.
-    """
+    """x @ weight.T for rows x (rows, width), in x's type. packed: the weight's rows as bytes. Sums
+    are float32. Rows of bfloat16 meet weights rounded to bfloat16 where the processor multiplies
+    such numbers (AVX512_BF16), else all is float32."""
     dtype = x.dtype
     if not products(dtype):
         x = x.float()

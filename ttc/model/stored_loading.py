@@ -22,7 +22,6 @@ rows of a head in turn."""
 
 
 def why_not() -> str:
-    """Why weights cannot stay as they are on this machine; empty if they can."""
     if platform.system() == "Windows":
         return "the kernels for stored weights are not built on Windows"
     if stored_kernel.kernel() is None:
@@ -141,7 +140,6 @@ class _Filling:
         return torch.from_numpy(np.ascontiguousarray(ordered))
 
     def _plain(self, name: str, like: Tensor) -> nn.Parameter:
-        """A weight that is no matrix, unpacked."""
         from gguf import dequantize
 
         tensor = self._tensor(name, None)

@@ -9,7 +9,6 @@ from ttc.errors import UnsupportedModel
 
 
 def is_precise(dtype: torch.dtype) -> bool:
-    """Whether numbers are of 32 bits or more."""
     return dtype in (torch.float32, torch.float64)
 
 

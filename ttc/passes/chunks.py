@@ -31,7 +31,6 @@ class Chunk:
 
     @property
     def counts(self) -> dict[int, int]:
-        """How many tokens of each run it holds."""
         spans = [piece.rows for piece in self.plan.pieces]
         return {run: span.stop - span.start for run, span in zip(self.runs, spans, strict=True)}
 
@@ -63,8 +62,8 @@ class Cutter:
         self.max_runs = len(runs) if self.states is None else self.states.max_runs
 
     def _follow_tree(self) -> None:
-        """The segments that the runs stand on, which calls between two passes may have cut or
-        joined."""
+        """Follow the segments that the runs stand on, which calls between passes may cut or
+        join."""
         self.recuts = self.runtime.tree.recuts
         self.paths = [
             run.leaf.path() if writer.left else []
@@ -92,7 +91,6 @@ class Cutter:
 
     @contextmanager
     def chunk(self) -> Iterator[Chunk]:
-        """The next rows, with their plan, while they are run."""
         chunk = self.next_chunk()
         with chunk.plan:
             yield chunk
@@ -142,14 +140,12 @@ class Cutter:
         return self.states.begin(before, spans, in_opening, self.needed)
 
     def finish(self, chunk: Chunk) -> None:
-        """A chunk was run: count it, and keep what it left."""
         self._keep_states(chunk)
         for i in chunk.runs:
             self.writers[i].settle()
         count_pass(self.runs[i].usage for i in chunk.runs)
 
     def leave_out(self, run: int) -> None:
-        """Compute no more of a run, and let go of what there is."""
         self.writers[run].abandon()
 
     def _keep_states(self, chunk: Chunk) -> None:
@@ -187,8 +183,8 @@ def one_chunk(runtime: Runtime, runs: Sequence[NewRun]) -> Iterator[tuple[Chunk,
 def batches(
     runtime: Runtime, branches: Sequence[Branch], runs: Sequence[Sequence[int]], together: bool
 ) -> Iterator[list[int]]:
-    """Which branches share a pass, in depth-first order: as many as `prefill_tokens` rows hold,
-    problems whole."""
+    """Which branches share a pass: depth-first, as many as `prefill_tokens` rows hold, problems
+    whole."""
     paths = [b.leaf.path() for b in branches]
     order = depth_first(paths)
     units = (

@@ -27,7 +27,7 @@ class Outputs:
         return cls(sets, [{} for _ in sets])
 
     def of(self, indices: Sequence[int]) -> Outputs:
-        """The same for some of the sequences; what is computed there is computed here."""
+        """The same for some of the sequences."""
         return Outputs([self.places[i] for i in indices], [self.computed[i] for i in indices])
 
     def rows(self, chunk: Chunk, starts: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -20,7 +20,6 @@ Passes = Generator[None, None, T]
 
 
 def all_of(passes: Passes[T]) -> T:
-    """Make all passes at once."""
     while True:
         try:
             next(passes)
@@ -57,8 +56,8 @@ class PassByPass(Generic[T]):
         self.error: BaseException | None = None
 
     def step(self) -> bool:
-        """The next pass. True once all are made. Raises what has stopped it, also where that was in
-        another thread."""
+        """The next pass. True once all are made. Raises what has stopped it, in whichever
+        thread."""
         with self.lock:
             if self.error is not None:
                 raise self.error
@@ -80,7 +79,6 @@ class PassByPass(Generic[T]):
             return self.done
 
     def finish(self) -> T:
-        """All passes that are left, with nobody in between. Returns the result."""
         with self.lock:
             while not self.step():
                 try:
@@ -100,8 +98,7 @@ class PassByPass(Generic[T]):
             self.close()
 
     def close(self) -> None:
-        """Make no more passes. Branches that were extended are what they were; new ones are
-        released."""
+        """Make no more passes: extended branches are what they were, new ones released."""
         with self.lock:
             self.under_way.discard(self)
             self.passes.close()
@@ -112,8 +109,6 @@ class PassByPass(Generic[T]):
 def at_once(
     begin: Callable[Concatenate[S, P], PassByPass[T]],
 ) -> Callable[Concatenate[S, P], T]:
-    """The method that makes all passes of a `begin_` method, with nobody in between."""
-
     @wraps(begin)
     def call(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
         with self.lock:

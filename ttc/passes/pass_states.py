@@ -83,7 +83,6 @@ class PassStates:
         self.clear()
 
     def clear(self) -> None:
-        """What the pass changed is needed no more."""
         self.memory.give(self.claimed)
         self.claimed = 0
         self.batches = []
@@ -91,7 +90,6 @@ class PassStates:
 
 
 def state_of(segment: Segment) -> State | None:
-    """The state that one goes on from after a segment, None after the trunk."""
     if segment.state is None and segment.parent is not None:
         raise RuntimeError(
             f"segment {segment.serial} at {segment.start} has no recurrent state to go on from"

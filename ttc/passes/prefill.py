@@ -66,14 +66,12 @@ class Target:
     cuts: set[int] = field(default_factory=set)
 
     def waits_for(self, other: Target) -> bool:
-        """Whether the other one computes a prefix that this one can share then."""
         same_place = other.branch.leaf is self.branch.leaf and other.opening == self.opening
         return same_place and worth_sharing(other.missing, self.missing)
 
 
 def _round(runtime: Runtime, waiting: Sequence[Target]) -> tuple[list[Target], list[Target]]:
-    """The targets that are computed now, and those that wait for a prefix which one of these
-    computes. All of them stand on what the tree has already."""
+    """The targets that are computed now, and those that wait for a prefix of these."""
     tree = runtime.tree
     shared = runtime.sharing.rule != "none"
     chosen: list[Target] = []
@@ -128,7 +126,6 @@ def _compute(
 
 
 def _run(runtime: Runtime, chunk: Chunk, outputs: Outputs, starts: Sequence[int]) -> None:
-    """One pass, and what the model gives at the places that are asked for."""
     rows = outputs.rows(chunk, starts)
     kept = [row for _, _, row in rows] or [len(chunk.tokens) - 1]
     given = runtime.runner.forward(chunk.tokens, chunk.plan, kept)

@@ -36,8 +36,7 @@ def check_parts(
     gate: Any,
     speculation: Any = None,
 ) -> None:
-    """Refuse what an engine cannot be made of, by name; None stands for the default, or for no
-    tokenizer."""
+    """Refuse what an engine cannot be made of, by name; None stands for the default."""
     check_kind(
         "model",
         model,
@@ -102,14 +101,11 @@ class Runtime:
 
     @cached_property
     def lens(self) -> Lens:
-        """The model's logits after any of its layers. Raises UnsupportedModel, at first use, where
-        there are none."""
         return checked_lens(self.runner)
 
     @contextmanager
     def metered(self, branches: Sequence[Branch]) -> Iterator[None]:
-        """Charge what crosses the link meanwhile to the branches' problems, in equal parts; not
-        what is charged to others within."""
+        """Charge what crosses the link meanwhile to the branches' problems, in equal parts."""
         before = list(self.memory.link.uncharged)
         try:
             yield
@@ -117,8 +113,6 @@ class Runtime:
             self.charge(branches, before)
 
     def charge(self, branches: Sequence[Branch], before: Sequence[int]) -> None:
-        """Charge these branches for what the link has carried since its `uncharged` were
-        `before`."""
         uncharged = self.memory.link.uncharged
         moved = [now - then for now, then in zip(uncharged, before, strict=True)]
         uncharged[:] = before

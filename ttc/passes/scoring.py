@@ -64,7 +64,6 @@ def score(
 
 
 def _shared(group: Sequence[list[int]]) -> int:
-    """How many tokens all continuations share, the last token of the shortest left out."""
     first = group[0]
     return min(len(first) - 1, *(common_prefix(first, c[:-1]) for c in group))
 
@@ -109,7 +108,6 @@ def _score_chunk(
     skipped: Sequence[int],
     pairs: Pairs,
 ) -> None:
-    """One pass, and what it says of the targets, which is appended to `pairs`."""
     scored = _scored_rows(chunk, skipped)
     keep = [row for _, _, rows in scored for row in rows]
     logits = runtime.runner.forward(chunk.tokens, chunk.plan, keep or [len(chunk.tokens) - 1])
@@ -123,8 +121,7 @@ def _score_chunk(
 
 
 def _scored_rows(chunk: Chunk, skipped: Sequence[int]) -> list[tuple[int, int, range]]:
-    """(run, the first of its targets' tokens, the rows of the pass that score it and those after
-    it)."""
+    """(run, its first scored token's number, the rows of the pass that score)."""
     scored = []
     for i, first, piece in zip(chunk.runs, chunk.firsts, chunk.plan.pieces, strict=True):
         skip = max(0, skipped[i] - first)

@@ -56,7 +56,6 @@ class SegmentWriter:
 
     @property
     def end(self) -> Segment:
-        """The segment that the run ends with so far."""
         return self.held[self.index]
 
     def cut_at(self, places: Collection[int]) -> None:
@@ -69,11 +68,9 @@ class SegmentWriter:
 
     @property
     def piece_limit(self) -> int:
-        """The largest number of tokens of the next piece."""
         return next((cut - self.done for cut in self.cuts if cut > self.done), len(self.tokens))
 
     def entries(self, rows: slice) -> list[Entry]:
-        """What earlier passes left: attended in full by the rows of the next one."""
         lengths = [len(block.tokens) for block in self.blocks[:-1]] + [self.filled] * bool(
             self.blocks
         )
@@ -82,7 +79,6 @@ class SegmentWriter:
         ]
 
     def grow(self, count: int) -> list[tuple[KV, int, int]]:
-        """Make place for the next `count` tokens: (KV, first token to fill, how many), in order."""
         places = []
         self.before = self.end
         self.passed = self.before if self.done and self.done not in self.cuts else None
@@ -98,14 +94,11 @@ class SegmentWriter:
         return places
 
     def settle(self) -> None:
-        """The pass that fills what has grown was made. All blocks are whole once the last one is
-        full."""
         if not self.left:
             for block in self.blocks:
                 block.whole = True
 
     def abandon(self) -> None:
-        """Let go of what there is; nothing more is computed."""
         self.tokens = self.tokens[: self.done]
         self.runtime.tree.drop(self.end)
         self.held[self.index] = self.runtime.tree.hold(self.runtime.tree.trunk)

@@ -79,8 +79,6 @@ class ShrinkingPass:
             runner.forward(tokens, self.whole, keep=[0])
 
     def _instead_of(self, layer_forward: Callable[..., Any], depth: int) -> Callable[..., Any]:
-        """What layer number `depth` runs: itself on the rows that are left, then a look at them."""
-
         def forward(*args: Any, **kwargs: Any) -> Any:
             # the model's loop hands on what the layer before gave, and all else unchanged
             if self.kept is not None:
@@ -116,8 +114,7 @@ class ShrinkingPass:
         return self.without(leaving, depth, output)
 
     def without(self, leaving: set[int], depth: int, output: Any) -> Any:
-        """What the next layer gets of the output of layer number `depth` once the pieces `leaving`
-        are gone."""
+        """What the next layer gets of layer `depth`'s output once the pieces `leaving` are gone."""
         if not leaving:
             return output
         states, others = parts_of(output)
@@ -144,8 +141,8 @@ class ShrinkingPass:
         return joined(states.index_select(dim, stay), None if others is None else self.others)
 
     def _rows_of(self, value: Any) -> Any:
-        """What is left of a layer's argument: its kept rows if it has a row for each of the pass,
-        else all of it. What the layer before gave has these rows alone."""
+        """What is left of a layer's argument: its kept rows if it has one for each row of the
+        pass."""
         if self.kept is None or any(value is given for given in self.others):
             return value
         if isinstance(value, tuple):
@@ -187,7 +184,6 @@ def _indices(spans: Sequence[slice], device: torch.device) -> Tensor:
 
 
 def _picked(value: Any, rows: int, kept: Tensor) -> Any:
-    """The kept rows of what has so many, and all else as it is."""
     if isinstance(value, dict):
         return {k: _picked(v, rows, kept) for k, v in value.items()}
     if isinstance(value, tuple | list):
@@ -198,8 +194,8 @@ def _picked(value: Any, rows: int, kept: Tensor) -> Any:
 
 
 def _row_dim(tensor: Tensor, rows: int) -> int | None:
-    """The dimension that counts the pass's rows: the first such after one of 1 (one sequence), else
-    the leading."""
+    """The dimension that counts the pass's rows: the first such after one of 1, else the
+    leading."""
     shape = tensor.shape
     after_one = (dim for dim in range(1, len(shape)) if shape[dim - 1] == 1 and shape[dim] == rows)
     return next(after_one, 0 if shape and shape[0] == rows else None)
@@ -232,7 +228,6 @@ class _Trial:
         return plan
 
     def shrinking(self, lens: Lens, decide: Decide) -> ShrinkingPass:
-        """The pass by the lens."""
         done = ShrinkingPass(lens, self.plan(), decide, first_look=1)
         done.run(self.runner, self.tokens)
         return done

@@ -86,18 +86,16 @@ class RemoteBackend:
 
     @property
     def generation_settings(self) -> GenerationSettings:
-        """What requests ask for, of the model's generation_config."""
         return self.server.settings
 
     @property
     def lacks(self) -> Mapping[Need, str]:
-        """What the server cannot do, and why, with the way out (see `ttc.Limited`)."""
         return self.capabilities.lacks
 
     @property
     def writes_ahead(self) -> bool:
-        """Whether texts may go on beyond the marks of a thought: the server cannot be told to stop
-        there, or does not name its tokens."""
+        """Whether texts may go on beyond the marks of a thought, which the server cannot stop
+        at."""
         can = self.capabilities
         return not (can.stops and can.prompt_tokens and can.reply_tokens)
 
@@ -107,7 +105,6 @@ class RemoteBackend:
         return self.server.client.endpoint.concurrency
 
     def close(self) -> None:
-        """Break off what is under way, and close the connections."""
         for batch in list(self.batches):
             batch.close()
         self.server.client.close()
@@ -162,7 +159,6 @@ class RemoteBackend:
         )
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
-        """`n` children that continue `branch`, as `Engine.fork` makes them."""
         return self._hold(forked(branch, n, keep))
 
     def extend(
@@ -182,7 +178,7 @@ class RemoteBackend:
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
-        """Let go of branches and break off requests for them. Tokens and scores stay readable."""
+        """Let go of branches and break off requests for them."""
         gone = list(branches)
         for batch in list(self.batches):
             batch.forget(gone)
@@ -334,15 +330,12 @@ class RemoteBackend:
     # ---------------------------------------------------------------- text
 
     def encode(self, text: str) -> list[int]:
-        """Text to tokens, with no special tokens added."""
         return self.server.encode(text)
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Tokens to text, special tokens left out unless `special`."""
         return self.server.decode(tokens, special=special)
 
     def context_left(self, branch: Branch) -> int | None:
-        """How many tokens a branch can still grow by, None for no known limit."""
         return self.limits.left(len(branch.tokens))
 
 
@@ -355,5 +348,4 @@ def settings_beside(name: str, tokenizer: Any, **source: Any) -> GenerationSetti
 
 
 def _trunk() -> Segment:
-    """Where a branch stands that keeps no keys and values here."""
     return Segment([], None, None)

@@ -78,7 +78,6 @@ class RemoteBatch:
         sampling: Sampling = SAMPLED,
         limits: Sequence[int] | None = None,
     ) -> None:
-        """Let branches grow by one step (see `ttc.protocols.Batch`)."""
         check_live(branches)
         if busy := [branch for branch in branches if branch in self.works]:
             raise InvalidInput(f"{busy[0]!r} is decoding already; wait until its step has ended")
@@ -125,11 +124,10 @@ class RemoteBatch:
 
     @property
     def has_answers(self) -> bool:
-        """Whether a step would find something without waiting."""
         return bool(self.refused) or not self.arrived.empty()
 
     def answers(self) -> list[Future[Reply]]:
-        """The requests that have an answer by now; where there is none, it is waited for."""
+        """The requests that have an answer; the first one is waited for."""
         try:
             futures = [self.arrived.get(timeout=LOOK_S)]
         except Empty:
@@ -140,7 +138,6 @@ class RemoteBatch:
         return futures
 
     def close(self) -> None:
-        """Break off: every branch keeps what it has, its step "interrupted"."""
         for work in self.works.values():
             self._break_off(work)
         for future in self.asked:
@@ -151,7 +148,6 @@ class RemoteBatch:
         self.refused = {}
 
     def forget(self, branches: Iterable[Branch]) -> None:
-        """Branches that are about to be released leave without their step being over."""
         for branch in branches:
             self.refused.pop(branch, None)
             work = self.works.pop(branch, None)
@@ -161,7 +157,6 @@ class RemoteBatch:
         self._ask()
 
     def fits(self, tokens: int, states: int) -> float:
-        """The server does not say."""
         return inf
 
     def __len__(self) -> int:
@@ -181,7 +176,6 @@ class RemoteBatch:
             work.branch.end_step("interrupted")
 
     def _ask(self) -> None:
-        """Send requests for those who wait, as far as there is room."""
         can = self.server.can
         settings = self.server.settings.asked if can.extras else {}
         while self.waiting and len(self.asked) < self.max_rows:
@@ -203,7 +197,6 @@ class RemoteBatch:
             future.add_done_callback(self.arrived.put)
 
     def _take(self, work: Work, future: Future[Reply]) -> list[Branch]:
-        """Take over the answer to a request; the branch, where its step is over."""
         try:
             reason = self._append(work, future.result())
         except ContentRefused as refusal:
@@ -219,7 +212,6 @@ class RemoteBatch:
         return [work.branch]
 
     def _append(self, work: Work, reply: Reply) -> StepEnd | None:
-        """Append an answer to its branch; why the branch's step is over then, None if it is not."""
         branch = work.branch
         asked = work.left
         length = len(work.branch.tokens)
@@ -251,7 +243,6 @@ class RemoteBatch:
         return None
 
     def _read(self, work: Work, reply: Reply) -> tuple[list[int], str]:
-        """The tokens of a reply, and its text with the string that ended it."""
         branch, server = work.branch, self.server
         text = self._with_thought(branch, reply) if reply.thought else reply.text
         if reply.tokens is not None:
@@ -281,7 +272,6 @@ class RemoteBatch:
         return f"{begin}{reply.thought}{end}{reply.text}"
 
     def _append_eos(self, branch: Branch, figures: Sequence[tuple[float, ...]]) -> None:
-        """Append the end-of-sequence token, where the server has left it out."""
         eos = self.server.tokenizer.eos_token_id
         special = getattr(self.server.tokenizer, "all_special_ids", ())
         if eos is None or (branch.generated and branch.tokens[-1] in special):

@@ -68,7 +68,6 @@ class Capabilities:
         return lacks
 
     def describe(self) -> str:
-        """One line for the screen."""
         into = "tokens" if self.prompt_tokens else "text"
         out = "tokens" if self.reply_tokens else "text"
         scored = "any given" if self.echo else "single given"
@@ -114,7 +113,6 @@ class Capabilities:
             )
 
     def prompt(self, tokens: Sequence[int], tokenizer: Any) -> list[int] | str:
-        """A branch's tokens as the server takes them."""
         if self.prompt_tokens:
             return list(tokens)
         if self.adds_bos and tokens[0] != tokenizer.bos_token_id:

@@ -71,7 +71,6 @@ class Client:
         self._end = weakref.finalize(self, _end, self._loop, self.http)
 
     def get(self, path: str, read: Callable[[Any], T], *, retries: int | None = None) -> T:
-        """The answer to a question, as `read` makes it of its JSON."""
         return self._submit(read, retries, method="GET", url=path).result()
 
     def post(
@@ -82,11 +81,9 @@ class Client:
         *,
         retries: int | None = None,
     ) -> Future[T]:
-        """Send a request. The future gives what `read` makes of the answer."""
         return self._submit(read, retries, method="POST", url=path, json=body)
 
     def close(self) -> None:
-        """Break off what is under way, and end the thread."""
         self._end()
         self._thread.join(CONNECT_S)
 
@@ -116,7 +113,6 @@ class Client:
         raise AssertionError("count() has no end")
 
     async def _once(self, request: dict[str, Any]) -> Any:
-        """The JSON of an answer."""
         try:
             answer = await self.http.request(**request)
         except httpx2.ConnectError as error:
@@ -159,7 +155,6 @@ class Client:
 
 
 def _message(answer: httpx2.Response) -> str:
-    """What a server says of an error, in a line."""
     try:
         data = answer.json()
     except ValueError:
@@ -175,8 +170,6 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _end(loop: asyncio.AbstractEventLoop, http: httpx2.AsyncClient) -> None:
-    """Cancel what is under way and stop the loop, from any thread, the loop's among them."""
-
     async def finish() -> None:
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:

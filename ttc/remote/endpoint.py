@@ -63,9 +63,7 @@ class Endpoint:
 
     @property
     def local(self) -> bool:
-        """Whether the server runs on this machine."""
         return urlsplit(self.base_url).hostname in ("localhost", "127.0.0.1", "::1")
 
     def key(self) -> str | None:
-        """The API key, None where the environment holds none."""
         return os.environ.get(self.key_env) or None

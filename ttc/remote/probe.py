@@ -51,7 +51,6 @@ class Probe:
         return can
 
     def with_prompts(self, can: Capabilities) -> tuple[Capabilities, Reply]:
-        """In which words the server takes a prompt, and its greedy answer."""
         refusals: list[str] = []
         for extras, tokens in ((True, True), (True, False), (False, True), (False, False)):
             tried = replace(can, extras=extras, prompt_tokens=tokens)
@@ -105,13 +104,12 @@ class Probe:
         return can
 
     def with_seeds(self, can: Capabilities) -> Capabilities:
-        """Whether a seed gives the same text again, and others give others."""
         futures = [self.send(can, HOT, seed=seed) for seed in (1, 1, 2, 3)]
         first, again, *others = [future.result().text for future in futures]
         return replace(can, seeds=first == again, varied=any(text != first for text in others))
 
     def stops(self, can: Capabilities, greedy: Reply) -> bool:
-        """Whether an answer that a string has ended says so: the string is in it, or named."""
+        """Whether a text that a string has ended shows that string, or names it."""
         text = greedy.text
         middle = len(text) // 2
         string = text[middle : middle + 2].strip()
@@ -125,14 +123,12 @@ class Probe:
         return string in reply.text or reply.stopped_by == string
 
     def chosen(self, can: Capabilities) -> bool:
-        """Whether there are log-probabilities of tokens that are asked for."""
         tokens = sorted(set(self.prompt))[:4]
         reply = self.try_asking(can, GREEDY, tokens=1, logprobs=1, logprob_token_ids=tokens)
         known = reply.figures[0].likeliest if reply is not None and reply.figures else {}
         return all(f"{TOKEN_ID}{token}" in known for token in tokens)
 
     def echo(self, can: Capabilities) -> bool:
-        """Whether there are log-probabilities of a prompt's tokens."""
         more = {"echo": True, "return_token_ids": False}
         reply = self.try_asking(can, GREEDY, tokens=1, logprobs=1, **more)
         if reply is None or len(reply.figures) < len(self.prompt):
@@ -142,7 +138,6 @@ class Probe:
     # ---------------------------------------------------------------- asking
 
     def try_asking(self, can: Capabilities, sampling: Sampling, **options: Any) -> Reply | None:
-        """The answer, None where the server fails at what is asked."""
         try:
             return self.ask(can, sampling, retries=RETRIES, **options)
         except RemoteError:
@@ -197,7 +192,6 @@ def served(client: Client) -> Capabilities:
 
 
 def read_models(data: Any) -> dict[str, dict[str, Any]]:
-    """What the server says of each of its models."""
     entries = data.get("data") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not all(
         isinstance(entry, dict) and isinstance(entry.get("id"), str) for entry in entries

@@ -31,7 +31,6 @@ class Figures:
 
     @property
     def top1(self) -> float:
-        """The probability of the likeliest token."""
         return exp(max(self.likeliest.values())) if self.likeliest else nan
 
     @property
@@ -95,7 +94,6 @@ def read_reply(data: Any) -> Reply:
 
 
 def as_text(tokenizer: Any, tokens: Sequence[int], *, special: bool) -> str:
-    """Tokens to text, special tokens left out unless `special`."""
     return str(
         tokenizer.decode(
             list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False
@@ -126,7 +124,6 @@ def check_same_text(reply: Reply, tokenizer: Any) -> None:
 
 
 def _texts(choice: dict[str, Any]) -> tuple[str, str]:
-    """The text, and the thought that a reasoning parser has kept apart."""
     text = choice.get("text")
     apart = [choice[name] for name in ("reasoning_content", "reasoning") if name in choice]
     thought = next(filter(None, apart), "")
@@ -153,7 +150,6 @@ def _tokens(given: Any, figures: Sequence[Figures]) -> list[int] | None:
 
 
 def _usage(usage: Any) -> tuple[int | None, int | None, int | None]:
-    """(prompt, cached, generated) tokens, None where the server does not say."""
     counts = usage if isinstance(usage, dict) else {}
     details = counts.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -208,6 +204,5 @@ def _number(value: Any) -> float:
 
 
 def _token(name: str) -> int | None:
-    """The number in a name like "token_id:17"."""
     number = name.removeprefix(TOKEN_ID)
     return int(number) if number != name and number.isdigit() else None

@@ -34,8 +34,8 @@ class Server:
 
     @classmethod
     def connect(cls, endpoint: Endpoint, tokenizer: Any, settings: GenerationSettings) -> Server:
-        """Find out what the server can do. Raises what `probe` does, and InvalidInput for settings
-        that the server cannot be told."""
+        """Find out what the server can do. Raises as `probe`, and InvalidInput for settings that
+        the server cannot be told."""
         client = Client(endpoint)
         try:
             can = probe(client, tokenizer)
@@ -58,7 +58,6 @@ class Server:
         logprobs: int = 0,
         **more: Any,
     ) -> Future[Reply]:
-        """Ask for what follows these tokens. more: fields of the request beside the usual ones."""
         prompt = self.can.prompt(tokens, self.tokenizer)
         body = self.can.request(prompt, max_tokens, seed, sampling, stop, logprobs) | more
         return self.client.post("completions", body, read_reply)
@@ -67,7 +66,7 @@ class Server:
         return token == getattr(self.tokenizer, "eos_token_id", None)
 
     def count_prompt(self, usage: Usage, reply: Reply) -> None:
-        """Tokens that were sent count as computed, unless the server's cache held them."""
+        """Count tokens that were sent as computed, unless the server's cache held them."""
         usage.prompt_tokens += (reply.prompt_tokens or 0) - reply.cached_tokens
         usage.shared_tokens += reply.cached_tokens
 
@@ -78,7 +77,6 @@ class Server:
         return as_text(self.tokenizer, tokens, special=special)
 
     def follow(self, tokens: Sequence[int], text: str) -> list[int]:
-        """The tokens of a text that comes after `tokens`. Raises RemoteError for none."""
         before = self.decode(tokens, special=True)
         new = self.encode(text)
         if self.decode([*tokens, *new], special=True) == before + text:

@@ -78,7 +78,6 @@ class Residency(ABC):
         check_positive(self, "memory.", *names)
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
-        """A copy of this policy that governs KV of these shapes."""
         bound = replace(self)
         bound.memory = KVMemory(
             shapes, dtype, device, to_bytes(self.budget_gib), **self._memory_options()
@@ -134,17 +133,16 @@ class Residency(ABC):
 
     @abstractmethod
     def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
-        """Raise `OutOfMemory` unless the tree may grow by `tokens` tokens and by the recurrent
-        states at so many ends of segments, while those of so many sequences are computed on."""
+        """Raise `OutOfMemory` unless the tree may grow by `tokens` tokens and by states at so many
+        ends of segments, while those of `running` sequences are computed on."""
 
     @abstractmethod
     def max_sequences(self, tokens: int, ends: int) -> int:
-        """How many sequences a pass may compute side by side if their states are to fit, at least
-        one. tokens, ends: see `require`."""
+        """How many sequences a pass may compute side by side if their states are to fit; at least
+        1."""
 
     def make_room(self, nbytes: int, keep: Set[Block] = frozenset()) -> bool:
-        """Have `nbytes` free on the device, if what may leave, nothing of `keep`, is enough for
-        that. Says whether they are free now."""
+        """Have `nbytes` free on the device, if all but `keep` may leave. Says whether they are."""
         return self.device.free_bytes >= nbytes
 
     def state_on_device(self) -> bool:
@@ -181,13 +179,11 @@ class Residency(ABC):
         return True
 
     def fits(self, tokens: int, states: int) -> float:
-        """How many times over there is room for KV of so many tokens and so many recurrent states,
-        in all."""
+        """How many times over there is room for so many tokens and recurrent states, in all."""
         nbytes = self.memory.bytes_of(tokens, states)
         return self.capacity_bytes() / nbytes if nbytes else inf
 
     def capacity_bytes(self) -> float:
-        """The device's budget, else what it has in use or free."""
         memory = self.memory
         if memory.device.budget_bytes is not None:
             return memory.device.budget_bytes
@@ -220,7 +216,6 @@ class Residency(ABC):
         return
 
     def entries(self, paths: Paths) -> list[Entry]:
-        """What one row of each path attends."""
         return shared_entries(paths, [1] * len(paths))
 
     @abstractmethod

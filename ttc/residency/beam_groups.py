@@ -66,8 +66,7 @@ class BeamGroups(Offloading):
         return self._group == self._last and super().state_on_device()
 
     def eviction_order(self) -> list[Block]:
-        """What is read latest leaves first; of what this step does not read any more, the
-        oldest."""
+        """What is read latest leaves first; of what is not read any more, the oldest."""
         return self._order(self._group)
 
     def _order(self, group: int) -> list[Block]:
@@ -76,7 +75,6 @@ class BeamGroups(Offloading):
         )
 
     def _next(self, block: Block, group: int | None = None) -> float:
-        """The next group, from `group` or this one on, that reads a block."""
         first = self._group if group is None else group
         return min((use for use in self._uses.get(block, ()) if use >= first), default=inf)
 
@@ -174,8 +172,8 @@ class BeamGroups(Offloading):
     # one
 
     def _make_room_for_group(self, seen: Layers, states: Set[Block], nbytes: int) -> None:
-        """Evict what a group does not read until `nbytes` fit: other blocks, else also the states
-        that it begins from, which are read once, and the hidden layers of its own blocks."""
+        """Evict what a group does not read until `nbytes` fit; then also the states that it begins
+        from, which are read once, and the hidden layers of its own blocks."""
         if not self.make_room(nbytes, seen.keys() | states) and not self.make_room(
             nbytes, set(seen)
         ):
@@ -257,5 +255,4 @@ class BeamGroups(Offloading):
 
 
 def _states(paths: Paths) -> dict[State, None]:
-    """The recurrent states that branches go on from, each once."""
     return dict.fromkeys(path[-1].state for path in paths if path and path[-1].state is not None)

@@ -108,8 +108,6 @@ class Capture(Offloading):
 
     @property
     def times(self) -> CaptureTimes | None:
-        """The times that Algorithm 1 goes by, per token of a layer; None where it has nothing to
-        decide."""
         return self._times_at(max(self._expected, sum(self.counts())))
 
     @times.setter
@@ -129,8 +127,6 @@ class Capture(Offloading):
     # ---------------------------------------------------------------- which blocks
 
     def counts(self) -> tuple[int, int, int]:
-        """Tokens of ACT blocks on the device, of ACT blocks on the host, and of KV blocks, tails
-        not counted."""
         segments = [kv for kv in self.memory.live if not kv.pinned]
         acts = [kv for kv in segments if kv.acts]
         near = sum(
@@ -140,8 +136,8 @@ class Capture(Offloading):
         return near, act_tokens - near, sum(kv.tokens for kv in segments) - act_tokens
 
     def allocation(self, tokens: int) -> tuple[float, float]:
-        """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1). KV
-        blocks alone where ACT blocks gain less than `MIN_GAIN` by the times measured."""
+        """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1); KV
+        alone where ACT blocks gain less than `MIN_GAIN`."""
         if not self._acts:
             return 0, tokens
         if self.act_share is not None:
@@ -188,15 +184,11 @@ class Capture(Offloading):
         return sum(self.memory.act_bytes_per_token[layer] for layer in self._acts)
 
     def _act_room(self, tokens: int) -> float:
-        """Bytes that the device has for more ACT blocks, once there are `tokens` tokens: less what
-        buffers, and tails like those of earlier steps, will take."""
         in_use = sum(self.memory.tier_bytes(kv)[0] for kv in self.memory.live if kv.pinned)
         tail_bytes = max(0, self._tail_bytes - in_use)
         return self.device.free_bytes - self._buffers(tokens) - tail_bytes
 
     def _buffers(self, tokens: int) -> float:
-        """Bytes of two buffers and of generated KV where there are `tokens` tokens: at most half of
-        the device."""
         nbytes = (
             3
             * min(tokens, self.mini_batch_tokens)

@@ -49,7 +49,6 @@ class CaptureReader(KVReader):
 
     @staticmethod
     def elements(memory: KVMemory, unit: Unit, reads: Reads) -> int:
-        """The numbers that a unit fetches, or copies from ACT blocks on the device."""
         shape = memory.shapes[unit.layer]
         entries = (reads.entries[index] for index in unit.entries)
         return sum(
@@ -73,7 +72,6 @@ class CaptureReader(KVReader):
         self.near = []
 
     def _generated(self, unit: Unit) -> dict[int, LayerKV]:
-        """Keys and values of the unit's ACT blocks (KV Gen)."""
         slot = self.turn % len(self.buffers)
         inputs, near = self.inputs[slot], self.near[slot]
         if inputs is None:
@@ -98,8 +96,6 @@ class CaptureReader(KVReader):
         }
 
     def _positions(self, acts: Sequence[int]) -> Tensor:
-        """The original positions of the tokens of these entries; the same in every layer and
-        pass."""
         key = tuple(acts)
         if key not in self.places:
             entries = [self.reads.entries[index] for index in acts]
@@ -108,8 +104,6 @@ class CaptureReader(KVReader):
         return self.places[key]
 
     def _current(self) -> tuple[Unit, Staged]:
-        """The unit whose turn it is, arrived; the next one is asked for first, so that the link
-        never rests."""
         if self.started < self.turn:
             self._start(self.turn)
         self._start_ahead()
@@ -118,7 +112,6 @@ class CaptureReader(KVReader):
         return self.units[self.turn % len(self.units)], self.staged[slot]
 
     def _start_ahead(self) -> None:
-        """Ask for what both buffers have room for: the unit whose turn it is, and the next one."""
         while (
             self.prefetch
             and self.started <= self.turn
@@ -141,8 +134,6 @@ class CaptureReader(KVReader):
         self.transfers[slot] = memory.link.fetch(kv_copies, "kv", after, later) if both else None
 
     def _start_inputs(self, unit: Unit, slot: int) -> tuple[Copies, int]:
-        """Make room for the inputs of a unit's ACT blocks at the buffer's beginning. Returns the
-        copies to there, and the room's size."""
         width = self.memory.shapes[unit.layer].input_dim or 0
         acts = _act_entries(unit, self.reads)
         tokens = sum(self.reads.entries[index].length for index in acts)
@@ -165,7 +156,6 @@ class CaptureReader(KVReader):
         return copies, tokens * width
 
     def _stage_kv(self, unit: Unit, buffer: Tensor) -> tuple[Copies, Staged]:
-        """The copies of a unit's KV blocks to a buffer, and where they lie then."""
         shape = self.memory.shapes[unit.layer]
         copies: Copies = []
         staged = Staged()
@@ -199,6 +189,5 @@ def _act_entries(unit: Unit, reads: Reads) -> list[int]:
 
 
 def generated_bytes(memory: KVMemory, unit: Unit, reads: Reads) -> int:
-    """What the KV takes that is generated of a unit's ACT blocks."""
     tokens = sum(reads.entries[index].length for index in _act_entries(unit, reads))
     return tokens * memory.layer_bytes_per_token[unit.layer]

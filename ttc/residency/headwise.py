@@ -50,7 +50,6 @@ class Headwise(Offloading):
         return bound
 
     def for_another_model(self) -> Self:
-        """The file names heads of this model alone."""
         return replace(self, streaming_heads=None)
 
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
@@ -60,7 +59,6 @@ class Headwise(Offloading):
         self.memory.host.require(self.memory.bytes_of(tokens, ends))
 
     def state_on_device(self) -> bool:
-        """As KV, on the host: what is left of the device makes head groups larger."""
         return False
 
     def buffer_bytes(self, paths: Paths) -> int:
@@ -99,7 +97,6 @@ class Headwise(Offloading):
         return units
 
     def group_size(self, layer: int, tokens: int) -> int:
-        """KV heads of a group when `tokens` tokens are read."""
         heads = self.memory.shapes[layer].kv_heads
         if self.head_group is not None:
             return min(self.head_group, heads)
@@ -123,7 +120,6 @@ class Headwise(Offloading):
         return View(self.sink_tokens, self.window_tokens)
 
     def _head_runs(self, layer: int) -> list[tuple[bool, slice]]:
-        """The layer's heads in runs of neighbours that stream, or do not."""
         heads = range(self.memory.shapes[layer].kv_heads)
         runs = [
             (alike, list(run))
@@ -132,7 +128,6 @@ class Headwise(Offloading):
         return [(streaming, slice(run[0], run[-1] + 1)) for streaming, run in runs]
 
     def kept(self, reads: Reads) -> KVReader | None:
-        """What streaming heads see; None if keeping it leaves no room for the rest."""
         if not self._streaming:
             return None
         device = self.device

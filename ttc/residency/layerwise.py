@@ -52,7 +52,6 @@ class Layerwise(Offloading):
         return self.device.free_bytes - self._buffers >= self.state_bytes
 
     def eviction_order(self) -> list[Block]:
-        """States alone: layers leave by `_place`."""
         return list(self.memory.states.live)
 
     def _place(self, tokens: int) -> int:
@@ -100,8 +99,8 @@ class Layerwise(Offloading):
         self._require_layers(layers, tokens * sum(self.memory.layer_bytes_per_token[layers:]), ends)
 
     def _require_layers(self, layers: int, nbytes: int, ends: int) -> None:
-        """Raise OutOfMemory unless the host has room for `nbytes` and all layers from `layers` on,
-        and under a budget for all states and those of so many ends."""
+        """Raise OutOfMemory unless the host has room for `nbytes`, the layers from `layers` on, and
+        under a budget for all states and those of so many ends."""
         memory = self.memory
         if memory.device.budget_bytes is not None:
             on_device = sum(memory.tier_bytes(state)[0] for state in memory.states.live)

@@ -41,7 +41,7 @@ class Offloading(Residency):
     # ---------------------------------------------------------------- what there is room for
 
     def read_capacity(self) -> None:
-        """With no budget given, let the device hold what it has free at this moment."""
+        """With no budget given, let the device hold what it has free now."""
         device = self.device
         if (
             self.budget_gib is None
@@ -54,7 +54,6 @@ class Offloading(Residency):
         return self.device.budget_bytes is None
 
     def capacity_bytes(self) -> float:
-        """What the host has room for, which holds all that the device does not."""
         return (
             machine_bytes()
             if self.memory.host.budget_bytes is None
@@ -68,8 +67,6 @@ class Offloading(Residency):
         self.require_host(tokens, ends, running_bytes)
 
     def max_sequences(self, tokens: int, ends: int) -> int:
-        """As many as half of the device has room for: the other half is for the KV that they
-        read."""
         budget, size = self.device.budget_bytes, self.state_bytes
         return sys.maxsize if budget is None or not size else max(1, budget // 2 // size)
 
@@ -92,7 +89,6 @@ class Offloading(Residency):
         self._require_on_host(int(min(new_bytes + self._leaving_bytes(), max(0, excess))))
 
     def _require_on_host(self, nbytes: int) -> None:
-        """Raise OutOfMemory unless the host has room, its spare copies not counted."""
         host = self.memory.host
         host.require(nbytes, used_bytes=host.used_bytes - self.memory.spare_bytes())
 
@@ -127,8 +123,7 @@ class Offloading(Residency):
     # ---------------------------------------------------------------- what leaves
 
     def make_room(self, nbytes: int, keep: Set[Block] = frozenset()) -> bool:
-        """Evict blocks until `nbytes` fit on the device, nothing of `keep`; none if they would not
-        fit even then. What another model keeps leaves first."""
+        """Evict blocks, other models' first, until `nbytes` fit; none if they never would."""
         if self.device.free_bytes >= nbytes:
             return True
         idle_bytes = self.idle_bytes()
@@ -143,19 +138,15 @@ class Offloading(Residency):
         return sum(memory.tier_bytes(block)[0] for memory, block in self._idle())
 
     def crowd_out(self, nbytes: float) -> None:
-        """Evict what other models keep on the device until `nbytes` fit, or nothing of it is
-        left."""
         for memory, block in self._idle():
             if self.device.free_bytes >= nbytes:
                 return
             memory.evict(block, "evict")
 
     def state_on_device(self) -> bool:
-        """Where it fits as things are: it is not read before the next step."""
         return self.device.free_bytes >= self.state_bytes
 
     def evictable(self) -> list[Block]:
-        """States before KV, as a step reads them once and KV at each token."""
         return [*self.memory.states.live, *(kv for kv in self.memory.live if not kv.pinned)]
 
     def eviction_order(self) -> list[Block]:
@@ -165,8 +156,6 @@ class Offloading(Residency):
     def leaving(
         self, nbytes: int, keep: Set[Block], order: Sequence[Block]
     ) -> tuple[list[Block], float]:
-        """The first of `order`, less `keep`, that leave for `nbytes` to be free, and what is free
-        then."""
         chosen: list[Block] = []
         free_bytes = self.device.free_bytes
         for block in order:
@@ -178,8 +167,8 @@ class Offloading(Residency):
         return chosen, free_bytes
 
     def write_ahead(self, nbytes: int, keep: Set[Block], order: Sequence[Block]) -> None:
-        """Start the write-back of what will leave when `nbytes` are needed, as far as the host has
-        room. The device copies stay until then."""
+        """Start the write-back of what will leave when `nbytes` are needed. Device copies stay so
+        long."""
         for block in self.leaving(nbytes, keep, order)[0]:
             if self.memory.tier_bytes(block)[0] <= self.memory.host.free_bytes:
                 self.memory.write_back(block, "evict")
@@ -218,7 +207,6 @@ class Offloading(Residency):
             self.memory.link.wait(entry.kv.fetched)
 
     def all_units(self, reads: Reads, with_views: bool = True) -> list[Unit]:
-        """What has to be fetched for one pass, with or without what streaming heads see."""
         layers = self.memory.layers
         units = (
             unit
@@ -237,7 +225,6 @@ class Offloading(Residency):
         return [Unit(layer, slice(None), (index,)) for index in missing]
 
     def missing_entries(self, layer: int, reads: Reads) -> list[int]:
-        """The entries that the device lacks and the layer lets some row see."""
         shape = self.memory.shapes[layer]
         return [
             index
@@ -255,7 +242,6 @@ class Offloading(Residency):
         return {}
 
     def kept(self, reads: Reads) -> KVReader | None:
-        """What is fetched once and kept while a plan runs again and again: here nothing."""
         return None
 
 

@@ -14,8 +14,6 @@ from ttc.errors import InvalidInput
 
 
 def streaming_heads(shares: Sequence[Sequence[float]], fraction: float) -> list[tuple[int, int]]:
-    """The (layer, head) pairs of the given fraction of heads that look least beyond sink and
-    window."""
     if not 0 <= fraction <= 1:
         raise InvalidInput(f"a fraction of {fraction} of the heads is not between 0 and 1")
     ranked = sorted(
@@ -27,14 +25,12 @@ def streaming_heads(shares: Sequence[Sequence[float]], fraction: float) -> list[
 def save_streaming_heads(
     path: str | Path, model: str, heads: Sequence[tuple[int, int]], **details: object
 ) -> None:
-    """Write the file that `Headwise(streaming_heads=...)` reads."""
     content = {"model": model, **details, "streaming_heads": [list(pair) for pair in heads]}
     Path(path).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def load_streaming_heads(path: str | Path, kv_heads: Sequence[int]) -> frozenset[tuple[int, int]]:
-    """The heads that a file names. kv_heads: KV heads of each layer of the model at hand. Raises
-    InvalidInput for a file that names another."""
+    """The heads of each layer that a file names. Raises InvalidInput for one of another model."""
     name = f"streaming_heads={str(path)!r}"
     try:
         pairs = json.loads(Path(path).read_text(encoding="utf-8"))["streaming_heads"]

@@ -106,5 +106,4 @@ class Draft(ABC):
         self.rate = kept * self.rate + (1 - kept) * accepted / checked
 
     def note_none(self) -> None:
-        """A pass went by without a draft, as too few were accepted lately."""
         self.rate = FORGETTING * self.rate + (1 - FORGETTING) * FIRST_RATE

@@ -49,7 +49,6 @@ class DraftModel(Draft):
         check_kind("speculation.model", self.model, fits, "a model's name, or an engine of its own")
 
     def for_model(self, engine: Any, load: Callable[[str], Any]) -> Self:
-        """Raises InvalidInput unless both models have one vocabulary."""
         other = load(self.model) if isinstance(self.model, str) else self.model
         if other is engine:
             raise InvalidInput("speculation.model is the engine itself; give an engine of its own")
@@ -96,15 +95,13 @@ class DraftModel(Draft):
         return token < self._vocabulary
 
     def _replace(self, branch: Branch, draft: Branch) -> None:
-        """The new draft of a branch, which stands on the KV of the one before."""
         before = self._drafts.get(branch)
         self._drafts[branch] = draft
         if before is not None:
             self.model.release([before])
 
     def _let_go(self) -> None:
-        """Release the drafts that no branch goes on from: not that of a branch that was released
-        while children of it decode."""
+        """Release the drafts that no branch goes on from."""
         for branch in list(self._drafts):
             heirs = chain([branch], branch.children)
             if all(heir.released for heir in heirs):
@@ -112,13 +109,11 @@ class DraftModel(Draft):
 
 
 def _vocabulary(engine: Any) -> Any:
-    """Each token's number; the number of tokens where there is no tokenizer to ask."""
     tokenizer = engine.tokenizer
     return tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else engine.limits.vocab_size
 
 
 def _weights(engine: Any) -> int:
-    """How many numbers its weights are, in whatever form they are stored."""
     layers = [layer for layer in engine.model.modules() if isinstance(layer, StoredLinear)]
     stored: int = sum(layer.in_features * layer.out_features for layer in layers)
     plain: int = sum(weight.numel() for weight in engine.model.parameters())

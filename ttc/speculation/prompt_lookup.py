@@ -28,8 +28,6 @@ class Lookup:
         self.read: WeakKeyDictionary[Branch, int] = WeakKeyDictionary()
 
     def follow(self, branch: Branch) -> None:
-        """Read what the branch has written since the last call. A child's first tokens are its
-        parent's, which are known."""
         tokens, parent = branch.tokens, branch.parent
         first = self.read.get(branch, -1)
         if first < 0:
@@ -90,7 +88,6 @@ class PromptLookup(Draft):
         ]
 
     def _lookup(self, branch: Branch) -> Lookup:
-        """That of the branch's problem, which knows the branch as it is now."""
         sizes = range(self.shortest, self.longest + 1)
         lookup = self._lookups.setdefault(branch.root_id, Lookup(sizes))
         self._lookups.move_to_end(branch.root_id)

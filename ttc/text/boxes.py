@@ -24,7 +24,6 @@ def boxed(text: str) -> str | None:
 
 
 def _boxes(text: str) -> Iterator[tuple[int, int]]:
-    """Where the content of each complete box begins and ends, in the order of their ends."""
     # where a box's content begins, None for a brace of something else
     opened: list[int | None] = []
     for brace in _BRACE.finditer(text):

@@ -33,7 +33,6 @@ ANCHOR = "a"
 
 
 def has_template(tokenizer: Any) -> bool:
-    """Whether the tokenizer has a chat template."""
     return getattr(tokenizer, "chat_template", None) is not None
 
 
@@ -160,12 +159,11 @@ def end_of_prompt(
 
 
 def encoded(text: str, tokenizer: Any) -> list[int]:
-    """A text as tokens, with no special tokens added."""
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def following(text: str, tokenizer: Any) -> list[int]:
-    """The tokens of a text that comes after another: without the blank that SentencePiece adds."""
+    """The tokens of a text that follows another: without the blank that SentencePiece adds."""
     before, both = encoded(ANCHOR, tokenizer), encoded(ANCHOR + text, tokenizer)
     if len(both) > len(before) and both[: len(before)] == before:
         return both[len(before) :]
@@ -178,7 +176,6 @@ ONE_TURN = (
 
 
 def _unused(texts: Sequence[str]) -> str:
-    """A word that stands in none of the texts."""
     mark = ANSWER
     while any(mark in text for text in texts):
         mark += "-"
@@ -190,7 +187,6 @@ def _answered(messages: Sequence[Message], answer: str, words: str) -> list[Mess
 
 
 def _stripped(message: Message) -> Message:
-    """A message, without blanks around it where it is the model's."""
     return (
         {**message, "content": message["content"].strip()}
         if message["role"] == "assistant"

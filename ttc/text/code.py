@@ -27,7 +27,6 @@ def fenced_blocks(text: str) -> list[str]:
 
 
 def in_a_block(text: str) -> bool:
-    """Whether the text ends within a fenced block."""
     return len(_FENCE.findall(text)) % 2 == 1
 
 
@@ -55,7 +54,6 @@ def find_program(text: str, strict: bool = False) -> str | None:
 
 
 def _wrong_line(program: str) -> int | None:
-    """The number of the first line that is no Python, None where all is."""
     try:
         ast.parse(program)
     except SyntaxError as error:
@@ -66,7 +64,6 @@ def _wrong_line(program: str) -> int | None:
 
 
 def spelt_alike(program: str) -> str:
-    """A program without its comments and its way to set lines; as it is where it is no Python."""
     try:
         return ast.unparse(ast.parse(program))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -64,7 +64,6 @@ class MathWorker:
 
     @property
     def reason(self) -> str:
-        """Why a process that gave no verdict ended."""
         code = self.process.poll()
         if code is None:
             return f"took more than {self.wall_s:g} s"
@@ -73,7 +72,6 @@ class MathWorker:
         return f"ended math-verify's process with code {code}"
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
         self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
             with suppress(OSError):
@@ -82,7 +80,6 @@ class MathWorker:
         self.process.wait()
 
     def _read(self) -> object:
-        """The next line that the process writes; None if none comes in time."""
         assert self.process.stdout is not None
         line, until = b"", time.monotonic() + self.wall_s
         with selectors.DefaultSelector() as selector:
@@ -100,8 +97,8 @@ class MathWorker:
 
 
 def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A process that is written to and read from. Raises TTCError where none can be started for
-    some seconds: to go on without would count right answers as wrong."""
+    """A process that is written to and read from. Raises TTCError where none can be started: to go
+    on without would count right answers as wrong."""
     for pause in (*PAUSES_S, None):
         try:
             return subprocess.Popen(
@@ -133,7 +130,6 @@ class MathPool:
         self.idle: list[MathWorker] = []
 
     def equal(self, gold: str, predicted: str) -> bool | None:
-        """math-verify's verdict; None, with a warning, if it takes too long or the process dies."""
         with self._room:
             try:
                 worker = self.idle.pop()
@@ -163,7 +159,6 @@ shared_pool = MathPool()
 
 
 def _pool_of_a_fork() -> None:
-    """A forked process asks other workers: two would read each other's verdicts from one pipe."""
     global shared_pool
     shared_pool = MathPool()
 
@@ -191,6 +186,5 @@ def math_equal(gold: str, predicted: str) -> bool:
 
 @lru_cache(maxsize=2**16)
 def _settles(answer: str) -> bool:
-    """Whether an answer can be compared with 0 in time. Else it would take the whole time again
-    with every other that is voted on."""
+    """Whether an answer can be compared with 0 in time, and so with every other."""
     return shared_pool.equal("0", answer) is not None

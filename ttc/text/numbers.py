@@ -55,7 +55,6 @@ def as_number(answer: str) -> Fraction | None:
 
 
 def hyphened(answer: str) -> str:
-    """An answer in which every minus is a hyphen."""
     return answer.translate(_AS_HYPHEN)
 
 

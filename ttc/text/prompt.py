@@ -106,7 +106,6 @@ class PromptTemplate:
         return has_template(tokenizer) and self.chat is not False and not self.raw
 
     def messages(self, question: str) -> list[Message]:
-        """The chat that ends with the question."""
         messages: list[Message] = (
             [{"role": "system", "content": self.system}] if self.system else []
         )
@@ -200,7 +199,6 @@ class PromptTemplate:
         return self.instruction.replace("{question}", question)
 
     def _chat(self, question: str, said: Sequence[str]) -> list[Message]:
-        """The chat up to the user's last words."""
         roles = ("assistant", "user")
         later = [{"role": roles[place % 2], "content": text} for place, text in enumerate(said)]
         return [*self.messages(question), *later]
@@ -215,13 +213,11 @@ def _is_pair(example: Any) -> bool:
 
 
 def _answer(asked: str, answer: str) -> str:
-    """An example's answer, set off by a space from what asks for it."""
     apart = not answer or answer[0].isspace() or asked[-1].isspace()
     return answer if apart else f" {answer}"
 
 
 def check_text(value: Any, what: str) -> None:
-    """Raise InvalidInput unless `value` is text that is not empty and that a tokenizer can read."""
     if not isinstance(value, str):
         raise InvalidInput(f"{what} is {value!r}, of type {type(value).__name__}; give it as text")
     if not value.strip():
@@ -245,7 +241,6 @@ def raw_tokens(text: str, tokenizer: Any) -> list[int]:
 
 
 def _warn_of_end(tokens: Sequence[int], text: str, tokenizer: Any) -> None:
-    """Say so where the tokenizer ends a raw prompt with its end of sequence."""
     eos = getattr(tokenizer, "eos_token_id", None)
     if (
         eos is None

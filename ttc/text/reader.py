@@ -38,18 +38,15 @@ class AnswerReader:
         return extract_answer(answer, self.kind, self.strict, self.choices, marks=None)
 
     def among(self, choices: object) -> AnswerReader:
-        """The reader for a problem with these choices, as its `metadata` may name them."""
         if not isinstance(choices, str) or not re.fullmatch("[A-Z]+", choices):
             return self
         return replace(self, choices=choices)
 
     def ballots(self, answers: Sequence[str | None]) -> list[str | None]:
-        """What each answer votes for (see `ttc.text.equality.ballots`)."""
         return ballots(answers, self.equality, self.same)
 
     @property
     def equality(self) -> str:
-        """The kind whose equality holds."""
         return self.kind if self.extract is None else "text"
 
 

@@ -95,7 +95,6 @@ class ThinkingMarks:
 
     @cached_property
     def kinds(self) -> dict[Mark, bool | None]:
-        """All marks; for each whether a thought follows it."""
         return (
             dict.fromkeys(self.wraps, None)
             | dict.fromkeys(self.begin, True)
@@ -104,19 +103,16 @@ class ThinkingMarks:
 
     @cached_property
     def _ordered(self) -> list[Mark]:
-        """The marks, the longest first."""
         return sorted(self.kinds, key=lambda mark: len(spelt(mark)), reverse=True)
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Finds marks, the longest at each place, each as a group of its number."""
         starts = "|".join(re.escape(_start(mark)) for mark in self._ordered)
         return re.compile(
             "|".join(f"({_expression(mark, starts)})" for mark in self._ordered), re.DOTALL
         )
 
     def cuts(self, text: str) -> list[Cut]:
-        """The marks in a text, in order."""
         kinds = [self.kinds[mark] for mark in self._ordered]
         return [
             Cut(*match.span(), kinds[(match.lastindex or 1) - 1])
@@ -134,12 +130,10 @@ class ThinkingMarks:
         return held
 
     def split(self, text: str, begun: bool = False) -> Parted:
-        """The thought and the answer of a text. begun: whether a thought is open at first."""
         return split_at(len(text), self.cuts(text), begun, lambda start, end: text[start:end])
 
 
 def spelt(mark: Mark) -> str:
-    """A mark as it is written where it holds no other words."""
     return mark if isinstance(mark, str) else mark.start + mark.end
 
 
@@ -187,7 +181,6 @@ def split_at(
 
 
 def ends_in_thought(cuts: Sequence[Cut], begun: bool) -> bool:
-    """Whether the last mark leaves a thought open."""
     return next((cut.thinks for cut in reversed(cuts) if cut.thinks is not None), begun)
 
 

@@ -26,7 +26,6 @@ _TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def variables(tokenizer: Any) -> set[str]:
-    """The words in a chat template's tags, its variables among them; none without a template."""
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
         template = "\n".join(map(str, template.values()))

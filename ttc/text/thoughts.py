@@ -40,7 +40,6 @@ class Thoughts:
 
     @classmethod
     def of(cls, tokenizer: Any, setting: Setting = None) -> Thoughts | None:
-        """Those of a tokenizer's model, or what the user has set; None for none."""
         fits = setting is None or setting is False or isinstance(setting, ThinkingMarks)
         check_kind(
             "thinking_marks", setting, fits, "ThinkingMarks(begin, end), False for none, or None"
@@ -106,33 +105,29 @@ class Thoughts:
         return text.endswith(tuple(map(spelt, self.marks.begin)))
 
     def open_after(self, tokens: Sequence[int], begun: bool = False) -> bool:
-        """Whether a thought is open after these tokens. begun: whether one was open before them."""
         cuts = self._cuts(tokens) if self.hidden else self.marks.cuts(self._decode(tokens))
         return ends_in_thought(cuts, begun)
 
     def whole(self, tokens: Sequence[int]) -> str:
-        """The text of tokens with marks and special tokens."""
         return self._decode(tokens, special=True)
 
     def without_marks(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, marks and special tokens left out."""
         return "".join(text for _, text in self.pieces(tokens))
 
     @cached_property
     def end_token(self) -> str:
-        """The mark that ends a thought and is one token, "" where none is."""
         ends = map(spelt, self.marks.end)
         return next((mark for mark in ends if len(self._encode(mark)) == 1), "")
 
     def last_strings(self, thinks: bool) -> tuple[str, ...]:
-        """The last string of each mark after which thinking begins, or with `thinks` ends: a text
-        is looked at once one of them has come."""
+        """The last string of each mark that begins, or with `thinks` ends, a thought; once one has
+        come a text is looked at."""
         marks = self.marks.end if thinks else self.marks.begin
         return tuple(dict.fromkeys(mark if isinstance(mark, str) else mark.end for mark in marks))
 
     def count(self, tokens: Sequence[int], begun: bool) -> int:
-        """How many of these tokens belong to thoughts, with the marks that end them. begun: whether
-        a thought is open before them."""
+        """How many of these tokens belong to thoughts, their ends included. begun: whether one is
+        open before them."""
         if self.hidden:
             cuts, places = self._cuts(tokens), range(len(tokens) + 1)
         else:
@@ -151,12 +146,10 @@ class Thoughts:
 
     @cached_property
     def hidden(self) -> bool:
-        """Whether marks hold special tokens, so that texts leave them out."""
         return any(not self._special.isdisjoint(sequence.tokens) for sequence in self._sequences)
 
     @cached_property
     def _sequences(self) -> list[_Sequence]:
-        """The marks in tokens, the longest first."""
         sequences = list[_Sequence]()
         for mark, thinks in self.marks.kinds.items():
             start, end = (mark, "") if isinstance(mark, str) else mark
@@ -167,7 +160,6 @@ class Thoughts:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        """The tokens that texts leave out."""
         added = getattr(self.tokenizer, "added_tokens_decoder", None) or {}
         named = getattr(self.tokenizer, "all_special_ids", None) or ()
         return frozenset(named) | {
@@ -176,17 +168,14 @@ class Thoughts:
 
     @cached_property
     def _bounds(self) -> frozenset[int]:
-        """Special tokens that are no part of a mark that opens or closes a thought."""
         marks = [mark.tokens for mark in self._sequences if mark.thinks is not None]
         return self._special.difference(*marks)
 
     @cached_property
     def _before(self) -> list[int]:
-        """What the tokenizer puts before a raw text."""
         return raw_tokens("", self.tokenizer)
 
     def _cuts(self, tokens: Sequence[int]) -> list[Cut]:
-        """The marks among tokens, in order."""
         by_start: dict[int, list[_Sequence]] = {}
         for mark in self._sequences:
             by_start.setdefault(mark.start[0], []).append(mark)
@@ -202,7 +191,6 @@ class Thoughts:
         return cuts
 
     def _unsettled(self, tokens: Sequence[int]) -> int:
-        """How many of the last tokens may be the beginning of a mark."""
         held = [overlap(tokens, mark.tokens) for mark in self._sequences]
         for mark in self._sequences:
             if mark.end:
@@ -213,8 +201,6 @@ class Thoughts:
         return max(held, default=0)
 
     def _end_of(self, mark: _Sequence, tokens: Sequence[int], place: int) -> int:
-        """Where a mark ends that begins at a place, 0 if it does not. No header holds another's
-        start."""
         if not mark.opens(tokens, place):
             return 0
         first = place + len(mark.start)

@@ -33,7 +33,6 @@ class WordTokenizer:
         return [self._number(piece) for piece in PIECE.findall(text)]
 
     def decode(self, tokens: Sequence[int], **_: Any) -> str:
-        """The text of tokens; the end of sequence has none."""
         return "".join(self._pieces[token] for token in tokens if token != self.eos_token_id)
 
     def apply_chat_template(

@@ -106,8 +106,7 @@ class Tool:
                 raise ToolError(f"the argument {name}={value!r:.80} must be of type {kinds}")
 
     def answer(self, arguments: Mapping[str, Any]) -> str:
-        """The answer to a call, as text; what is no text is written as JSON. Raises whatever the
-        tool raises."""
+        """The answer to a call, as text or JSON. Raises whatever the tool raises."""
         self.check(arguments)
         assert self.run is not None
         given = self.run(**arguments)
@@ -162,7 +161,6 @@ class Tools:
 
     @classmethod
     def of(cls, given: Any) -> Tools | None:
-        """Those of a list, None for none."""
         if given is None or isinstance(given, Tools):
             return given if given is not None and given.tools else None
         return cls(given) if given else None

@@ -58,7 +58,6 @@ def _value(node: ast.expr) -> float:
 
 
 def written(value: float) -> str:
-    """A number as people write it: without a fraction of zeros, to ten digits."""
     return str(int(value)) if value == int(value) else f"{value:.10g}"
 
 

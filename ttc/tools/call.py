@@ -21,7 +21,6 @@ class Written(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The same for equal calls: the tool's name and its arguments, whatever their order."""
         return spelt(self.name, self.arguments)
 
 
@@ -52,5 +51,4 @@ class ToolCall:
 
 
 def spelt(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as one line, the same for equal ones."""
     return f"{name}({json.dumps(arguments, sort_keys=True, ensure_ascii=False, default=str)})"

@@ -48,7 +48,6 @@ class ToolChat:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The strings at which a call ends, beside the end of the model's turn."""
         return () if self.turns else self.format.ends
 
     def after(self, calls: Sequence[Written], answers: Sequence[str], last: str) -> str:
@@ -67,12 +66,9 @@ class ToolChat:
 
     @cached_property
     def _tells(self) -> bool:
-        """Whether the chat template writes what tools say, behind the calls."""
         return ANSWER in self._written([Written("tool", {}, 0)], [ANSWER])[1]
 
     def _written(self, calls: Sequence[Written], answers: Sequence[str]) -> tuple[str, str]:
-        """A chat up to its calls, and what the template writes after that; "" where it writes the
-        calls in another way once they are answered."""
         options = self.template.options
         asked = [*QUESTION, _asking(calls)]
         before = chat_text(asked, self.tokenizer, options, begins_answer=False, way_out=NO_TOOLS)
@@ -81,7 +77,6 @@ class ToolChat:
         return before, full.removeprefix(before) if full.startswith(before) else ""
 
     def _closing(self, before: str, last: str) -> str:
-        """What the template writes between the end of the model's words and the next message."""
         if last:
             return before.rpartition(last)[2] if last in before else ""
         said = [*QUESTION, {"role": "assistant", "content": ANSWER}]
@@ -116,7 +111,6 @@ def _number(place: int) -> str:
 def _telling(
     tools: Tools, form: ToolFormat, template: PromptTemplate, tokenizer: Any
 ) -> PromptTemplate:
-    """The template with words for the tools."""
     if form.inline:
         return template
     if template.uses_chat(tokenizer):

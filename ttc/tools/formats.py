@@ -36,7 +36,6 @@ class ToolFormat:
         raise NotImplementedError
 
     def answered(self, answer: str) -> str:
-        """An answer as it stands after a call, without a chat template."""
         return f"\n<tool_response>\n{answer}\n</tool_response>\n"
 
 
@@ -60,7 +59,6 @@ For each function call, return a json object with function name and arguments wi
 
 
 def described(tools: Sequence[Schema]) -> str:
-    """Tools in the words of a system message."""
     lines = (json.dumps(tool, ensure_ascii=False) for tool in tools)
     return DESCRIPTION.format(tools="\n".join(lines))
 
@@ -232,7 +230,6 @@ def format_of(name: str | ToolFormat, tokenizer: Any, tools: Sequence[Schema]) -
 
 
 def from_json(text: str, start: int) -> Written:
-    """A call that is written as {"name": ..., "arguments": {...}}, or with "parameters"."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -243,7 +240,6 @@ def from_json(text: str, start: int) -> Written:
 
 
 def with_arguments(name: str, text: str, start: int) -> Written:
-    """A call whose arguments are written as JSON."""
     try:
         return _checked(name, json.loads(text or "{}"), start)
     except (ValueError, RecursionError) as error:

@@ -72,18 +72,15 @@ class Connection:
         return tools
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """The outcome of what is asked of the server."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self) -> None:
-        """End the connection, and a server that was started for it."""
         if self.thread.is_alive():
             self.loop.call_soon_threadsafe(self.closing.set)
             self.thread.join(CONNECT_S)
 
 
 def _first(error: BaseException) -> BaseException:
-    """What went wrong, out of the groups that tasks raise."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -119,7 +116,6 @@ class McpTools(Tools):
             raise
 
     def close(self) -> None:
-        """End the connection."""
         self.connection.close()  # type: ignore[attr-defined]
 
     def __enter__(self) -> McpTools:
@@ -147,6 +143,5 @@ def _tool(connection: Connection, tool: Any) -> Tool:
 
 
 def _written(part: Any) -> str:
-    """A part of an answer as text; a picture or a sound is named alone."""
     text = getattr(part, "text", None)
     return str(text) if text is not None else f"({part.type})"

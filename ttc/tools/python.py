@@ -48,8 +48,6 @@ class PythonTools(Tools):
 
 
 def printing_its_value(code: str) -> str:
-    """A program that prints the value of its last line, where that is an expression other than a
-    call of print."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

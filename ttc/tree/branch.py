@@ -165,7 +165,6 @@ class Branch:
             self.end_step("interrupted")
 
     def columns(self) -> tuple[list[float], ...]:
-        """What is kept for every token after the prompt."""
         return self.logprobs, self.top1, self.entropies, self.top_k_logprobs, self.self_certainties
 
     def append(
@@ -193,9 +192,8 @@ class Branch:
         self.cut = ""
 
     def reopen(self, drop: int = 0) -> None:
-        """Let a finished branch go on once its last `drop` tokens, none or one, are taken back;
-        given tokens must follow. The last token has no keys and values yet, so that the tree stays
-        as it is."""
+        """Let a finished branch go on without its last `drop` tokens (0 or 1); given tokens must
+        follow. The last token has no KV, so that the tree stays as it is."""
         self.take_back(drop)
         self.step_ends = [min(end, len(self.tokens)) for end in self.step_ends]
 
@@ -220,12 +218,9 @@ class Branch:
         self.begin_answer()
 
     def begin_turn(self, start: int, opened: bool | None) -> None:
-        """Say where the model's turn begins (`turn_start`), and whether the prompt has opened a
-        thought there."""
         self.turn_start, self.opened = start, opened
 
     def give(self, tokens: Sequence[int]) -> None:
-        """Append tokens that were not generated."""
         if self.generated:
             for column in self.columns():
                 column += [nan] * len(tokens)
@@ -236,7 +231,6 @@ class Branch:
         self.given_end = len(self.tokens)
 
     def opening_with(self, given: int) -> int:
-        """`opening` once so many tokens have been given."""
         return self.opening + given if self.opening == len(self.tokens) else self.opening
 
     def end_step(self, reason: StepEnd) -> None:
@@ -244,13 +238,10 @@ class Branch:
         self.step_reasons.append(reason)
 
     def resume_step(self) -> None:
-        """Take back that the last step has ended: it goes on."""
         self.step_ends.pop()
         self.step_reasons.pop()
 
     def leave_out(self, strings: Sequence[str]) -> None:
-        """Leave out of the text whichever of these strings has finished the branch, and what
-        follows it."""
         if self.finish_reason != "end" or self.cut:
             return
         text, before = self.text, self._decode(self.generated[:-1]).rstrip("\ufffd")
@@ -273,12 +264,9 @@ class Branch:
 
     @property
     def released(self) -> bool:
-        """Whether the branch has let go of its KV; its tokens and scores stay readable."""
         return self._leaf is None
 
     def detach(self) -> Segment | None:
-        """Let go of the leaf, and return it; the tree's reference counts are the caller's
-        business."""
         leaf = self._leaf
         self._leaf = None
         return leaf
@@ -293,7 +281,6 @@ class Branch:
 
     @property
     def gated(self) -> bool:
-        """Whether a `DecodeGate` stopped it, so that it is no whole answer."""
         return self.finish_reason == "gate"
 
     @property
@@ -303,8 +290,7 @@ class Branch:
 
     @property
     def marked_text(self) -> str:
-        """`text` as the model can be given it again: with the marks of its thoughts, which a text
-        leaves out where they are special tokens."""
+        """`text` as the model can be given it again: with the marks of its thoughts."""
         if self.thoughts is None or not self.thoughts.hidden:
             return self.text
         ended = self.finish_reason == "eos"
@@ -324,7 +310,6 @@ class Branch:
         return thoughts.open_after(self.tokens[self.turn_start : end], opened)
 
     def thinks(self, thoughts: Thoughts) -> bool:
-        """Whether what it writes next is thought."""
         return self.thinking_ended is None and self.thinks_at(len(self.tokens), thoughts)
 
     @property
@@ -350,7 +335,6 @@ class Branch:
         return Parted(thought, answer.removesuffix(cut))
 
     def _parted(self, end: int | None) -> Parted:
-        """`parted` with what the text leaves out."""
         given, thoughts = self.without_calls(self.prompt_length, end), self.thoughts
         if thoughts is None:
             return Parted("", self._decode(given))
@@ -367,7 +351,7 @@ class Branch:
         return Parted("".join(text for _, text in before), thoughts.without_marks(said))
 
     def written_since(self, start: int) -> int:
-        """How many of the tokens from `start` on it has written itself: all but what tools said."""
+        """How many of the tokens from `start` on it has written itself; tools said the others."""
         told = {(max(call.told, start), call.end) for call in self.tool_calls if call.end > start}
         return len(self.tokens) - start - sum(end - begin for begin, end in told)
 

@@ -42,7 +42,6 @@ class BlockCache:
             raise InvalidInput(f"cache.order={self.order!r} is unknown; use 'rsbcm' or 'lru'")
 
     def fresh(self) -> BlockCache:
-        """A cache with these settings that has evicted nothing yet."""
         return BlockCache(**{f.name: getattr(self, f.name) for f in fields(self) if f.init})
 
     def blocks(self, segment: Segment) -> int:
@@ -87,8 +86,8 @@ class BlockCache:
     def _worth(
         self, segment: Segment, branches: list[Branch], lowest: float, highest: float
     ) -> float:
-        """What leaves first has least: omega, with scores from zero on, or the time of the last
-        use. What was not rated yet counts as much as the best: it is about to be."""
+        """What leaves first has least: omega, or the time of the last use. The unrated count as the
+        best."""
         if self.order == "lru":
             return max(branch.used_at for branch in branches)
         return max(
@@ -104,5 +103,4 @@ def importance(score: float, depth: int) -> float:
 
 
 def _depth(branch: Branch, segment: Segment) -> int:
-    """Steps of the branch that end by the end of the segment."""
     return sum(end <= segment.end + 1 for end in branch.step_ends)

@@ -49,12 +49,10 @@ class Segment:
 
     @property
     def held(self) -> int:
-        """The tokens whose KV there is."""
         return len(self.tokens) - self.dropped
 
     @property
     def storage(self) -> KV:
-        """The segment's KV, which the trunk and freed segments don't have."""
         if self.kv is None:
             raise RuntimeError(
                 f"segment {self.serial} at {self.start} holds no KV: it is the trunk, or was freed"
@@ -66,13 +64,10 @@ class Segment:
         return min(max(opening - self.start, 0), len(self.tokens))
 
     def serves(self, opening: int) -> bool:
-        """Whether its KV is there, and is that of a branch with such an opening and the same
-        tokens."""
         there = self.whole and not self.dropped
         return there and self.opens(opening) == self.opens(self.opening)
 
     def path(self) -> list[Segment]:
-        """The segments from the root to this one, the empty trunk left out."""
         chain: list[Segment] = []
         node: Segment | None = self
         while node is not None and node.parent is not None:
@@ -82,7 +77,6 @@ class Segment:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The number of leading tokens that `a` and `b` share."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 

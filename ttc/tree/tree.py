@@ -37,8 +37,6 @@ class Tree:
         return segment
 
     def drop(self, segment: Segment) -> None:
-        """Give a reference back; segments that nobody needs any more are freed at once, leaf to
-        root."""
         segment.refs -= 1
         node: Segment | None = segment
         while node is not None and node.refs == 0 and node.parent is not None:
@@ -58,15 +56,14 @@ class Tree:
         return segment
 
     def keep_only(self, branch: Branch) -> None:
-        """Take a branch off KV of tokens that it does not have."""
         segment = branch.leaf
         while segment.end >= len(branch.tokens) and segment.parent is not None:
             segment = segment.parent
         self.move(branch, segment)
 
     def let_go(self, branch: Branch) -> bool:
-        """Take a branch off its leaf, and off what nobody else needs above: that KV is freed, and
-        computed again when the branch goes on. Says whether it had any."""
+        """Take a branch off its leaf, and off what nobody else needs above. Says whether it had any
+        KV."""
         segment = branch.leaf.parent
         if segment is None:
             return False
@@ -197,7 +194,6 @@ class Tree:
         self.set_state(parent, None)
 
     def segments(self) -> list[Segment]:
-        """Every segment in the tree, parents first."""
         segments: list[Segment] = []
         stack = list(self.trunk.children)
         while stack:

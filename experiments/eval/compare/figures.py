@@ -25,7 +25,7 @@ TOKENS = ("generated_tokens", "verifier_tokens", "prompt_tokens")
 
 
 def row_figures(row: Row) -> dict[str, Any]:
-    """Accuracy with its interval, pass@k, maj@k, and costs per problem, the means over the row's
+    """Accuracy with its interval, pass@k, maj@k, and costs per problem; means over the row's
     runs."""
     names = list(row.values)
     estimate = accuracy([row.values[name] for name in names], row.sources(names))
@@ -63,8 +63,7 @@ def pair_figures(rows: Sequence[Row], every: bool = False) -> list[dict[str, Any
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The places of the (cost, accuracy) points that no cheaper or equally cheap one reaches, the
-    cheapest first."""
+    """The places of the (cost, accuracy) points that none as cheap reaches, the cheapest first."""
     best = -math.inf
     kept = []
     for place in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):

@@ -84,9 +84,7 @@ class Row:
 
 
 def run_folders(places: Sequence[Path]) -> Iterator[Path]:
-    """The folders of runs that are meant: each itself, those in a folder of runs, or those that a
-    pattern matches.
-
+    """The folders of runs: each itself, those in a folder of runs, or those that a pattern matches.
     Raises InvalidInput for a pattern that matches no run."""
     for place in places:
         if place.exists():
@@ -103,8 +101,8 @@ def run_folders(places: Sequence[Path]) -> Iterator[Path]:
 
 
 def short_place(folders: Sequence[Path]) -> list[Path]:
-    """The fewest words that `run_folders` reads as these folders: the folder that holds them, a
-    pattern, or they themselves."""
+    """The shortest that `run_folders` reads as these: their folder, a pattern, or they
+    themselves."""
     parent, names = folders[0].parent, [folder.name for folder in folders]
     start = commonprefix(names)  # noqa: RUF071
     end = commonprefix([name[::-1] for name in names])[::-1]  # noqa: RUF071
@@ -166,7 +164,6 @@ def check_comparable(
 
 
 def differing_settings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """For each row, the settings that are not the same in all rows."""
     configs = [_settings(row.runs[0]) for row in rows]
     keys = sorted({key for config in configs for key in config})
     apart = [
@@ -179,7 +176,6 @@ def differing_settings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def prompt_settings(run: Run) -> dict[str, Any]:
-    """The settings that make the prompts."""
     return {
         key: value
         for key, value in run.config.items()
@@ -202,8 +198,6 @@ def _is_run(folder: Path) -> bool:
 
 
 def _runs_among(folders: Iterable[Path]) -> list[Path]:
-    """Sorted by their names, numbers by their size."""
-
     def key(folder: Path) -> list[tuple[float, str]]:
         parts = re.split(r"(\d+(?:\.\d+)?)", folder.name)
         return [(float(part), "") if part[:1].isdecimal() else (math.inf, part) for part in parts]
@@ -230,7 +224,6 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _is_default_name(run: Run) -> bool:
-    """Whether a run's name is the long one that `conf/run/default.yaml` makes."""
     data = data_label(str(run.config.get("dataset.name")), run.config.get("dataset.path"))
     return (
         run.folder.name.startswith(f"{data}-")

@@ -43,7 +43,6 @@ MARKERS = "osD^vP"
 
 
 def unfinished(name: str, left: int) -> str | None:
-    """What a table says of a run that was stopped or goes on."""
     return f"{name}: {left} problems are not solved yet and count nowhere." if left else None
 
 
@@ -85,7 +84,7 @@ def compared(folders: Sequence[Path], names: Sequence[str]) -> str:
 
 
 def _called(rows: Sequence[Row], names: Mapping[Path, str]) -> list[Row]:
-    """The rows under these names of their first folders, where these tell them apart."""
+    """The rows under these names, where the names tell them apart."""
     given = [names[row.runs[0].folder] for row in rows]
     if not all(given) or len(set(given)) < len(given):
         return list(rows)
@@ -95,7 +94,6 @@ def _called(rows: Sequence[Row], names: Mapping[Path, str]) -> list[Row]:
 def write(
     figures: Figures, csv: Path | None, json: Path | None, html: Path | None, plot: Path | None
 ) -> list[Path]:
-    """Write the files that are asked for, and return them."""
     rows = figures["rows"]
     files = [file for file in (csv, json, html, plot) if file is not None]
     for file in files:
@@ -112,8 +110,8 @@ def write(
 
 
 def csv_text(figures: Figures) -> str:
-    """A line for each row, with a column for each setting in which rows differ, and the row's
-    difference from the first."""
+    """A line for each row: the settings in which rows differ, figures, the difference from the
+    first."""
     rows = figures["rows"]
     first = {
         pair["row"]: pair for pair in figures["differences"] if pair["against"] == rows[0]["row"]

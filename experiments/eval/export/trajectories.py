@@ -43,8 +43,6 @@ def trajectories(run: Run) -> list[Row]:
 
 
 def branch_key(seed: int, problem_id: str, path: Sequence[int]) -> int:
-    """The key of a branch's random stream: of the run's seed, the problem and the place in the
-    tree."""
     key = random_key(random_key(seed, problem_id))
     for index in path:
         key = random_key(key, index)
@@ -107,7 +105,7 @@ def write_jsonl(rows: Sequence[Row], out: Path) -> None:
 
 
 def write_parquet(rows: Sequence[Row], out: Path) -> None:
-    """The rows of `trajectories`, with types that do not depend on which values are missing."""
+    """The rows of `trajectories`; types do not depend on which values are missing."""
     import pyarrow as pa
     import pyarrow.parquet
 

@@ -99,8 +99,7 @@ ROWS: dict[str, Callable[[Run], list[Row]]] = {
 
 
 def _solved(run: Run) -> Iterator[tuple[Row, list[Row]]]:
-    """Each solved problem with its candidates, best scores first; of those with the same text
-    one."""
+    """Each solved problem with its candidates, best scores first, of equal texts one."""
     for record in run.records.values():
         check_whole(run.folder, record)
         if failed(record) or record.get("prompt") is None:

@@ -37,7 +37,6 @@ Figures = dict[str, Any]
 
 
 def board_rows(plan: Plan) -> list[Figures]:
-    """One row for each cell that has a problem done, in the order of the file."""
     folders = [(cell, plan.folder / cell.name) for cell in plan.cells]
     return [
         cell_row(cell, Run.load(folder))
@@ -47,7 +46,6 @@ def board_rows(plan: Plan) -> list[Figures]:
 
 
 def cell_row(cell: Cell, run: Run) -> Figures:
-    """Figures of one run, and all that it was made from."""
     figures = row_figures(Row(cell.name, [run]))
     for name in ("row", "runs", "seeds", "folders"):  # of rows over several runs
         del figures[name]
@@ -69,8 +67,7 @@ def cell_row(cell: Cell, run: Run) -> Figures:
 
 
 def predictions_right(run: Run) -> dict[str, float]:
-    """The share of problems whose prediction is right, for n = 1, 2, 4, ... up to the candidates
-    that every solved problem has."""
+    """The share of problems whose prediction is right, for n = 1, 2, 4, ... candidates."""
     solved = list(filter(None, map(predictions_of, run.records.values())))
     shared = [
         name
@@ -98,7 +95,7 @@ def write_predictions(run: Run, out: Path) -> None:
 
 
 def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> list[Path]:
-    """leaderboard.md, .csv, .json and .html, and a folder with the predictions of every cell."""
+    """Write leaderboard.md, .csv, .json and .html, and a folder of every cell's predictions."""
     sections = tables(rows)
     files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json", "html")]
     files[0].write_text(
@@ -118,7 +115,6 @@ def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> 
 
 
 def csv_text(rows: Sequence[Figures]) -> str:
-    """A line for each run, with a column for each setting in which they differ."""
     configs = [row["settings"] for row in rows]
     keys = sorted({key for config in configs for key in config} - set(OF_A_SEED))
     apart = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
@@ -217,8 +213,7 @@ def _every(rows: Sequence[Figures]) -> Table:
 
 
 def predictions_of(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]:
-    """Each rule's answer among the first n candidates, and whether it is right, by its column's
-    name."""
+    """Each rule's answer among the first n candidates, by its column, and whether it is right."""
     branches = sorted(counted(record), key=lambda branch: branch["path"])
     samples = [Sample.of_record(branch) for branch in branches]
     rated = any(sample.score is not None for sample in samples)

@@ -115,7 +115,7 @@ def _cell(parts: Sequence[Entry], seed: int, common: Sequence[str], folder: Path
 
 
 def _titled(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """The entries of a list with titles, which a list of one does not need."""
+    """The entries of a list with titles, which one entry does not need."""
     typed = [typed_settings(entry.overrides) for entry in entries]
     titles = [entry.title or label for entry, label in zip(entries, labels(typed), strict=True)]
     for entry, title in zip(entries, titles, strict=True):
@@ -154,7 +154,6 @@ def _entry(value: Any, group: str, key: str) -> Entry:
 
 
 def _budget(value: Any) -> Entry:
-    """A number of generated and verifier tokens per problem, or a mapping of settings."""
     if type(value) is int:
         return Entry(f"{value}tokens", [f"run.max_tokens={value}"])
     if not isinstance(value, dict):

@@ -18,8 +18,8 @@ from ttc.errors import InvalidInput
 
 
 def configurations(cells: Sequence[Cell]) -> list[DictConfig]:
-    """Every cell's configuration. Raises InvalidInput for the first that has a wrong setting,
-    before any is run."""
+    """Every cell's configuration. Raises InvalidInput for the first wrong one, before any is
+    run."""
     configs = []
     for cell in cells:
         try:
@@ -30,8 +30,7 @@ def configurations(cells: Sequence[Cell]) -> list[DictConfig]:
 
 
 def run_cells(plan: Plan) -> dict[str, str]:
-    """Solve what is left of every cell. Returns why cells failed, by their names; the others go
-    on."""
+    """Solve what is left of every cell. Returns why cells failed, by their names."""
     errors: dict[str, str] = {}
     cells = list(zip(plan.cells, configurations(plan.cells), strict=True))
     for number, (cell, config) in enumerate(cells, 1):

@@ -125,7 +125,6 @@ def problem_ids(runs: Sequence[Run]) -> list[str]:
 
 
 def _in_turn(runs: Sequence[Run], usable: bool) -> list[str]:
-    """One of each shard after the other, as the problems were dealt out."""
     parts = [
         [n for n, mark in run.made_from["data"].items() if (mark != UNUSABLE) == usable]
         for run in runs

@@ -67,7 +67,6 @@ def _rated(
 def _by_beginnings(
     sample: Sample, verifier: Verifier, backend: Backend, template: PromptTemplate | None
 ) -> list[float]:
-    """The last score of the solution up to each of its steps."""
     prompt = (template or PromptTemplate()).tokens(sample.problem, backend.tokenizer)
     rater, branches = Rater(verifier), [backend.root(prompt)]
     try:
@@ -82,7 +81,6 @@ def _by_beginnings(
 
 
 def _longer(branch: Branch, text: str, last: bool, backend: Backend) -> Branch:
-    """A branch that goes on with a text as if its model had written it."""
     (child,) = backend.fork(branch, 1)
     for token in backend.encode(text):
         child.append(token, math.nan, math.nan)

@@ -62,7 +62,7 @@ def run_name(arm: Arm, seed: int) -> str:
 
 
 def runs_of(arm: Arm, folder: Path) -> list[Run]:
-    """The runs of an arm that have a problem done: of each seed the whole one, else its shards."""
+    """The runs of an arm with a problem done: of each seed the whole one, else its shards."""
     runs = []
     for seed in range(arm.seeds):
         whole = folder / run_name(arm, seed)
@@ -137,8 +137,7 @@ def _verdict(value: float | None, runs: Sequence[Run], name: str) -> str:
 
 
 def differences(recipe: Recipe, folder: Path, arms: Sequence[Arm]) -> list[str]:
-    """What differs from the published setting: what the recipe says, and settings of the runs that
-    are not the recipe's."""
+    """What differs from the published setting: what the recipe says, and the runs' own settings."""
     lines = list(recipe.differs)
     for arm in arms:
         changes = {change for run in runs_of(arm, folder) for change in _changes(arm, run)}

@@ -109,7 +109,6 @@ def cells_of(arm: Arm, folder: Path, settings: Sequence[str]) -> list[Cell]:
 
 
 def dry_run(cells: Sequence[Cell]) -> None:
-    """Show what each run would do."""
     from experiments.eval.leaderboard.run import configurations
     from experiments.runs.problem_loop import run
 

@@ -45,12 +45,10 @@ class Recipe:
 
     @property
     def solutions(self) -> int:
-        """How many texts all of its runs write."""
         return sum(arm.problems * arm.solutions * arm.seeds for arm in self.arms)
 
     @property
     def tokens(self) -> int:
-        """About how many tokens all of its runs generate."""
         return self.solutions * self.solution_tokens
 
 

@@ -23,8 +23,7 @@ FILE = "rollouts.jsonl"
 
 
 def run(config: DictConfig, overrides: Sequence[str] = ()) -> list[Row]:
-    """Solve what is left of the run that `config` describes, write `rollouts.jsonl` into its folder
-    and return its rows."""
+    """Solve what is left of a run, write `rollouts.jsonl` into its folder and return the rows."""
     rule = check_rule(config.rollouts.rule)
     if not config.run.record_tokens:
         raise InvalidInput("rollouts are made of tokens; leave run.record_tokens=true as it is")

@@ -71,8 +71,7 @@ def page_data(run: Run, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def told_apart(questions: Sequence[str]) -> list[str]:
-    """The questions without the words that they begin with as most others do; whole where nothing
-    else is left."""
+    """The questions without the words that most begin with; whole where nothing else is left."""
     words = [question.split() for question in questions]
     starts = Counter(
         tuple(each[:n]) for each in words for n in range(1, min(len(each), SHARED) + 1)
@@ -129,7 +128,6 @@ def _node(node: dict[str, Any], branch: dict[str, Any] | None) -> dict[str, Any]
 
 
 def _call(call: dict[str, Any]) -> str:
-    """A call of a tool and what was answered."""
     said = "(left to the caller)" if call.get("answer") is None else call["answer"]
     return f"{spelt(call['name'], call.get('arguments', {}))}\n{said}"
 

@@ -40,7 +40,6 @@ def results_of(file: Path) -> list[Result]:
 
 
 def results_page(results: Sequence[Result], title: str) -> str:
-    """A page with the tree and the candidates of each result."""
     parts = [HEAD.format(title=written(title))]
     for result in results:
         parts.append(result._repr_html_())

@@ -104,7 +104,6 @@ def _inner(config: DictConfig) -> Verifier:
 def _made(
     config: DictConfig, observations: list[Any], unused: int, engine: Engine
 ) -> tuple[GateCalibration | ExitCalibration, str]:
-    """The calibration and its report."""
     settings = config.calibrate
     about: dict[str, Any] = {
         "model": config.model.name,
@@ -140,9 +139,8 @@ def observe(
     options: SolveOptions = DEFAULTS,
     concurrency: int | None = None,
 ) -> list[Observation]:
-    """One observation for each problem that both searches solved, verified throughout and skipped
-    throughout, as the gate's first decision holds for the whole problem. They agree when they
-    choose the same tokens."""
+    """One observation for each problem that both searches solved: verified throughout, and skipped
+    throughout. They agree when they choose the same tokens."""
     first = _FirstRating(ConfidenceGatedVerifier(inner, tau_conf=0.0, r_gap=0.0))
     verified = _best(
         "verified", search, problems, engine, replace(options, verifier=inner), concurrency
@@ -165,7 +163,7 @@ def _best(
     options: SolveOptions,
     concurrency: int | None,
 ) -> list[BranchRecord | None]:
-    """The best branch of each problem; None of one that could not be solved."""
+    """The best branch of each problem; None where it could not be solved."""
     best: dict[tuple[str, str], BranchRecord | None] = {}
     config = SearchConfig.of(search, engine, options)
     with closing(results_of(engine, config, problems, concurrency)) as results:
@@ -229,8 +227,8 @@ def observe_exits(
     options: SolveOptions = DEFAULTS,
     concurrency: int | None = None,
 ) -> list[list[Profile]]:
-    """The profiles of the branches of each problem that was solved, each asked through all layers.
-    Raises InvalidInput for a search that rates a problem more than once."""
+    """The profiles of the branches of each solved problem, asked through all layers. Raises
+    InvalidInput for a search that rates a problem more than once."""
     if search.compares_ratings:
         raise InvalidInput(
             f"{type(search).__name__} rates a problem more than once, and an exit is judged by "

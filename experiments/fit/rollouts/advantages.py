@@ -72,7 +72,7 @@ RULES: dict[Rule, Callable[[Sequence[Path], Sequence[float]], list[list[float]]]
 
 
 def leaves_below(paths: Sequence[Path], rewards: Sequence[float]) -> dict[Path, list[float]]:
-    """The rewards of the leaves below each node, () being the root. A leaf is below itself."""
+    """The rewards of the leaves below each node; () is the root, a leaf is below itself."""
     below: dict[Path, list[float]] = defaultdict(list)
     for path, reward in zip(paths, rewards, strict=True):
         for length in range(len(path) + 1):

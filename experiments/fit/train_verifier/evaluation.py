@@ -60,8 +60,6 @@ class Candidates:
     votes: list[str | None] = field(default_factory=list)
 
     def chosen(self, rule: Callable[[Sequence[Sample]], int | None], by: str | None = None) -> bool:
-        """Whether what a rule chooses, by the scores of one verifier where it needs any, is
-        right."""
         scores = [None] * len(self.answers) if by is None else self.scores[by]
         rows = zip(self.answers, scores, self.votes or [None] * len(self.answers), strict=True)
         place = rule([Sample(answer, score, vote=vote) for answer, score, vote in rows])
@@ -69,7 +67,6 @@ class Candidates:
 
 
 def candidates(results: Sequence[Result], together: Together, part: Part) -> list[Candidates]:
-    """Those of each problem, none for one that failed."""
     tested = []
     for result in results:
         rated = [] if result.best is None else together.seen.get(result.best.root_id, [])

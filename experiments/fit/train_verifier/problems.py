@@ -32,7 +32,6 @@ class Part:
     reading: Reading
 
     def is_right(self, problem: Problem, text: str) -> bool:
-        """Whether a text, without the thoughts before it, ends in the right answer."""
         return self.grades(problem, self.reading.voting(problem)(text))
 
     def grades(self, problem: Problem, answer: str | None) -> bool:
@@ -98,8 +97,8 @@ def load_problems(config: DictConfig) -> Problems:
 
 
 def source(dataset: DictConfig) -> dict[str, Any]:
-    """How the settings of the problems to train on differ from the test set's, where the user has
-    not said."""
+    """How the training problems' settings differ from the test set's, where the user has not
+    said."""
     if dataset.task is not None:
         return {"seed": dataset.seed + FAR}
     if dataset.path is None and dataset.shots_split not in (None, dataset.split):
@@ -112,8 +111,8 @@ def source(dataset: DictConfig) -> dict[str, Any]:
 
 
 def unseen(problems: Iterable[Problem], others: Iterable[Problem]) -> list[Problem]:
-    """The problems whose questions are not among the others', each question once. Blanks and
-    capital letters are no difference."""
+    """The problems whose questions are not among the others', each once. Blanks and capital letters
+    are no difference."""
     seen = {_plain(problem.question) for problem in others}
     new = []
     for problem in problems:

@@ -90,8 +90,8 @@ class Solution:
         )
 
     def row(self, prompt: str, labels: Labels) -> dict[str, Any]:
-        """As TRL's PRMTrainer reads it (stepwise supervision), with the problem's id and each
-        step's value."""
+        """As TRL's PRMTrainer reads it (stepwise supervision), with the problem's id and step
+        values."""
         marks = self.targets("outcome" if labels == "outcome" else "hard")
         return {
             "prompt": prompt.replace("{question}", self.problem.question),

@@ -197,7 +197,6 @@ class Work:
         return results
 
     def labelled(self, rollouts: Rollouts, part: Part, name: str) -> list[Solution]:
-        """Solutions of a part of the problems, with what their steps are worth."""
         results = self.solved(rollouts, part.problems, None, f"solutions to {name}")
         separator = self.config.train.separator
         tokenizer = self.engine.tokenizer
@@ -220,7 +219,6 @@ class Work:
         return [known[one.problem.question, tuple(one.steps)] for one in solved]
 
     def rows(self, head: ValueHead, solved: Sequence[Solution]) -> Rows:
-        """Every step of every solution."""
         targets = [target for one in solved for target in one.targets(self.config.train.labels)]
         empty = torch.zeros(0, cast(torch.nn.Linear, head.head).in_features)
         return Rows(torch.cat([empty, *self.states(head, solved)]), torch.tensor(targets))

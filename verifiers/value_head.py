@@ -21,6 +21,8 @@ from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import read_apart
 
 SETTINGS, WEIGHTS = "value_head.json", "value_head.safetensors"
+ADAPTERS = "adapter_config.json"
+"""As peft names it."""
 
 
 @dataclass(eq=False)
@@ -32,7 +34,7 @@ class ValueHead(RewardModel):
     (`AutoModelForTokenClassification`) loads as it is.
     model: such a checkpoint (folder or hub id), a folder that `save` wrote, or a loaded
     (model, tokenizer). What `save` wrote knows its separator and prompt, which take the place of
-    those given here.
+    those given here. Adapters that peft saved in the same folder are merged into the base.
     prompt: the text before the first step, `{question}` in it.
     """
 
@@ -143,6 +145,7 @@ class ValueHead(RewardModel):
             model, tokenizer = load_headed(str(self.model), **options)
         else:
             causal, tokenizer = load(base, **options)
+            causal = _with_adapters(causal, Path(self.model))
             head = _read_head(Path(self.model) / WEIGHTS).to(causal.device)
             model = HeadedModel(causal.base_model, head).requires_grad_(False)
         pack_linears(model.body)
@@ -159,6 +162,19 @@ class Float32Head(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         labels: Tensor = self.linear(states.float())
         return labels
+
+
+def _with_adapters(model: Any, folder: Path) -> Any:
+    """The model with the adapters of a folder merged into its weights, if the folder has any."""
+    if not (folder / ADAPTERS).is_file():
+        return model
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise InvalidInput(
+            f"{folder} holds adapters, which need peft ({error}): pip install peft"
+        ) from error
+    return PeftModel.from_pretrained(model, folder).merge_and_unload()
 
 
 def _read_head(file: Path) -> Float32Head:

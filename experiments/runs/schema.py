@@ -255,6 +255,10 @@ class TrainConfig:
     separator: str = "\n"
     prompt: str | None = None
     samples: int = 16
+    lora_rank: int = 0
+    epochs: int = 2
+    learning_rate: float = 2e-4
+    batch: int = 16
 
 
 @dataclass

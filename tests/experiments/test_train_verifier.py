@@ -15,6 +15,7 @@ import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import PeftModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from experiments.fit.train_verifier.auc import auc, auc_within
@@ -140,6 +141,9 @@ def test_a_split_keeps_whole_problems_and_both_parts(count: int, share: float, s
         (["train.validation=1"], "a share of the problems"),
         (["train.labels=stars"], "use one of soft, hard, outcome"),
         (["train.continuations=0"], "train.labels=outcome"),
+        (["train.lora_rank=-1"], r"train\.lora_rank=-1 must be 0"),
+        (["train.lora_rank=4", "train.epochs=0"], r"train\.epochs=0 must be at least 1"),
+        (["train.lora_rank=4", "train.learning_rate=0"], r"learning_rate=0\.0 must be above 0"),
         (["train.rollouts=0"], "n=0 must be at least 1"),
         (["search=self_consistency"], "asks no verifier"),
         (["train.record=nowhere/at/all.json"], "in a folder that does not exist"),
@@ -350,14 +354,20 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _updates(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The factors of LoRA that are zero before training."""
+    return [weights for name, weights in model.named_parameters() if "lora_B" in name]
+
+
 def sums(path: Path, questions: list[str]) -> Path:
     lines = [json.dumps({"question": q, "answer": str(eval(q) % 2)}) for q in questions]
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
 
 
-def test_a_head_is_trained_saved_described_and_loads_with_the_same_scores(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rank", [0, 4], ids=["head", "lora"])
+def test_what_is_trained_is_saved_described_and_loads_with_the_same_scores(
+    rank: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     questions = ["+".join(bits) for n in (2, 3, 4) for bits in product("01", repeat=n)]
@@ -382,6 +392,8 @@ def test_a_head_is_trained_saved_described_and_loads_with_the_same_scores(
         "train.step_tokens=6",
         "train.max_steps=3",
         "train.samples=6",
+        f"train.lora_rank={rank}",
+        "train.learning_rate=0.01",
         "search.step_tokens=6",
         "search.max_steps=3",
         "verifier=none",
@@ -402,7 +414,12 @@ def test_a_head_is_trained_saved_described_and_loads_with_the_same_scores(
     assert asked["test"] == {f"{q} " for q in questions[::3]}
     head = ValueHead("head", dtype="float32")
     model, tokenizer = head.parts
-    plain = hf.AutoModelForCausalLM.from_pretrained(base).eval().model
+    causal = hf.AutoModelForCausalLM.from_pretrained(base).eval()
+    if rank:
+        causal = PeftModel.from_pretrained(causal, "head").get_base_model()
+        assert record["fit"]["lora"]["rank"] == rank
+        assert any(weights.abs().max() > 0 for weights in _updates(causal))
+    plain = causal.model
     scores: dict[str, list[tuple[float, bool]]] = {}
     for row in rows["test"]:
         tokens, known = tokenizer.encode(row["prompt"]), list[float]()
@@ -424,7 +441,7 @@ def test_a_head_is_trained_saved_described_and_loads_with_the_same_scores(
         value for (name, _), value in accuracy.items() if "best" in name
     )
     gains = {(row["search"], row["over"]): row["gain"][0] for row in record["gains"]}
-    head_beam = accuracy["BeamSearch", "value head"]
+    head_beam = accuracy["BeamSearch", record["verifier"]]
     assert gains["BeamSearch", "majority of best-of-6"] == pytest.approx(
         head_beam - accuracy["best-of-6", "majority"]
     )

@@ -13,7 +13,8 @@ from experiments.cli.tables import Table, percent, points
 def tables(record: dict[str, Any]) -> str:
     """How well right is told from wrong, and what that is worth in a search, as Markdown tables."""
     told_apart = [[f"solutions, {name}", *_cells(row)] for name, row in record["solutions"].items()]
-    told_apart.append(["steps before the last, value head", *_cells(record["steps"])])
+    name = record.get("verifier", "value head")
+    told_apart.append([f"steps before the last, {name}", *_cells(record["steps"])])
     searches = [
         [
             row["search"],
@@ -38,7 +39,7 @@ def tables(record: dict[str, Any]) -> str:
         Table("", ("scores of", "AUC, all", "AUC, within problems"), told_apart),
         Table("", ("search", "chosen by", "accuracy", "95% interval"), searches),
         Table(
-            "", ("search with the value head", "over", "gain in points", "95% interval", "p"), gains
+            "", (f"search with the {name}", "over", "gain in points", "95% interval", "p"), gains
         ),
     )
     return "\n\n".join(table.markdown() for table in tables)
@@ -53,6 +54,25 @@ def _interval(figure: Sequence[float] | None) -> str:
         return "-"
     value, low, high = figure
     return f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _states(fit: dict[str, Any]) -> str:
+    if "lora" not in fit:
+        return "the model's last hidden state"
+    return f"the last hidden state of the model with LoRA adapters of rank {fit['lora']['rank']}"
+
+
+def _way(fit: dict[str, Any]) -> str:
+    """How it was trained."""
+    if "lora" not in fit:
+        return f"""\
+Logistic regression on scaled features. The strength of regularisation, {fit["strength"]:g}, was
+chosen on the validation problems, fitted without them; the head was then fitted to both parts."""
+    lora = fit["lora"]
+    return f"""\
+Adapters on all linear layers and the head together, by AdamW with a learning rate up to
+{lora["learning_rate"]:g}, {lora["batch"]} solutions at once, {lora["epochs"]} times over the train
+part. What is kept was best on the validation problems, after {lora["epoch"]}."""
 
 
 LABELS = {
@@ -74,12 +94,13 @@ def card(record: dict[str, Any], config: DictConfig) -> str:
         for name, part in ((name, data[name]) for name in ("train", "validation", "test"))
     )
     use = f"model.name={config.model.name} dataset={config.dataset.name} verifier=value_head"
+    name = record["verifier"]
     return f"""\
-# A value head for {config.model.name} on {data["dataset"]}
+# A {name} for {config.model.name} on {data["dataset"]}
 
-Two linear outputs on the model's last hidden state at the end of each step. Their softmax is the
-chance that the step is right. It was trained for {record["model"]}; other weights need another
-head.
+Two linear outputs on {_states(fit)} at the end of each step. Their softmax is
+the chance that the step is right. It was trained for {record["model"]}; other weights need another
+one.
 
 ```
 python -m experiments.run {use} verifier.model={config.train.folder}
@@ -104,10 +125,9 @@ data set leaves no such files.
 
 ## Training
 
-Logistic regression on scaled features. The strength of regularisation, {fit["strength"]:g}, was
-chosen on the validation problems; the head was then fitted to both parts. Mean loss in nats:
-{fit["loss_before"]:.4f} for a constant, {fit["loss"]:.4f} for the head; on the validation problems,
-fitted without them, {fit["validation_loss_before"]:.4f} and {best:.4f}. It took
+{_way(fit)} Mean loss in nats:
+{fit["loss_before"]:.4f} for a constant, {fit["loss"]:.4f} for the {name}; on the validation
+problems, {fit["validation_loss_before"]:.4f} and {best:.4f}. It took
 {seconds["training"]:.0f} s with the solutions, and {seconds["all"]:.0f} s with the test
 ({machine["cpu"]}, threads: {machine["threads"]}).
 

@@ -4,6 +4,7 @@ is chosen on problems that it was not fitted on."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,17 @@ class Fit:
     constant: float = 0.0
     validation: dict[float, float] = field(default_factory=dict)
 
+    def record(self) -> dict[str, Any]:
+        return {
+            "strength": self.strength,
+            "loss_before": self.before,
+            "loss": self.after,
+            "validation_loss_before": self.constant,
+            "validation_loss": {
+                f"{strength:g}": loss for strength, loss in self.validation.items()
+            },
+        }
+
     def log_odds(self, states: Tensor) -> Tensor:
         return states.double() @ self.weight + self.bias
 
@@ -58,17 +70,7 @@ def train(rows: Rows, validation: Rows) -> Fit:
 
     Raises InvalidInput where all targets are equal: there is nothing to tell apart.
     """
-    for part, what in ((rows, "training"), (validation, "validation")):
-        if not len(part.targets):
-            raise InvalidInput(
-                f"there are no {what} steps to learn from; give more problems (train.problems)"
-            )
-    if bool((rows.targets == rows.targets[0]).all()):
-        raise InvalidInput(
-            f"all {len(rows.targets)} training steps are labelled {float(rows.targets[0]):g}, so "
-            "there is nothing to tell apart; give more problems or rollouts, or problems of "
-            "another difficulty"
-        )
+    check_targets(rows.targets, validation.targets)
     losses = {
         strength: loss(fit(rows, strength).log_odds(validation.states), validation.targets)
         for strength in STRENGTHS
@@ -82,6 +84,21 @@ def train(rows: Rows, validation: Rows) -> Fit:
     fitted.validation = losses
     fitted.constant = loss(mean.logit(), validation.targets)
     return fitted
+
+
+def check_targets(training: Tensor, validation: Tensor) -> None:
+    """Raise InvalidInput where there is nothing to learn from, or nothing to tell apart."""
+    for targets, what in ((training, "training"), (validation, "validation")):
+        if not len(targets):
+            raise InvalidInput(
+                f"there are no {what} steps to learn from; give more problems (train.problems)"
+            )
+    if bool((training == training[0]).all()):
+        raise InvalidInput(
+            f"all {len(training)} training steps are labelled {float(training[0]):g}, so there is "
+            "nothing to tell apart; give more problems or rollouts, or problems of another "
+            "difficulty"
+        )
 
 
 def fit(rows: Rows, strength: float, iterations: int = 200) -> Fit:

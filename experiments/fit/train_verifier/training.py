@@ -26,6 +26,7 @@ from experiments.fit.train_verifier.evaluation import (
     told_apart,
 )
 from experiments.fit.train_verifier.fitting import Fit, Rows, train
+from experiments.fit.train_verifier.lora import LoraFit, LoraSettings, LoraTraining, check_peft
 from experiments.fit.train_verifier.problems import Part, Problems, load_problems
 from experiments.fit.train_verifier.rollouts import Labels, Rollouts, Solution, solutions
 from experiments.runs.build import (
@@ -43,6 +44,7 @@ from experiments.runs.screen import show_logged, with_progress
 from search import BestOfN, Search, solve
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
+from ttc.model.loading import load
 from ttc.protocols import Problem, Result, Verifier
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts
@@ -51,7 +53,7 @@ from verifiers.value_head import SETTINGS
 
 SOLUTIONS_AT_ONCE = 128
 """The most solutions whose keys and values are kept while their features are computed."""
-HEAD, CONFIDENCE = "value head", "confidence"
+HEAD, PRM, CONFIDENCE = "value head", "LoRA PRM", "confidence"
 
 
 def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     the command line."""
     show_logged()
     config = resolved(config)
-    searches, rollouts = _checked(config)
+    searches, rollouts, lora = _checked(config)
     rival = make_verifier(config)
     problems = load_problems(config)
     folder = Path(config.train.folder)
@@ -69,28 +71,20 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
         "come twice"
     )
     start = time.perf_counter()
-    work = Work(config, make_engine(config), make_template(config), problems.test.reading)
+    work = Work(config, make_engine(config), make_template(config), problems.test.reading, lora)
     solved = {name: work.labelled(rollouts, part, name) for name, part in problems.parts.items()}
-    head = ValueHead.on(
-        work.engine.model,
-        work.engine.tokenizer,
-        separator=config.train.separator,
-        prompt=work.prompt,
-    )
-    fitted = train(work.rows(head, solved["train"]), work.rows(head, solved["validation"]))
-    fitted.put(head.head)
     folder.mkdir(parents=True, exist_ok=True)
-    head.save(folder, base=config.model.name)
+    head, fitted = work.trained(solved, folder)
     if not config.dataset.private:
         for name, part in solved.items():
-            rows = as_lines(one.row(head.prompt, config.train.labels) for one in part)
+            rows = as_lines(one.row(work.prompt, config.train.labels) for one in part)
             (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
     seconds = {"training": time.perf_counter() - start}
     say(
         f"trained in {seconds['training']:.0f} s; now the {len(problems.test.problems)} problems "
         "to test"
     )
-    verifiers: dict[str, Verifier] = {HEAD: head, CONFIDENCE: ConfidenceVerifier()}
+    verifiers: dict[str, Verifier] = {work.name: head, CONFIDENCE: ConfidenceVerifier()}
     if rival is not None:
         verifiers[type(rival).__name__] = rival
     evaluated = {
@@ -104,7 +98,8 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     record |= {
         "seconds": seconds,
         "data": _data(config, problems, solved),
-        "fit": _fit(fitted),
+        "verifier": work.name,
+        "fit": fitted.record(),
         **evaluated,
     }
     (folder / "README.md").write_text(card(record, config), encoding="utf-8")
@@ -114,8 +109,9 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return record
 
 
-def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts]:
-    """The searches that the head is tried in, and the one that makes solutions to learn from."""
+def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSettings | None]:
+    """The searches that the head is tried in, the one that makes solutions to learn from, and how
+    adapters are trained (None for a head alone)."""
     settings = config.train
     if settings.labels not in get_args(Labels):
         raise InvalidInput(
@@ -152,7 +148,16 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts]:
     )
     tokens = settings.step_tokens * settings.max_steps
     best_of_n = BestOfN(n=settings.samples, max_tokens=tokens, temperature=settings.temperature)
-    return {f"best-of-{settings.samples}": best_of_n, type(search).__name__: search}, rollouts
+    searches = {f"best-of-{settings.samples}": best_of_n, type(search).__name__: search}
+    if settings.lora_rank < 0:
+        raise InvalidInput(
+            f"train.lora_rank={settings.lora_rank} must be 0, for a head alone, or more"
+        )
+    if not settings.lora_rank:
+        return searches, rollouts, None
+    check_peft()
+    lora = LoraSettings(settings.lora_rank, settings.epochs, settings.learning_rate, settings.batch)
+    return searches, rollouts, lora
 
 
 @dataclass(frozen=True)
@@ -163,6 +168,12 @@ class Work:
     engine: Engine
     template: PromptTemplate
     reading: Reading
+    lora: LoraSettings | None = None
+
+    @property
+    def name(self) -> str:
+        """Of what is trained, in tables."""
+        return HEAD if self.lora is None else PRM
 
     @property
     def prompt(self) -> str:
@@ -207,6 +218,25 @@ class Work:
             opening = self.template.end_of_prompt(result.problem.question, tokenizer)
             labelled += solutions(result, is_right, separator, thoughts, opening)
         return labelled
+
+    def trained(
+        self, solved: dict[str, list[Solution]], folder: Path
+    ) -> tuple[ValueHead, Fit | LoraFit]:
+        """A head that is fitted, with adapters or alone, and saved in a folder."""
+        settings, model = self.config.train, self.config.model
+        layout = {"separator": settings.separator, "prompt": self.prompt}
+        if self.lora is None:
+            head = ValueHead.on(self.engine.model, self.engine.tokenizer, **layout)
+            fitted = train(self.rows(head, solved["train"]), self.rows(head, solved["validation"]))
+            fitted.put(head.head)
+            head.save(folder, base=model.name)
+            return head, fitted
+        policy = load(model.name, device=model.device, dtype=model.dtype)
+        training = LoraTraining(*policy, self.lora, **layout)
+        seed = self.config.run.seed
+        tuned = training.run(solved["train"], solved["validation"], settings.labels, seed)
+        training.save(folder, base=model.name)
+        return ValueHead(str(folder), device=str(model.device), dtype=model.dtype), tuned
 
     def states(self, head: ValueHead, solved: Sequence[Solution]) -> list[torch.Tensor]:
         """What the head sees of each solution: (steps, width). Equal ones are computed once."""
@@ -273,7 +303,7 @@ class Work:
                 {
                     "search": name,
                     "over": f"{other} of {sampled}" if (name, other) not in right else other,
-                    **gain(right.get((name, other), right[sampled, other]), right[name, HEAD]),
+                    **gain(right.get((name, other), right[sampled, other]), right[name, self.name]),
                 }
                 for name in searches
                 for other in others
@@ -298,13 +328,3 @@ def _data(
         name: config.train[name] for name in ("labels", "rollouts", "continuations", "temperature")
     }
     return about | settings | parts
-
-
-def _fit(fitted: Fit) -> dict[str, Any]:
-    return {
-        "strength": fitted.strength,
-        "loss_before": fitted.before,
-        "loss": fitted.after,
-        "validation_loss_before": fitted.constant,
-        "validation_loss": {f"{strength:g}": loss for strength, loss in fitted.validation.items()},
-    }

@@ -185,15 +185,8 @@ def addresses_of(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | Non
     copies that are there."""
     copies = [kv.device[:] for kv in kvs]
     layers = max(map(len, copies), default=0)
-    nowhere = bytes(6 * 8)
-    raw = b"".join(
-        [
-            nowhere if (copy := of[layer]) is None else copy.place
-            for layer in range(layers)
-            for of in copies
-        ]
-    )
-    return np.frombuffer(raw, np.int64).reshape(layers, len(copies), 6), copies
+    places = np.frombuffer(b"".join([kv.places() for kv in kvs]), np.int64)
+    return np.ascontiguousarray(places.reshape(len(kvs), layers, 6).swapaxes(0, 1)), copies
 
 
 def task_rows(groups: int) -> int:

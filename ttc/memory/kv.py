@@ -8,11 +8,16 @@ from math import prod
 from struct import pack
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ttc.memory.states import Tensors
 from ttc.memory.tiers import BlockOf
+
+
+PLACE_BYTES = 6 * 8
+"""Of what `LayerKV.place` gives."""
 
 
 def first_seen(position: int, window: int | None, chunk: int | None) -> int:
@@ -193,7 +198,7 @@ class LayerACT(LayerKV):
     @property
     def place(self) -> bytes:
         """Nowhere: no kernel reads it."""
-        return bytes(6 * 8)
+        return bytes(PLACE_BYTES)
 
 
 class KV(BlockOf[LayerKV]):
@@ -228,6 +233,7 @@ class KV(BlockOf[LayerKV]):
         self.states: Tensors | None = None
         self.borrowed = False
         self.block: Tensor | None = None
+        self._places: bytes | None = None
         self.mirrored_tokens: int | None = None
 
     @classmethod
@@ -244,6 +250,21 @@ class KV(BlockOf[LayerKV]):
     @staticmethod
     def tensors(copy: LayerKV) -> tuple[Tensor, Tensor]:
         return copy.both
+
+    def places(self) -> bytes:
+        """`LayerKV.place` of each layer, one after the other; zeros where it is not on the
+        device."""
+        if self.block is None:
+            nowhere = bytes(PLACE_BYTES)
+            return b"".join([nowhere if copy is None else copy.place for copy in self.device])
+        if self._places is None:
+            size = self.block.element_size()
+            by_layer, by_part, *_, by_head, by_token, _ = self.block.stride()
+            keys = self.block.data_ptr() + size * by_layer * np.arange(len(self.device))
+            values = keys + size * by_part
+            strides = np.broadcast_to([by_head, by_token] * 2, (len(keys), 4))
+            self._places = np.column_stack([keys, values, strides]).tobytes()
+        return self._places
 
     def readable(self, layer: int) -> LayerKV | None:
         """The device copy of a layer if attention can read it: None for an ACT block."""

@@ -124,7 +124,10 @@ class KVMemory(Tiers):
         return self.shapes[layer].packed(kv.codec.row_bytes), torch.int8
 
     def tier_bytes(self, block: Block) -> tuple[int, int]:
-        on_device, on_host = super().tier_bytes(block)
+        if isinstance(block, KV) and block.block is not None and not any(block.host):
+            on_device, on_host = block.block.nbytes, 0
+        else:
+            on_device, on_host = super().tier_bytes(block)
         if isinstance(block, KV) and block.states is not None:
             on_device += (block.rows or 0) * self.states.nbytes
         return on_device, on_host
@@ -187,7 +190,8 @@ class KVMemory(Tiers):
         return kv
 
     def _allocate_block(self, kv: KV) -> None:
-        nbytes = sum(self.piece_bytes(kv, layer) for layer in self.layers)
+        per_token = self.bytes_per_token if kv.rows is None else self.tail_bytes_per_token
+        nbytes = kv.tokens * (kv.rows or 1) * per_token
         shape, dtype = self.form(kv, 0)
         self.claim(self.device, nbytes)
         lead = (len(self.shapes), 2) if kv.rows is None else (len(self.shapes), 2, kv.rows)

@@ -17,9 +17,9 @@ FIRST_TOKENS = 8
 SHORT_STEP_TOKENS = 32
 """The same in a short step: most of these end before it is full."""
 
-WRITTEN_PER_ROOM = 8
-"""It has room for one more token for each so many that its branch has written: at most an eighth
-of the KV is empty then."""
+WRITTEN_PER_ROOM = 4
+"""It has room for one more token for each so many that its branch has written: at most a fifth of
+the KV is empty then."""
 
 
 def tail_tokens(rows: Sequence[Row], roomy: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from ttc.tree.branch import Branch
 from verifiers.execution_verifier import MIB, runs_of_each
 from verifiers.reward_model import MAX_REMEMBERED, RewardModel
 from verifiers.self_verifier import spellings, yes_share
+from verifiers.side_branches import begun, counted_as_verifier, reopen, scored, written
 
 SYSTEM = (
     "You are a math teacher. Your task is to review and critique the paragraphs in solution step "
@@ -129,8 +130,7 @@ class GenPRM(RewardModel):
         return scores
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        _ = self.mirror(backend)
-        review = self.max_tokens + len(self.encode(OUTPUT + JUDGEMENT)) + 8
+        review = self._review_cost(backend)
         cost, counted = 0, set[Key]()
         for branch, question in zip(branches, questions, strict=True):
             for place, key in enumerate(self._keys(branch, question)):
@@ -141,10 +141,13 @@ class GenPRM(RewardModel):
 
     def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
         keys = self._keys(parent, question)
-        _ = self.mirror(backend)
-        review = self.max_tokens + len(self.encode(OUTPUT + JUDGEMENT)) + 8
+        review = self._review_cost(backend)
         chat = len(self.closed(question, keys[-1][1] if keys else ("",)))
         return self.price([parent], [question], backend) + chat + tokens + 2 * review
+
+    def _review_cost(self, backend: Backend) -> int:
+        _ = self.mirror(backend)
+        return self.max_tokens + len(self.encode(OUTPUT + JUDGEMENT)) + 8
 
     def _keys(self, branch: Branch, question: str) -> list[Key]:
         steps, rest = self.split(self.rated_text(branch), branch.finished)
@@ -155,32 +158,18 @@ class GenPRM(RewardModel):
 
     def _review(self, engine: Engine, new: dict[Key, Branch]) -> Passes[list[Review]]:
         keys, branches = list(new), list(new.values())
-        meters = {id(branch.usage): branch.usage for branch in branches}
-        before = {key: replace(usage) for key, usage in meters.items()}
-        call = engine.begin_side_branches(branches, [self.closed(*key) for key in keys])
-        texts = list(call.branches)
-        try:
-            yield from call.made()
-            yield from self._write(engine, texts, (END_OF_ANALYSIS,))
-            yield from self._give(
-                engine,
-                texts,
-                ["" if END_OF_ANALYSIS in text.text else END_OF_ANALYSIS for text in texts],
-                VERIFY,
-            )
-            yield from self._check_by_code(engine, keys, texts)
-            missing = ["" if OUTPUT in text.text else OUTPUT for text in texts]
-            yield from self._give(engine, texts, missing, JUDGEMENT)
-            yes, no = spellings(engine, "yes"), spellings(engine, "no")
-            words = [[[token] for token in (*yes, *no)]] * len(texts)
-            rows = yield from engine.begin_score(texts, words).made()
-        finally:
-            engine.release(texts)
-            for key, usage in meters.items():
-                written = usage.generated_tokens - before[key].generated_tokens
-                usage.verifier_tokens += written
-                usage.generated_tokens -= written
-        scores = [yes_share([row[0] for row in of_text], len(yes)) for of_text in rows]
+        yes, no = spellings(engine, "yes"), spellings(engine, "no")
+        with counted_as_verifier(branches):
+            texts = yield from begun(engine, branches, [self.closed(*key) for key in keys])
+            try:
+                yield from self._write(engine, texts, (END_OF_ANALYSIS,))
+                yield from self._give(engine, texts, _missing(END_OF_ANALYSIS, texts), VERIFY)
+                yield from self._check_by_code(engine, keys, texts)
+                yield from self._give(engine, texts, _missing(OUTPUT, texts), JUDGEMENT)
+                rows = yield from scored(engine, texts, [[token] for token in (*yes, *no)])
+            finally:
+                engine.release(texts)
+        scores = [yes_share(row, len(yes)) for row in rows]
         return [
             Review(
                 f"{ANALYZE.format(len(key[1]))}{text.text}{'Yes' if score >= 0.5 else 'No'}}}$\n"
@@ -242,14 +231,8 @@ class GenPRM(RewardModel):
                 "a review after the solution; use shorter solutions or a model with a longer "
                 "context"
             )
-        batch = engine.running_batch()
-        batch.add(texts, Step(max(room), end=end), self.sampling, room)
-        while len(batch):
-            batch.step()
-            yield
-        for text in texts:
-            if text.finish_reason is not None:
-                text.reopen(int(text.finish_reason == "eos"))
+        yield from written(engine, texts, Step(max(room), end=end), self.sampling, room)
+        reopen(texts)
 
     def _give(
         self,
@@ -265,3 +248,8 @@ class GenPRM(RewardModel):
             room = [max(0, self._room(engine, text)) for text in texts]
             tokens = [given[:most] for given, most in zip(tokens, room, strict=True)]
         yield from engine.begin_extend(texts, tokens, purpose="verifier").made()
+
+
+def _missing(ending: str, texts: Sequence[Branch]) -> list[str]:
+    """The ending for each text that does not have it, "" for the others."""
+    return ["" if ending in text.text else ending for text in texts]

@@ -11,16 +11,15 @@ from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, Need
+from ttc.protocols import Backend
 from ttc.tree.branch import Branch
-from verifiers.side_questions import Reasoning, answer_shares, longest_cost, side_prompt
-from verifiers.tournament import rated_text
+from verifiers.side_branches import rated_text
+from verifiers.side_questions import SideQuestions
 
 GRADE = (
     "{question}\n\nHere is a solution, which may not be complete yet.\n\n{solution}\n\n{criterion} "
     "Grade it from {worst} (not at all) to {best} (fully). Reply with one letter."
 )
-CUE = "\nGrade:"
 CRITERIA = (
     "Does each step follow from the problem and from the steps before it?",
     "Is each calculation right?",
@@ -29,7 +28,7 @@ CRITERIA = (
 
 
 @dataclass(eq=False)
-class LLMVerifier:
+class LLMVerifier(SideQuestions):
     """The mean, over criteria and repeats, of the grade that the model is expected to give:
 
     R = 1 / (C K) sum_c sum_k sum_g p(letter g | text k, criterion c) (g - 1) / (G - 1).
@@ -42,16 +41,13 @@ class LLMVerifier:
     are ours.
     """
 
-    needs: ClassVar[tuple[Need, ...]] = ("score",)
+    cue: ClassVar[str] = "\nGrade:"
 
     criteria: tuple[str, ...] = CRITERIA
     grades: int = 20
-    repeats: int = 1
-    max_tokens: int = 0
-    temperature: float = 0.8
-    thoughts: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         texts = not isinstance(self.criteria, str) and all(
             isinstance(criterion, str) and criterion.strip() for criterion in self.criteria
         )
@@ -61,11 +57,6 @@ class LLMVerifier:
         check_whole("grades", self.grades)
         if not 2 <= self.grades <= len(ascii_uppercase):
             raise InvalidInput(f"grades={self.grades} must lie in 2 to 26: each is one letter")
-        _ = self.reasoning  # refuses wrong values before any work
-
-    @property
-    def reasoning(self) -> Reasoning:
-        return Reasoning(self.repeats, self.max_tokens, self.temperature)
 
     @pass_by_pass
     def rate(
@@ -74,8 +65,7 @@ class LLMVerifier:
         prompts = self._prompts(branches, questions, backend)
         payers = [branch for branch in branches for _ in self.criteria]
         asked = list(zip(payers, prompts, strict=True))
-        letters = ascii_uppercase[: self.grades]
-        shares = yield from answer_shares(backend, asked, letters, self.reasoning, CUE)
+        shares = yield from self.answer_shares(backend, asked, ascii_uppercase[: self.grades])
         grades = [
             sum(place * share for place, share in enumerate(row)) / (self.grades - 1)
             for row in shares
@@ -84,25 +74,22 @@ class LLMVerifier:
         return [[sum(grades[i : i + count]) / count] for i in range(0, len(grades), count)]
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        prompts = self._prompts(branches, questions, backend)
-        return longest_cost(prompts, self.reasoning, len(backend.encode(CUE)))
+        return self.longest_cost(self._prompts(branches, questions, backend), backend)
 
     def _prompts(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[int]]:
         worst, best = ascii_uppercase[0], ascii_uppercase[self.grades - 1]
         return [
-            side_prompt(
+            self.asked(
                 GRADE.format(
                     question=question,
-                    solution=rated_text(branch, self.thoughts),
+                    solution=rated_text(branch, self.thoughts).strip(),
                     criterion=criterion,
                     worst=worst,
                     best=best,
                 ),
                 backend,
-                self.reasoning,
-                CUE,
             )
             for branch, question in zip(branches, questions, strict=True)
             for criterion in self.criteria

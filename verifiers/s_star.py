@@ -14,12 +14,11 @@ from ttc.checks import check_whole
 from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
 from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Backend, Need, ScoresByPass, SideBranches
-from ttc.text.chat import chat_tokens, has_template
-from ttc.text.prompt import raw_tokens
+from ttc.protocols import Need, SideBranches
 from ttc.tree.branch import Branch
 from verifiers.self_verifier import spellings, yes_share
-from verifiers.written_tests import ProblemPrograms, WrittenTests, begun, by_program, side_texts
+from verifiers.side_branches import begun, scored, side_tokens
+from verifiers.written_tests import ProblemPrograms, WrittenTests, by_program, side_texts
 
 TELL_APART = (
     "{question}\n\nHere are two programs.\n\nA:\n```python\n{a}\n```\n\nB:\n```python\n{b}\n```\n\n"
@@ -124,7 +123,7 @@ class SStar(WrittenTests):
         asked: list[tuple[Branch, Any, list[int]]] = []
         for i, j in pairs:
             text = TELL_APART.format(question=question, a=groups[i][0], b=groups[j][0], name=name)
-            asked.append((given.branch, name, _prompt(text, backend)))
+            asked.append((given.branch, name, side_tokens(text, backend)))
         texts = yield from side_texts(backend, asked, 1, self.max_tokens, self.sampling)
         duels = []
         for (i, j), (text,) in zip(pairs, texts, strict=True):
@@ -144,18 +143,14 @@ class SStar(WrittenTests):
             a, b = map(_said, duel.outcomes)
             for first, second in ((a, b), (b, a)):
                 text = CHOOSE.format(question=given.question, call=call, a=first, b=second)
-                prompts.append(_prompt(text, backend))
+                prompts.append(side_tokens(text, backend))
         left, right = spellings(backend, "A"), spellings(backend, "B")
         judges = yield from begun(backend, [given.branch] * len(prompts), prompts)
         try:
-            words = [[[token] for token in (*left, *right)]] * len(judges)
-            if isinstance(backend, ScoresByPass):
-                rows = yield from backend.begin_score(judges, words).made()
-            else:
-                rows = backend.score(judges, words)
+            rows = yield from scored(backend, judges, [[token] for token in (*left, *right)])
         finally:
             backend.release(judges)
-        shares = [yes_share([row[0] for row in scored], len(left)) for scored in rows]
+        shares = [yes_share(row, len(left)) for row in rows]
         return [(a + 1 - b) / 2 for a, b in zip(shares[::2], shares[1::2], strict=True)]
 
 
@@ -168,9 +163,3 @@ def _calls(text: str, name: str) -> list[CallTest]:
 def _said(outcome: Outcome) -> str:
     given = repr(outcome.value) if outcome.error is None else outcome.error
     return given if len(given) <= SHOWN_CHARS else given[:SHOWN_CHARS] + "..."
-
-
-def _prompt(text: str, backend: Backend) -> list[int]:
-    if has_template(backend.tokenizer):
-        return chat_tokens([{"role": "user", "content": text}], backend.tokenizer)
-    return raw_tokens(f"{text}\nAnswer:", backend.tokenizer)

@@ -16,10 +16,11 @@ from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend, Need, ScoresByPass, ScoresWithin, SideBranches
-from ttc.text.chat import QUESTION, chat_tokens, following, has_template, next_turn_text
-from ttc.text.prompt import NEXT_QUESTION, raw_tokens
+from ttc.text.chat import QUESTION, following, has_template, next_turn_text
+from ttc.text.prompt import NEXT_QUESTION
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import common_prefix
+from verifiers.side_branches import rated_text, side_tokens
 
 GRADER = (
     "Here is a problem and a proposed solution. Judge whether the solution's final answer is "
@@ -189,22 +190,15 @@ class SelfVerifier:
         usual = backend.encode(f"\n\n{text[1:]}")
         return [begun if branch.cut == NEXT_QUESTION else usual for branch in branches]
 
-    def _shown(self, branch: Branch) -> str:
-        answer = None if self.thoughts else branch.answer_text
-        return (branch.text if answer is None else answer).strip()
-
     def _prompts(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[int]]:
-        texts = [
-            f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{self._shown(branch)}\n\n"
-            f"{self.question}"
-            for branch, problem in zip(branches, questions, strict=True)
-        ]
-        tokenizer = backend.tokenizer
-        if has_template(tokenizer):
-            return [chat_tokens([{"role": "user", "content": text}], tokenizer) for text in texts]
-        return [raw_tokens(f"{text}\nAnswer:", tokenizer) for text in texts]
+        prompts = []
+        for branch, problem in zip(branches, questions, strict=True):
+            solution = rated_text(branch, self.thoughts).strip()
+            text = f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{solution}\n\n{self.question}"
+            prompts.append(side_tokens(text, backend))
+        return prompts
 
 
 def _side_branches(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from ttc.checks import check_whole
@@ -20,7 +19,8 @@ from ttc.tree.branch import Branch
 from verifiers.math_shepherd import numbered
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import Layout
-from verifiers.self_verifier import spellings
+from verifiers.self_verifier import spellings, yes_share
+from verifiers.side_branches import begun, counted_as_verifier, reopen, scored, written
 
 TASK = (
     "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{}\n\n"
@@ -107,26 +107,20 @@ class ThinkPRM(RewardModel):
         if not branches:
             return []
         yes, no = spellings(engine, "yes"), spellings(engine, "no")
-        meters = {id(branch.usage): branch.usage for branch in branches}
-        before = {key: replace(usage) for key, usage in meters.items()}
-        call = engine.begin_side_branches(branches, prompts)
-        branches = list(call.branches)
-        try:
-            yield from call.made()
-            thoughts = [thought for b in branches for thought in engine.fork(b, self.samples)]
-            branches += thoughts
-            yield from self._write(engine, thoughts)
-            words = [[[token] for token in (*yes, *no)]] * len(thoughts)
-            logprobs = yield from engine.begin_score(thoughts, words).made()
-        finally:
-            engine.release(branches)
-            for key, usage in meters.items():
-                written = usage.generated_tokens - before[key].generated_tokens
-                usage.verifier_tokens += written
-                usage.generated_tokens -= written
-        shares = torch.tensor([[row[0] for row in rows] for rows in logprobs]).softmax(-1)
-        p_yes = shares[:, : len(yes)].sum(-1)
-        return [float(p) for p in p_yes.view(-1, self.samples).mean(-1)]
+        with counted_as_verifier(branches):
+            texts = yield from begun(engine, branches, prompts)
+            try:
+                thoughts = [
+                    thought for text in texts for thought in engine.fork(text, self.samples)
+                ]
+                texts += thoughts
+                yield from self._write(engine, thoughts)
+                rows = yield from scored(engine, thoughts, [[token] for token in (*yes, *no)])
+            finally:
+                engine.release(texts)
+        shares = [yes_share(row, len(yes)) for row in rows]
+        parts = [shares[i : i + self.samples] for i in range(0, len(shares), self.samples)]
+        return [sum(part) / self.samples for part in parts]
 
     def _write(self, engine: Engine, thoughts: Sequence[Branch]) -> Passes[None]:
         """Let the verifications be written, each ended by the question for the verdict."""
@@ -141,15 +135,11 @@ class ThinkPRM(RewardModel):
                 "a verification after the solution; use shorter solutions or a model with a longer "
                 "context"
             )
-        batch = engine.running_batch()
-        batch.add(thoughts, Step(max(room), end=(DECISION,)), self.sampling, room)
-        while len(batch):
-            batch.step()
-            yield
+        step = Step(max(room), end=(DECISION,))
+        yield from written(engine, thoughts, step, self.sampling, room)
         unasked = [thought for thought in thoughts if DECISION not in thought.text]
         verdicts = [self._verdict(thought.text) for thought in unasked]
-        for thought in unasked:
-            thought.reopen(int(thought.finish_reason == "eos"))
+        reopen(unasked)
         yield from engine.begin_extend(unasked, verdicts, purpose="verifier").made()
 
     def _verdict(self, thought: str) -> list[int]:

@@ -11,18 +11,18 @@ from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, Need
+from ttc.protocols import Backend
 from ttc.tree.branch import Branch, by_problem
-from verifiers.side_questions import Reasoning, answer_shares, longest_cost, side_prompt
+from verifiers.side_branches import rated_text
+from verifiers.side_questions import SideQuestions
 
 PAIR = (
     "{question}\n\nHere are two solutions.\n\nA:\n{a}\n\nB:\n{b}\n\n{criterion} Reply with A or B."
 )
-CUE = "\nThe better one:"
 
 
 @dataclass(eq=False)
-class Tournament:
+class Tournament(SideQuestions):
     """The mean, over the solutions that one is compared with, of the probability that it is better.
 
     Each two are compared in both orders, P(A) against P(B), as in the tournaments of
@@ -37,26 +37,18 @@ class Tournament:
     Ratings hold within one call: it compares what a search rates together.
     """
 
-    needs: ClassVar[tuple[Need, ...]] = ("score",)
+    cue: ClassVar[str] = "\nThe better one:"
 
     criterion: str = "Which of them is right, or nearer to it?"
     opponents: int | None = None
-    repeats: int = 1
-    max_tokens: int = 0
-    temperature: float = 0.8
-    thoughts: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_kind("criterion", self.criterion, isinstance(self.criterion, str), "text")
         if not self.criterion.strip():
             raise InvalidInput("criterion is empty; say what is asked of two solutions")
         if self.opponents is not None:
             check_whole("opponents", self.opponents, 1)
-        _ = self.reasoning  # refuses wrong values before any work
-
-    @property
-    def reasoning(self) -> Reasoning:
-        return Reasoning(self.repeats, self.max_tokens, self.temperature)
 
     @pass_by_pass
     def rate(
@@ -64,14 +56,14 @@ class Tournament:
     ) -> Passes[list[list[float]]]:
         scores = [0.5] * len(branches)
         for rows in by_problem(branches):
-            texts = [rated_text(branches[row], self.thoughts) for row in rows]
+            texts = [rated_text(branches[row], self.thoughts).strip() for row in rows]
             solutions = list(dict.fromkeys(texts))
             pairs = self.pairs(len(solutions))
             prompts = self._prompts(questions[rows[0]], solutions, pairs, backend)
             asked = [(branches[rows[0]], prompt) for prompt in prompts]
             if not asked:
                 continue
-            shares = yield from answer_shares(backend, asked, ("A", "B"), self.reasoning, CUE)
+            shares = yield from self.answer_shares(backend, asked, "AB")
             won: list[list[float]] = [[] for _ in solutions]
             for place, (first, second) in enumerate(pairs):
                 share = (shares[2 * place][0] + shares[2 * place + 1][1]) / 2
@@ -92,12 +84,12 @@ class Tournament:
         return sorted((first, second) for first, second in met)
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        cost, cue = 0, len(backend.encode(CUE))
+        cost = 0
         for rows in by_problem(branches):
-            texts = dict.fromkeys(rated_text(branches[row], self.thoughts) for row in rows)
+            texts = {rated_text(branches[row], self.thoughts).strip(): None for row in rows}
             pairs = self.pairs(len(texts))
             prompts = self._prompts(questions[rows[0]], list(texts), pairs, backend)
-            cost += longest_cost(prompts, self.reasoning, cue)
+            cost += self.longest_cost(prompts, backend)
         return cost
 
     def _prompts(
@@ -113,11 +105,5 @@ class Tournament:
                 text = PAIR.format(
                     question=question, a=solutions[a], b=solutions[b], criterion=self.criterion
                 )
-                prompts.append(side_prompt(text, backend, self.reasoning, CUE))
+                prompts.append(self.asked(text, backend))
         return prompts
-
-
-def rated_text(branch: Branch, thoughts: bool) -> str:
-    """A branch's answer, or all of its text where thoughts count or there is no answer yet."""
-    answer = None if thoughts else branch.answer_text
-    return (branch.text if answer is None else answer).strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, ClassVar, TypeVar
 
@@ -15,12 +15,11 @@ from ttc.execution.code_tests import CallTest, as_test, shown_tests
 from ttc.execution.programs import Limits, check_sandbox
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, RunsBatches, ScoresByPass, SideBranches, Step
+from ttc.protocols import Backend, SideBranches, Step
 from ttc.sampling import Sampling
-from ttc.text.chat import chat_tokens, has_template
-from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch, by_problem
 from verifiers.execution_verifier import MIB, program_of, runs_of_each
+from verifiers.side_branches import begun, counted_as_verifier, side_tokens, written
 
 V = TypeVar("V")
 
@@ -125,8 +124,8 @@ class WrittenTests:
             name = names.most_common(1)[0][0]
             asked.append((first, name, self._prompt(questions[rows[0]], name, backend)))
         texts = yield from side_texts(backend, asked, self.samples, self.max_tokens, self.sampling)
-        for (first, name, _), written in zip(asked, texts, strict=True):
-            tests = [as_test(line.strip()) for text in written for line in _ASSERTED.findall(text)]
+        for (first, name, _), samples in zip(asked, texts, strict=True):
+            tests = [as_test(line.strip()) for text in samples for line in _ASSERTED.findall(text)]
             calls = {repr(t): t for t in tests if isinstance(t, CallTest) and t.function == name}
             self._written[first.root_id] = list(calls.values())
         while len(self._written) > REMEMBERED:
@@ -134,9 +133,7 @@ class WrittenTests:
 
     def _prompt(self, question: str, name: str, backend: Backend) -> list[int]:
         text = ASK.format(question=question, count=self.tests, name=name)
-        if has_template(backend.tokenizer):
-            return chat_tokens([{"role": "user", "content": text}], backend.tokenizer)
-        return raw_tokens(f"{text}\n```python\nassert {name}(", backend.tokenizer)
+        return side_tokens(text, backend, f"\n```python\nassert {name}(")
 
 
 class Agreement(WrittenTests):
@@ -173,40 +170,17 @@ def side_texts(
             "tests are written on branches beside a search's own (side_branches); "
             f"{type(backend).__name__} makes none, so use verifier=execution"
         )
-    meters = {id(branch.usage): branch.usage for branch, *_ in asked}
-    before = {key: replace(usage) for key, usage in meters.items()}
-    asked_branches = yield from begun(
-        backend, [branch for branch, *_ in asked], [row[-1] for row in asked]
-    )
-    try:
-        rows = [backend.fork(branch, samples) for branch in asked_branches]
-        asked_branches += (writers := [writer for row in rows for writer in row])
-        if isinstance(backend, RunsBatches):
-            batch = backend.running_batch()
-            batch.add(writers, Step(max_tokens), sampling)
-            while len(batch):
-                batch.step()
-                yield
-        else:
-            backend.generate(writers, max_tokens, sampling=sampling)
-        return [[writer.text for writer in row] for row in rows]
-    finally:
-        backend.release(asked_branches)
-        for key, usage in meters.items():
-            written = usage.generated_tokens - before[key].generated_tokens
-            usage.verifier_tokens += written
-            usage.generated_tokens -= written
-
-
-def begun(
-    backend: SideBranches, branches: Sequence[Branch], prompts: Sequence[list[int]]
-) -> Passes[list[Branch]]:
-    """Branches beside these, with prompts of their own; pass by pass where the backend can."""
-    if not isinstance(backend, ScoresByPass):
-        return backend.side_branches(branches, prompts)
-    call = backend.begin_side_branches(branches, prompts)
-    yield from call.made()
-    return list(call.branches)
+    payers = [branch for branch, *_ in asked]
+    with counted_as_verifier(payers):
+        branches = yield from begun(backend, payers, [row[-1] for row in asked])
+        try:
+            rows = [backend.fork(branch, samples) for branch in branches]
+            writers = [writer for row in rows for writer in row]
+            branches += writers
+            yield from written(backend, writers, Step(max_tokens), sampling)
+            return [[writer.text for writer in row] for row in rows]
+        finally:
+            backend.release(branches)
 
 
 def by_program(function: Callable[[str, Event], V], programs: Sequence[str]) -> Passes[list[V]]:

@@ -4,17 +4,15 @@
 // as integers, whose sums are exact; then come the scales, in float32. Sums are added up in one
 // order, the same on every processor, and a row's result does not depend on the rows beside it.
 
-#include <algorithm>
 #include <cmath>
 
 #include "../model/stored_kinds.h"
+#include "../model/stored_parts.h"
 
 namespace {
 
 typedef int32_t Sums __attribute__((vector_size(32)));  // of eight columns
-constexpr int64_t PANEL = 16;   // columns that are unpacked at a time
-constexpr int64_t SLICE = 512;  // numbers of each
-constexpr int64_t CHUNK = 128;  // rows that meet them
+constexpr int64_t SLICE = 512;  // numbers of a column that are unpacked at a time
 
 // A rounded row: its integers, then a scale for each 32, then what each 32 add up to, scaled, and
 // each half of these.
@@ -276,16 +274,6 @@ int64_t tiles(const Row* rows, int64_t row, int64_t count, int64_t begin, int64_
   return row;
 }
 
-// The arguments of `products`: addresses, and strides in bytes. width: numbers of a row.
-struct Part {
-  const char* x;
-  int64_t x_row;
-  const char* w;
-  int64_t w_row, rows, columns, width;
-  char* out;
-  int64_t out_row, ahead;
-};
-
 // Up to CHUNK rows and PANEL columns.
 template <typename Stored>
 void panel(const Part& p) {
@@ -309,46 +297,17 @@ void panel(const Part& p) {
 }
 
 void products(int64_t stored, const Part& all) {
-  for (int64_t row = 0; row < all.rows; row += CHUNK)
-    for (int64_t c = 0; c < all.columns; c += PANEL) {
-      Part p = all;
-      p.x += row * p.x_row;
-      p.w += c * p.w_row;
-      p.out += row * p.out_row + c * 4;
-      p.rows = std::min(CHUNK, all.rows - row);
-      p.columns = std::min(PANEL, all.columns - c);
-      if (c + PANEL < all.columns) p.ahead = PANEL * p.w_row;
-      else p.ahead = all.ahead - c * p.w_row;
-      by_kind(stored, [&](auto tag) {
-        typedef typename decltype(tag)::Type Stored;
-        if constexpr (Stored::BITS > 0) panel<Stored>(p);
-      });
-    }
+  by_kind(stored, [&](auto tag) {
+    typedef typename decltype(tag)::Type Stored;
+    if constexpr (Stored::BITS > 0) in_parts(all, panel<Stored>);
+  });
 }
-
-// A product that threads share: each takes the next columns.
-struct Shared {
-  int64_t next, stored;
-  Part part;
-};
 
 }  // namespace
 
 extern "C" {
 void products_int8(int64_t stored, const Part* part) { products(stored, *part); }
-void share_int8(Shared* s) {
-  constexpr int64_t SOME = 4 * PANEL;
-  while (true) {
-    const int64_t first = __atomic_fetch_add(&s->next, SOME, __ATOMIC_RELAXED);
-    if (first >= s->part.columns) return;
-    Part p = s->part;
-    p.w += first * p.w_row;
-    p.out += 4 * first;
-    p.columns = std::min(SOME, p.columns - first);
-    p.ahead = std::min(SOME, s->part.columns - first - p.columns) * p.w_row;
-    products(s->stored, p);
-  }
-}
+void share_int8(Shared* s) { share(s, products); }
 
 // A row of so many numbers becomes a rounded one.
 void round_float32(const float* x, int64_t width, char* out) {

@@ -7,17 +7,13 @@
 // pairs of them are multiplied. Sums are float32, added up in one order: a row's result does not
 // depend on the rows beside it.
 
-#include <algorithm>
-
-#include "../vectors.h"
 #include "stored_kinds.h"
+#include "stored_parts.h"
 
 namespace {
 
-constexpr int64_t PANEL = 16;    // columns that are unpacked at a time
-constexpr int64_t SLICE = 1024;  // bytes of each
+constexpr int64_t SLICE = 1024;  // bytes of a column that are unpacked at a time
 constexpr int64_t APART = SLICE + 64;
-constexpr int64_t CHUNK = 128;  // rows that meet them
 
 }  // namespace
 
@@ -119,16 +115,6 @@ int64_t tiles(const char* x, int64_t x_row, const char* w, int64_t row, int64_t 
                                        sums + row * PANEL + c);
   return row;
 }
-
-// The arguments of `products`: addresses, and strides in bytes. width: numbers of a row.
-struct Part {
-  const char* x;
-  int64_t x_row;
-  const char* w;
-  int64_t w_row, rows, columns, width;
-  char* out;
-  int64_t out_row, ahead;
-};
 
 // A few columns times ROWS rows, whose weights are unpacked in registers: cells[PANEL * r + c] is a
 // vector that adds up to x[r] . w[c]. What lies `ahead` behind the weights is asked for meanwhile.
@@ -242,42 +228,11 @@ void panel(const Part& p) {
     memcpy(p.out + r * p.out_row, sums + r * PANEL, p.columns * sizeof *sums);
 }
 
-// Any number of rows and columns, in parts.
 template <typename Number>
 void products(int64_t stored, const Part& all) {
-  for (int64_t row = 0; row < all.rows; row += CHUNK)
-    for (int64_t c = 0; c < all.columns; c += PANEL) {
-      Part p = all;
-      p.x += row * p.x_row;
-      p.w += c * p.w_row;
-      p.out += row * p.out_row + c * 4;
-      p.rows = std::min(CHUNK, all.rows - row);
-      p.columns = std::min(PANEL, all.columns - c);
-      if (c + PANEL < all.columns) p.ahead = PANEL * p.w_row;
-      else p.ahead = all.ahead - c * p.w_row;
-      by_kind(stored, [&](auto tag) { panel<typename decltype(tag)::Type, Number>(p); });
-    }
-}
-
-// A product that threads share: each takes the next columns.
-struct Shared {
-  int64_t next, stored;
-  Part part;
-};
-
-template <typename Number>
-void share(Shared* s) {
-  constexpr int64_t SOME = 4 * PANEL;
-  while (true) {
-    const int64_t first = __atomic_fetch_add(&s->next, SOME, __ATOMIC_RELAXED);
-    if (first >= s->part.columns) return;
-    Part p = s->part;
-    p.w += first * p.w_row;
-    p.out += 4 * first;
-    p.columns = std::min(SOME, p.columns - first);
-    p.ahead = std::min(SOME, s->part.columns - first - p.columns) * p.w_row;
-    products<Number>(s->stored, p);
-  }
+  by_kind(stored, [&](auto tag) {
+    in_parts(all, panel<typename decltype(tag)::Type, Number>);
+  });
 }
 
 }  // namespace
@@ -289,9 +244,9 @@ void unpack_float32(int64_t stored, const char* from, int64_t numbers, char* to)
   });
 }
 void products_float32(int64_t stored, const Part* part) { products<Float32>(stored, *part); }
-void share_float32(Shared* s) { share<Float32>(s); }
+void share_float32(Shared* s) { share(s, products<Float32>); }
 #if defined(__AVX512BF16__)
 void products_bfloat16(int64_t stored, const Part* part) { products<BFloat16>(stored, *part); }
-void share_bfloat16(Shared* s) { share<BFloat16>(s); }
+void share_bfloat16(Shared* s) { share(s, products<BFloat16>); }
 #endif
 }

@@ -1,0 +1,88 @@
+"""Branches beside a search's own, on which a verifier asks or writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ttc.passes.pass_by_pass import Passes
+from ttc.protocols import Backend, RunsBatches, ScoresByPass, SideBranches, Step, Tokens
+from ttc.sampling import Sampling
+from ttc.text.chat import chat_tokens, has_template
+from ttc.text.prompt import raw_tokens
+from ttc.tree.branch import Branch
+from ttc.usage import distinct
+
+
+def side_tokens(text: str, backend: Backend, ending: str = "\nAnswer:") -> list[int]:
+    """The tokens of a question as a chat. ending: what follows it without a chat template."""
+    if has_template(backend.tokenizer):
+        return chat_tokens([{"role": "user", "content": text}], backend.tokenizer)
+    return raw_tokens(f"{text}{ending}", backend.tokenizer)
+
+
+def begun(
+    backend: SideBranches, branches: Sequence[Branch], prompts: Sequence[list[int]]
+) -> Passes[list[Branch]]:
+    """Branches beside these, with prompts of their own; pass by pass where the backend can."""
+    if not isinstance(backend, ScoresByPass):
+        return backend.side_branches(branches, prompts)
+    call = backend.begin_side_branches(branches, prompts)
+    yield from call.made()
+    return list(call.branches)
+
+
+def written(
+    backend: Backend,
+    texts: Sequence[Branch],
+    step: Step,
+    sampling: Sampling,
+    limits: Sequence[int] | None = None,
+) -> Passes[None]:
+    """Let branches write a step (see `Batch.add`); pass by pass where the backend can."""
+    if not isinstance(backend, RunsBatches):
+        backend.generate(texts, limits or step.max_tokens, end=step.end, sampling=sampling)
+        return
+    batch = backend.running_batch()
+    batch.add(texts, step, sampling, limits)
+    while len(batch):
+        batch.step()
+        yield
+
+
+def reopen(texts: Sequence[Branch]) -> None:
+    """Let texts that have ended go on, without an end of sequence."""
+    for text in texts:
+        if text.finish_reason is not None:
+            text.reopen(int(text.finish_reason == "eos"))
+
+
+def scored(
+    backend: Backend, branches: Sequence[Branch], words: Sequence[Tokens]
+) -> Passes[list[list[float]]]:
+    """Log-probabilities of single tokens after each branch; pass by pass where the backend can."""
+    continuations = [words] * len(branches)
+    if isinstance(backend, ScoresByPass):
+        rows = yield from backend.begin_score(branches, continuations).made()
+    else:
+        rows = backend.score(branches, continuations)
+    return [[logprob for (logprob,) in row] for row in rows]
+
+
+@contextmanager
+def counted_as_verifier(branches: Sequence[Branch]) -> Iterator[None]:
+    """What is generated meanwhile for the problems of these branches counts as verifier tokens."""
+    meters = distinct(branch.usage for branch in branches)
+    before = [usage.generated_tokens for usage in meters]
+    try:
+        yield
+    finally:
+        for usage, tokens in zip(meters, before, strict=True):
+            usage.verifier_tokens += usage.generated_tokens - tokens
+            usage.generated_tokens = tokens
+
+
+def rated_text(branch: Branch, thoughts: bool) -> str:
+    """A branch's answer, or all of its text where thoughts count or there is no answer yet."""
+    answer = None if thoughts else branch.answer_text
+    return branch.text if answer is None else answer

@@ -33,6 +33,24 @@ def test_every_search_has_settings_that_can_be_made_at_every_budget() -> None:
             assert type(setting.search(name, tokens, "m")) is SEARCHES[name.partition("+")[0]]
 
 
+def test_programs_are_chosen_by_each_way_to_run_them() -> None:
+    setting = budgets.programs([640])
+    rated = {
+        name: setting.config(name, 640, "m").verifier._target_.rpartition(".")[2]
+        for name in setting.searches
+        if "+" in name
+    }
+    assert rated == {
+        "best_of_n+execution": "ExecutionVerifier",
+        "best_of_n+codet": "CodeT",
+        "best_of_n+mbr_exec": "MBRExec",
+        "best_of_n+s_star": "SStar",
+    }
+    assert setting.search("best_of_n+execution", 640, "m") == BestOfN(n=18, max_tokens=160)
+    assert setting.search("best_of_n+codet", 640, "m") == BestOfN(n=3, max_tokens=160)
+    assert len(load_task(setting.config("greedy", 640, "m").dataset).problems) == 10
+
+
 def test_settings_follow_from_how_many_answers_a_budget_pays_for() -> None:
     setting = budgets.default_task(4, [48, 432])
     few, many = (setting.search("best_of_n", tokens, "m") for tokens in (48, 432))

@@ -4,8 +4,9 @@ are measured."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,27 @@ SEARCHES: dict[str, Callable[[Allowance], str]] = {
 ones that answer most questions come first. What follows a "+" names a variant of a search."""
 
 
+def _tested(verifier: str, a: Allowance) -> str:
+    """Programs for a third of the budget: the tests that the model writes take most of the rest."""
+    n = max(2, a.answers // 3)
+    return f"search.n={n} search.max_tokens={a.longest} verifier={verifier}"
+
+
+CODE_SEARCHES: dict[str, Callable[[Allowance], str]] = {
+    "greedy": SEARCHES["greedy"],
+    "self_consistency": SEARCHES["self_consistency"],
+    "best_of_n+execution": lambda a: f"{a.samples} verifier=execution",
+    **{
+        f"best_of_n+{verifier}": partial(_tested, verifier)
+        for verifier in ("codet", "mbr_exec", "s_star")
+    },
+}
+"""The searches for programs: samples that run the tests which are shown, or tests that the model
+writes."""
+
+FUNCTIONS = Path(__file__).parents[3] / "examples" / "functions.jsonl"
+"""Ten easy functions and their tests."""
+
 WITH_HEAD = "+value_head"
 """The end of the names of those that ask a value head."""
 
@@ -152,8 +174,8 @@ def _beams(kept: str, a: Allowance) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """A task, the budgets on it, and the searches that are tried. words: what its configuration
-    sets. head: the folder of a value head, for the searches that ask one."""
+    """A task, the budgets on it, and the searches that are tried with their settings. words: what its
+    configuration sets. head: the folder of a value head, for the searches that ask one."""
 
     name: str
     words: tuple[str, ...]
@@ -161,7 +183,7 @@ class Setting:
     answer: int
     longest: int
     steps: int
-    searches: tuple[str, ...] = tuple(SEARCHES)
+    searches: Mapping[str, Callable[[Allowance], str]] = field(default_factory=SEARCHES.copy)
     head: str = ""
 
     def allowance(self, tokens: int) -> Allowance:
@@ -172,7 +194,7 @@ class Setting:
         words = ["run.name=bench", f'model.name="{model}"']
         chosen = [
             f"search={name.partition('+')[0]}",
-            *SEARCHES[name](self.allowance(tokens)).split(),
+            *self.searches[name](self.allowance(tokens)).split(),
         ]
         if name.endswith(WITH_HEAD):
             chosen.append(f'verifier.model="{self.head}"')
@@ -288,3 +310,16 @@ def gsm8k(data: Path, problems: int, budgets: Sequence[int]) -> Setting:
     """GSM8K's rows of a file, of which the default model solves a few in a hundred."""
     words = ("dataset=gsm8k", f'dataset.path="{data}"', f"dataset.limit={problems}")
     return Setting("GSM8K", words, tuple(budgets), answer=160, longest=256, steps=24)
+
+
+def programs(budgets: Sequence[int]) -> Setting:
+    """Ten easy functions to write. A program takes 70 tokens on average."""
+    return Setting(
+        "programs",
+        ("dataset=code", f'dataset.path="{FUNCTIONS}"'),
+        tuple(budgets),
+        answer=70,
+        longest=160,
+        steps=8,
+        searches=CODE_SEARCHES,
+    )

@@ -238,6 +238,9 @@ def parser() -> argparse.ArgumentParser:
     equal.add_argument(
         "--word-budgets", type=numbers, default=[], help="word problems of two steps too; none"
     )
+    equal.add_argument(
+        "--code-budgets", type=numbers, default=[], help="ten functions to write too; none"
+    )
     equal.add_argument("--merge", type=Path, help="a record whose rows are taken into this one")
     equal.add_argument(
         "--head", type=Path, help="a folder of train_verifier, for early_answer+value_head"
@@ -511,12 +514,13 @@ def _searches(arguments: argparse.Namespace) -> None:
         arguments.data,
         arguments.data_problems,
         arguments.data_budgets,
-        arguments.searches or list(searches.SEARCHES),
+        arguments.searches or list(searches.SEARCHES | searches.CODE_SEARCHES),
         arguments.model,
         arguments.out,
         arguments.word_budgets,
         arguments.merge,
         arguments.head,
+        arguments.code_budgets,
     )
 
 

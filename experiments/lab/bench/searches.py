@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from omegaconf import DictConfig
 
 from experiments.lab.bench.budgets import (
+    CODE_SEARCHES,
     LEAST,
     SEARCHES,
     WITH_HEAD,
@@ -28,6 +29,7 @@ from experiments.lab.bench.budgets import (
     Part,
     default_task,
     gsm8k,
+    programs,
     word_problems,
 )
 from experiments.runs.build import make_engine, make_template, make_verifier
@@ -60,22 +62,16 @@ def run(  # noqa: PLR0913 - what is measured, each by its name
     word_budgets: Sequence[int] = (),
     merge: Path | None = None,
     head: Path | None = None,
+    code_budgets: Sequence[int] = (),
 ) -> None:
     """Measure what the record lacks, the cheapest budgets first, and write it after each search.
 
     budgets: tokens of a problem, on `problems` problems of the default task. data: a file with
     GSM8K's rows, whose first `data_problems` are solved within `data_budgets`. word_budgets: the
-    same on as many word problems of two steps. merge: another record, whose rows take the places of
-    this one's. head: the folder of a value head; searches that ask one are left out without it.
+    same on as many word problems of two steps. code_budgets: the same on ten functions to write.
+    merge: another record, whose rows take the places of this one's. head: the folder of a value head; searches that ask one are left out without it.
     """
-    if unknown := [name for name in searches if name not in SEARCHES]:
-        raise InvalidInput(
-            f"the search {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}"
-        )
-    if few := [t for t in (*budgets, *word_budgets, *data_budgets) if t < LEAST]:
-        raise InvalidInput(
-            f"a budget of {few[0]} tokens has no room for an answer; give {LEAST} or more"
-        )
+    check(searches, [*budgets, *word_budgets, *data_budgets, *code_budgets])
     settings = [default_task(problems, budgets)]
     command = f"searches --problems {problems} --budgets {','.join(map(str, budgets))}"
     if data is not None:
@@ -86,6 +82,9 @@ def run(  # noqa: PLR0913 - what is measured, each by its name
         if word_budgets:
             settings.append(word_problems(Path(folder) / "words.jsonl", problems, word_budgets))
             command += f" --word-budgets {','.join(map(str, word_budgets))}"
+        if code_budgets:
+            settings.append(programs(code_budgets))
+            command += f" --code-budgets {','.join(map(str, code_budgets))}"
         tasks = {
             s.name: load_task(s.config("greedy", s.budgets[0], model).dataset) for s in settings
         }
@@ -123,6 +122,19 @@ def run(  # noqa: PLR0913 - what is measured, each by its name
                 f"{row['seconds']:.0f} s",
                 flush=True,
             )
+
+
+def check(searches: Sequence[str], budgets: Sequence[int]) -> None:
+    """Raise InvalidInput for a name that is unknown, and for a budget that is too small."""
+    known_searches = SEARCHES | CODE_SEARCHES
+    if unknown := [name for name in searches if name not in known_searches]:
+        raise InvalidInput(
+            f"the search {unknown[0]!r} is unknown; use some of {','.join(known_searches)}"
+        )
+    if few := [t for t in budgets if t < LEAST]:
+        raise InvalidInput(
+            f"a budget of {few[0]} tokens has no room for an answer; give {LEAST} or more"
+        )
 
 
 def _rows(record: Path) -> list[Figures]:

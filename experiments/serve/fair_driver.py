@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from search.active_search import ActiveSearch
 from search.admission import PROBLEMS, Admission, most_rows
@@ -20,6 +20,8 @@ from ttc.errors import VerifierError
 from ttc.protocols import Backend, Expand, Problem, Rate, RunsBatches, Step, Vary
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
+
+T = TypeVar("T")
 
 SHORT = 256
 """Tokens of a prompt, or of a rating, that is computed together with others."""
@@ -58,11 +60,13 @@ class Unseated(NamedTuple):
 class FairDriver(Driver):
     """A driver that shares its passes among clients.
 
-    A long prompt or rating is computed by itself, a pass at a time. Between two passes all that
-    decode get a token. Every other pass is for the oldest work; the rest are for short prompts, and
-    for the shortest of the other works where there are none. The next problem to begin, and the
-    next branches to decode, are those of the client that has the fewest. Where all rows are taken,
-    a client that has none gets spare ones for up to `FEW` branches, the fewest branches first.
+    A long prompt or rating is computed by itself, a pass at a time. Short ones are computed as many
+    together as a pass has rows for, so that the first of them need not wait for the last. Between
+    two passes all that decode get a token. Every other pass is for the oldest work; the rest are
+    for short prompts, and for the shortest of the other works where there are none. The next
+    problem to begin, and the next branches to decode, are those of the client that has the fewest.
+    Where all rows are taken, a client that has none gets spare ones for up to `FEW` branches, the
+    fewest branches first.
 
     origins: of each problem that is waiting or under way. unseated: the branches that wait for
     rows, in order.
@@ -134,7 +138,7 @@ class FairDriver(Driver):
 
     def _take_on(self) -> None:
         """Have requests answered and problems begun: what needs no pass at once, a long prompt or
-        rating by itself, the others together."""
+        rating by itself, the others in pieces."""
         at_work = {index for work in self.under_way.works for index in work.indices}
         together = dict[ActiveSearch, int]()
         for active in self.under_way.resting():
@@ -150,15 +154,28 @@ class FairDriver(Driver):
                 self.serve([active], tokens)
             else:
                 together[active] = tokens
-        if together:
-            self.serve(list(together), sum(together.values()))
+        for piece in self._pieces(together):
+            self.serve(piece, sum(together[active] for active in piece))
         chosen = self._next_problems([index for index in self.waiting if index not in at_work])
-        short = [index for index in chosen if self._origin(index).tokens <= SHORT]
-        if short:
-            self.start(short, sum(self._origin(index).tokens for index in short))
-        for index in chosen:
-            if index not in short:
-                self.start([index], self._origin(index).tokens)
+        tokens_of = {index: self._origin(index).tokens for index in chosen}
+        for beginning in self._pieces(tokens_of):
+            self.start(beginning, sum(tokens_of[index] for index in beginning))
+
+    def _pieces(self, tokens: Mapping[T, int]) -> Iterator[list[T]]:
+        """What is computed together, in order: short prompts or ratings that fit one pass, and each
+        long one by itself. tokens: of each."""
+        rows = self.engine.runtime.prefill_tokens if isinstance(self.engine, Engine) else inf
+        piece: list[T] = []
+        for item, count in tokens.items():
+            if count > SHORT:
+                yield [item]
+                continue
+            if piece and sum(tokens[other] for other in piece) + count > rows:
+                yield piece
+                piece = []
+            piece.append(item)
+        if piece:
+            yield piece
 
     def _rating_tokens(self, active: ActiveSearch) -> int:
         """What the verifier will read, as far as it says so; 0 for other requests."""

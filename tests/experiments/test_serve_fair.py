@@ -17,6 +17,7 @@ from search.config import SearchConfig
 from search.options import SolveOptions
 from tests.helpers.own_server import make_engine
 from ttc import Branch, Engine
+from ttc.attention.plan import ExtendPlan, Plan
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Problem, Verifier
@@ -40,11 +41,16 @@ class Counted:
         self.passes = 0
         self.most_at_once = 0
         self.ended: dict[int, Result] = {}
+        self.prompt_rows: list[int] = []
+        """Rows of the prompts computed since the last token of those that decode, after each pass."""
         forward = self.engine.runner.forward
 
-        def counting(*given: Any) -> Any:
+        def counting(tokens: Sequence[int], plan: Plan, *given: Any) -> Any:
             self.passes += 1
-            return forward(*given)
+            of_prompts = isinstance(plan, ExtendPlan)
+            before = self.prompt_rows[-1] if self.prompt_rows else 0
+            self.prompt_rows.append(before + len(tokens) if of_prompts else 0)
+            return forward(tokens, plan, *given)
 
         self.engine.runner.forward = counting  # type: ignore[method-assign,assignment]
 
@@ -153,6 +159,23 @@ def test_those_that_decode_get_a_token_between_two_passes_of_a_prompt() -> None:
     counted.driver.close()
 
 
+def test_the_first_of_many_short_prompts_does_not_wait_for_the_last() -> None:
+    """60 clients send prompts of 21 or 22 tokens at once, three of which fit a pass of 64 rows.
+    Whoever has its prompt gets tokens while those of others are computed."""
+    counted, search = Counted(rows=64), Greedy(max_tokens=4)
+    questions = [f"{i:02} {chr(ord('a') + i % 26) * 18}" for i in range(60)]
+    numbers = [counted.add(search, question, i) for i, question in enumerate(questions)]
+    while numbers[0] not in counted.ended:
+        counted.step()
+    assert sum(1 for rows in counted.prompt_rows if rows) <= 6
+    for number in numbers:
+        counted.passes_until(number)
+    assert max(counted.prompt_rows) <= 64
+    texts = [counted.ended[number].best for number in numbers]
+    assert [best and best.text for best in texts] == [text_of(search, q) for q in questions]
+    assert counted.engine.kv_bytes() == 0
+
+
 def test_a_client_that_leaves_in_the_middle_of_its_prompt_leaves_nothing() -> None:
     counted = Counted()
     numbers = [
@@ -205,6 +228,20 @@ def test_a_first_token_does_not_wait_for_short_ratings() -> None:
         text_of(BestOfN(n=3, max_tokens=3 + i), f"rate {i}", RereadsLess()) for i in range(6)
     ]
     assert counted.engine.kv_bytes() == 0
+
+
+def test_the_first_of_many_short_ratings_does_not_wait_for_the_last() -> None:
+    """Six searches begin with two passes and are to be rated by one verifier after four tokens, in
+    3 passes each. Every other pass is for the first of them."""
+    counted, search, verifier = Counted(rows=64), BestOfN(n=3, max_tokens=4), RereadsLess()
+    numbers = [counted.add(search, f"rate {i}", i, verifier) for i in range(6)]
+    assert counted.passes_until(numbers[0]) <= 2 + 4 + 2 * 3
+    for number in numbers[1:]:
+        counted.passes_until(number)
+    texts = [counted.ended[number].best for number in numbers]
+    assert [best and best.text for best in texts] == [
+        text_of(search, f"rate {i}", verifier) for i in range(6)
+    ]
 
 
 def test_programs_that_run_keep_nobody_waiting() -> None:

@@ -30,7 +30,7 @@ class Connection:
             import mcp
         except ModuleNotFoundError as error:
             raise InvalidInput(
-                "tools of an MCP server need the package mcp; pip install 'ttc-tree[tools]'"
+                "tools of an MCP server need the package mcp; pip install -e '.[tools]'"
             ) from error
         target: Any = server
         if not server.startswith(("http://", "https://")):

@@ -93,7 +93,7 @@ def draw(exhibits: Sequence[Exhibit], file: Path) -> None:
     try:
         import matplotlib
     except ImportError as error:
-        raise InvalidInput("a plot needs matplotlib: pip install 'ttc[plot]'") from error
+        raise InvalidInput("a plot needs matplotlib: pip install -e '.[plot]'") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -103,13 +103,11 @@ class ABMCTS(Search):
     feedback: str = REVISE
     aggregation: Aggregation = "last"
 
+    compares_ratings = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_words(feedback=self.feedback)
-
-    @property
-    def compares_ratings(self) -> bool:
-        return True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         top, answers = Node(root), list[Branch]()

@@ -44,32 +44,25 @@ class ActiveSearch:
 
     The problem:
     root: the branch that holds its prompt.
-    case: the problem as its search sees it.
-    config: how it is solved.
-    spending: what it has cost, and what its budget leaves.
-    contained: whether an error that its search raises is this problem's failure, and not raised.
+    contained: whether an error of its search is this problem's failure, and not raised.
 
     Its branches:
     live: those that hold keys and values.
-    tree: what is recorded of each branch that ever was.
-    chats: the conversation of each branch that ever was.
+    tree, chats: the record and the conversation of each branch that ever was.
     candidates: what the search returned.
-    unpaid: rated branches that were to be continued and of which the budget paid for no child. They
-        stay, though their search lets go of what it has continued, and are among the candidates.
+    unpaid: rated branches that were to be continued and for which the budget paid no child. They
+        stay among the candidates, though their search lets go of them.
 
     The request under way:
     waiting: of an `Expand`, the parents whose children are still to be made.
-    children: those so far.
-    growing: the children whose step is under way.
-    phases: how far the steps of those are that think or call tools.
-    thinking: those whose thoughts have limits of their own.
-    tool_runs: the calls of tools, which are not made again, by what is called.
+    children, growing: those so far, and those whose step is under way.
+    phases, thinking: the steps of those that think or call tools; that have limits for thoughts.
+    tool_runs: the calls of tools, by what is called; equal ones are made once.
     answered: how many requests were answered.
     told_tokens: the generated tokens that `writing` has told of.
 
     Its end:
-    begun: whether its prompt has been computed, so that the search has been asked for its first
-        request.
+    begun: whether the search has been asked for its first request.
     over: whether it was broken off, so that no answer reaches it any more.
     error, stopped: why it has failed; what has ended it early.
     budget_raised: whether BudgetExceeded was raised in the search, which happens once.

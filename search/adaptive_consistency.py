@@ -41,6 +41,8 @@ class AdaptiveConsistency(Search):
     confidence: float = 0.95
     max_tokens: int = 256
 
+    needs_verifier = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rule == "window" and self.block < 2:
@@ -48,10 +50,6 @@ class AdaptiveConsistency(Search):
                 f"block={self.block} makes a window of one sample, which always agrees; give 2 or "
                 "more"
             )
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.answer(self.max_tokens)

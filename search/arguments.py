@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from search.base import Search
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_is, check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem, check_needs, score_range
 
 
 def check_parts(search: Any, engine: Any, verifier: Any) -> None:
     """Refuse a search, engine or verifier that is none. Warns of a verifier with nothing to do."""
-    check_kind("search", search, isinstance(search, Search), "a search, as BestOfN(n=8)")
+    check_is("search", search, Search, "a search, as BestOfN(n=8)")
     fits = all(hasattr(engine, name) for name in ("roots", "fork", "generate", "release"))
     check_kind("engine", engine, fits, "a backend, as ttc.Engine(model, tokenizer)")
     if verifier is not None:
@@ -50,7 +50,7 @@ def as_strings(name: str, given: Any) -> tuple[str, ...]:
     """A list of strings; one string would be read as its letters."""
     if isinstance(given, str):
         raise InvalidInput(f"{name}={given!r} is one string; give a list of strings")
-    check_kind(name, given, isinstance(given, Iterable), "a list of strings")
+    check_is(name, given, Iterable, "a list of strings")
     strings = tuple(given)
     for value in strings:
         if not isinstance(value, str) or not value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ttc.errors import InvalidInput
 from ttc.passes.arguments import check_strings, forked
@@ -152,24 +152,14 @@ class AskedBackend:
         for branch, tokens in zip(branches, tokens_per_branch, strict=True):
             branch.give(tokens)
 
-    def generate(
-        self,
-        branches: Sequence[Branch],
-        max_tokens: int | Sequence[int],
-        *,
-        stop: Sequence[str] = (),
-        end: Sequence[str] = (),
-        sampling: Sampling = SAMPLED,
-    ) -> None:
+    def generate(self, *_: Any, **__: Any) -> None:
         """Refused: a text is asked for between two calls, and a batch alone can wait for it."""
         raise InvalidInput(
             "a verifier asks for texts at once, and those of ask_tell come later; give the "
             "verifier a backend of its own, or leave it out and tell the scores"
         )
 
-    def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Tokens]]
-    ) -> list[list[list[float]]]:
+    def score(self, *_: Any) -> list[list[list[float]]]:
         """Refused: nobody tells log-probabilities."""
         raise InvalidInput(f"score: {self.lacks['score']}")
 

@@ -22,7 +22,7 @@ from search.checkpoint import Checkpoint, described
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveKeywords, SolveOptions, check_keywords
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_is, check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.locking import one_at_a_time
 from ttc.protocols import Problem
@@ -141,7 +141,7 @@ class AskTell:
         Returns whether it is news: a trial may be told the same twice, and told after `stop`.
         Raises InvalidInput for what does not fit the trial.
         """
-        check_kind("trial", trial, isinstance(trial, Trial), "a trial that ask() gave")
+        check_is("trial", trial, Trial, "a trial that ask() gave")
         told = told_of(trial, outcome, finished, tokens, score)
         before = self._desk.told.get(trial.id)
         if before is not None and before != told:
@@ -273,13 +273,13 @@ def told_of(
 ) -> Told:
     if tokens is not None:
         check_whole("tokens", tokens, 0)
-    check_kind("finished", finished, isinstance(finished, bool | None), "True, False or None")
+    check_is("finished", finished, bool | None, "True, False or None")
     if trial.kind == "score":
         if finished is not None or score is not None:
             raise InvalidInput("finished and score go with a text; a score is told alone")
         given = (outcome,) if isinstance(outcome, Real) else outcome
         return Told(scores=_scores("the score", given), tokens=tokens)
-    check_kind("the text", outcome, isinstance(outcome, str), "text, as the trial's kind says")
+    check_is("the text", outcome, str, "text, as the trial's kind says")
     if not outcome and finished is False:
         raise InvalidInput("the text is empty and not finished; tell some words, or finished=True")
     scores = () if score is None else _scores("score", (score,))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from search.selection import C, Chosen, answer_of, best_first, whole
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_flag, check_is, check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.protocols import (
     Aggregation,
@@ -268,9 +268,11 @@ def drop_gated(children: Sequence[Branch]) -> SearchSteps:
 
 
 def check_request(request: Any) -> None:
-    fits = isinstance(request, Request)
-    check_kind(
-        "what the search yielded", request, fits, "Vary, Expand, Append, Handoff, Rate or Release"
+    check_is(
+        "what the search yielded",
+        request,
+        Request,
+        "Vary, Expand, Append, Handoff, Rate or Release",
     )
     if isinstance(request, Vary):
         check_branches([request.root], "Vary.root")
@@ -280,7 +282,7 @@ def check_request(request: Any) -> None:
     if isinstance(request, Expand):
         _check_expand(request)
     elif isinstance(request, Handoff):
-        check_kind("Handoff.model", request.model, isinstance(request.model, str), "its name")
+        check_is("Handoff.model", request.model, str, "its name")
     elif isinstance(request, Append):
         texts = [request.text] if isinstance(request.text, str) else request.text
         fits = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
@@ -292,13 +294,10 @@ def check_request(request: Any) -> None:
 
 def _check_expand(request: Expand) -> None:
     step, sampling = request.step, request.sampling
-    check_kind("Expand.step", step, isinstance(step, Step), "a Step, as Step(64)")
+    check_is("Expand.step", step, Step, "a Step, as Step(64)")
     check_whole("Step.max_tokens", step.max_tokens, 1)
-    fits = isinstance(step.statistics, bool)
-    check_kind("Step.statistics", step.statistics, fits, "True or False")
+    check_flag("Step.statistics", step.statistics)
     fits = step.delimiter is None or isinstance(step.delimiter, str | tuple | list)
     check_kind("Step.delimiter", step.delimiter, fits, "a string, several, or None")
-    fits = isinstance(step.thinking, Thinking | None)
-    check_kind("Step.thinking", step.thinking, fits, "a ttc.protocols.Thinking(tokens)")
-    fits = isinstance(sampling, Sampling)
-    check_kind("Expand.sampling", sampling, fits, "a ttc.Sampling(...)")
+    check_is("Step.thinking", step.thinking, Thinking | None, "a ttc.protocols.Thinking(tokens)")
+    check_is("Expand.sampling", sampling, Sampling, "a ttc.Sampling(...)")

@@ -46,9 +46,7 @@ class BeamSearch(StepwiseSearch):
     drop_duplicates: bool = False
     finish_tokens: int = 0
 
-    @property
-    def compares_ratings(self) -> bool:
-        return True
+    compares_ratings = True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)

@@ -34,9 +34,7 @@ class BestFirst(StepwiseSearch):
     delimiter: str | None = None
     aggregation: Aggregation = "mean"
 
-    @property
-    def compares_ratings(self) -> bool:
-        return True
+    compares_ratings = True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)

@@ -42,6 +42,8 @@ class BudgetForcing(Search):
     end_of_thinking: str | None = None
     final: str = "Final Answer:"
 
+    needs_verifier = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_words(wait=self.wait, final=self.final)
@@ -50,10 +52,6 @@ class BudgetForcing(Search):
                 f'end_of_thinking={self.end_of_thinking!r} must be a text, "" for none, or None '
                 "for the model's own"
             )
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chain = [root]

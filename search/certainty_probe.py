@@ -45,14 +45,12 @@ class CertaintyProbe(Search):
     probe_tokens: int = 20
     suffix: str = PROBE
 
+    needs_verifier = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.suffix:
             raise InvalidInput("suffix is empty; give the words that ask for the answer")
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chain, answers = root, list[str | None]()

@@ -11,7 +11,7 @@ from search.base import Case, Search
 from search.budget import Budget
 from search.options import SolveOptions
 from search.rating import Rater
-from ttc.checks import check_kind
+from ttc.checks import check_is
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Extract, OffersModels, Problem, Thinking, WritesAhead
 from ttc.sampling import random_key
@@ -28,16 +28,15 @@ class SearchConfig:
     """All that a problem's result depends on, beside the problem and the backend.
 
     reader: reads the answer out of a text, and says which answers are the same.
-    thoughts: how the model's thoughts are told from its answers, None where all is answer.
-    stops: strings that the template's form brings along and that finish a branch; texts leave them
-        out.
-    closes: whether thoughts are ended as soon as they begin, as thinking is off and the chat
-        template has no switch for it.
+    thoughts: how thoughts are told from answers, None where all is answer.
+    stops: strings of the template's form that finish a branch; texts leave them out.
+    closes: whether thoughts are ended as they begin, as thinking is off and the template has no
+        switch for it.
     limited: whether thoughts have limits of their own, which a backend that `WritesAhead` cannot
         keep.
     tools: the tools that branches may call, None for none.
-    repeat: how many problems without an id ask the same question before this one in their list, so
-        that it gets samples of its own.
+    repeat: how many problems without an id ask the same before this one in their list; it gets
+        samples of its own.
     """
 
     search: Search
@@ -131,8 +130,7 @@ def checked(extract: Extract) -> Extract:
             raise InvalidInput(
                 f"extract raised {type(error).__name__}: {error}, on the text {text!r:.80}"
             ) from error
-        fits = isinstance(answer, str | None)
-        check_kind("the answer of extract", answer, fits, "text, or None for none")
+        check_is("the answer of extract", answer, str | None, "text, or None for none")
         return answer
 
     return read

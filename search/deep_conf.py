@@ -72,6 +72,9 @@ class DeepConf(Search):
     least_votes: int = 4
     step_tokens: int = 16
 
+    needs_verifier = False
+    needs: ClassVar[tuple[Need, ...]] = ("top_logprobs",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode == "online" and self.window > self.max_tokens:
@@ -84,14 +87,6 @@ class DeepConf(Search):
             raise InvalidInput(
                 f"measure={self.measure} is for mode=offline; mode=online goes by the lowest group"
             )
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return ("top_logprobs",)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         first = self.n if self.mode == "offline" else min(self.warmup, self.n)

@@ -42,9 +42,7 @@ class DVTS(StepwiseSearch):
     verify_every: int = 1
     finish_tokens: int = 0
 
-    @property
-    def compares_ratings(self) -> bool:
-        return True
+    compares_ratings = True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)

@@ -37,13 +37,8 @@ class ForkThink(Search):
     skip: float = 0.0
     max_tokens: int = 256
 
-    @property
-    def needs_verifier(self) -> bool:
-        return False
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return ("top_logprobs",)
+    needs_verifier = False
+    needs: ClassVar[tuple[Need, ...]] = ("top_logprobs",)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         path, longest = [root], self.max_tokens + case.thinking_tokens

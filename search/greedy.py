@@ -17,6 +17,8 @@ class Greedy(Search):
     temperature: float = 0.0
     max_tokens: int = 256
 
+    needs_verifier = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.temperature != 0:
@@ -24,10 +26,6 @@ class Greedy(Search):
                 f"temperature={self.temperature} samples, and greedy search takes the most likely "
                 "token; for one sample use best_of_n or self_consistency with n=1"
             )
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.answer(self.max_tokens)

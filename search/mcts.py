@@ -91,9 +91,7 @@ class MCTS(StepwiseSearch):
     delimiter: str | None = None
     aggregation: Aggregation = "last"
 
-    @property
-    def compares_ratings(self) -> bool:
-        return True
+    compares_ratings = True
 
     @property
     def needs(self) -> tuple[Need, ...]:

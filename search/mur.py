@@ -39,9 +39,7 @@ class MUR(StepwiseSearch):
     finish_tokens: int = 256
     aggregation: Aggregation = "last"
 
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return ("logprobs",)
+    needs: ClassVar[tuple[Need, ...]] = ("logprobs",)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)

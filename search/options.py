@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 from search.arguments import as_strings
 from search.budget import UNLIMITED, Budget
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_is, check_kind, check_whole
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract, Verifier
 from ttc.results import Progress, Result
@@ -78,23 +78,16 @@ class SolveOptions:
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed)
-        check_kind(
-            "answer_kind",
-            self.answer_kind,
-            isinstance(self.answer_kind, str),
-            "its name, as 'number'",
-        )
+        check_is("answer_kind", self.answer_kind, str, "its name, as 'number'")
         extract_answer("", self.answer_kind)  # refuses an unknown kind
         template, extract = self.template, self.extract
-        fits = isinstance(template, PromptTemplate | None)
-        check_kind("template", template, fits, "a PromptTemplate(instruction=...)")
+        check_is("template", template, PromptTemplate | None, "a PromptTemplate(instruction=...)")
         if extract is not None and not callable(extract):
             raise InvalidInput(
                 f"extract={extract!r} cannot be called; give a function of the text, or "
                 "answer_kind=..."
             )
-        fits = isinstance(self.budget, Budget)
-        check_kind("budget", self.budget, fits, "a search.budget.Budget(max_tokens=...)")
+        check_is("budget", self.budget, Budget, "a search.budget.Budget(max_tokens=...)")
         fits = self.cancel is None or callable(getattr(self.cancel, "is_set", None))
         check_kind("cancel", self.cancel, fits, "a threading.Event()")
         object.__setattr__(self, "end", as_strings("end", self.end))

@@ -59,9 +59,7 @@ class ParticleFilter(StepwiseSearch):
     resampling: Resampling = "multinomial"
     ess_threshold: float = 1.0
 
-    @property
-    def compares_ratings(self) -> bool:
-        return True
+    compares_ratings = True
 
     def check_scores(self, verifier: str, least: float, most: float) -> None:
         super().check_scores(verifier, least, most)

@@ -90,13 +90,8 @@ class PhiDecoding(StepwiseSearch):
     delimiter: str | None = "\n\n"
     finish_tokens: int = 256
 
-    @property
-    def needs_verifier(self) -> bool:
-        return False
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return ("logprobs",)
+    needs_verifier = False
+    needs: ClassVar[tuple[Need, ...]] = ("logprobs",)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chains, new = [Candidate(root, 0.0)], list[Candidate]()

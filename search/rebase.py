@@ -41,9 +41,7 @@ class REBASE(StepwiseSearch):
     balance_temperature: float = 0.2
     answer: Answer = "weighted_majority"
 
-    @property
-    def compares_ratings(self) -> bool:
-        return True
+    compares_ratings = True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)

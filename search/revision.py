@@ -36,13 +36,11 @@ class Revision(Search):
     feedback: str = REVISE
     aggregation: Aggregation = "last"
 
+    compares_ratings = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_words(feedback=self.feedback)
-
-    @property
-    def compares_ratings(self) -> bool:
-        return True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chains: list[list[Branch]] = []

@@ -40,13 +40,11 @@ class SelfRefine(Search):
     rewrite: str = REWRITE
     done: str = "it is correct"
 
+    needs_verifier = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_words(feedback=self.feedback, rewrite=self.rewrite, done=self.done)
-
-    @property
-    def needs_verifier(self) -> bool:
-        return False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         answers: list[Branch] = []

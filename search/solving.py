@@ -15,7 +15,7 @@ from search.driver import Driver
 from search.expansions import Events
 from search.options import CallKeywords, SolveKeywords, SolveOptions, check_keywords
 from search.several_models import one_backend
-from ttc.checks import check_kind
+from ttc.checks import check_flag, check_kind
 from ttc.protocols import Backend, Problem
 from ttc.results import Progress, Result
 
@@ -184,7 +184,7 @@ def stream(
     options: as for `solve`.
     """
     check_keywords(stream, options)
-    check_kind("tokens", tokens, isinstance(tokens, bool), "True or False")
+    check_flag("tokens", tokens)
     engine = one_backend(engine)
     config = SearchConfig.of(search, engine, SolveOptions.of(**options))
     return _progress(

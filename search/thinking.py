@@ -27,14 +27,15 @@ def most_tokens(branch: Branch, step: Step, thoughts: Thoughts | None) -> int:
 
 @dataclass(eq=False)
 class ThinkingStep:
-    """The step of one branch, in phases: in each the branch either thinks or answers.
+    """The step of one branch, in phases: in each the branch either thinks or answers. A phase ends
+    with the mark that ends or begins a thought, or where the step or a limit ends.
 
-    A phase ends with the mark that ends or begins a thought, or where the step or a limit ends.
-
-    left: the tokens that the step may still write. answer_left: those of the answer among them.
-    start: `len(tokens)` at the phase's beginning. thinks: whether it is one of thinking.
-    at_limit: whether the phase goes to the end of what may be thought. closes: whether the thought
-    is to be closed before anything else. wrote: whether a phase is over.
+    left, answer_left: the tokens that the step may still write, and those of the answer among them.
+    start: `len(tokens)` at the phase's beginning.
+    thinks: whether it is one of thinking.
+    at_limit: whether it goes to the end of what may be thought.
+    closes: whether the thought is to be closed before anything else.
+    wrote: whether a phase is over.
     """
 
     branch: Branch

@@ -79,10 +79,10 @@ class PlainStep:
 class ToolStep:
     """The step of one branch that may call tools, around its phases of thinking and answering.
 
-    calls: those that it waits for. runs: the work on each. last: the special token that ended the
-    model's turn with them, "" for none. start, told: the tokens with which the first of them
-    begins, and the answers do.
-    texts: what the branch is told of each.
+    calls, runs, texts: those that it waits for, the work on each, and what the branch is told of
+        it.
+    last: the special token that ended the model's turn with them, "" for none.
+    start, told: the tokens with which the first of them begins, and the answers do.
     """
 
     phases: Phases

@@ -37,9 +37,7 @@ class TreeOfThoughts(StepwiseSearch):
     delimiter: str | None = None
     aggregation: Aggregation = "last"
 
-    @property
-    def compares_ratings(self) -> bool:
-        return True
+    compares_ratings = True
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)

@@ -33,9 +33,7 @@ class TreeRollouts(Search):
     max_steps: int = 8
     delimiter: str | None = None
 
-    @property
-    def needs_verifier(self) -> bool:
-        return False
+    needs_verifier = False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)

@@ -35,6 +35,16 @@ def check_kind(name: str, value: Any, fits: bool, right: str) -> None:
         raise InvalidInput(f"{name}={value!r:.80} is of type {type(value).__name__}; give {right}")
 
 
+def check_is(name: str, value: Any, kind: Any, right: str) -> None:
+    """Raise InvalidInput for a value that is no instance of `kind`; `right` says what would be."""
+    check_kind(name, value, isinstance(value, kind), right)
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise InvalidInput for what is neither True nor False."""
+    check_is(name, value, bool, PLAIN[bool])
+
+
 def check_whole(name: str, value: Any, least: int | None = None) -> int:
     """The number. Raises InvalidInput for no whole number, and for one below `least`."""
     check_kind(name, value, isinstance(value, Integral), PLAIN[int])

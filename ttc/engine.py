@@ -18,7 +18,7 @@ from ttc.approximate.int8_activations import round_activations
 from ttc.approximate.rkv import RKV
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.installing import lent
-from ttc.checks import check_kind
+from ttc.checks import check_flag, check_is
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
 from ttc.model.binding import bind_policy
@@ -106,18 +106,8 @@ class Engine:
         speculation: Draft | None = None,
     ):
         check_parts(model, tokenizer, prefill_tokens, memory, cache, sharing, gate, speculation)
-        check_kind(
-            "generation_settings",
-            generation_settings,
-            isinstance(generation_settings, bool),
-            "True or False",
-        )
-        check_kind(
-            "int8_activations",
-            int8_activations,
-            isinstance(int8_activations, bool),
-            "True or False",
-        )
+        check_flag("generation_settings", generation_settings)
+        check_flag("int8_activations", int8_activations)
         config = getattr(model, "generation_config", None) if generation_settings else None
         settings = GenerationSettings.of(config, model.config.get_text_config().vocab_size)
         self.runner: ModelRunner = runner_for(model, runner)
@@ -131,9 +121,8 @@ class Engine:
         self.sharing = sharing or Sharing()
         self.residency = bind_policy(memory or Resident(), self.runner)
         self.memory: KVMemory = self.residency.memory
-        self.memory.states.use(
-            None if self.runner.recurrent is None else self.runner.recurrent.shape
-        )
+        recurrent = self.runner.recurrent
+        self.memory.states.use(None if recurrent is None else recurrent.shape)
         if isinstance(self.residency, RKV):
             self.residency.check(self.runner)
         if isinstance(self.runner, PlacedRunner):
@@ -249,10 +238,8 @@ class Engine:
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
     ) -> PassByPass[list[Branch]]:
         """Many prompts, prefilled in merged batches; each is the start of its own random stream."""
-        branches = [
-            Branch(prompt, self.tree.hold(self.tree.trunk), random_key(seed), Usage(), self.decode)
-            for prompt, seed in zip(*checked_prompts(self.limits, prompts, seeds), strict=True)
-        ]
+        checked = zip(*checked_prompts(self.limits, prompts, seeds), strict=True)
+        branches = [self._new(prompt, random_key(seed), Usage()) for prompt, seed in checked]
         return self._begin_prefill(branches, "prompt")
 
     roots = at_once(begin_roots)
@@ -303,19 +290,16 @@ class Engine:
         tokens. outputs: see `Outputs`."""
         checked = checked_side_prompts(self.limits, branches, prompts, grow=outputs is None)
         new = [
-            Branch(
-                prompt,
-                self.tree.hold(self.tree.trunk),
-                branch.key,
-                branch.usage,
-                self.decode,
-                branch.root_id,
-            )
+            self._new(prompt, branch.key, branch.usage, branch.root_id)
             for branch, prompt in zip(branches, checked, strict=True)
         ]
         return self._begin_prefill(new, "verifier", outputs)
 
     side_branches = at_once(begin_side_branches)
+
+    def _new(self, prompt: list[int], key: int, usage: Usage, root_id: int | None = None) -> Branch:
+        trunk = self.tree.hold(self.tree.trunk)
+        return Branch(prompt, trunk, key, usage, self.decode, root_id)
 
     def _begin_prefill(
         self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None
@@ -396,7 +380,7 @@ class Engine:
     def release(self, branches: Iterable[Branch]) -> None:
         """Let go of branches. KV that nothing else needs is freed at once; tokens and scores stay
         readable."""
-        check_kind("branches", branches, isinstance(branches, Iterable), "a list of branches")
+        check_is("branches", branches, Iterable, "a list of branches")
         branches = list(branches)
         check_branches(branches)
         for batch in list(self.calls.batches):
@@ -410,9 +394,8 @@ class Engine:
 
     def kv_bytes(self) -> int:
         """Bytes of KV and recurrent states that exist now, on the device and the host."""
-        return sum(
-            tier.used_bytes for tier in (self.memory.device, self.memory.host, self.memory.fixed)
-        )
+        tiers = (self.memory.device, self.memory.host, self.memory.fixed)
+        return sum(tier.used_bytes for tier in tiers)
 
     # ---------------------------------------------------------------- generation
 
@@ -450,7 +433,8 @@ class Engine:
         """A batch that branches join and leave while others decode, at most `max_rows` at once (see
         `RunsBatches`)."""
         draft = self.speculation
-        draft = None if draft is None or draft.reason else draft
+        if draft is not None and draft.reason:
+            draft = None
         return RunningBatch(self.runtime, self.gate, self.calls, max_rows, draft)
 
     # ---------------------------------------------------------------- scoring
@@ -529,7 +513,7 @@ class Engine:
 
     def encode(self, text: str) -> list[int]:
         """Text to tokens, with no special tokens added."""
-        check_kind("text", text, isinstance(text, str), "a string")
+        check_is("text", text, str, "a string")
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, tokens: Tokens, *, special: bool = False) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_is, check_whole
 from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
 from ttc.results import Problem as Problem
@@ -117,12 +117,7 @@ class Expand:
 
     def parents(self) -> list[Branch]:
         """The parent of each child that is asked for, in order."""
-        check_kind(
-            "Expand.n",
-            self.n,
-            isinstance(self.n, Integral | Iterable),
-            "a whole number, or one each",
-        )
+        check_is("Expand.n", self.n, Integral | Iterable, "a whole number, or one each")
         given = [self.n] * len(self.branches) if isinstance(self.n, int | Integral) else self.n
         counts = [check_whole("Expand.n", count, 0) for count in given]
         if len(counts) != len(self.branches):
@@ -349,20 +344,20 @@ class PrefillsByPass(Protocol):
     the last pass, but for releasing them."""
 
     def begin_roots(
-        self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None
+        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
     ) -> Prefill: ...
 
     def begin_variants(
         self,
         root: Branch,
-        prompts: Sequence[Sequence[int]],
-        suffixes: Sequence[Sequence[int]] | None = None,
+        prompts: Sequence[Tokens],
+        suffixes: Sequence[Tokens] | None = None,
     ) -> Prefill: ...
 
     def begin_extend(
         self,
         branches: Sequence[Branch],
-        tokens_per_branch: Sequence[Sequence[int]],
+        tokens_per_branch: Sequence[Tokens],
         *,
         purpose: Purpose = "prompt",
     ) -> Prefill: ...

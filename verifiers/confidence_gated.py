@@ -20,19 +20,19 @@ from ttc.tree.branch import Branch, by_problem
 class ConfidenceGatedVerifier:
     """Rates a problem's branches by their p where p is decisive, else by `inner`. Approximate.
 
-    A problem is all branches with one `root_id`. At its first rating it is skipped when
-    max p >= tau_conf and (max - second) / max >= r_gap (RKSC, Eq. 4; p is `confidence`, the gap
-    `gap_ratio`). The decision holds for all of its ratings: a search compares scores of different
-    steps, and p and the inner verifier's scores have no common scale.
-
-    A skipped problem gets one score per branch, p. `inner` is called once per request, with the
-    branches of all other problems.
+    At the first rating of a problem (all branches with one `root_id`) it is skipped when max p >=
+    tau_conf and (max - second) / max >= r_gap (RKSC, Eq. 4; p is `confidence`, the gap
+    `gap_ratio`). The decision holds for all of its ratings, as a search compares scores of
+    different steps, and p and the inner verifier's scores have no common scale. A skipped problem
+    gets one score per branch, p. `inner` is called once per request, with the branches of all other
+    problems.
 
     tau_conf, r_gap: thresholds; 0 and 0 always skip, a tau_conf above 1 never does. They belong to
-    a model and a data set, so the defaults hardly ever skip. calibration: thresholds from held-out
-    problems (`ttc.calibration.gate_calibration`), in the place of both.
+        a model and a data set, so the defaults hardly ever skip.
+    calibration: thresholds from held-out problems (`ttc.calibration.gate_calibration`), in the
+        place of both.
     calls, skips: how often a problem was rated, and how often without `inner`; the latter is also
-    counted in the problem's `usage.verifications_skipped`. A rating that failed counts in neither.
+        counted in `usage.verifications_skipped`. A rating that failed counts in neither.
     Raises InvalidInput for thresholds that are none, and when `inner` is a gate itself.
     """
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_is, check_whole
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.protocols import Backend
@@ -48,7 +48,7 @@ class LLMJudge(RewardModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("grades", self.grades)
-        check_kind("rubric", self.rubric, isinstance(self.rubric, str), "text")
+        check_is("rubric", self.rubric, str, "text")
         if not 2 <= self.grades <= 9:
             raise InvalidInput(f"grades={self.grades} must lie in 2 to 9: each is one digit")
         if not self.rubric.strip():

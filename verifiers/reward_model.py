@@ -14,7 +14,7 @@ from weakref import ReferenceType, ref
 from jinja2 import TemplateError
 from torch import Tensor
 
-from ttc.checks import check_kind
+from ttc.checks import check_is
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.loading import load, load_headed
@@ -76,7 +76,7 @@ class RewardModel(ABC):
     _known: dict[str, list[int]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_kind("separator", self.separator, isinstance(self.separator, str), "text")
+        check_is("separator", self.separator, str, "text")
         if not self.separator:
             raise InvalidInput("separator is empty; give what ends a step, such as a blank line")
 

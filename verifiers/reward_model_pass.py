@@ -25,9 +25,9 @@ PENDING = 0
 class Layout:
     """A text as a reward model reads it.
 
-    tokens: what later text goes on from. reads: places in `tokens` whose outputs are scores, in
-    order. suffix: what follows for this rating alone, [] for nothing; the output at its last token
-    is one more score.
+    tokens: what later text goes on from.
+    reads: places in `tokens` whose outputs are scores, in order.
+    suffix: what follows for this rating alone; the output at its last token is one more score.
     """
 
     tokens: list[int]
@@ -85,9 +85,9 @@ class TreeMirror:
     """Rates texts with a model whose KV tree follows a search's: a child costs its new tokens.
 
     engine: runs the reward model. score: from the model's output (width,) at a place to what is
-    kept of it.
-    A branch's KV goes when the search has let the branch go and no child that is still to be rated
-    goes on from it. Texts are found by their tokens, so what is kept never changes a score.
+        kept.
+    A branch's KV goes when the search has let it go and no child that is to be rated goes on from
+    it. Texts are found by their tokens, so what is kept never changes a score.
     """
 
     engine: Engine

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.layer_profile import Profile, layer_profile
-from ttc.checks import check_kind
+from ttc.checks import check_is
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.passes.pass_by_pass import Passes, all_of
@@ -81,7 +81,7 @@ class SelfVerifier:
     thoughts: bool = True
 
     def __post_init__(self) -> None:
-        check_kind("question", self.question, isinstance(self.question, str), "text")
+        check_is("question", self.question, str, "text")
         if not self.question.strip():
             raise InvalidInput("the verifier's question is empty")
         if not self.thoughts and not self.fresh:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_is, check_whole
 from ttc.errors import InvalidInput
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
@@ -44,7 +44,7 @@ class Tournament(SideQuestions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_kind("criterion", self.criterion, isinstance(self.criterion, str), "text")
+        check_is("criterion", self.criterion, str, "text")
         if not self.criterion.strip():
             raise InvalidInput("criterion is empty; say what is asked of two solutions")
         if self.opponents is not None:

@@ -87,12 +87,13 @@ class SearchLM(TemplateLM):
                 f"max_length={max_length} is more than the model's context of "
                 f"{solver.context_length}"
             )
-        self.max_gen_toks, self.think_end_token = int(max_gen_toks), think_end_token
-        lengths = {"max_length": self.max_length, "max_gen_toks": self.max_gen_toks}
+        self.max_gen_toks = int(max_gen_toks)
+        self.think_end_token = think_end_token
         self.identity = {
             "version": __version__,
             **solver.identity,
-            **lengths,
+            "max_length": self.max_length,
+            "max_gen_toks": self.max_gen_toks,
             "think_end_token": think_end_token,
         }
         self.answers = Answers(cache, self.identity)
@@ -104,18 +105,12 @@ class SearchLM(TemplateLM):
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> SearchLM:
         """From `model_args`. Raises InvalidInput for settings that are wrong or not used."""
-        options = {
-            name: arg_dict[name]
-            for name in ("max_length", "max_gen_toks", "think_end_token")
-            if name in arg_dict
-        }
-        if "cache_file" in arg_dict:
-            options["cache"] = str(arg_dict["cache_file"])
-        settings = {
-            k: v
-            for k, v in arg_dict.items()
-            if k not in (*options, "cache_file", "trust_remote_code")
-        }
+        settings = dict(arg_dict)
+        names = ("max_length", "max_gen_toks", "think_end_token")
+        options = {name: settings.pop(name) for name in names if name in settings}
+        if (file := settings.pop("cache_file", None)) is not None:
+            options["cache"] = str(file)
+        settings.pop("trust_remote_code", None)
         return cls(Solver.of(settings), **options)
 
     @classmethod
@@ -245,11 +240,8 @@ class SearchLM(TemplateLM):
     def read_options(self, options: dict[str, Any]) -> tuple[list[str], Asked]:
         """A task's `generation_kwargs` as a stop list and as what is asked of the search."""
         given = dict(normalize_gen_kwargs(options, self.max_gen_toks))
-        eos = (
-            None
-            if self.tokenizer.eos_token_id is None
-            else self.tokenizer.decode([self.eot_token_id])
-        )
+        has_eos = self.tokenizer.eos_token_id is not None
+        eos = self.tokenizer.decode([self.eot_token_id]) if has_eos else None
         until = handle_stop_sequences(given.pop("until"), eos=eos)
         max_tokens = int(given.pop("max_gen_toks"))
         samples = given.pop("do_sample")

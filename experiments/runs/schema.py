@@ -58,9 +58,10 @@ class Example:
 
 @dataclass
 class FieldNames:
-    """What a row's fields are called, where it is not what the reader expects. solution: worked
-    out, for examples.
-    source: what several questions share, as a passage, so that their answers are not independent.
+    """What a row's fields are called, where it is not what the reader expects.
+
+    solution: worked out, for examples.
+    source: what several questions share, as a passage, so that their answers depend on each other.
     """
 
     question: str | None = None

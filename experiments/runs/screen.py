@@ -76,8 +76,8 @@ def with_progress(
 
 
 class Rhythm:
-    """When a plain line is due, where there is no terminal: `every_s` seconds after the last one,
-    and later a tenth of the time so far, so that ten hours take about 60 lines."""
+    """When a plain line is due: `every_s` seconds after the last one, and later a tenth of the time
+    so far, so that ten hours take about 60 lines."""
 
     def __init__(self, every_s: float):
         self.every_s = every_s

@@ -2,10 +2,8 @@
 samples.
 
 After Miller, "Adding Error Bars to Evals" (2024, arXiv 2411.00640) where nothing else is said. A
-value belongs to one
-question: 0 or 1 for a single run, else the mean over its runs. Questions that share a source, as a
-passage, are a
-cluster: they are right or wrong together, so the error is that of the clusters.
+value belongs to one question: 0 or 1 for a single run, else the mean over its runs. Questions that
+share a source, as a passage, are a cluster, and the error is that of the clusters.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from statistics import NormalDist
 import numpy as np
 
 Z95 = 1.959963984540054
-POWER = 0.8
-"""The chance with which a difference as large as the minimal detectable effect is seen."""
+Z80 = NormalDist().inv_cdf(0.8)
+"""With 80% probability a difference as large as the minimal detectable effect is seen."""
 
 Clusters = Sequence[Hashable] | None
 """The source of each question; None where every question is its own."""
@@ -53,8 +51,9 @@ class Paired:
     detectable: float | None
 
 
-def wilson(correct: float, total: int, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval for a proportion (Wilson, 1927); (0, 1) for no trials."""
+def wilson(correct: float, total: int) -> tuple[float, float]:
+    """Wilson's 95% score interval for a proportion (Wilson, 1927); (0, 1) for no trials."""
+    z = Z95
     if total == 0:
         return 0.0, 1.0
     p = correct / total
@@ -134,13 +133,13 @@ def mcnemar(only_a: float, only_b: float) -> float:
     return 1.0 if differing == 0 else _two_sided((only_a - only_b) / math.sqrt(differing))
 
 
-def tango(only_a: float, only_b: float, total: int, z: float = Z95) -> tuple[float, float]:
-    """The score interval of the difference of two paired proportions (Tango, 1998), with arguments
+def tango(only_a: float, only_b: float, total: int) -> tuple[float, float]:
+    """The 95% score interval of the difference of two paired proportions (Tango, 1998). Arguments:
     as of `mcnemar`. It leaves out 0 exactly where that gives p < 0.05."""
-    return -_tango_end(only_b, only_a, total, z), _tango_end(only_a, only_b, total, z)
+    return -_tango_end(only_b, only_a, total), _tango_end(only_a, only_b, total)
 
 
-def _tango_end(only_a: float, only_b: float, total: int, z: float) -> float:
+def _tango_end(only_a: float, only_b: float, total: int) -> float:
     """The largest difference that is not rejected."""
 
     def rejected(delta: float) -> bool:
@@ -149,7 +148,7 @@ def _tango_end(only_a: float, only_b: float, total: int, z: float) -> float:
         c = -only_b * delta * (1 - delta)
         share = (math.sqrt(max(0.0, b * b - 8 * total * c)) - b) / (4 * total)
         variance = total * (2 * share + delta * (1 - delta))
-        return (only_a - only_b - total * delta) ** 2 > z * z * variance
+        return (only_a - only_b - total * delta) ** 2 > Z95 * Z95 * variance
 
     kept = (only_a - only_b) / total
     beyond = 1.0
@@ -160,7 +159,7 @@ def _tango_end(only_a: float, only_b: float, total: int, z: float) -> float:
     return kept
 
 
-def _sums_test(gaps: np.ndarray, clusters: Clusters, z: float = Z95) -> tuple[float, float, float]:
+def _sums_test(gaps: np.ndarray, clusters: Clusters) -> tuple[float, float, float]:
     """p of no difference, and the ends of the 95% interval, for differences of questions' means.
 
     Sources are independent, each with a sum S of its questions' differences d - delta. Under the
@@ -180,12 +179,13 @@ def _sums_test(gaps: np.ndarray, clusters: Clusters, z: float = Z95) -> tuple[fl
     if np.allclose(sums, mean * sizes, atol=1e-12):
         trials = len(place)
         counts = max(0.0, mean) * trials, max(0.0, -mean) * trials
-        return mcnemar(*counts), *tango(*counts, trials, z)
+        return mcnemar(*counts), *tango(*counts, trials)
     p = _two_sided(float(sums.sum()) / math.sqrt(float(sums @ sums)))
     # kept are the deltas with (sum S)^2 <= z^2 sum S^2, that is u delta^2 - 2 v delta + w <= 0
-    u = total * total - z * z * float(sizes @ sizes)
-    v = total * float(sums.sum()) - z * z * float(sums @ sizes)
-    w = float(sums.sum()) ** 2 - z * z * float(sums @ sums)
+    z2 = Z95 * Z95
+    u = total * total - z2 * float(sizes @ sizes)
+    v = total * float(sums.sum()) - z2 * float(sums @ sizes)
+    w = float(sums.sum()) ** 2 - z2 * float(sums @ sums)
     q = v + math.copysign(math.sqrt(max(0.0, v * v - u * w)), v)
     ends = sorted((q / u, w / q if q else 0.0))
     if u > 0:
@@ -238,14 +238,13 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def detectable_effect(variance: float, n: int, alpha: float = 0.05, power: float = POWER) -> float:
-    """The smallest true difference that n questions show with probability `power` at level `alpha`
+def detectable_effect(variance: float, n: int) -> float:
+    """The smallest true difference that n questions show with a probability of 80% at the level 5%
     (Miller, Section 5).
 
     variance: of a question's difference, between questions and within them over its runs.
     """
-    normal = NormalDist()
-    return (normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(power)) * math.sqrt(variance / n)
+    return (Z95 + Z80) * math.sqrt(variance / n)
 
 
 # ---------------------------------------------------------------- samples of one question

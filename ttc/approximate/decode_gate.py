@@ -17,12 +17,12 @@ class DecodeGate:
     """While a problem's branches decode, stop those that trail a clear leader.
 
     After each token: once max p >= theta and (max - second) / max >= r_gap, p being the mean top-1
-    probability of a branch's own tokens so far, all of the problem's branches in this step but the
-    leader finish, with `finish_reason` "gate". The leader goes on, so that its answer is whole (the
-    paper stops it too).
+        probability of a branch's own tokens so far, all of the problem's branches in this step but
+        the leader finish, with `finish_reason` "gate". The leader goes on, so that its answer is
+        whole (the paper stops it too). One branch alone has no rival.
     min_tokens: each branch's own tokens before the gate looks; a mean over one token decides by a
-    space or a newline. A problem is what stands on one root. One branch alone has no rival and
-    nothing to stop. Raises InvalidInput, naming the value.
+        space or a newline.
+    Raises InvalidInput, naming the value.
     """
 
     theta: float = 0.72

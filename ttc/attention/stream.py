@@ -61,7 +61,7 @@ class KVReader:
 
     prefetch: fetch the next unit while one is read; where passes repeat, the first one while the
         last is read.
-    keep: fetch each unit once and keep it, whatever the number of passes.
+    keep: fetch each unit once and keep it.
     kept: such a reader, read before this one.
     views: for each layer its heads that do not see everything, of tails and of a pass's rows
         either.

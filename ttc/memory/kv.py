@@ -15,7 +15,6 @@ from torch import Tensor
 from ttc.memory.states import Tensors
 from ttc.memory.tiers import BlockOf
 
-
 PLACE_BYTES = 6 * 8
 """Of what `LayerKV.place` gives."""
 

@@ -37,12 +37,11 @@ FEWEST_TURNS = 3
 class MeasuredTimes:
     """The times of a layer, per token: lines through what this machine takes, measured when needed.
 
-    What a layer computes is measured under the conditions of a pass: for as many rows and tokens as
-    there are, and for mini-batches of the policy's size, which take turns in two buffers. So caches
-    hold as little of them as in a pass.
+    They are measured under the conditions of a pass: for as many rows and tokens, and mini-batches
+        of the policy's size that take turns in two buffers, so that caches hold as little of them.
 
-    block_tokens: tokens of a block, as each block is attended by itself. mini_batch_tokens: the
-    most that a mini-batch takes.
+    block_tokens: tokens of a block, which is attended by itself.
+    mini_batch_tokens: the most that a mini-batch takes.
     """
 
     def __init__(

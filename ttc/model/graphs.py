@@ -114,18 +114,17 @@ class Graphs:
     """The graphs of a runner's decode passes, one for each number of rows that passes are filled up
     to.
 
-    Plans differ in their rows, tasks and segments, and all of these are in arrays with room for
-    more. So a graph serves each plan that fits: its arrays are filled when another plan takes its
-    turn, and then only tokens and positions differ from pass to pass. A plan that needs more room
-    has its graph recorded again, with that room.
+    Rows, tasks and segments of a plan are in arrays with room for more, so that a graph serves each
+        plan that fits: its arrays are filled when another plan takes its turn; from pass to pass
+        only tokens and positions differ. A plan that needs more room has its graph recorded again.
 
-    Only passes whose KV is all on the device, in layers that the kernel takes, have graphs. Passes
-    run without graphs while the model has hooks or adapters, and graphs are recorded anew once it
-    has changed. There are none any more, with one warning, after a recording that failed or a first
-    replay that differs from the modules. A pass may run twice, so models whose layers keep a state
-    get none.
+    Only passes whose KV is all on the device, in layers that the kernel takes, have graphs. There
+    are none while the model has hooks or adapters, and new ones once it has changed; none any more,
+    with one warning, after a recording that failed or a first replay that differs from the modules.
+    A pass may run twice, so models whose layers keep a state get none.
 
-    watch: follows a model that is all on `device`. reason: why there are no graphs any more.
+    watch: follows a model that is all on `device`.
+    reason: why there are no graphs any more.
     replayed: the passes that were replays so far.
     """
 

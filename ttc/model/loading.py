@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ttc.checks import check_kind
+from ttc.checks import check_flag, check_is
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.default_model import SMOLLM2, restore_digits, smollm2_file
 from ttc.model.device_map import Over, weights_over
@@ -66,11 +66,8 @@ def load(
     from transformers import AutoModelForCausalLM
     from transformers.utils import cached_file
 
-    is_name = isinstance(name, str | os.PathLike)
-    check_kind("name", name, is_name, "an alias, a hub id, a folder or a .gguf file")
-    check_kind(
-        "trust_remote_code", trust_remote_code, isinstance(trust_remote_code, bool), "True or False"
-    )
+    check_is("name", name, str | os.PathLike, "an alias, a hub id, a folder or a .gguf file")
+    check_flag("trust_remote_code", trust_remote_code)
     place = chosen_device(device)
     precision = _dtype(dtype, place)
     stays = _stays(quantized, place, precision, over is not None or place_weights is not None)
@@ -124,7 +121,7 @@ def load(
 def _stays(quantized: bool, device: torch.device, dtype: torch.dtype, placed: bool) -> bool:
     """Whether weights stay as a .gguf file stores them. Raises InvalidInput for what does not go
     with that."""
-    check_kind("quantized", quantized, isinstance(quantized, bool), "True or False")
+    check_flag("quantized", quantized)
     if not quantized:
         return False
     if device.type != "cpu":
@@ -329,8 +326,7 @@ def _without_report() -> Iterator[None]:
 def chosen_device(device: str | torch.device | None) -> torch.device:
     if device is None or device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    is_name = isinstance(device, str | int | torch.device)
-    check_kind("device", device, is_name, "its name, as 'cuda:0'")
+    check_is("device", device, str | int | torch.device, "its name, as 'cuda:0'")
     try:
         place = torch.device(device)
     except RuntimeError as error:
@@ -352,7 +348,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
         if device.type == "cuda":  # from compute capability 8 on; earlier ones emulate it
             fast = torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if fast else torch.float32
-    check_kind("dtype", dtype, isinstance(dtype, str), "its name, as 'float32'")
+    check_is("dtype", dtype, str, "its name, as 'float32'")
     precision = getattr(torch, dtype, None)
     if not (isinstance(precision, torch.dtype) and precision.is_floating_point):
         raise InvalidInput(

@@ -75,9 +75,11 @@ class Snapshot:
 class Watch:
     """Follows a model from look to look.
 
-    at_load, last: the model when this was made, and at the last look. as_at_load: whether its
-    structure was the same both times. changes: how many looks have seen a change. on_change: called
-    by the look that sees one; what they raise is raised by every look until the cause is gone.
+    at_load, last: the model when this was made, and at the last look.
+    as_at_load: whether its structure was the same both times.
+    changes: how many looks have seen a change.
+    on_change: called by the look that sees one; what they raise is raised by every look until the
+        cause is gone.
     """
 
     def __init__(self, model: nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ttc.checks import check_kind, check_one_each, check_whole
+from ttc.checks import check_flag, check_is, check_one_each, check_whole
 from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
 from ttc.protocols import Purpose, Step, Tokens
@@ -142,9 +142,9 @@ def check_strings(name: str, strings: Sequence[str]) -> None:
         raise InvalidInput(
             f"{name}={strings!r} is one string, which would be read as letters; give a list"
         )
-    check_kind(name, strings, isinstance(strings, Iterable), "a list of strings")
+    check_is(name, strings, Iterable, "a list of strings")
     for string in strings:
-        check_kind(f"a string of {name}", string, isinstance(string, str), "text")
+        check_is(f"a string of {name}", string, str, "text")
         if not string:
             raise InvalidInput(f"a {name} string is empty; leave it out to run to max_tokens")
 
@@ -158,14 +158,12 @@ def check_step(
 ) -> list[int]:
     """The largest number of tokens of each branch. Refuses a step that cannot be made. limits: see
     `Batch.add`."""
-    check_kind("step", step, isinstance(step, Step), "a ttc.Step(max_tokens=...)")
+    check_is("step", step, Step, "a ttc.Step(max_tokens=...)")
     given = [step.max_tokens] * len(branches) if limits is None else list(limits)
     check_one_each(len(branches), "branches", len(given), "values of max_tokens")
     step_tokens = [check_whole("max_tokens", tokens, 1) for tokens in given]
-    check_kind(
-        "sampling", sampling, isinstance(sampling, Sampling), "a ttc.Sampling(temperature=...)"
-    )
-    check_kind("statistics", step.statistics, isinstance(step.statistics, bool), "True or False")
+    check_is("sampling", sampling, Sampling, "a ttc.Sampling(temperature=...)")
+    check_flag("statistics", step.statistics)
     if step.delimiter is not None and not isinstance(step.delimiter, str):
         check_strings("delimiter", step.delimiter)
     check_strings("end", step.end)

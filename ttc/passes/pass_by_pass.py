@@ -31,12 +31,11 @@ def all_of(passes: Passes[T]) -> T:
 class PassByPass(Generic[T]):
     """A call of an engine that is made one pass at a time (see `ttc.protocols.Prefill`).
 
-    branches: what it computes keys and values of, or works on. One that is released leaves it, and
-    what it had goes at once.
+    branches: what it works on. One that is released leaves it, and what it had goes at once.
     result: what the call gives, once all passes are made.
-    lock: held during each pass. under_way: the calls of the engine that have begun and not ended,
-    this one among them.
-    running: whether a pass of it is being made now, so that whoever asks is a part of it.
+    lock: held during each pass.
+    under_way: the calls of the engine that have begun and not ended, this one among them.
+    running: whether a pass is being made now, so that whoever asks is a part of it.
     """
 
     def __init__(

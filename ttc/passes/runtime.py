@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ttc.checks import check_kind, check_whole
+from ttc.checks import check_is, check_kind, check_whole
 from ttc.memory.manager import KVMemory
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.lens import Lens
@@ -37,11 +37,8 @@ def check_parts(
     speculation: Any = None,
 ) -> None:
     """Refuse what an engine cannot be made of, by name; None stands for the default."""
-    check_kind(
-        "model",
-        model,
-        isinstance(model, torch.nn.Module),
-        "a loaded model, or its name to Engine.from_pretrained",
+    check_is(
+        "model", model, torch.nn.Module, "a loaded model, or its name to Engine.from_pretrained"
     )
     reads = tokenizer is None or callable(getattr(tokenizer, "decode", None))
     check_kind(

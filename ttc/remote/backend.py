@@ -8,7 +8,7 @@ from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
-from ttc.checks import check_kind
+from ttc.checks import check_is
 from ttc.errors import InvalidInput, RemoteError
 from ttc.locking import one_at_a_time
 from ttc.lookout import look_up
@@ -21,7 +21,7 @@ from ttc.passes.arguments import (
     forked,
     step_of,
 )
-from ttc.protocols import Need, Purpose
+from ttc.protocols import Need, Purpose, Tokens
 from ttc.remote.batch import LOOK_S, RemoteBatch
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.replies import TOKEN_ID, Reply
@@ -58,8 +58,7 @@ class RemoteBackend:
     def __init__(
         self, endpoint: Endpoint, tokenizer: Any, settings: GenerationSettings | None = None
     ):
-        fits = isinstance(endpoint, Endpoint)
-        check_kind("endpoint", endpoint, fits, "a ttc.Endpoint(base_url=...)")
+        check_is("endpoint", endpoint, Endpoint, "a ttc.Endpoint(base_url=...)")
         self.server = Server.connect(endpoint, tokenizer, settings or GenerationSettings())
         self.tokenizer = tokenizer
         self.capabilities = self.server.can
@@ -111,12 +110,12 @@ class RemoteBackend:
 
     # ---------------------------------------------------------------- branches
 
-    def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch:
+    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
         """A branch that holds a prompt. Nothing is sent before it grows."""
         return self.roots([tokens], seeds=[seed])[0]
 
     def roots(
-        self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None
+        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
     ) -> list[Branch]:
         """Many prompts, each the start of its own random stream."""
         prompts, seeds = checked_prompts(self.limits, prompts, seeds)
@@ -128,8 +127,8 @@ class RemoteBackend:
     def variants(
         self,
         root: Branch,
-        prompts: Sequence[Sequence[int]],
-        suffixes: Sequence[Sequence[int]] | None = None,
+        prompts: Sequence[Tokens],
+        suffixes: Sequence[Tokens] | None = None,
     ) -> list[Branch]:
         """Children of `root`, one per prompt, that start from these prompts instead of the root's.
 
@@ -145,9 +144,7 @@ class RemoteBackend:
             children.append(child)
         return self._hold(children)
 
-    def side_branches(
-        self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]
-    ) -> list[Branch]:
+    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]:
         """New branches with these prompts on the usage meters of `branches`, counted as verifier
         tokens; the caller releases them."""
         prompts = checked_side_prompts(self.limits, branches, prompts, grow=True)
@@ -164,7 +161,7 @@ class RemoteBackend:
     def extend(
         self,
         branches: Sequence[Branch],
-        tokens_per_branch: Sequence[Sequence[int]],
+        tokens_per_branch: Sequence[Tokens],
         *,
         purpose: Purpose = "prompt",
     ) -> None:
@@ -228,7 +225,7 @@ class RemoteBackend:
     # ---------------------------------------------------------------- scoring
 
     def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
+        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Tokens]]
     ) -> list[list[list[float]]]:
         """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of
         branch i.
@@ -281,7 +278,7 @@ class RemoteBackend:
             for tokens in group
         ]
 
-    def _ask(self, tokens: Sequence[int], **more: Any) -> Future[Reply]:
+    def _ask(self, tokens: Tokens, **more: Any) -> Future[Reply]:
         return self.server.complete(tokens, 1, 0, GREEDY, logprobs=1, **more)
 
     def _read_single(
@@ -332,7 +329,7 @@ class RemoteBackend:
     def encode(self, text: str) -> list[int]:
         return self.server.encode(text)
 
-    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+    def decode(self, tokens: Tokens, *, special: bool = False) -> str:
         return self.server.decode(tokens, special=special)
 
     def context_left(self, branch: Branch) -> int | None:

@@ -52,13 +52,13 @@ class RemoteBatch:
     """Branches that a server continues, at most `max_rows` at once (see `ttc.protocols.Batch`).
 
     Where a step ends is decided here, by the rules of an `Engine`, token for token. The server is
-    told the strings so that it writes nothing in vain: what it writes beyond the end is cut off,
-    and where it ends too early (at blank lines before a step's first word) it is asked again. A
-    request's seed is made of the branch's key and its length.
+    told the strings too: what it writes beyond the end is cut off, and where it ends too early (at
+    blank lines before a step's first word) it is asked again. A request's seed is made of the
+    branch's key and its length. The cost of a call does not grow with the requests under way.
 
-    What a call costs does not grow with the number of requests under way.
-    works: of all branches whose step is under way. waiting: those that no request was sent for; one
-    that has left is passed over. arrived: requests that have an answer, which their thread puts in.
+    works: of all branches whose step is under way.
+    waiting: those that no request was sent for; one that has left is passed over.
+    arrived: requests that have an answer, which their thread puts in.
     """
 
     def __init__(self, server: Server, max_rows: int | None = None):

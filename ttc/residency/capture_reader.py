@@ -18,10 +18,9 @@ Copies = list[tuple[Tensor, Tensor]]
 
 
 class CaptureReader(KVReader):
-    """Mini-batches of a layer, each a unit (CAPTURE, section IV-B). A buffer holds a unit's KV
-    blocks and the inputs of its ACT blocks; there are two, so that one is filled while the other is
-    computed on. The KV generated of a unit has room of its own. All blocks of a unit are
-    regenerated in one call.
+    """Mini-batches of a layer, each a unit (CAPTURE, section IV-B). One of two buffers is filled
+    with a unit's KV blocks and the inputs of its ACT blocks while the other is computed on. The KV
+    generated of a unit has room of its own. All blocks of a unit are regenerated in one call.
 
     near: for each buffer, the ACT blocks that were on the device when its unit was begun, by the
         entry's index.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ttc.checks import check_kind
+from ttc.checks import check_is
 from ttc.errors import InvalidInput
 from ttc.text.boxes import boxed
 from ttc.text.code import find_program
@@ -51,7 +51,7 @@ def extract_answer(
     marks: what parts thoughts, which are not read, from the answer, by default those of all known
         models; None reads the whole text.
     """
-    check_kind("text", text, isinstance(text, str), "a string")
+    check_is("text", text, str, "a string")
     if kind not in KINDS:
         raise InvalidInput(f"answer kind {kind!r} is unknown; use one of {', '.join(KINDS)}")
     answer = text if marks is None else marks.split(text).answer

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ttc.checks import check_fields, check_kind
+from ttc.checks import check_fields, check_is, check_kind
 from ttc.errors import InvalidInput
 from ttc.text.chat import (
     Message,
@@ -78,7 +78,7 @@ class PromptTemplate:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_kind("options", self.options, isinstance(self.options, Mapping), "a dictionary")
+        check_is("options", self.options, Mapping, "a dictionary")
         if taken := sorted(self.options.keys() & SET_HERE):
             raise InvalidInput(f"options holds {taken[0]!r}, which is set here; leave it out")
         pairs = isinstance(self.examples, Sequence) and all(map(_is_pair, self.examples))

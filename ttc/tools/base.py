@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ttc.checks import check_fields, check_kind
+from ttc.checks import check_fields, check_is, check_kind
 from ttc.errors import InvalidInput
 from ttc.tools.formats import FORMATS, Schema, ToolFormat
 
@@ -52,8 +52,7 @@ class Tool:
                 '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
             )
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
-        fits = isinstance(parameters, Mapping | None)
-        check_kind(f"the parameters of the tool {name}", parameters, fits, "a JSON schema")
+        check_is(f"the parameters of the tool {name}", parameters, Mapping | None, "a JSON schema")
 
     @classmethod
     def of(cls, given: Any) -> Tool:

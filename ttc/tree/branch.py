@@ -10,7 +10,7 @@ from math import nan
 from typing import Any, Literal
 from weakref import WeakSet
 
-from ttc.checks import check_kind
+from ttc.checks import check_is
 from ttc.errors import InvalidInput
 from ttc.sampling import random_key
 from ttc.text.thinking_marks import Parted
@@ -389,14 +389,9 @@ class Branch:
 
 def check_branches(branches: Iterable[Branch], name: str = "branches") -> None:
     """Refuse what is no list of branches; `name` says where it stands."""
-    check_kind(name, branches, isinstance(branches, Iterable), "a list of branches")
+    check_is(name, branches, Iterable, "a list of branches")
     for branch in branches:
-        check_kind(
-            f"one of {name}",
-            branch,
-            isinstance(branch, Branch),
-            "what engine.root or engine.fork makes",
-        )
+        check_is(f"one of {name}", branch, Branch, "what engine.root or engine.fork makes")
 
 
 def check_live(branches: Sequence[Branch]) -> None:

@@ -27,8 +27,8 @@ OWN = ("run.name", "run.seed", "run.output_dir")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run. labels: its model, data set, search and budget, as they stand in its name. title:
-    what tells it from other rows of its data set."""
+    """One run. labels: its model, data set, search and budget. title: what tells it from other
+    rows."""
 
     name: str
     labels: dict[str, str]
@@ -49,8 +49,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a list: what it is called in names of folders, and what it sets. title: what it
-    is called beside the others of its list; None for what they differ in."""
+    """One entry of a list. label: its name in folders. overrides: what it sets. title: its name
+    beside the others of its list; None for what they differ in."""
 
     label: str
     overrides: list[str]

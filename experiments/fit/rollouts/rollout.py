@@ -15,11 +15,12 @@ Path = tuple[int, ...]
 class Rollout:
     """One leaf of a problem's tree.
 
-    completion_ids: the tokens after the prompt. logprobs: of each of them under the model, at
-    temperature 1; NaN for one that the search gave and the model did not write.
-    path: the child's index at each fork, so that rollouts with the same first k indices share their
-    first `ends[k - 1]` tokens. ends: how many tokens of the completion there are after each step.
-    text: the completion without special tokens. finished: whether it ended by itself.
+    completion_ids: the tokens after the prompt.
+    logprobs: of each of them, at temperature 1; NaN for one that the search gave.
+    path: the child's index at each fork: rollouts with the same first k share `ends[k - 1]` tokens.
+    ends: how many tokens of the completion there are after each step.
+    text: the completion without special tokens.
+    finished: whether it ended by itself.
     """
 
     prompt_ids: list[int]

@@ -18,9 +18,12 @@ from ttc.tree.branch import Branch, by_problem
 
 @dataclass
 class Together:
-    """Rates by several verifiers at once, so that all of them choose among the same candidates; the
-    search goes by the first one. seen: the candidates of each problem's last rating, by its root:
-    each text without its thoughts (None where it is all thought), and its score by each."""
+    """Rates by several verifiers, so that all choose among the same candidates; the search goes by
+    the first.
+
+    seen: the candidates of each problem's last rating, by its root: each text without its thoughts
+        (None where it is all thought), and its score by each.
+    """
 
     verifiers: dict[str, Verifier]
     seen: dict[int, list[tuple[str | None, dict[str, float]]]] = field(default_factory=dict)
@@ -51,8 +54,7 @@ class Together:
 @dataclass(frozen=True)
 class Candidates:
     """The candidates of one problem in the order of their making: what each answers, whether that
-    is right, and its score by each verifier. votes: what each votes for (see
-    `ttc.text.equality.ballots`), by default its spelling."""
+    is right, its score by each verifier, and what it votes for."""
 
     answers: list[str | None]
     right: list[bool]

@@ -36,9 +36,7 @@ class Rollouts(Search):
     max_steps: int = 8
     delimiter: str = "\n"
 
-    @property
-    def needs_verifier(self) -> bool:
-        return False
+    needs_verifier = False
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = Step(self.step_tokens, self.delimiter, case.end)

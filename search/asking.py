@@ -29,6 +29,7 @@ from ttc.protocols import Problem
 from ttc.results import Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.text.chat import Message
+from ttc.wording import number_of
 
 SEEDS = 2**31
 """Seeds of trials are below it, as those of most generators have to be."""
@@ -95,9 +96,9 @@ class AskTell:
         self._go_on()
         if self._checkpoint is not None and (left := sorted(self._desk.before)):
             raise InvalidInput(
-                f"{self._checkpoint.file} holds {len(left)} answers that the search does not ask "
-                f"for, {left[0]!r} among them: its code, or its verifier's scores, are other ones "
-                "than they were; delete the file to start over"
+                f"{self._checkpoint.file} holds {number_of(len(left), 'answer')} that the search "
+                f"does not ask for, {left[0]!r} among them: its code, or its verifier's scores, "
+                "are other ones than they were; delete the file to start over"
             )
         if self._checkpoint is not None and self._checkpoint.stopped:
             self.stop()

@@ -26,6 +26,7 @@ from ttc.protocols import (
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
+from ttc.wording import number_of
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Rater:
         if len(scores) != len(branches) or not all(scores):
             count = sum(map(bool, scores))
             raise VerifierError(
-                f"{self.name} returned {count} ratings for {len(branches)} branches"
+                f"{self.name} returned {number_of(count, 'rating')} for "
+                f"{number_of(len(branches), 'branch', 'branches')}"
             )
         for steps in scores:
             if not all(map(math.isfinite, steps)):

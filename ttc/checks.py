@@ -58,7 +58,7 @@ def check_one_each(count: int, things: str, given: int, others: str, none: str =
     for none of them."""
     if given != count:
         raise InvalidInput(
-            f"{count} {things} came with {given} {others}; give one each{none and ', '}{none}"
+            f"{things}: {count}, {others}: {given}; give one each{none and ', '}{none}"
         )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Protocol, TypeVar
 
+from ttc.wording import number_of
+
 COLUMN = 190
 ROW = 22
 RADIUS = 6
@@ -114,7 +116,7 @@ def _circle(
     short = label if len(label) <= LABEL else label[: LABEL - 1] + "…"
     score = "" if node.score is None else f", score {node.score:.3g}"
     by = f" by {node.model}" if node.model else ""
-    told = f"{node.status}, {node.tokens} tokens{by}{score}\n{node.text}"
+    told = f"{node.status}, {number_of(node.tokens, 'token')}{by}{score}\n{node.text}"
     style = _stroke(node, chosen, "#1c2128", 2.5 if chosen else 1)
     colour = "#7a828d" if node.status == "pruned" else "#1c2128"
     return (

@@ -19,6 +19,7 @@ from ttc.results import Problem as Problem
 from ttc.results import Result as Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch
+from ttc.wording import number_of
 
 Tokens = Sequence[int]
 Aggregation = Literal["min", "product", "last", "mean"]
@@ -122,7 +123,8 @@ class Expand:
         counts = [check_whole("Expand.n", count, 0) for count in given]
         if len(counts) != len(self.branches):
             raise InvalidInput(
-                f"Expand has {len(self.branches)} branches and {len(counts)} numbers; give one each"
+                f"Expand has {number_of(len(self.branches), 'branch', 'branches')} and "
+                f"{number_of(len(counts), 'number')}; give one each"
             )
         return [
             branch
@@ -163,7 +165,8 @@ class Append:
         texts = [self.text] * len(self.branches) if isinstance(self.text, str) else list(self.text)
         if len(texts) != len(self.branches):
             raise InvalidInput(
-                f"Append has {len(self.branches)} branches and {len(texts)} texts; give one each"
+                f"Append has {number_of(len(self.branches), 'branch', 'branches')} and "
+                f"{number_of(len(texts), 'text')}; give one each"
             )
         if not all(texts):
             raise InvalidInput("Append has an empty text; leave its branch out")

@@ -13,6 +13,7 @@ from ttc.errors import InvalidInput
 from ttc.tools.call import ToolCall
 from ttc.tree.branch import Branch, Substitution
 from ttc.usage import Usage
+from ttc.wording import number_of
 
 Status = Literal["root", "expanded", "pruned", "kept", "finished"]
 Stopped = Literal[
@@ -268,8 +269,9 @@ class Result:
 
     def _size(self) -> str:
         return (
-            f"{len(self.branches)} branches, {len(self.tree)} nodes, {self.usage.generated_tokens} "
-            "tokens"
+            f"{number_of(len(self.branches), 'branch', 'branches')}, "
+            f"{number_of(len(self.tree), 'node')}, "
+            f"{number_of(self.usage.generated_tokens, 'token')}"
         )
 
 

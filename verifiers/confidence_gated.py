@@ -14,6 +14,7 @@ from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price, score_range
 from ttc.tree.branch import Branch, by_problem
+from ttc.wording import number_of
 
 
 @dataclass
@@ -84,7 +85,8 @@ class ConfidenceGatedVerifier:
             if len(rated) != len(verified):
                 name = type(self.inner).__name__
                 raise VerifierError(
-                    f"{name} returned {len(rated)} ratings for {len(verified)} branches"
+                    f"{name} returned {number_of(len(rated), 'rating')} for "
+                    f"{number_of(len(verified), 'branch', 'branches')}"
                 )
             for row, steps in zip(verified, rated, strict=True):
                 scores[row] = steps

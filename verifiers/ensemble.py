@@ -13,6 +13,7 @@ from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price, score_range
 from ttc.tree.branch import Branch
+from ttc.wording import number_of
 
 JOINS: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda scores: scores[-1],
@@ -62,7 +63,7 @@ class EnsembleVerifier:
         if len(given) != len(self.parts) or not all(0 < p < 1 for p in given):
             raise InvalidInput(
                 f"accuracies={list(given)} must be one number between 0 and 1 for each of the "
-                f"{len(self.parts)} parts"
+                f"{number_of(len(self.parts), 'part')}"
             )
         if self.how != "mean":
             raise InvalidInput(f"accuracies weigh a mean, and how={self.how!r}; leave one out")
@@ -99,7 +100,7 @@ class EnsembleVerifier:
             rated = yield from passes_of_rating(part, branches, questions, backend)
             if len(rated) != len(branches) or not all(len(scores) for scores in rated):
                 raise VerifierError(
-                    f"{type(part).__name__} did not rate each of {len(branches)} branches"
+                    f"{type(part).__name__} did not rate all branches ({len(branches)})"
                 )
             columns.append([JOINS[self.steps](scores) for scores in rated])
         return [[self._joined(row)] for row in zip(*columns, strict=True)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ttc.errors import InvalidInput
+from ttc.wording import number_of
 
 KINDS = ("_target_", "name")
 """Settings that say what their group is, as `search._target_` and `model.name`."""
@@ -60,8 +61,8 @@ def given_labels(names: Sequence[str], defaults: Sequence[str]) -> list[str]:
     """
     if len(names) != len(defaults) or len(set(names)) != len(names) or not all(names):
         raise InvalidInput(
-            f"--labels={','.join(names)} has {len(names)} labels for {len(defaults)} rows; give "
-            "each row one of its own, in this order:\n"
+            f"--labels={','.join(names)} has {number_of(len(names), 'label')} for "
+            f"{number_of(len(defaults), 'row')}; give each row one of its own, in this order:\n"
             + "\n".join(f"  {name}" for name in defaults)
         )
     return list(names)

@@ -21,6 +21,7 @@ from experiments.runs.summary import counted
 from search.selection import Measure, Rule, Sample, all_rules
 from ttc.errors import InvalidInput, TTCError
 from ttc.sampling import random_key
+from ttc.wording import number_of
 
 ANY = "any right"
 """Not a rule but the bound of all rules: whether any of the n candidates is right (pass@n)."""
@@ -64,10 +65,7 @@ def load(folder: Path) -> list[Solved]:
         )
     problems = [Solved.of_record(record) for record in read_records(file)[0].values()]
     if not any(problem.samples for problem in problems):
-        raise InvalidInput(
-            f"none of the {len(problems)} records in {file} has a candidate; `error` in each says "
-            "why"
-        )
+        raise InvalidInput(f"no record in {file} has a candidate; `error` in each of them says why")
     return problems
 
 
@@ -176,15 +174,15 @@ def about(folder: Path, problems: Sequence[Solved], draws: int, seed: int) -> li
         else "the first n by index"
     )
     lines = [
-        f"{folder}: {len(problems)} problems, up to {max(counts)} candidates each; accuracy in "
-        f"percent, {how}"
+        f"{folder}: {number_of(len(problems), 'problem')}, up to "
+        f"{number_of(max(counts), 'candidate')} each; accuracy in percent, {how}"
     ]
     if none := counts.count(0):
-        lines.append(f"{none} problems have no candidate and count as wrong")
+        lines.append(f"problems without a candidate, which count as wrong: {none}")
     if fewer := sum(0 < count < max(counts) for count in counts):
         lines.append(
-            f"{fewer} problems have fewer than {max(counts)} candidates; where n is more, all of "
-            "them count"
+            f"problems with fewer than {max(counts)} candidates, all of which count where n is "
+            f"more: {fewer}"
         )
     return lines
 
@@ -205,7 +203,7 @@ def report(arguments: argparse.Namespace) -> str:
     rows = score(problems, rules, arguments.draws, arguments.seed)
     notes = about(arguments.folder, problems, arguments.draws, arguments.seed)
     if left := problems_left(arguments.folder, {problem.id for problem in problems}):
-        notes.append(f"{left} problems are not solved yet and count nowhere")
+        notes.append(f"problems left to solve, which count nowhere: {left}")
     if arguments.format == "json":
         return json.dumps({"about": notes, "not_scored": missing, "rows": rows}, indent=1)
     lines = cells(rows, shown_numbers(max(row["n"] for row in rows)))

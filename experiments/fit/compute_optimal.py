@@ -194,8 +194,8 @@ def report(arguments: argparse.Namespace) -> str:
     problems = len(table.ease)
     if problems < 4 * arguments.bins:
         raise InvalidInput(
-            f"{problems} problems are too few for --bins={arguments.bins} in two halves; give at "
-            f"least {4 * arguments.bins}, or fewer bins"
+            f"--bins={arguments.bins} in two halves takes {4 * arguments.bins} problems at least, "
+            f"and there {'is' if problems == 1 else 'are'} {problems}; give more, or fewer bins"
         )
     budget = arguments.budget
     if budget is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.command import perform
+from ttc.wording import number_of
 
 
 def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -101,7 +102,7 @@ def solve(
     left = [shard for shard, folder in folders.items() if not (folder / "summary.json").is_file()]
     failed: list[str] = []
     if left:
-        say(f"{len(left)} shards on {workers} workers")
+        say(f"{number_of(len(left), 'shard')} on {number_of(workers, 'worker')}")
         if not ray.is_initialized():
             ray.init(logging_level="ERROR")  # the cluster that RAY_ADDRESS names, else this machine
         ray.data.DataContext.get_current().enable_progress_bars = False
@@ -127,7 +128,8 @@ def solve(
             say(f"{folder.name} is done")
     if failed:
         raise InvalidInput(
-            f"{len(failed)} of {count} shards failed: {failed[0]}; the same command goes on"
+            f"{len(failed)} of {number_of(count, 'shard')} failed: {failed[0]}; the same command "
+            "goes on"
         )
     merge(whole, list(folders.values()))
     return whole

@@ -12,6 +12,7 @@ from experiments.cli.choices import defaults
 from experiments.cli.command import perform
 from experiments.cli.output import show
 from experiments.cli.package_check import check
+from ttc.wording import number_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,7 +161,8 @@ def line(progress: Progress) -> str:
     scores = [node.score for node in progress.nodes if node.score is not None]
     best = f", the best with {max(scores):.2f}" if progress.did == "rated" and scores else ""
     count, tokens = len(progress.nodes), progress.usage.generated_tokens
-    return f"{progress.did} {count} branch{'es' * (count != 1)}{best}; {tokens:,} tokens so far"
+    written = number_of(tokens, "token")
+    return f"{progress.did} {number_of(count, 'branch', 'branches')}{best}; {written} so far"
 
 
 def outcome(result: Result, backend: Backend) -> str:
@@ -182,12 +184,14 @@ def outcome(result: Result, backend: Backend) -> str:
         f"{result.answer or 'none was read; dataset.answer_kind=text takes the whole text'}"
     )
     cost = [
-        f"{usage.generated_tokens:,} generated tokens"
+        number_of(usage.generated_tokens, "generated token")
         + (f" ({usage.thinking_tokens:,} of thoughts)" if usage.thinking_tokens else ""),
-        f"{usage.verifier_tokens:,} verifier tokens",
+        number_of(usage.verifier_tokens, "verifier token"),
     ]
-    cost += [f"{usage.tool_calls:,} calls of tools"] if usage.tool_calls else []
-    cost += [f"{len(result.tree):,} nodes", f"{usage.wall_s:.1f} s"]
+    cost += (
+        [number_of(usage.tool_calls, "call of tools", "calls of tools")] if usage.tool_calls else []
+    )
+    cost += [number_of(len(result.tree), "node"), f"{usage.wall_s:.1f} s"]
     if (memory := getattr(backend, "memory", None)) is not None:
         cost.append(
             f"at most {as_bytes(memory.device.peak_bytes + memory.host.peak_bytes)} of keys and "

@@ -18,6 +18,7 @@ from ttc.execution.programs import check_sandbox
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold
 from ttc.text.prompt import check_text
+from ttc.wording import number_of
 
 FILLER = (
     "This paragraph is background and has no bearing on the question that follows it. The library "
@@ -101,14 +102,14 @@ def _load(config: DatasetConfig) -> Task:
     rows = _rows(config)
     if not rows[config.offset :]:
         raise InvalidInput(
-            f"the data set {config.name} has {len(rows)} rows, none after "
+            f"the data set {config.name} has {number_of(len(rows), 'row')}, none after "
             f"dataset.offset={config.offset}"
         )
     numbered = list(enumerate(rows))[config.offset : stop]
     problems, failures = _read(numbered, config)
     if not problems:
         raise InvalidInput(
-            f"none of the {len(failures)} rows of {config.name} can be used as "
+            f"no row of {config.name} ({len(failures)}) can be used as "
             f"dataset.reader={config.reader}; {failures[0][0]}: {failures[0][1]}"
         )
     shown = {question for question, _ in load_examples(config)}
@@ -162,8 +163,8 @@ def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
     if len(usable) < config.shots:
         why = f"; {failures[0][0]}: {failures[0][1]}" if failures else ""
         raise InvalidInput(
-            f"dataset.shots={config.shots} examples are wanted, and {len(usable)} rows can be "
-            f"used{why}"
+            f"dataset.shots={config.shots} examples are wanted, and the rows that can be used are "
+            f"{len(usable)}{why}"
         )
     if config.shots_seed is not None:
         random.Random(config.shots_seed).shuffle(usable)

@@ -11,6 +11,7 @@ from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
 from ttc.tools.chat import ToolChat
+from ttc.wording import number_of
 
 SHOWN = 3
 
@@ -31,10 +32,12 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
         if config.dataset.private and not config.run.show_questions:
             text = "(not to be published: run.show_questions=true shows it)"
         parts.append(
-            f"--- prompt of {problem.id}, {tokens} tokens, gold answer {problem.answer} ---\n{text}"
+            f"--- prompt of {problem.id}, {number_of(tokens, 'token')}, gold answer "
+            f"{problem.answer} ---\n{text}"
         )
     parts.append(
-        f"--- {len(task.problems)} problems, {len(task.failures)} rows that cannot be used ---"
+        f"--- {number_of(len(task.problems), 'problem')}, "
+        f"{number_of(len(task.failures), 'row')} that cannot be used ---"
     )
     parts += [f"{name}: {reason}" for name, reason in task.failures[:SHOWN]]
     return "\n\n".join(parts)

@@ -11,6 +11,7 @@ from typing import Any
 
 from experiments.runs.parameters import cached_config, models_of
 from ttc.protocols import Problem
+from ttc.wording import number_of
 
 WHOLE_BYTES = 64 * 2**20
 """Files up to this size are hashed whole."""
@@ -89,7 +90,8 @@ def differences(
             f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         )
         lines.append(
-            f"the question or gold answer of {len(changed)} of {len(rows)} solved problems: {shown}"
+            f"the question or gold answer of {len(changed)} of "
+            f"{number_of(len(rows), 'solved problem')}: {shown}"
         )
     for part, what in (
         ("examples", "solved examples"),

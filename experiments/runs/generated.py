@@ -36,8 +36,8 @@ def generated_problems(config: DatasetConfig, stop: int | None) -> tuple[list[Pr
     stop = config.size if stop is None else stop
     if stop <= config.offset:
         raise InvalidInput(
-            f"dataset.task={config.task} is made dataset.size={config.size} times, none after "
-            f"dataset.offset={config.offset}; give dataset.limit, or a larger size"
+            f"dataset.size={config.size} problems of dataset.task={config.task} are made, none "
+            f"after dataset.offset={config.offset}; give dataset.limit, or a larger size"
         )
     params = {str(k): v for k, v in config.params.items()}
     try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from experiments.cli import output
 from experiments.cli.command import perform_or_help
+from ttc.wording import number_of
 
 
 def main() -> None:
@@ -91,8 +92,9 @@ def table(options: Sequence[Any], planned: Any, model: str) -> Any:
             ]
         )
     return Table(
-        f"{model}: {search.branches} branches on {search.prompt_tokens} tokens, "
-        f"{search.output_tokens} tokens each, {search.step_tokens} a step; {at_once}",
+        f"{model}: {number_of(search.branches, 'branch', 'branches')} on "
+        f"{number_of(search.prompt_tokens, 'token')}, "
+        f"{number_of(search.output_tokens, 'token')} each, {search.step_tokens} a step; {at_once}",
         [*heads, "bytes on the device", "on the host", "over the link", "not possible"],
         lines,
         ["Of what is not possible, the bytes are those that it needs."]

@@ -47,6 +47,7 @@ from ttc.remote.backend import RemoteBackend
 from ttc.remote.client import ContentRefused
 from ttc.text.prompt import PromptTemplate
 from ttc.usage import Usage
+from ttc.wording import number_of
 
 
 def run(config: DictConfig) -> dict[str, Any]:
@@ -59,7 +60,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         show(describe(config, job.template, job.task))
         return {}
     inputs = job.inputs()
-    say(f"{job.title}, {config.model.name}, {config.dataset.name}: {job.total} problems{job.part}")
+    problems = number_of(job.total, "problem")
+    say(f"{job.title}, {config.model.name}, {config.dataset.name}: {problems}{job.part}")
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
         summary = job.solve(folder, inputs)
     _show(config, job, folder, summary)
@@ -216,8 +218,8 @@ def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        done = len(folder.records)
-        safe = f"stopped; what is done so far is safe ({done} problems in {folder.path})"
+        done = number_of(len(folder.records), "problem")
+        safe = f"stopped; what is done so far is safe ({done} in {folder.path})"
         raise KeyboardInterrupt(f"{safe}\nrun the same command to go on") from None
 
 

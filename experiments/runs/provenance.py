@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ttc.cost_model.profile_file import hardware
+from ttc.wording import number_of
 
 MEASURED = ("ttc", "search", "verifiers")
 """The packages whose code figures are about."""
@@ -53,7 +54,7 @@ def named(machine: Mapping[str, Any]) -> str:
     noted = {"instructions": UNNOTED} | dict(machine)
     names = [noted[name] for name in ("cpu", "instructions", "gpu") if name in noted]
     count = noted["threads"]
-    return ", ".join([*names, f"{count} thread" if count == 1 else f"{count} threads"])
+    return ", ".join([*names, number_of(count, "thread")])
 
 
 def commit() -> str | None:

@@ -28,6 +28,7 @@ from experiments.runs.shards import Shard
 from ttc.errors import InvalidInput, TTCError
 from ttc.results import BranchRecord, Node
 from ttc.text.equality import canonical
+from ttc.wording import number_of
 
 MAY_CHANGE = (
     "run.batch",
@@ -180,9 +181,9 @@ class RunFolder:
             yield
         except OSError as error:
             raise TTCError(
-                f"cannot write to {self.path} ({error.strerror}); the {len(self.records)} records "
-                "written so far are safe: make room, or give run.output_dir, and run the same "
-                "command to go on"
+                f"cannot write to {self.path} ({error.strerror}); what was written so far is safe "
+                f"({number_of(len(self.records), 'record')}): make room, or give run.output_dir, "
+                "and run the same command to go on"
             ) from error
 
     def _write_config(self) -> None:

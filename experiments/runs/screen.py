@@ -15,6 +15,7 @@ from tqdm import tqdm
 from experiments.cli.output import say
 from experiments.cli.printable import printable
 from experiments.runs.stats import wilson
+from ttc.wording import number_of
 
 WIDTH = 80
 """Columns of a line of progress."""
@@ -210,7 +211,10 @@ class Progress:
         return f"{label} {{n_fmt}}/{{total_fmt}} |{{bar}}| " + " ".join(parts)
 
     def plain_line(self) -> str:
-        parts = [f"{len(self.records)} of {self.total} problems", f"{self.tokens:,} tokens"]
+        parts = [
+            f"{len(self.records)} of {number_of(self.total, 'problem')}",
+            number_of(self.tokens, "token"),
+        ]
         parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
         if self.accuracy is not None:
             parts.append("{:.0f}% right [95%: {:.0f}% to {:.0f}%]".format(*self.accuracy))

@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.cli.labels import labels, typed_settings
 from experiments.cli.tables import Table, labelled
+from ttc.wording import number_of
 
 SHOWN_REASONS = 5
 
@@ -15,7 +16,7 @@ def _cut_off(summary: dict[str, Any]) -> Iterator[str]:
     """How many answers have no end, and the limit that cut them."""
     ways = {"search": "search.max_tokens or max_steps", "context": "a model with a longer context"}
     for cause, count in summary.get("truncated_by", {}).items():
-        yield f"{count} answers have no end; more tokens: {ways.get(cause, cause)}"
+        yield f"{number_of(count, 'answer')} without an end; more tokens: {ways.get(cause, cause)}"
 
 
 def table(name: str, summary: dict[str, Any]) -> str:
@@ -48,7 +49,7 @@ def failures(summary: dict[str, Any]) -> str:
     reasons = summary["failure_reasons"]
     count = summary["failures"]
     lines = [
-        f"\n{count} of {summary['problems']} problems failed and "
+        f"\n{count} of {number_of(summary['problems'], 'problem')} failed and "
         f"{'counts' if count == 1 else 'count'} as wrong:"
     ]
     lines += [f"  {entry['count']} x {entry['reason']}" for entry in reasons[:SHOWN_REASONS]]
@@ -83,5 +84,8 @@ def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> s
         counts = (tokens, str(outcome["failures"]), f"{outcome['seconds']:.1f} s")
         lines.append([name, f"{outcome['accuracy']:.1%}", interval, *counts])
     table = Table("", columns, lines).text()
-    parts = [f"{len(jobs)} jobs; tokens are generated tokens per problem\n{table}", *errors]
+    parts = [
+        f"{number_of(len(jobs), 'job')}; tokens are generated tokens per problem\n{table}",
+        *errors,
+    ]
     return "\n" + "\n\n".join(parts)

@@ -21,6 +21,7 @@ from ttc.errors import ContextExceeded, InvalidInput, UnusableScores
 from ttc.protocols import Backend, Problem
 from ttc.results import Progress, Result
 from ttc.usage import Usage
+from ttc.wording import number_of
 
 STOPPING = "the server is stopping; ask again when it is back"
 
@@ -147,7 +148,7 @@ class Service:
                 raise Refusal(503, STOPPING)
             if len(tickets) > self.max_problems:
                 message = (
-                    f"the request holds {len(tickets)} prompts, and this server takes "
+                    f"the request holds {number_of(len(tickets), 'prompt')}, and this server takes "
                     f"{self.max_problems}"
                 )
                 raise Refusal(400, f"{message} at once; send fewer", param="prompt")
@@ -155,10 +156,8 @@ class Service:
             missing = len(self.open) + len(tickets) - places
             if missing > 0:
                 wait = str(self.retry_after(missing))
-                message = (
-                    f"{len(self.open)} problems are waiting or under way, and there is room for "
-                )
-                message += f"{places} of this client; ask again in {wait} seconds"
+                message = f"problems waiting or under way: {len(self.open)}, and there is room for "
+                message += f"{places} of this client; ask again in {number_of(int(wait), 'second')}"
                 raise Refusal(429, message, code="queue_full", headers={"Retry-After": wait})
             if not self.open:
                 self.busy_since = time.monotonic()

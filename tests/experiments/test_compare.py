@@ -202,7 +202,7 @@ def test_every_table_counts_alike(tmp_path: Path) -> None:
     assert scored["any right", 1] == 2 / 5 and scored["any right", 2] == summary["pass_at_k"]["2"]
     assert scored["majority", 1] == cell["pred_maj@1"] == 2 / 5
     assert row["left"] == cell["left"] == 2
-    said = "2 problems are not solved yet and count nowhere"
+    said = "problems left to solve, which count nowhere: 2"
     assert said in tables(comparison(load_rows([Path(name)])))[0].markdown()
     assert said in report(parsed_selection([name]))
 
@@ -360,7 +360,7 @@ def test_labels_can_be_given(tmp_path: Path) -> None:
     ]
     for wrong in ("ours", "ours,ours"):
         with pytest.raises(
-            InvalidInput, match=r"labels for 2 rows; give each row one of its own.*\n  a\n  b"
+            InvalidInput, match=r"labels? for 2 rows; give each row one of its own.*\n  a\n  b"
         ):
             compared(tmp_path, a, b, "--labels", wrong)
 

@@ -148,7 +148,10 @@ def test_a_table_is_fitted_from_runs_and_runs_as_a_search(
     [
         (["--bins", "1"], "--bins=1 must be at least 2"),
         (["--samples", "4"], "no run has 4 scored samples"),
-        (["--samples", "2", "--bins", "20"], "40 problems are too few for --bins=20"),
+        (
+            ["--samples", "2", "--bins", "20"],
+            "--bins=20 in two halves takes 80 problems at least, and there are 40",
+        ),
         (["--samples", "2", "--budget", "5"], "--budget=5 is less than"),
     ],
 )

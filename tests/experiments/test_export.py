@@ -163,7 +163,7 @@ def test_preferences_are_pairs_of_one_problem(tmp_path: Path) -> None:
     [
         (
             ["--format", "parquet"],
-            r"1 of 1 records in .* hold no token ids; .*run\.record_tokens=true",
+            r"records in .* that hold no token ids: 1 of 1; .*run\.record_tokens=true",
         ),
         (["--type", "preference"], "give --format trl too"),
         (

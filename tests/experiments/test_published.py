@@ -90,7 +90,7 @@ def test_an_arm_composes_and_shows_its_prompts(
     arm: Arm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = dry(arm, tmp_path, capsys)
-    assert "--- 1 problems, 0 rows that cannot be used ---" in text and "gold answer" in text
+    assert "--- 1 problem, 0 rows that cannot be used ---" in text and "gold answer" in text
     assert "???" not in text.partition("--- prompt")[0]
 
 
@@ -248,4 +248,4 @@ def test_an_arm_that_cannot_run_is_named_and_the_exit_code_says_so(
     nowhere = f"model.name={tmp_path / 'nowhere'}"
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW_OF["competition"]) + "\n")
     assert published(parsed([*words, nowhere, f"dataset.path={tmp_path / 'rows.jsonl'}"])) == 1
-    assert "1 of 1 runs could not be made" in capsys.readouterr().out
+    assert "1 of 1 run could not be made" in capsys.readouterr().out

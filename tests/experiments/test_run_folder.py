@@ -274,7 +274,7 @@ def test_answers_that_were_cut_off_are_counted_and_shown(
 ) -> None:
     summary = run(composed(place))
     assert [r["truncated"] for r in records(place)] == [True] * 4 and summary["truncated"] == 4
-    assert "4 answers have no end" in capsys.readouterr().out
+    assert "4 answers without an end" in capsys.readouterr().out
     text = records(place)[0]["branches"][0]["text"]
     summary = run(
         composed(place, "run.name=ends", f"dataset.end=['{text.split()[0]}']", "dataset.limit=1")
@@ -305,7 +305,7 @@ def test_more_room_is_advised_where_there_was_none(
 ) -> None:
     summary = run(composed(place, *settings, "dataset.limit=1"))
     assert records(place)[0]["truncated_by"] == cause and summary["truncated_by"] == {cause: 1}
-    assert re.search(rf"1 answers have no end; more tokens: {way}\n", capsys.readouterr().out)
+    assert re.search(rf"1 answer without an end; more tokens: {way}\n", capsys.readouterr().out)
 
 
 @pytest.mark.slow

@@ -123,8 +123,8 @@ def test_what_is_shown_names_the_problems_that_have_fewer(tmp_path: Path) -> Non
     ]
     text = report(parsed([str(written(tmp_path / "run", *found))]))
     assert "3 problems, up to 10 candidates each; accuracy in percent, the first n by index" in text
-    assert "1 problems have no candidate and count as wrong" in text
-    assert "1 problems have fewer than 10 candidates" in text
+    assert "problems without a candidate, which count as wrong: 1" in text
+    assert "problems with fewer than 10 candidates" in text
     assert text.splitlines()[4].split() == [
         "rule",
         "n=1",
@@ -166,8 +166,8 @@ def test_markdown_and_json_hold_the_same_figures(tmp_path: Path) -> None:
     ("found", "words", "message"),
     [
         (None, [], "is no folder; give the folder of a run, as outputs/NAME"),
-        ([], [], r"none of the 0 records in .* has a candidate"),
-        ([record("a", error="x")], [], "none of the 1 records in"),
+        ([], [], r"no record in .* has a candidate"),
+        ([record("a", error="x")], [], "no record in"),
         (
             [record("a", candidate("7"))],
             ["--rules", "best"],

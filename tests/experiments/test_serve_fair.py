@@ -42,7 +42,7 @@ class Counted:
         self.most_at_once = 0
         self.ended: dict[int, Result] = {}
         self.prompt_rows: list[int] = []
-        """Rows of the prompts computed since the last token of those that decode, after each pass."""
+        """Rows of prompts since those that decode had a token, after each pass."""
         forward = self.engine.runner.forward
 
         def counting(tokens: Sequence[int], plan: Plan, *given: Any) -> Any:

@@ -147,7 +147,7 @@ def test_a_split_keeps_whole_problems_and_both_parts(count: int, share: float, s
         (["train.rollouts=0"], "n=0 must be at least 1"),
         (["search=self_consistency"], "asks no verifier"),
         (["train.record=nowhere/at/all.json"], "in a folder that does not exist"),
-        (["+train.data.limit=200"], "0 are not in the test set"),
+        (["+train.data.limit=200"], "0 may be used"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name(

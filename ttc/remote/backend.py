@@ -8,7 +8,7 @@ from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
-from ttc.checks import check_is
+from ttc.checks import check_is, check_one_each
 from ttc.errors import InvalidInput, RemoteError
 from ttc.locking import one_at_a_time
 from ttc.lookout import look_up
@@ -236,10 +236,7 @@ class RemoteBackend:
         check_live(branches)
         if "score" in self.lacks:
             raise InvalidInput(f"score: {self.lacks['score']}")
-        if len(continuations) != len(branches):
-            raise InvalidInput(
-                f"{len(branches)} branches came with continuations for {len(continuations)}"
-            )
+        check_one_each(len(branches), "branches", len(continuations), "lists of continuations")
         groups = [
             [self.limits.checked(tokens, "continuation") for tokens in group]
             for group in continuations
@@ -304,8 +301,8 @@ class RemoteBackend:
             end = start + len(tokens)
             if len(reply.figures) < end:
                 raise RemoteError(
-                    f"the server gave log-probabilities of {len(reply.figures)} tokens, {end} "
-                    "were sent"
+                    f"the server gave log-probabilities of {len(reply.figures)} of the {end} "
+                    "tokens that were sent"
                 )
             rows.append([figures.logprob for figures in reply.figures[start:end]])
         branch.usage.verifier_tokens += 1 + sum(len(tokens) - 1 for tokens in group)

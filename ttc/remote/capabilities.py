@@ -11,6 +11,7 @@ from ttc.model.generation_settings import GenerationSettings
 from ttc.protocols import Need
 from ttc.remote.replies import TOP_K, as_text
 from ttc.sampling import Sampling
+from ttc.wording import number_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Capabilities:
                 f"{self.logprobs_why}; use a verifier that reads the text, or another server"
             )
         if self.logprobs < TOP_K:
-            known = f"it gives those of {self.logprobs} tokens at most"
+            known = f"it gives those of {number_of(self.logprobs, 'token')} at most"
             lacks["top_logprobs"] = (
                 f"{known if self.logprobs else self.logprobs_why}, and {TOP_K} are needed; vLLM "
                 f"gives as many with --max-logprobs {TOP_K}"
@@ -74,7 +75,7 @@ class Capabilities:
         return ", ".join(
             (
                 f"{into} in and out" if into == out else f"{into} in, {out} out",
-                f"log-probabilities of {self.logprobs} tokens"
+                f"log-probabilities of {number_of(self.logprobs, 'token')}"
                 if self.logprobs
                 else "no log-probabilities",
                 "no scores of given tokens"

@@ -9,6 +9,7 @@ from typing import Any
 
 from ttc.errors import RemoteError
 from ttc.remote.client import ContentRefused, Passing
+from ttc.wording import number_of
 
 TOP_K = 20
 """Likeliest tokens whose mean log-probability is kept as a statistic."""
@@ -144,7 +145,8 @@ def _tokens(given: Any, figures: Sequence[Figures]) -> list[int] | None:
         raise Passing(f"answered with token_ids={str(tokens)[:80]}, which are no numbers")
     if figures and len(figures) != len(tokens):
         raise Passing(
-            f"answered with log-probabilities of {len(figures)} tokens beside {len(tokens)} tokens"
+            f"answered with log-probabilities of {number_of(len(figures), 'token')} beside "
+            f"{number_of(len(tokens), 'token')}"
         )
     return tokens
 

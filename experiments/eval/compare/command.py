@@ -10,6 +10,7 @@ from pathlib import Path
 from experiments.cli.command import perform
 from experiments.cli.output import say, show
 from experiments.cli.tables import FORMATS
+from ttc.wording import number_of
 
 FOLDERS = (
     "folders of runs, as outputs/NAME; a folder that holds runs; or a pattern, as 'outputs/*n=4*'"
@@ -73,4 +74,6 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     arguments = parsed()
-    perform(lambda: compare(arguments), f"a comparison of {len(arguments.folders)} runs")
+    perform(
+        lambda: compare(arguments), f"a comparison of {number_of(len(arguments.folders), 'run')}"
+    )

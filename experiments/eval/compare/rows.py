@@ -22,6 +22,7 @@ from experiments.runs.records import MAY_CHANGE
 from experiments.runs.run_name import data_label
 from experiments.runs.summary import is_right
 from ttc.errors import InvalidInput
+from ttc.wording import number_of
 
 OF_A_SEED = ("run.seed", "run.name", *MAY_CHANGE)
 """Settings in which the runs of one row may differ."""
@@ -273,4 +274,4 @@ def _other_prompts(a: Run, b: Run) -> Iterator[str]:
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{len(names)} problem{'s' if len(names) > 1 else ''} ({', '.join(names[:SHOWN])}{more})"
+    return f"{number_of(len(names), 'problem')} ({', '.join(names[:SHOWN])}{more})"

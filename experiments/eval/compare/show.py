@@ -43,7 +43,7 @@ MARKERS = "osD^vP"
 
 
 def unfinished(name: str, left: int) -> str | None:
-    return f"{name}: {left} problems are not solved yet and count nowhere." if left else None
+    return f"{name}: problems left to solve, which count nowhere: {left}." if left else None
 
 
 def comparison(rows: Sequence[Row], every_pair: bool = False) -> Figures:

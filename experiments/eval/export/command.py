@@ -8,6 +8,7 @@ from pathlib import Path
 
 from experiments.cli.command import perform
 from experiments.cli.output import show
+from ttc.wording import number_of
 
 TYPES = ("stepwise-supervision", "preference", "unpaired-preference", "prompt-completion")
 """TRL's names for kinds of data sets."""
@@ -52,7 +53,7 @@ def export(arguments: argparse.Namespace) -> None:
     out: Path = arguments.out or arguments.folder / name
     out.parent.mkdir(parents=True, exist_ok=True)
     (write_parquet if arguments.format == "parquet" else write_jsonl)(rows, out)
-    show(f"{len(rows)} rows of {len(run.records)} problems: {out}")
+    show(f"{number_of(len(rows), 'row')} of {number_of(len(run.records), 'problem')}: {out}")
 
 
 def main() -> None:

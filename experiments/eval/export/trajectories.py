@@ -35,9 +35,9 @@ def trajectories(run: Run) -> list[Row]:
     bare = sum("token_ids" not in root for root in roots)
     if bare or not roots:
         raise InvalidInput(
-            f"{bare} of {len(run.records)} records in {run.folder} hold no token ids; run again "
-            "under another run.name with run.record_tokens=true, or take --format trl, which needs "
-            "texts alone"
+            f"records in {run.folder} that hold no token ids: {bare} of {len(run.records)}; run "
+            "again under another run.name with run.record_tokens=true, or take --format trl, which "
+            "needs texts alone"
         )
     return [row for record in run.records.values() for row in _rows(run, record)]
 

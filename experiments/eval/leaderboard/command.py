@@ -11,6 +11,7 @@ from experiments.cli.command import perform
 from experiments.cli.output import say, show
 from experiments.cli.tables import FORMATS
 from experiments.eval.compare.command import FORMAT
+from ttc.wording import number_of
 
 EXAMPLE = """\
 A file:
@@ -67,7 +68,11 @@ def leaderboard(arguments: argparse.Namespace) -> int:
             show("\n\n".join(getattr(table, arguments.format)() for table in tables(rows)))
         say("\nwritten: " + ", ".join(map(str, files)))
     if errors:
-        show("\n".join(["", f"{len(errors)} of {len(plan.cells)} cells could not be run:"]))
+        show(
+            "\n".join(
+                ["", f"{len(errors)} of {number_of(len(plan.cells), 'cell')} could not be run:"]
+            )
+        )
         show("\n".join(f"  {name}: {text}" for name, text in errors.items()))
     return int(bool(errors))
 

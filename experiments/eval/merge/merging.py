@@ -20,6 +20,7 @@ from experiments.runs.shards import Shard
 from experiments.runs.summary import summary_of
 from experiments.runs.summary_tables import table
 from ttc.errors import InvalidInput
+from ttc.wording import number_of
 
 FREE = {*MAY_CHANGE, "run.name"} - {"dataset.limit", "dataset.size"}
 """Settings in which shards may differ; not those that say which problems there are."""
@@ -48,8 +49,8 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
     with RunFolder(config) as folder:
         if folder.records:
             raise InvalidInput(
-                f"{out} holds {len(folder.records)} records already; give another folder, or "
-                "delete it"
+                f"{out} holds {number_of(len(folder.records), 'record')} already; give another "
+                "folder, or delete it"
             )
         folder.check_inputs(inputs)
         folder.made_by(*(go for run in runs for go in read_provenance(run.folder)))
@@ -57,7 +58,7 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
         summary = summary_of(config, [records[name] for name in ids], folder.goes)
         folder.write_summary(summary)
     show(table(out.name, summary))
-    show(f"\n{len(runs)} shards: {out}")
+    show(f"\n{number_of(len(runs), 'shard')}: {out}")
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
@@ -72,7 +73,8 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
         shard = Shard.read(str(text))
         if by_index and shard.count != count:
             raise InvalidInput(
-                f"{runs[0].folder} is one of {count} shards, {run.folder} one of {shard.count}"
+                f"{runs[0].folder} is one of {number_of(count, 'shard')}, {run.folder} one of "
+                f"{shard.count}"
             )
         if shard.index in by_index:
             raise InvalidInput(
@@ -111,8 +113,8 @@ def problem_ids(runs: Sequence[Run]) -> list[str]:
             )
         if left := run.left:
             raise InvalidInput(
-                f"{run.folder} has {len(left)} of {len(names)} problems left ({left[0]}); run that "
-                "shard again to go on"
+                f"{run.folder} has {len(left)} of {number_of(len(names), 'problem')} left "
+                f"({left[0]}); run that shard again to go on"
             )
         for name in names:
             if name in owners:

@@ -11,6 +11,7 @@ from ttc.errors import InvalidInput, TTCError, VerifierError
 from ttc.protocols import Backend, Verifier
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
+from ttc.wording import number_of
 from verifiers.reward_model import RewardModel
 
 STEP_END = "\n\n"
@@ -59,7 +60,8 @@ def _rated(
     for sample, row in zip(samples, scores, strict=True):
         if len(row) != len(sample.steps) or not all(map(math.isfinite, row)):
             raise VerifierError(
-                f"{sample.id} has {len(sample.steps)} steps, and its scores are {row!r:.80}"
+                f"{sample.id} has {number_of(len(sample.steps), 'step')}, and its scores are "
+                f"{row!r:.80}"
             )
     return scores
 

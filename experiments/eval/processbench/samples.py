@@ -10,6 +10,7 @@ from pathlib import Path
 from experiments.runs.rows import SUFFIXES, Row, rows_of_file, rows_of_hub
 from ttc.errors import InvalidInput
 from ttc.text.prompt import check_text
+from ttc.wording import number_of
 
 HUB = "Qwen/ProcessBench"
 PARTS = ("gsm8k", "math", "olympiadbench", "omnimath")
@@ -76,7 +77,9 @@ def _sample(row: Row, number: int) -> Sample:
     if not isinstance(steps, list) or not steps or not all(isinstance(s, str) for s in steps):
         raise refused(f"steps is {steps!r:.60}, no list of texts")
     if type(label) is not int or not -1 <= label < len(steps):
-        raise refused(f"label is {label!r}, no index of its {len(steps)} steps, nor -1")
+        raise refused(
+            f"label is {label!r}, no index of its {number_of(len(steps), 'step')}, nor -1"
+        )
     part = str(name).rpartition("-")[0]
     if part not in PARTS:
         raise refused(f"the id {name!r} is none of {', '.join(PARTS)}, as gsm8k-0")

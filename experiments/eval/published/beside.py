@@ -19,6 +19,7 @@ from experiments.runs.records import MAY_CHANGE
 from experiments.runs.stats import Estimate, accuracy, wilson
 from experiments.runs.summary import is_right, majority_share, pass_share
 from ttc.errors import InvalidInput
+from ttc.wording import number_of
 
 MEASURES = {
     "accuracy": "the share of right answers",
@@ -104,7 +105,8 @@ def beside(recipe: Recipe, folder: Path, arms: Sequence[Arm]) -> Table:
     notes = [
         f"published: {recipe.source}",
         f"their setting: {recipe.setting}",
-        f"cost of all {len(recipe.arms)} arms: about {amount(recipe.tokens)} tokens; {recipe.cost}",
+        f"cost of {number_of(len(recipe.arms), 'arm')}: about {amount(recipe.tokens)} tokens; "
+        f"{recipe.cost}",
         "The interval in brackets is Wilson's for one run over as many problems; the sources give "
         "none.",
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from experiments.cli.command import perform
 from experiments.cli.output import show
+from ttc.wording import number_of
 
 if TYPE_CHECKING:
     from experiments.eval.leaderboard.plan import Cell
@@ -67,7 +68,7 @@ def published(arguments: argparse.Namespace) -> int:
     show(beside(recipe, folder, arms).text())
     show("\n".join(["\nwhat differs:", *(f"- {x}" for x in differences(recipe, folder, arms))]))
     if errors:
-        show("\n".join(["", f"{len(errors)} of {len(cells)} runs could not be made:"]))
+        show("\n".join(["", f"{len(errors)} of {number_of(len(cells), 'run')} could not be made:"]))
         show("\n".join(f"  {name}: {text}" for name, text in errors.items()))
     return int(bool(errors))
 

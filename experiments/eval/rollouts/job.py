@@ -17,6 +17,7 @@ from experiments.runs import problem_loop
 from experiments.runs.finished import Run
 from experiments.runs.records import run_folder
 from ttc.errors import InvalidInput
+from ttc.wording import number_of
 
 Row = dict[str, Any]
 FILE = "rollouts.jsonl"
@@ -33,7 +34,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> list[Row]:
     rows = training_rows(Run.load(folder), rule)
     write_jsonl(rows, folder / FILE)
     right = sum(row["reward"] for row in rows) / len(rows)
-    show(f"{len(rows)} rollouts with a mean reward of {right:.3f}: {folder / FILE}")
+    show(f"{number_of(len(rows), 'rollout')} with a mean reward of {right:.3f}: {folder / FILE}")
     return rows
 
 
@@ -57,8 +58,9 @@ def training_rows(run: Run, rule: Rule) -> list[Row]:
 def _rollout(row: Row) -> Rollout:
     if len(row["path"]) != len(row["step_ends"]):
         raise InvalidInput(
-            f"a sample of problem {row['problem_id']} has {len(row['step_ends'])} steps, and "
-            f"{len(row['path'])} forks lead to it; use search=tree_rollouts or "
+            f"a sample of problem {row['problem_id']} has "
+            f"{number_of(len(row['step_ends']), 'step')} and a path of "
+            f"{number_of(len(row['path']), 'fork')}; use search=tree_rollouts or "
             "search=self_consistency"
         )
     return Rollout(

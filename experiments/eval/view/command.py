@@ -8,6 +8,7 @@ from pathlib import Path
 
 from experiments.cli.command import perform
 from experiments.cli.output import show
+from ttc.wording import number_of
 
 LIMIT = 500
 """Problems on a page, unless --limit says otherwise: a browser shows a page of some 100 MB
@@ -59,12 +60,12 @@ def view(arguments: argparse.Namespace) -> None:
         shown = results_page(results[: arguments.limit], arguments.folder.name)
         text = shown
         out = arguments.folder.with_suffix(".html")
-        count = f"{len(results)} results"
+        count = number_of(len(results), "result")
     else:
         run = Run.load(arguments.folder)
         data = page_data(run, arguments.limit, arguments.problem)
         text, out = page(data), arguments.folder / "view.html"
-        count = f"{len(data['problems'])} of {len(run.records)} problems"
+        count = f"{len(data['problems'])} of {number_of(len(run.records), 'problem')}"
     out = arguments.out or out
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 from experiments.fit.rollouts.rollout import Path, Rollout
 from ttc.errors import InvalidInput
+from ttc.wording import number_of
 
 Rule = Literal["grpo", "treerl", "treepo"]
 EPSILON = 1e-4
@@ -102,8 +103,8 @@ def token_advantages(
     for rollouts, rewards in groups:
         if len(rewards) != len(rollouts) or not all(map(math.isfinite, rewards)):
             raise InvalidInput(
-                f"{len(rollouts)} rollouts have the rewards {list(rewards)}; give each of them one "
-                "finite number"
+                f"there are rewards {list(rewards)} for {number_of(len(rollouts), 'rollout')}; "
+                "give each of them one finite number"
             )
         steps = RULES[check_rule(rule)]([rollout.path for rollout in rollouts], rewards)
         pairs = zip(rollouts, steps, strict=True)

@@ -14,6 +14,7 @@ from experiments.runs.data import load_task
 from experiments.runs.grading import IsCorrect, Reading
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
+from ttc.wording import number_of
 
 LEAST = 4
 """The fewest problems to train on."""
@@ -83,8 +84,9 @@ def load_problems(config: DictConfig) -> Problems:
     usable = usable[: settings.problems]
     if len(usable) < LEAST:
         raise InvalidInput(
-            f"of {len(trained.problems)} problems to train on {len(usable)} are not in the test "
-            f"set, and {LEAST} are needed; name others in train.data"
+            f"of {number_of(len(trained.problems), 'problem')} to train on {len(usable)} may be "
+            "used, as the others are in the test set or come twice; at least "
+            f"{LEAST} are needed, so name others in train.data"
         )
     train, validation = split(usable, settings.validation, config.run.seed)
     return Problems(

@@ -48,6 +48,7 @@ from ttc.model.loading import load
 from ttc.protocols import Problem, Result, Verifier
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts
+from ttc.wording import number_of
 from verifiers import ConfidenceVerifier, ValueHead
 from verifiers.value_head import SETTINGS
 
@@ -67,8 +68,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     folder = Path(config.train.folder)
     counts = ", ".join(f"{len(part.problems)} to {what}" for what, part in problems.parts.items())
     say(
-        f"problems: {counts}; {problems.dropped} were left out, as they are in the test set or "
-        "come twice"
+        f"problems: {counts}; left out, as in the test set or twice in the data: {problems.dropped}"
     )
     start = time.perf_counter()
     work = Work(config, make_engine(config), make_template(config), problems.test.reading, lora)
@@ -81,8 +81,8 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
             (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
     seconds = {"training": time.perf_counter() - start}
     say(
-        f"trained in {seconds['training']:.0f} s; now the {len(problems.test.problems)} problems "
-        "to test"
+        f"trained in {seconds['training']:.0f} s; now the "
+        f"{number_of(len(problems.test.problems), 'problem')} to test"
     )
     verifiers: dict[str, Verifier] = {work.name: head, CONFIDENCE: ConfidenceVerifier()}
     if rival is not None:

@@ -309,7 +309,7 @@ def test_bad_calls_are_named() -> None:
         engine.score([branch], [[[1]]], exit=EarlyExit(l_min=6))
     with pytest.raises(InvalidInput, match=r"positive=2 leaves none of a branch's 2"):
         engine.score([branch], [[[1], [2]]], exit=EarlyExit("ranking", positive=2))
-    with pytest.raises(InvalidInput, match="1 branches came with 2 lists of given"):
+    with pytest.raises(InvalidInput, match="branches: 1, lists of given tokens: 2"):
         engine.score([branch], [[[1]]], given=[[1], [2]])
     with pytest.raises(InvalidInput, match="context of 256"):
         engine.score([branch], [[[1]]], given=[[1] * 248], exit=ALWAYS)

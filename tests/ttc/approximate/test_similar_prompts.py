@@ -71,7 +71,7 @@ def test_variants_share_what_they_have_in_common() -> None:
 def test_variants_refuse_what_cannot_be_varied() -> None:
     engine = make_engine(LAYERS, 256)
     root = engine.root(text(ROOT))
-    with pytest.raises(InvalidInput, match="2 prompts came with 1 suffixes"):
+    with pytest.raises(InvalidInput, match="prompts: 2, suffixes: 1"):
         engine.variants(root, [text(ROOT)] * 2, [[]])
     with pytest.raises(InvalidInput, match="the prompt is empty"):
         engine.variants(root, [[]])
@@ -95,7 +95,7 @@ def test_side_branches_are_charged_to_the_branches_it_is_for() -> None:
     assert first.usage.verifier_tokens == len("Is it right?") - 1
     assert second.usage.verifier_tokens == len("Is it right at all?") - 1 - len("Is it right")
     goes_on_like_plain(engine, asked)
-    with pytest.raises(InvalidInput, match="2 branches came with 1 prompts"):
+    with pytest.raises(InvalidInput, match="branches: 2, prompts: 1"):
         engine.side_branches([first, second], [text("a")])
     engine.release([first, second, *asked])
     assert engine.kv_bytes() == 0

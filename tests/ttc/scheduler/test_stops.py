@@ -186,7 +186,7 @@ def test_the_reason_says_what_ended_the_step() -> None:
         ((Step(5, ("",)),), "a delimiter string is empty"),
         ((Step(0),), "max_tokens=0 must be at least 1"),
         ((Step(9), SAMPLED, [0]), "max_tokens=0 must be at least 1"),
-        ((Step(1), SAMPLED, [1, 1]), "1 branches came with 2"),
+        ((Step(1), SAMPLED, [1, 1]), "branches: 1, .*: 2"),
         ((Step(1), 0.7), "sampling=0.7 is of type float"),
         ((Step(1, statistics="yes"),), "statistics='yes' is of type str; give True or False"),
         ((Step(1, statistics=1),), "statistics=1 is of type int; give True or False"),

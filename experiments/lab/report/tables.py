@@ -33,6 +33,7 @@ from experiments.lab.bench import (
     search_tables,
     serve,
     serve_aims,
+    speculative,
     stored_profile,
     tools,
 )
@@ -90,7 +91,11 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/tools.md": {"tools": ("tools", tools.table)},
     "docs/training.md": {"rollouts": ("rollouts", rollouts.table)},
     "docs/running.md": {"scale": ("scale", scale.table)},
-    "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
+    "docs/speculation.md": {"speculative": ("speculative", speculative.table)},
+    "docs/verifiers.md": {
+        "value_head": ("value_head", card.tables),
+        "lora_prm": ("lora_prm", card.tables),
+    },
     "docs/rksc.md": {
         **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},
         "rksc_thresholds": ("rksc_answers", rksc.thresholds),

@@ -31,7 +31,7 @@ def show(config: Any, overrides: Sequence[str]) -> None:
     """Print the table, what is fastest, and the command that runs it. Raises OutOfMemory where
     nothing fits."""
     from experiments.runs.auto_memory import auto_of, is_auto
-    from experiments.runs.build import device_of, make_placement
+    from experiments.runs.build import device_of, make_placement, source_options
     from ttc.cost_model.options import best
     from ttc.errors import InvalidInput
     from ttc.placement.auto import Chosen
@@ -43,7 +43,12 @@ def show(config: Any, overrides: Sequence[str]) -> None:
         )
     auto, model = auto_of(config), config.model
     planned = auto.plan(
-        model.name, device=device_of(config), dtype=model.dtype, placement=make_placement(config)
+        model.name,
+        device=device_of(config),
+        dtype=model.dtype,
+        placement=make_placement(config),
+        quantized=model.quantized,
+        **source_options(config),
     )
     options = planned.options()
     output.show(table(options, planned, model.name).markdown())

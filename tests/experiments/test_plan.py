@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import experiments.runs.build
+from experiments.lab.bench.random_gguf import Shape, write_llama
 from experiments.runs.auto_memory import asked_for, auto_of
 from experiments.runs.plan import show
 from experiments.runs.problem_loop import run
@@ -99,6 +100,24 @@ def test_a_policy_that_is_named_leaves_nothing_to_plan(tmp_path: Path) -> None:
         InvalidInput, match=r"a plan chooses the memory policy; leave memory=\.\.\. out"
     ):
         show(config, words)
+
+
+def test_a_plan_counts_the_bytes_of_stored_weights(
+    tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.gguf"
+    write_llama(file, "Q4_0", Shape(width=512, layers=6))
+    size = file.stat().st_size / 1e6
+    needed = []
+    for quantized in ("true", "false"):
+        search = ("search=greedy", "search.max_tokens=16", "memory.prompt_tokens=16", "run.batch=2")
+        config, words = plan_of(
+            tmp_path, profile, *search, f"model.name={file}", f"model.quantized={quantized}"
+        )
+        show(config, words)
+        line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("| resident"))
+        needed.append(float(line.split("|")[6].strip().removesuffix("M")))
+    assert size < needed[0] + 0.1 < size + 10 and needed[1] > needed[0] + 4 * size
 
 
 def test_a_run_records_how_well_its_steps_were_predicted(tmp_path: Path, profile: str) -> None:

@@ -21,6 +21,7 @@ from ttc.model.fused_runner import FusedRunner
 from ttc.model.runner import ModelRunner
 from ttc.model.stored_kernel import KINDS, address, shared
 from ttc.model.stored_layers import StoredLinear
+from ttc.placement.split import SplitRunner
 
 SOURCE = Path(__file__).with_name("int8_products.cpp")
 PART = 32
@@ -88,6 +89,8 @@ def round_activations(model: Any, runner: ModelRunner) -> None:
     if isinstance(runner, FusedRunner):
         runner.layers.renew()
         runner.reason += ", with activations in 8 bits"
+    if isinstance(runner, SplitRunner) and runner.host is not None:
+        runner.host.compiled.renew()
 
 
 def _round_both_or_none(gate: Any, up: Any) -> None:

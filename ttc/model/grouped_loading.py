@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.grouped_weights import Grouped, awq, gptq, pack_quantized, signed_bytes
+from ttc.model.grouped_weights import Grouped, awq, gptq, pack_quantized, row_bytes, signed_bytes
 from ttc.model.stored_layers import StoredLinear
 
 MARKS = {
@@ -35,18 +35,14 @@ def read_grouped(kind: Any, config: Any, dtype: torch.dtype, folder: Path) -> An
     kind: the class that makes it from a configuration. Raises UnsupportedModel for what is not
     read, and for weights that are missing or of other shapes.
     """
-    from accelerate import init_empty_weights
     from transformers import GenerationConfig
 
     layout = Layout.of(config.quantization_config)
-    with init_empty_weights(include_buffers=False):
-        model = kind.from_config(config, dtype=dtype)
     files = _Files(folder)
-    mark = MARKS[layout.method]
-    for path, module in list(model.named_modules()):
-        if type(module) is nn.Linear and f"{path}.{mark}" in files:
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, _linear(path, module, layout, files, dtype))
+    model, integers = _empty(kind, config, dtype, layout, files)
+    for path, module in integers.items():
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, _linear(path, module, layout, files, dtype))
     for name, weight in list(model.named_parameters()):
         if weight.is_meta and (name in files or not _is_tied(model, name)):
             path, _, last = name.rpartition(".")
@@ -56,6 +52,35 @@ def read_grouped(kind: Any, config: Any, dtype: torch.dtype, folder: Path) -> An
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
+
+
+def bytes_in_folder(kind: Any, config: Any, dtype: torch.dtype, folder: Path) -> dict[str, int]:
+    """The bytes that each integer weight takes in the kernel's form, by its name in transformers;
+    by the files' heads alone. See `read_grouped`."""
+    layout = Layout.of(config.quantization_config)
+    files = _Files(folder)
+    _, integers = _empty(kind, config, dtype, layout, files)
+    return {
+        f"{path}.weight": module.out_features
+        * row_bytes(width=module.in_features, **_bits_and_groups(path, layout, files))
+        for path, module in integers.items()
+    }
+
+
+def _empty(
+    kind: Any, config: Any, dtype: torch.dtype, layout: Layout, files: _Files
+) -> tuple[Any, dict[str, nn.Linear]]:
+    """The model without weights, and those of its modules whose weights are integers."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model = kind.from_config(config, dtype=dtype)
+    mark = MARKS[layout.method]
+    return model, {
+        path: module
+        for path, module in model.named_modules()
+        if type(module) is nn.Linear and f"{path}.{mark}" in files
+    }
 
 
 def check_layout(config: Any) -> None:
@@ -185,6 +210,16 @@ def _grouped(path: str, layout: Layout, files: _Files) -> Grouped:
     return pack_quantized(read("weight_packed"), scale, zero, shape, layout.bits)
 
 
+def _bits_and_groups(path: str, layout: Layout, files: _Files) -> dict[str, int]:
+    """The bits of a weight's codes, and the groups of a row."""
+    if layout.method in ("gptq", "awq"):
+        return {"bits": layout.bits, "groups": files.shape(f"{path}.scales")[0]}
+    if layout.method == "torchao":
+        bits = _torchao_bits(path, files.about(f"{path}.weight"))
+        return {"bits": bits, "groups": files.shape(f"{path}._weight_scale")[1]}
+    return {"bits": layout.bits, "groups": files.shape(f"{path}.weight_scale")[1]}
+
+
 def _torchao_bits(path: str, about: Mapping[str, Any]) -> int:
     """The bits of a weight's codes, by what torchao's file says of it. Raises UnsupportedModel."""
     kind, data = about.get("_type", "unknown tensor"), about.get("_data", {})
@@ -243,6 +278,13 @@ class _Files:
         except ValueError:
             parsed = {}
         return parsed if isinstance(parsed, dict) else {}
+
+    def shape(self, name: str) -> list[int]:
+        """A tensor's shape, by the file's head."""
+        if name not in self.homes:
+            raise UnsupportedModel(f"its files lack the weight {name}")
+        shape: list[int] = self.homes[name].get_slice(name).get_shape()
+        return shape
 
     def maybe(self, name: str) -> Tensor | None:
         return self.read(name) if name in self else None

@@ -33,22 +33,12 @@ class Grouped:
         Raises UnsupportedModel for groups that are no multiple of 32.
         """
         rows, width = self.codes.shape
-        size = width // self.scales.shape[1]
-        stored, block = next(
-            (
-                (number, numbers)
-                for number, (bits, numbers) in GROUPS.items()
-                if bits == self.bits and size % numbers == 0
-            ),
-            (0, 0),
-        )
-        if not block or size * self.scales.shape[1] != width:
-            raise UnsupportedModel(
-                f"{width} inputs in {self.scales.shape[1]} groups: what is multiplied as it is "
-                "stored has groups of a multiple of 32 inputs"
-            )
+        groups = self.scales.shape[1]
+        stored, block = block_of(self.bits, width, groups)
         factors = torch.stack((self.scales, self.zeros), -1).float()
-        heads = factors.repeat_interleave(size // block, 1).contiguous().view(torch.uint8)
+        heads = (
+            factors.repeat_interleave(width // groups // block, 1).contiguous().view(torch.uint8)
+        )
         codes = self.codes
         if self.bits == 4:
             pairs = codes.view(rows, -1, 2, HALF)
@@ -56,6 +46,27 @@ class Grouped:
         blocks = width // block
         parts = (heads.view(rows, blocks, -1), codes.reshape(rows, blocks, -1))
         return torch.cat(parts, -1).view(rows, -1), stored
+
+
+def block_of(bits: int, width: int, groups: int) -> tuple[int, int]:
+    """The kernel's number of a weight's kind, and how many numbers share a scale and a zero there.
+
+    Raises UnsupportedModel for groups that are no multiple of 32.
+    """
+    size = width // groups
+    for stored, (each, block) in GROUPS.items():
+        if each == bits and size % block == 0 and size * groups == width:
+            return stored, block
+    raise UnsupportedModel(
+        f"{width} inputs in {groups} groups: what is multiplied as it is stored has groups of a "
+        "multiple of 32 inputs"
+    )
+
+
+def row_bytes(bits: int, width: int, groups: int) -> int:
+    """The bytes of a row of `Grouped.packed`."""
+    _, block = block_of(bits, width, groups)
+    return width // block * (2 * torch.float32.itemsize + block * bits // 8)
 
 
 def unpacked_words(words: Tensor, bits: int) -> Tensor:

@@ -73,11 +73,14 @@ class Decoder:
 
     @property
     def weights(self) -> Iterator[torch.Tensor]:
+        """Those that are numbers; stored ones are bytes."""
         modules = [part for part in (self.embedding, self.norm, self.head) if part is not None]
         for layer in self.layers:
             modules += [*layer.linears, *layer.norms]
         for module in modules:
-            yield from module.parameters(recurse=False)
+            for weight in module.parameters(recurse=False):
+                if weight.is_floating_point():
+                    yield weight
 
 
 def decoder_of(model: Any) -> Decoder:

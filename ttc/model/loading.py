@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,16 +16,17 @@ from ttc.checks import check_flag, check_is
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.default_model import SMOLLM2, restore_digits, smollm2_file
 from ttc.model.device_map import Over, weights_over
-from ttc.model.grouped_loading import check_layout, read_grouped
+from ttc.model.grouped_loading import bytes_in_folder, check_layout, read_grouped
 from ttc.model.model_files import opened, whole_folder
 from ttc.model.multimodal import text_decoder
 from ttc.model.packed_linear import has_bfloat16
 from ttc.model.quantized import check_quantization
 from ttc.model.reward_heads import HeadedModel, read_head
-from ttc.model.stored_loading import read_stored, why_not
+from ttc.model.stored_loading import bytes_in_file, read_stored, why_not
 from ttc.text.chat import check_template
 from ttc.time_limit import limited
 
+T = TypeVar("T")
 PlaceWeights = Callable[[Any, torch.device], dict[str, Any]]
 """From an empty model and the device to where each module's weights go, by the module's name."""
 COMPARED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -59,45 +60,39 @@ def load(
     compressed-tensors, as they are stored, on a CPU; without a C++ compiler those of a .gguf file
     are unpacked as ever, with a warning.
     over: the devices that layers run on, beginning with `device` (see `ttc.model.device_map`).
-    place_weights: asked for a map before any weight is read.
+    place_weights: asked for a map before any weight is read; with `quantized` it is asked once all
+    are there, and moves nothing.
 
     Raises UnsupportedModel for what cannot be loaded here, InvalidInput for wrong arguments.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import cached_file
 
     check_is("name", name, str | os.PathLike, "an alias, a hub id, a folder or a .gguf file")
     check_flag("trust_remote_code", trust_remote_code)
     place = chosen_device(device)
     precision = _dtype(dtype, place)
-    stays = _stays(quantized, place, precision, over is not None or place_weights is not None)
+    stays = _stays(quantized, place, precision, over is not None)
     if stays and os.fspath(name) == SMOLLM2:
         name = smollm2_file()
     with opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
         config = read_config(source, options)
-        grouped = stays and "gguf_file" not in options
-        method = None
-        if grouped:
-            check_layout(config)
-        else:
-            method = check_quantization(config, place)
+        method = _unpacked_by(config, place, stays and "gguf_file" not in options)
         decoder = None
         if not (trust_remote_code and hasattr(config, "auto_map")):
             decoder = text_decoder(config)
         kind: Any
         kind, config, renaming = decoder or (AutoModelForCausalLM, config, {})
         tokenizer = read_tokenizer(source, options)
-        if grouped:
+        if stays:
             if decoder is not None:
                 raise UnsupportedModel(
                     "quantized=True reads models of text, and this one takes other inputs too"
                 )
-            integers = read_grouped(kind, config, precision, whole_folder(source))
-            return integers.eval().requires_grad_(False), tokenizer
-        if stays:
-            file = Path(str(cached_file(source, options["gguf_file"])))
-            stored = read_stored(kind, config, precision, file)
-            return stored.eval().requires_grad_(False), tokenizer
+            model = _as_stored(read_stored, read_grouped, source, options, config, precision)
+            model = model.eval().requires_grad_(False)
+            if place_weights is not None:
+                place_weights(model, place)
+            return model, tokenizer
         empty = _without_weights(source, kind, config, precision, trust_remote_code)
         places: dict[str, Any] = {"": place}
         if place_weights is not None or over is not None:
@@ -118,7 +113,35 @@ def load(
     return model.eval().requires_grad_(False), tokenizer
 
 
-def _stays(quantized: bool, device: torch.device, dtype: torch.dtype, placed: bool) -> bool:
+def _unpacked_by(config: Any, place: torch.device, grouped: bool) -> str | None:
+    """The method of quantized weights that transformers reads, None for plain ones. grouped:
+    whether a folder's integers stay, of which what is not read is refused here."""
+    if grouped:
+        check_layout(config)
+        return None
+    return check_quantization(config, place)
+
+
+def _as_stored(
+    of_file: Callable[..., T],
+    of_folder: Callable[..., T],
+    source: str,
+    options: Mapping[str, Any],
+    config: Any,
+    dtype: torch.dtype,
+) -> T:
+    """What one of two readers makes of weights that stay as they are stored, in a .gguf file or in
+    a folder."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import cached_file
+
+    if "gguf_file" in options:
+        file = Path(str(cached_file(source, options["gguf_file"])))
+        return of_file(AutoModelForCausalLM, config, dtype, file)
+    return of_folder(AutoModelForCausalLM, config, dtype, whole_folder(source))
+
+
+def _stays(quantized: bool, device: torch.device, dtype: torch.dtype, spread: bool) -> bool:
     """Whether weights stay as a .gguf file stores them. Raises InvalidInput for what does not go
     with that."""
     check_flag("quantized", quantized)
@@ -126,9 +149,9 @@ def _stays(quantized: bool, device: torch.device, dtype: torch.dtype, placed: bo
         return False
     if device.type != "cpu":
         raise InvalidInput(f"quantized=True runs on a CPU, not on {device}; give device='cpu'")
-    if placed:
+    if spread:
         raise InvalidInput(
-            "quantized=True keeps all weights on one device; leave placement and device_map out"
+            "quantized=True runs on a CPU, and device_map names several devices; leave one out"
         )
     if dtype not in (torch.float32, torch.bfloat16):
         raise InvalidInput(
@@ -146,26 +169,30 @@ def configuration(
     dtype: str | torch.dtype | None = None,
     quantized: bool = False,
     **source: Any,
-) -> tuple[Any, torch.dtype]:
-    """Return (configuration, dtype) of what `load` would give, without reading weights.
+) -> tuple[Any, torch.dtype, Mapping[str, int]]:
+    """Return (configuration, dtype, bytes) of what `load` would give, without reading weights.
 
-    source: gguf_file, trust_remote_code. Raises UnsupportedModel for quantized weights, whose sizes
-    a configuration does not tell.
+    source: gguf_file, trust_remote_code. bytes: of each weight that stays as it is stored, by its
+    name. Raises UnsupportedModel for quantized weights that do not, whose sizes a configuration
+    does not tell.
     """
-    if quantized:
-        raise InvalidInput(
-            "memory=auto plans for weights of 16 or 32 bits, and quantized=True keeps them "
-            "smaller; give a policy, as memory=paged, or leave quantized out"
-        )
-
     place = chosen_device(device)
+    precision = _dtype(dtype, place)
+    stays = _stays(quantized, place, precision, spread=False)
+    if stays and os.fspath(name) == SMOLLM2:
+        name = smollm2_file()
     with opened(os.fspath(name), **source) as (path, options):
         config = read_config(path, options)
-        if (method := check_quantization(config, place)) is not None:
+        method = _unpacked_by(config, place, stays and "gguf_file" not in options)
+        if stays:
+            sizes = _as_stored(bytes_in_file, bytes_in_folder, path, options, config, precision)
+            return config, precision, sizes
+        if method is not None:
             raise UnsupportedModel(
-                f"its weights are quantized by {method!r}, and memory=auto plans for plain ones"
+                f"its weights are quantized by {method!r}, and memory=auto plans for plain ones, "
+                "and on a CPU for those that stay as they are stored (quantized=True)"
             )
-        return config, _dtype(dtype, place)
+        return config, precision, {}
 
 
 def load_headed(

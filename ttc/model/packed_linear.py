@@ -72,7 +72,7 @@ def packs(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def can_pack(model: nn.Module) -> bool:
-    weight = next(model.parameters())
+    weight = next(weight for weight in model.parameters() if weight.is_floating_point())
     return packs(weight.device, weight.dtype)
 
 

@@ -61,12 +61,18 @@ def partition_units(
     return partition(config, dtype, kind).units
 
 
-def partition(config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None) -> Partition:
+def partition(
+    config: Any,
+    dtype: torch.dtype = torch.bfloat16,
+    kind: Any = None,
+    stored: Mapping[str, int] | None = None,
+) -> Partition:
     """The partition of a model.
 
     config: of transformers. dtype: of weights, activations and KV. kind: the model's class, None
-    for `AutoModelForCausalLM`'s. Raises UnsupportedModel for what is not a decoder, each layer of
-    which attends, keeps a recurrent state or mixes no tokens.
+    for `AutoModelForCausalLM`'s. stored: the bytes of weights that are kept in another form, by
+    name. Raises UnsupportedModel for what is not a decoder, each layer of which attends, keeps a
+    recurrent state or mixes no tokens.
     """
     config = copy.deepcopy(config)
     # the implementation that needs no values to choose experts
@@ -80,7 +86,7 @@ def partition(config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None
         vars(model.config)["pad_token_id"] = None  # with one, transformers looks at the tokens
         blocks = decoder_layers(model)
         observed = _observed(model)
-        units = _units(model, blocks, observed, dtype)
+        units = _units(model, blocks, observed, dtype, _Sizes(model, stored or {}))
         runs = tuple(block.runs for block in observed.blocks)
         return Partition(units, runs, observed.begun, compiled)
     except UnsupportedModel:
@@ -198,21 +204,40 @@ def _run(model: Any) -> _Observed:
 
 
 def _units(
-    model: Any, blocks: list[nn.Module], observed: _Observed, dtype: torch.dtype
+    model: Any,
+    blocks: list[nn.Module],
+    observed: _Observed,
+    dtype: torch.dtype,
+    sizes: _Sizes,
 ) -> tuple[Unit, ...]:
     config = model.config.get_text_config()
     before, after = _around(model, blocks, observed)
     weights = {"embedding": before}
     weights |= {f"block {n}": _weights(block.modules()) for n, block in enumerate(blocks)}
     weights["output"] = after
-    counted = _bytes_and_ties(weights)
+    counted = _bytes_and_ties(weights, sizes)
     facts: dict[str, dict[str, Any]] = {"embedding": {"multiplied": 0}}
     for n, (block, seen) in enumerate(zip(blocks, observed.blocks, strict=True)):
         of_attention = {name: value for name, value in vars(seen).items() if name != "runs"}
-        facts[f"block {n}"] = {"is_block": True, **of_attention, **_multiplied(block, config)}
+        facts[f"block {n}"] = {
+            "is_block": True,
+            **of_attention,
+            **_multiplied(block, config, sizes),
+        }
     facts["output"] = {"multiplied": _matrices(after.values())}
     common = {"hidden": config.hidden_size, "bytes_per_element": dtype.itemsize}
     return tuple(Unit(name=name, **facts[name], **counted[name], **common) for name in weights)
+
+
+class _Sizes:
+    """Bytes of a model's weights. stored: of those that are kept in another form, by name."""
+
+    def __init__(self, model: nn.Module, stored: Mapping[str, int]):
+        weights = model.named_parameters(remove_duplicate=False)
+        self.stored = {id(weight): stored[name] for name, weight in weights if name in stored}
+
+    def of(self, weight: Tensor) -> int:
+        return self.stored.get(id(weight), weight.nbytes)
 
 
 def _outside(model: nn.Module, blocks: list[nn.Module]) -> list[tuple[str, nn.Module]]:
@@ -236,7 +261,7 @@ def _weights(modules: Iterable[nn.Module]) -> Weights:
     return {id(weight): weight for each in modules for weight in each.parameters(recurse=False)}
 
 
-def _bytes_and_ties(weights: dict[str, Weights]) -> dict[str, dict[str, Any]]:
+def _bytes_and_ties(weights: dict[str, Weights], sizes: _Sizes) -> dict[str, dict[str, Any]]:
     """`param_bytes` and `tied` of each unit: the last one that has a weight counts it."""
     counted: dict[str, dict[str, Any]] = {}
     owners: dict[int, str] = {}
@@ -245,19 +270,21 @@ def _bytes_and_ties(weights: dict[str, Weights]) -> dict[str, dict[str, Any]]:
         param_bytes = 0
         for key, weight in its.items():
             if key in owners:
-                tied[owners[key]] = tied.get(owners[key], 0) + weight.nbytes
+                tied[owners[key]] = tied.get(owners[key], 0) + sizes.of(weight)
             else:
-                param_bytes += weight.nbytes
+                param_bytes += sizes.of(weight)
         counted[name] = {"param_bytes": param_bytes, "tied": tuple(tied.items())}
         owners |= dict.fromkeys(its, name)
     return counted
 
 
-def _multiplied(block: nn.Module, config: Any) -> dict[str, Any]:
+def _multiplied(block: nn.Module, config: Any, sizes: _Sizes) -> dict[str, Any]:
     weights = dict(block.named_parameters())
+    large = [linear.weight for linear in large_linears(block).values()]
     facts: dict[str, Any] = {
         "multiplied": _matrices(weights.values()),
-        "large_bytes": sum(linear.weight.nbytes for linear in large_linears(block).values()),
+        # plain ones alone can be divided between host and device
+        "large_bytes": sum(weight.nbytes for weight in large if id(weight) not in sizes.stored),
     }
     of_experts = [weight for name, weight in weights.items() if "experts" in name.split(".")]
     if of_experts:
@@ -265,7 +292,7 @@ def _multiplied(block: nn.Module, config: Any) -> dict[str, Any]:
         routed = _first_set(config, ROUTED)
         stored = _matrices(of_experts)
         facts["multiplied"] -= stored - stored * routed // experts
-        facts["expert_bytes"] = sum(weight.nbytes for weight in of_experts)
+        facts["expert_bytes"] = sum(map(sizes.of, of_experts))
         facts |= {"experts": experts, "routed": routed}
     return facts
 

@@ -23,11 +23,11 @@ class Rounding(Protocol):
 
 
 class StoredLinear(nn.Module):
-    """A linear layer. packed: the weight's rows as bytes (out_features, bytes), which may be part
-    of a file. stored: the kernel's number of their kind. order: of the inputs, where the weight has
-    them in another one. rounding: what rounds the rows that come, None to multiply exactly."""
+    """A linear layer. packed: the weight's rows as bytes (out_features, bytes), uint8, which may be
+    part of a file. stored: the kernel's number of their kind. order: of the inputs, where the
+    weight has them in another one. rounding: what rounds the rows that come, None to multiply
+    exactly."""
 
-    packed: Tensor
     order: Tensor | None
     rounding: Rounding | None = None
 
@@ -42,7 +42,7 @@ class StoredLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = in_features, len(packed)
         self.stored = stored
-        self.register_buffer("packed", packed, persistent=False)
+        self.packed = _as_weight(packed)
         self.register_buffer("order", order, persistent=False)
         self.bias = bias
 
@@ -60,16 +60,32 @@ class StoredLinear(nn.Module):
 class StoredEmbedding(nn.Module):
     """An embedding. weight: an empty tensor whose type and device are those of what it gives."""
 
-    packed: Tensor
     weight: Tensor
 
     def __init__(self, packed: Tensor, stored: int, width: int, dtype: torch.dtype):
         super().__init__()
         self.num_embeddings, self.embedding_dim = len(packed), width
         self.stored = stored
-        self.register_buffer("packed", packed, persistent=False)
+        self.packed = _as_weight(packed)
         self.register_buffer("weight", torch.empty(0, dtype=dtype), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = stored_kernel.unpacked(self.packed[ids.reshape(-1)], self.stored, self.embedding_dim)
         return rows.to(self.weight.dtype).view(*ids.shape, self.embedding_dim)
+
+
+def _as_weight(packed: Tensor) -> nn.Parameter:
+    if isinstance(packed, nn.Parameter):
+        return packed
+    return nn.Parameter(packed, requires_grad=False)
+
+
+def stored_bytes(model: nn.Module) -> dict[str, int]:
+    """The bytes of each weight that stays as it is stored, by the name that it has in a model of
+    plain weights."""
+    kinds = StoredLinear, StoredEmbedding
+    return {
+        f"{path}.weight": module.packed.nbytes
+        for path, module in model.named_modules()
+        if isinstance(module, kinds)
+    }

@@ -36,6 +36,18 @@ def read_stored(kind: Any, config: Any, dtype: torch.dtype, file: Path) -> Any:
     kind: the class that makes it from a configuration. Raises UnsupportedModel for a file that is
     cut off or lacks weights, and for types and architectures that are not read so.
     """
+    filling = _opened(kind, config, dtype, file)
+    filling.run()
+    return filling.model
+
+
+def bytes_in_file(kind: Any, config: Any, dtype: torch.dtype, file: Path) -> dict[str, int]:
+    """The bytes of each weight that stays as the file stores it, by its name in transformers; by
+    the file's head alone. See `read_stored`."""
+    return _opened(kind, config, dtype, file).stored_bytes()
+
+
+def _opened(kind: Any, config: Any, dtype: torch.dtype, file: Path) -> _Filling:
     from accelerate import init_empty_weights
     from gguf import GGUFReader
 
@@ -52,8 +64,7 @@ def read_stored(kind: Any, config: Any, dtype: torch.dtype, file: Path) -> Any:
         )
     with init_empty_weights(include_buffers=False):
         model = kind.from_config(config, dtype=dtype)
-    _Filling(model, file, reader, name, dtype).run()
-    return model
+    return _Filling(model, file, reader, name, dtype)
 
 
 class _Filling:
@@ -72,33 +83,47 @@ class _Filling:
         self.names = {ours: theirs for theirs, ours in names.items()}
         size = file.stat().st_size
         self.bytes: Any = torch.UntypedStorage.from_file(str(file), False, size)
+        self.packed: dict[str, nn.Parameter] = {}  # by the tensor's name, as some are shared
+
+    def stored_bytes(self) -> dict[str, int]:
+        return {
+            f"{path}.weight": int(self._matrix(path, module).n_bytes)
+            for path, module in self._matrices()
+        }
 
     def run(self) -> None:
-        head = self.model.get_output_embeddings()
-        tied = head is not None and "output.weight" not in self.tensors
-        for path, module in list(self.model.named_modules()):
-            if type(module) is nn.Embedding:
-                self._replace(path, self._embedding(path, module))
-            elif type(module) is nn.Linear:
-                source = "token_embd.weight" if tied and module is head else None
-                self._replace(path, self._linear(path, module, source))
+        for path, module in self._matrices():
+            filled = self._embedding if type(module) is nn.Embedding else self._linear
+            self._replace(path, filled(path, module))
         for name, weight in list(self.model.named_parameters()):
             if weight.is_meta:
                 path, _, last = name.rpartition(".")
                 self.model.get_submodule(path).register_parameter(last, self._plain(name, weight))
 
+    def _matrices(self) -> list[tuple[str, Any]]:
+        """The modules whose weights stay as they are stored."""
+        modules = self.model.named_modules()
+        return [(path, m) for path, m in modules if type(m) in (nn.Embedding, nn.Linear)]
+
+    def _matrix(self, path: str, module: nn.Module) -> Any:
+        """The tensor of a module's weight. Without one of its own a head has the embedding's."""
+        tied = "output.weight" not in self.tensors
+        if tied and module is self.model.get_output_embeddings():
+            return self._tensor(f"{path}.weight", "token_embd.weight")
+        return self._tensor(f"{path}.weight", None)
+
     def _replace(self, path: str, module: nn.Module) -> None:
         parent, _, name = path.rpartition(".")
         setattr(self.model.get_submodule(parent), name, module)
 
-    def _linear(self, path: str, module: nn.Linear, source: str | None) -> StoredLinear:
-        tensor = self._tensor(f"{path}.weight", source)
+    def _linear(self, path: str, module: nn.Linear) -> StoredLinear:
+        tensor = self._matrix(path, module)
         packed = self._packed(tensor, module.weight)
         bias = None if module.bias is None else self._plain(f"{path}.bias", module.bias)
         return StoredLinear(packed, int(tensor.tensor_type), module.in_features, bias)
 
     def _embedding(self, path: str, module: nn.Embedding) -> nn.Module:
-        tensor = self._tensor(f"{path}.weight", None)
+        tensor = self._matrix(path, module)
         packed = self._packed(tensor, module.weight)
         stored = int(tensor.tensor_type)
         return StoredEmbedding(packed, stored, module.embedding_dim, self.dtype)
@@ -109,9 +134,15 @@ class _Filling:
             raise UnsupportedModel(f"{self.file.name} lacks the weight {name}")
         return self.tensors[stored]
 
-    def _packed(self, tensor: Any, like: Tensor) -> Tensor:
+    def _packed(self, tensor: Any, like: Tensor) -> nn.Parameter:
         """The bytes of a weight's rows, (rows, bytes): the file's own, or a copy where it has rows
         in another order."""
+        if tensor.name not in self.packed:
+            rows = self._rows(tensor, like)
+            self.packed[tensor.name] = nn.Parameter(rows, requires_grad=False)
+        return self.packed[tensor.name]
+
+    def _rows(self, tensor: Any, like: Tensor) -> Tensor:
         kind = int(tensor.tensor_type)
         if kind not in KINDS:
             raise UnsupportedModel(

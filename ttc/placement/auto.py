@@ -94,15 +94,16 @@ class Auto:
         placement: Placement | None = None,
         **source: Any,
     ) -> Planned:
-        """Every way to run the search, from the model's configuration alone.
+        """Every way to run the search, from the model's configuration alone, and from the sizes of
+        weights that stay as they are stored.
 
         name, device, dtype, source: see `ttc.model.loading.load`. placement: one that is settled
         already; its class, k and streamed of a split, are kept. Raises InvalidInput for a profile
         that is not there or of another machine.
         """
         place = chosen_device(device)
-        config, precision = configuration(name, device=place, dtype=dtype, **source)
-        parts = partition(config, precision)
+        config, precision, stored = configuration(name, device=place, dtype=dtype, **source)
+        parts = partition(config, precision, stored=stored)
         machine = self.machine(place, precision, parts.compiled)
         text = config.get_text_config()
         return Planned(

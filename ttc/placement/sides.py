@@ -12,6 +12,7 @@ from torch import nn
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
 from ttc.model.partition import Partition, partition
+from ttc.model.stored_layers import stored_bytes
 
 _PARTITIONS: WeakKeyDictionary[Any, Partition] = WeakKeyDictionary()
 
@@ -19,7 +20,8 @@ _PARTITIONS: WeakKeyDictionary[Any, Partition] = WeakKeyDictionary()
 def partition_of(model: Any) -> Partition:
     """A model's partition, counted once."""
     if model not in _PARTITIONS:
-        _PARTITIONS[model] = partition(model.config, model.dtype, type(model))
+        stored = stored_bytes(model)
+        _PARTITIONS[model] = partition(model.config, model.dtype, type(model), stored)
     return _PARTITIONS[model]
 
 

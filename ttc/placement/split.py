@@ -116,7 +116,8 @@ class Split(Placement):
         if self._share and not any(unit.large_bytes for unit in units):
             raise InvalidInput(
                 f"placement.streamed={self.streamed}: the layers of {type(model).__name__} have no "
-                "large nn.Linear whose rows could be divided; use placement.streamed=0"
+                "large nn.Linear with plain weights whose rows could be divided; use "
+                "placement.streamed=0"
             )
         k = largest_k if self.k == "auto" else int(self.k)
         profile, link = UNKNOWN

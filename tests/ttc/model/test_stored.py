@@ -166,8 +166,6 @@ def test_what_does_not_go_with_stored_weights_is_named(tmp_path: Path) -> None:
         InvalidInput, match=r"keeps the weights of a .gguf file or of a quantized folder"
     ):
         load(folder, device="cpu", quantized=True)
-    with pytest.raises(InvalidInput, match="memory=auto plans for weights of 16 or 32 bits"):
-        Engine.from_pretrained(file, device="cpu", quantized=True, memory="auto")
 
 
 def test_a_kind_that_is_not_read_is_named(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -113,11 +114,15 @@ class Link:
     ) -> Transfer:
         """Host to device; starts when `after` is done. later: gives way to fetches that are not,
         and cannot be in their `after`."""
-        return self.to_device.send(copies, cause, self.to_device_bytes, after, later)
+        return self.to_device.send({cause: copies}, self.to_device_bytes, after, later)
+
+    def fetch_together(self, copies: Mapping[str, Copies]) -> Transfer:
+        """Host to device in one transfer; the bytes of each cause are counted by themselves."""
+        return self.to_device.send(copies, self.to_device_bytes)
 
     def store(self, copies: Copies, cause: str, after: Sequence[Transfer] = ()) -> Transfer:
         """Device to host; fails if one of `after` did."""
-        return self.to_host.send(copies, cause, self.to_host_bytes, after)
+        return self.to_host.send({cause: copies}, self.to_host_bytes, after)
 
     def wait(self, transfer: Transfer | None) -> None:
         """Let what is computed from here on see the transfer's result."""
@@ -192,14 +197,16 @@ class Queue:
 
     def send(
         self,
-        copies: Copies,
-        cause: str,
+        by_cause: Mapping[str, Copies],
         counter: Counter[str],
-        after: Sequence[Transfer],
+        after: Sequence[Transfer] = (),
         later: bool = False,
     ) -> Transfer:
+        """Make copies in their order, and count them in `counter` by what causes them."""
+        for cause, its in by_cause.items():
+            counter[cause] += _nbytes(its)
+        cause, copies = " and ".join(by_cause), list(chain.from_iterable(by_cause.values()))
         nbytes = _nbytes(copies)
-        counter[cause] += nbytes
         self.link.uncharged[1 - self.host] += nbytes
         if self.stream is None and self.link.gbps is not None:
             worker, asked = self.worker or _Worker(self.name), time.perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -318,44 +318,56 @@ class SplitRunner(PlacedRunner):
 class Crossing:
     """Takes a pass from the host to the device.
 
-    The states cross before the first layer of the device, in one tensor. What else the layers are
-    given, as the positions' rotations, crosses once a pass, whatever the number of layers.
+    What the first layer of the device is given crosses in one transfer: the states, and what else
+    there is, as the positions' rotations. Later layers are given the same rotations, which neither
+    cross nor are looked through again.
     """
 
     def __init__(self, link: Link, device: torch.device):
         self.link = link
         self.device = device
-        self.sent: dict[int, tuple[Tensor, Tensor]] = {}  # a tensor by id, and its copy
+        self.sent: dict[int, tuple[Any, Any]] = {}  # what a pass was given, by id, and its copy
 
-    def states(self, tensor: Tensor) -> Tensor:
-        """The states on the device. A pass arrives with them."""
-        self.sent.clear()
-        return self._copies([tensor], "activations")[0]
+    def bring(
+        self, values: Sequence[Any], states: Collection[Any] = (), there: Any = None
+    ) -> list[Any]:
+        """These values with their tensors on the device. states: those that are not positions.
+        there: what is on the device already."""
+        new = {id(v): v for v in values if id(v) not in self.sent and v is not there}
+        leaves, structure = pytree.tree_flatten([*new.values()])
+        self._send([leaf for leaf in leaves if isinstance(leaf, Tensor)], {*map(id, states)})
+        copies = [self.sent.get(id(leaf), (leaf, leaf))[1] for leaf in leaves]
+        brought = dict(zip(new, pytree.tree_unflatten(copies, structure), strict=True))
+        for key, value in new.items():
+            if _is_fixed(value):
+                self.sent[key] = value, brought[key]
+        known = {key: copy for key, (_, copy) in self.sent.items()} | brought
+        return [known.get(id(value), value) for value in values]
 
-    def others(self, values: Any, cause: str = "positions") -> Any:
-        """What a layer is given besides the states, its tensors on the device."""
-        tensors: dict[int, Tensor] = {}
-        for tensor in pytree.tree_leaves(values):
-            if isinstance(tensor, Tensor):
-                tensors[id(tensor)] = tensor
-        missing = [
-            tensor
-            for key, tensor in tensors.items()
-            if key not in self.sent and (self.device == HOST or tensor.device != self.device)
-        ]
-        if missing:
-            for tensor, copy in zip(missing, self._copies(missing, cause), strict=True):
-                self.sent[id(tensor)] = tensor, copy
-        copied = lambda tensor: self.sent.get(id(tensor), (tensor, tensor))[1]  # noqa: E731
-        return pytree.tree_map_only(Tensor, copied, values)
+    def _send(self, tensors: Sequence[Tensor], states: Collection[int]) -> None:
+        copies: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        for tensor in tensors:
+            is_there = self.device != HOST and tensor.device == self.device
+            if is_there or id(tensor) in self.sent:
+                continue
+            copy = torch.empty_like(tensor, device=self.device)
+            self.sent[id(tensor)] = tensor, copy
+            cause = "activations" if id(tensor) in states else "positions"
+            copies.setdefault(cause, []).append((copy, tensor))
+        if copies:
+            self.link.wait(self.link.fetch_together(copies))
 
-    def _copies(self, tensors: Sequence[Tensor], cause: str) -> list[Tensor]:
-        copies = [torch.empty_like(tensor, device=self.device) for tensor in tensors]
-        self.link.wait(self.link.fetch(list(zip(copies, tensors, strict=True)), cause))
-        return copies
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a value always holds the same tensors, as a tuple does and a list need not."""
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return value is None or isinstance(value, Tensor | bool | int | float | str)
 
 
 class _Crosses(ModelHook):
+    """first: whether a pass comes to the device with this layer."""
+
     def __init__(self, crossing: Crossing, first: bool):
         self.crossing = crossing
         self.first = first
@@ -364,14 +376,21 @@ class _Crosses(ModelHook):
         self, module: nn.Module, *args: Any, **kwargs: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         crossing = self.crossing
-        named = "hidden_states" in kwargs
-        states = kwargs.pop("hidden_states") if named else args[0]
+        states = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        values = [*args, *kwargs.values()]
         if self.first:
-            states = crossing.states(states)
-            for value in kwargs.values():  # KV that later layers use (Gemma 3n)
-                if isinstance(value, MutableMapping) and not isinstance(value, dict):
-                    value.update(crossing.others(dict(value), "activations"))
-        others, kwargs = crossing.others((args if named else args[1:], kwargs))
-        if named:
-            return others, kwargs | {"hidden_states": states}
-        return (states, *others), kwargs
+            crossing.sent.clear()
+            # KV that later layers use (Gemma 3n)
+            stores = [value for value in values if _is_store(value)]
+            kept = [dict(store) for store in stores]
+            moved = crossing.bring([*values, *kept], [states, *pytree.tree_leaves(kept)])
+            for store, copies in zip(stores, moved[len(values) :], strict=True):
+                store.update(copies)
+        else:
+            moved = crossing.bring(values, there=states)
+        count = len(args)
+        return tuple(moved[:count]), dict(zip(kwargs, moved[count : len(values)], strict=True))
+
+
+def _is_store(value: Any) -> bool:
+    return isinstance(value, MutableMapping) and not isinstance(value, dict)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY
@@ -36,8 +37,10 @@ from ttc.approximate.early_exit import EarlyExit
 from ttc.cost_model.capture import Line
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.unit import held_bytes
+from ttc.memory.link import Link, Transfer
 from ttc.model.capture_times import MeasuredTimes
 from ttc.model.partition import partition_units
+from ttc.placement.split import Crossing
 
 KIB = 1 / 2**20
 STEP: dict[str, Any] = {"prompt_tokens": 16, "output_tokens": 8, "branches": 2}
@@ -151,6 +154,46 @@ def test_one_tensor_of_activations_crosses_in_each_pass() -> None:
     engine.generate(branches, 4, sampling=GREEDY)
     assert moved["activations"] - before == 4 * 3 * 32 * 4  # passes, rows, width, bytes
     assert set(moved) == {"activations", "positions"}
+
+
+def test_a_pass_crosses_in_one_transfer_and_is_looked_through_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = split(deeper("llama"), k=2)  # three layers on the device
+    branches = engine.fork(engine.root(prompt(1, 11)), 3)
+    link, flatten = engine.memory.link, pytree.tree_flatten
+    sent, looked_at = list[int](), list[Any]()
+    fetch = link.fetch_together
+
+    def fetched(copies: Any) -> Transfer:
+        sent.append(sum(map(len, copies.values())))
+        return fetch(copies)
+
+    def flattened(values: Any) -> Any:
+        leaves, structure = flatten(values)
+        looked_at.extend(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return leaves, structure
+
+    monkeypatch.setattr(link, "fetch_together", fetched)
+    monkeypatch.setattr("ttc.placement.split.pytree.tree_flatten", flattened)
+    engine.generate(branches, 2, sampling=GREEDY)
+    of_a_pass = ["states", "cos", "sin", "position_ids"]
+    assert sent == [len(of_a_pass)] * 2
+    assert len(looked_at) == 2 * len(of_a_pass)
+
+
+def test_what_may_change_between_layers_is_looked_at_in_each() -> None:
+    crossing = Crossing(Link(torch.device("cpu")), torch.device("cpu"))
+    first, second = torch.zeros(2), torch.ones(2)
+    values = [first]
+    fixed = (first, (second,))
+    copied, (copy, _), flag = crossing.bring([values, fixed, True])
+    assert copied[0] is copy is not first and torch.equal(copy, first) and flag is True
+    values[0] = second
+    again, same, there = crossing.bring([values, fixed, first], there=first)
+    assert torch.equal(again[0], second) and again[0] is same[1][0]
+    assert same[0] is copy is there
+    assert crossing.link.to_device_bytes == {"positions": 16}
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -121,6 +121,9 @@ def report(profile: Profile) -> str:
                 *(f"{d.block_overheads[n] * 1e3:.3f}" for d in devices),
             ]
         )
+    for n in devices[0].head_s:
+        cells = [f"{d.head_s[n] * 1e9:.2f}" for d in devices]
+        lines.append([f"1,000 numbers of a row's heads, µs, rows: {n}", *cells])
     for n in devices[0].flops:
         lines.append(
             [f"GFLOP/s of products, rows: {n}", *(f"{d.flops[n] / 1e9:.0f}" for d in devices)]

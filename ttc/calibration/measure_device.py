@@ -48,14 +48,6 @@ WIDE: dict[str, Any] = {
 }
 """Blocks of Qwen3-1.7B: their weights lie in memory, not in a cache."""
 
-HALF = WIDE | {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-}
-"""Blocks of half the width, with a quarter of the products."""
-
 ATTENDING = WIDE | {"hidden_size": 128, "intermediate_size": 256}
 """Blocks with the same heads and little else."""
 DEPTH = 4
@@ -181,12 +173,10 @@ def profile_device(
     by = "" if runner != "modules" else BY_MODULES if pack else PLAIN
     layers = _Layers(device, dtype, runner, pack, TURNS)
     block_overhead_s, pass_overhead_s = layers.overheads()
-    flops, block_overheads = layers.products_and_overheads(ROWS, block_overhead_s)
     return DeviceProfile(
         name=f"{device.type} {str(dtype).removeprefix('torch.')}{by}",
-        flops=flops,
         block_overhead_s=block_overhead_s,
-        block_overheads=block_overheads,
+        **layers.by_rows(ROWS, block_overhead_s)._asdict(),
         pass_overhead_s=pass_overhead_s,
         **(memory or profile_memory(device))._asdict(),
         **(attention or profile_attention(device, dtype))._asdict(),
@@ -227,7 +217,7 @@ class ProfileBeside:
         profile = DeviceProfile(
             name=str(self.device),
             **self.memory._replace(bandwidth=bandwidth)._asdict(),
-            flops=self._layers.products([rows], block_overhead_s),
+            **self._layers.by_rows([rows], block_overhead_s)._asdict(),
             attention_flops=_attention(self.dtype, near, far),
             block_overhead_s=block_overhead_s,
             pass_overhead_s=pass_overhead_s,
@@ -274,9 +264,18 @@ def _copy(link: Link, copy: Callable[..., Transfer], pair: tuple[Tensor, Tensor]
     link.wait_on_host(copy([pair], "profile"))
 
 
+class ByRows(NamedTuple):
+    """What a layer costs, by rows: see `DeviceProfile`."""
+
+    flops: dict[int, float]
+    block_overheads: dict[int, float]
+    head_s: dict[int, float]
+
+
 class _Layers:
-    """Models whose layers cost little but their overhead, and models whose layers are mostly
-    products; each is timed in so many turns."""
+    """Models of three kinds of layers, each of two depths, timed in so many turns: layers that cost
+    little but their overhead, those with many heads besides, and those with as many heads and large
+    products."""
 
     def __init__(
         self,
@@ -287,44 +286,40 @@ class _Layers:
         turns: int = 1,
     ):
         self.turns = turns
-        self.timer = partial(_timer, device=device, dtype=dtype, runner=runner, pack=pack)
-        self.narrow = {layers: self.timer(NARROW, layers) for layers in (2, 10)}
-        self.wide = {layers: self.timer(WIDE, layers) for layers in (1, 3)}
-        self.block = partition_units(model_config(WIDE, 1), dtype)[1]
+        timer = partial(_timer, device=device, dtype=dtype, runner=runner, pack=pack)
+        self.narrow = {layers: timer(NARROW, layers) for layers in (2, 10)}
+        self.attending = {layers: timer(ATTENDING, layers) for layers in (1, 5)}
+        self.wide = {layers: timer(WIDE, layers) for layers in (1, 3)}
+        self.blocks = [
+            partition_units(model_config(shape, 1), dtype)[1] for shape in (NARROW, ATTENDING, WIDE)
+        ]
 
     def overheads(self) -> tuple[float, float]:
         """(delta, what a pass costs besides) in seconds, of one row."""
         layer_s, rest_s = self._parts(self.narrow, 1)
         return _positive(layer_s, "a narrow layer"), max(0.0, rest_s)
 
-    def products(self, counts: Iterable[int], block_overhead_s: float) -> dict[int, float]:
-        """FLOP/s of matrix products, by rows."""
-        return {
-            rows: self._rate(rows, self._parts(self.wide, rows)[0] - block_overhead_s)
-            for rows in counts
-        }
-
-    def products_and_overheads(
-        self, counts: Iterable[int], block_overhead_s: float
-    ) -> tuple[dict[int, float], dict[int, float]]:
-        """FLOP/s of matrix products, and what a layer costs besides, by rows: the line through the
-        times of layers of two widths. It costs no less than with one row, `block_overhead_s`, and
-        with more than `MANY`, where products are nearly all, as much as with these."""
-        half = {layers: self.timer(HALF, layers) for layers in (1, 5)}
-        flops = {}
-        overheads = {}
-        overhead_s = block_overhead_s
+    def by_rows(self, counts: Iterable[int], block_overhead_s: float) -> ByRows:
+        """What the three kinds of layers differ in. Between the two with as many heads it is their
+        products alone; between the two with few products it is their heads. A layer costs no less
+        than with one row, `block_overhead_s`."""
+        found = ByRows({}, {}, {})
+        narrow, attending, wide = self.blocks
         for rows in sorted(counts):
-            wide_s = self._parts(self.wide, rows)[0]
-            if rows <= MANY:
-                half_s = self._parts(half, rows)[0]
-                overhead_s = max(block_overhead_s, (4 * half_s - wide_s) / 3)
-                overheads[rows] = overhead_s
-            flops[rows] = self._rate(rows, wide_s - overhead_s)
-        return flops, overheads
-
-    def _rate(self, rows: int, layer_s: float) -> float:
-        return self.block.f_proj(rows) / _positive(layer_s, f"a wide layer at {rows} rows")
+            narrow_s, attending_s, wide_s = (
+                self._parts(timers, rows)[0] for timers in (self.narrow, self.attending, self.wide)
+            )
+            products_s = _positive(wide_s - attending_s, f"a wide layer's products at {rows} rows")
+            flops = (wide.f_proj(rows) - attending.f_proj(rows)) / products_s
+            narrow_s -= narrow.f_proj(rows) / flops
+            attending_s -= attending.f_proj(rows) / flops
+            more = rows * (attending.projected - narrow.projected)
+            head_s = max(0.0, (attending_s - narrow_s) / more)
+            each_s = narrow_s - rows * narrow.projected * head_s
+            found.flops[rows] = flops
+            found.block_overheads[rows] = max(block_overhead_s, each_s)
+            found.head_s[rows] = head_s
+        return found
 
     def _parts(self, timers: Mapping[int, PassTimer], rows: int) -> tuple[float, float]:
         """Seconds of a layer, and of the rest of a pass, from the passes of two depths."""

@@ -23,7 +23,7 @@ RUN = 128
 """Tokens of a branch's own runs of KV that `piece_s` is measured with."""
 RATES = ("flops", "attention_flops", "streamed_flops")
 """The fields of a profile that hold rates by rows."""
-BY_ROWS = (*RATES, "block_overheads")
+BY_ROWS = (*RATES, "block_overheads", "head_s")
 """The fields of a profile that hold anything by rows."""
 BUFFERS = 2
 """Through which what streams to a device passes: one is worked with, the other takes what comes
@@ -47,8 +47,10 @@ class DeviceProfile:
     each token of the vocabulary. step_s: what a step costs before its first pass and after its
     last one.
     block_overhead_s: delta of Table 6.5, what a block costs in any pass. block_overheads: the same
-    by rows; without any, it is always `block_overhead_s`. pass_overhead_s: what any pass costs
-    besides.
+    by rows; without any, it is always `block_overhead_s`. head_s: by rows, what each number of a
+    row's queries, keys and values costs in a block besides products and attention to what was there
+    before, as norms, rotations and storing do; the paper has no such term. pass_overhead_s: what
+    any pass costs besides.
     eta_c, eta_m: the shares of P and of M that a model reaches.
     Raises InvalidInput for a rate or share that is not above 0, or a size or time below 0.
     """
@@ -59,6 +61,7 @@ class DeviceProfile:
     attention_flops: Rates = field(default_factory=dict)
     streamed_flops: Rates = field(default_factory=dict)
     block_overheads: Mapping[int, float] = field(default_factory=dict)
+    head_s: Mapping[int, float] = field(default_factory=dict)
     l3_bytes: float = 0
     l3_bandwidth: float = 0
     piece_s: float = 0
@@ -81,7 +84,8 @@ class DeviceProfile:
             _require_above_zero(f"{name} of {self.name}", getattr(self, name))
         for name in BY_ROWS:
             for rows, rate in getattr(self, name).items():
-                _require_above_zero(f"{name} of {self.name} at {rows} rows", rate)
+                require = _require_from_zero if name == "head_s" else _require_above_zero
+                require(f"{name} of {self.name} at {rows} rows", rate)
         for name in (
             "l3_bytes",
             "l3_bandwidth",
@@ -95,9 +99,14 @@ class DeviceProfile:
         ):
             _require_from_zero(f"{name} of {self.name}", getattr(self, name))
 
-    def block_s(self, rows: int) -> float:
-        """What a block costs besides in a pass of so many rows, in seconds."""
-        return _at(self.block_overheads, rows) if self.block_overheads else self.block_overhead_s
+    def block_s(self, rows: int, projected: int = 0) -> float:
+        """What a block costs besides in a pass of so many rows, in seconds. projected: numbers of a
+        row's queries, keys and values."""
+        each_s = self.block_overhead_s
+        if self.block_overheads:
+            each_s = _at(self.block_overheads, rows)
+        heads_s = _between(self.head_s, rows) if self.head_s else 0.0
+        return each_s + rows * projected * heads_s
 
     def p(self, rows: int) -> float:
         """P at so many rows, FLOP/s; between two measured numbers of rows, on the line through
@@ -158,6 +167,15 @@ def _at(rates: Rates, rows: float) -> float:
             part = log(rows / low) / log(high / low)
             return float(rates[low] * (rates[high] / rates[low]) ** part)
     return rates[known[-1]]
+
+
+def _between(values: Mapping[int, float], rows: float) -> float:
+    """As `_at`, of values that may be 0: on the line through them, by the logarithm of rows."""
+    known = sorted(values)
+    for low, high in pairwise(known):
+        if low <= rows <= high:
+            return values[low] + (values[high] - values[low]) * log(rows / low) / log(high / low)
+    return values[known[0] if rows < known[0] else known[-1]]
 
 
 def _require_above_zero(name: str, value: float) -> None:

@@ -388,8 +388,6 @@ def _pass_s(
         else:
             rest_s += roofline_time(layout.host, machine.host, work)
         rest_s += t_comm(layout.host[-1], link, work)
-        # what layers are given beside the states, as the positions' rotations
-        rest_s += link.to_device_latency_s
     reads = iter(traffic.reads)
     each_s, computing, loads = layers_s / len(blocks), list[float](), list[float]()
     for n, block in enumerate(blocks):

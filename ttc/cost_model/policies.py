@@ -391,12 +391,15 @@ def _capture_tail_bytes(cache: Cache) -> float:
 
 def capture_times(cache: Cache, read: Read, work: Pass) -> CaptureTimes:
     """What Algorithm 1 goes by, of a layer and per token: from the profile, in a pass that reads
-    this."""
+    this. Generating KV takes its products, a copy to where attention reads it, and as many calls as
+    a block at most."""
     block, rates = cache.blocks[0], cache.rates
     load_s = 1 / cache.link.to_device_bandwidth
     layer_s = roofline_time([block], rates, work) - rates.pass_overhead_s
+    products_s = 2 * block.hidden * block.kv_elements / rates.p(MINI_BATCH_TOKENS)
+    copy_s = 2 * cache.layer_bytes / rates.bandwidth  # read and written
     return CaptureTimes(
-        kv_gen=Line(2 * block.hidden * block.kv_elements / rates.p(MINI_BATCH_TOKENS)),
+        kv_gen=Line(products_s + copy_s, rates.block_overhead_s),
         load_kv=Line(cache.layer_bytes * load_s),
         load_act=Line(cache.act_bytes * load_s),
         load_w=cache.weight_bytes * load_s,
@@ -418,14 +421,18 @@ def _capture(cache: Cache, room: float) -> Traffic:
     )
     times = capture_times(cache, read, search.work_of(size))
     tokens = int(cache.tokens(size, search.frozen_tokens))
-    buffers = 3 * min(tokens, MINI_BATCH_TOKENS) * cache.layer_bytes
-    free = room - min(buffers, room / 2) - size * _capture_tail_bytes(cache)
+    # two buffers and what is generated, of a layer or of a mini-batch
+    of_layer, of_batch = (3 * count * cache.layer_bytes for count in (tokens, MINI_BATCH_TOKENS))
+    buffers = min(of_layer, of_batch, room / 2)
+    batches = ceil(of_layer / buffers) if tokens else 1
+    free = room - buffers - size * _capture_tail_bytes(cache)
     near = tokens if room == inf else int(max(0.0, free) // (cache.act_bytes * len(cache.blocks)))
     act_gpu, act_host, kv_host = allocation(times, near, tokens, MIN_GAIN)
     read = replace(
         read,
         load_bytes=kv_host * cache.layer_bytes + act_host * cache.act_bytes,
-        generate_s=times.kv_gen(act_gpu + act_host),
+        fetches=batches,
+        generate_s=batches * times.kv_gen((act_gpu + act_host) / batches),
     )
     return Traffic(
         reads=[read] * len(cache.blocks) if tokens else (),

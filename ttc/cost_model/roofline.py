@@ -51,15 +51,16 @@ def m_hat(device: DeviceProfile, w_kv: float) -> float:
 
 
 def roofline_time(stage: Stage, device: DeviceProfile, work: Pass) -> float:
-    """T_decode, Eq. 4.8: T_proj + T_attn, and the device's overhead per block and pass. 0 for an
-    empty stage.
+    """T_decode, Eq. 4.8: T_proj + T_attn, and the device's overhead per block and pass. What rows
+    cost in it (`DeviceProfile.head_s`) is an addition of ours. 0 for an empty stage.
 
     A prefill is charged alike, as a pass of many rows.
     """
     if not stage:
         return 0.0
-    blocks = sum(unit.is_block for unit in stage)
-    overhead_s = device.pass_overhead_s + blocks * device.block_s(work.rows)
+    blocks = [unit for unit in stage if unit.is_block]
+    overhead_s = sum(device.block_s(work.rows, block.projected) for block in blocks)
+    overhead_s += device.pass_overhead_s
     return t_proj(stage, device, work) + t_attn(stage, device, work) + overhead_s
 
 

@@ -134,6 +134,11 @@ class Unit:
         return self.score_elements / self.kv_elements if self.kv_elements else 1.0
 
     @property
+    def projected(self) -> int:
+        """Numbers of a row's queries, keys and values, h_a × d_h + 2 × h_kv × d_h."""
+        return self.score_elements // 2 + self.kv_elements
+
+    @property
     def kv_token_bytes(self) -> int:
         """Bytes of keys and values kept per token, W_kv / c of Eq. 4.5. For Qwen3-8B 4,096; the
         paper prints 4."""

@@ -20,23 +20,42 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 class PackedProduct:
     """One packed weight behind one or more linear layers. The first that is called computes for
-    all."""
+    all.
 
-    def __init__(self, linears: Sequence[nn.Linear]):
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    weight, bias: of these layers side by side. sizes: rows of each. first: the number of the first.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, sizes: Sequence[int], first: int = 0):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-        self.bias = torch.cat(biases) if biases else None
-        self.sizes = [linear.out_features for linear in linears]
+        self.bias = bias
+        self.sizes = list(sizes)
+        self.first = first
         self._input: Tensor | None = None
         self._outputs: list[Tensor] = []
+
+    @classmethod
+    def of(cls, linears: Sequence[nn.Linear]) -> PackedProduct:
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        sizes = [linear.out_features for linear in linears]
+        return cls(weight, torch.cat(biases) if biases else None, sizes)
+
+    def divided(self, count: int) -> tuple[PackedProduct, PackedProduct]:
+        """The product of the first `count` layers, and that of the others."""
+        rows = sum(self.sizes[:count])
+        near, far = self.packed.to_dense().tensor_split([rows])
+        biases = (None, None) if self.bias is None else self.bias.tensor_split([rows])
+        return (
+            PackedProduct(near, biases[0], self.sizes[:count], self.first),
+            PackedProduct(far, biases[1], self.sizes[count:], self.first + count),
+        )
 
     def part(self, x: Tensor, index: int) -> Tensor:
         if self._input is not x:
             self._outputs = list(self.product(x).split(self.sizes, -1))
             self._input = x
-        output = self._outputs[index]
-        if index == len(self.sizes) - 1:
+        output = self._outputs[index - self.first]
+        if index - self.first == len(self.sizes) - 1:
             self._input = None
             self._outputs = []
         return output
@@ -95,9 +114,23 @@ def pack_linears(model: nn.Module, leave: Sequence[nn.Module] = ()) -> None:
             if type(child) is nn.Linear and is_plain(child) and child.weight.dtype == torch.bfloat16
         }
         for group in _groups(linears):
-            product = PackedProduct([linears[name] for name in group])
+            product = PackedProduct.of([linears[name] for name in group])
             for index, name in enumerate(group):
                 setattr(parent, name, PackedLinear(linears.pop(name), product, index))
+
+
+def pack_apart(parent: nn.Module, name: str) -> None:
+    """Let the packed layer `name` of a module be computed apart from those that are packed with it,
+    if it is the first of them."""
+    layer = parent._modules.get(name)
+    if not isinstance(layer, PackedLinear) or layer.index != layer.shared.first:
+        return
+    product = layer.shared
+    if len(product.sizes) > 1:
+        alone, others = product.divided(1)
+        for each in parent.children():
+            if isinstance(each, PackedLinear) and each.shared is product:
+                each.shared = alone if each is layer else others
 
 
 def _groups(linears: dict[str, nn.Linear]) -> list[tuple[str, ...]]:

@@ -26,6 +26,7 @@ from ttc.attention.plan import Plan
 from ttc.memory.kv import LayerShape
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.model_changes import changes_nothing
+from ttc.model.packed_linear import pack_apart
 from ttc.model.recording import REPLAY, Call
 from ttc.model.tolerance import deviation, is_precise
 
@@ -135,7 +136,8 @@ class Regeneration:
 
     shapes: those of the model's layers, with `input_dim` where regeneration gives what the layer
     computes; this is tried out at once. first: the layers before this one are left out, as they
-    run elsewhere.
+    run elsewhere. Where inputs are smaller than keys and values, queries that are packed with these
+    are packed apart, as they would be computed with them.
     """
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], first: int = 0):
@@ -217,12 +219,12 @@ class Regeneration:
             self.calls.append(call)
             width = None
             inputs = call.inputs
-            if (
-                inputs is not None
-                and layer >= self.first
-                and self._gives(layer, inputs, key, value)
-            ):
-                width = inputs.shape[-1]
+            if inputs is not None and layer >= self.first:
+                if inputs.shape[-1] < shapes[layer].elements:
+                    for name in QUERY_NAMES:
+                        pack_apart(module, name)
+                if self._gives(layer, inputs, key, value):
+                    width = inputs.shape[-1]
             self.shapes += (replace(shapes[layer], input_dim=width),)
 
         self._run(FEW, lambda module, call, key, value: calls_of_few.append(call))

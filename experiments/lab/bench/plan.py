@@ -209,9 +209,8 @@ def slower(device: DeviceProfile) -> DeviceProfile:
         block_overhead_s=device.block_overhead_s * SLOWER,
         pass_overhead_s=0,
         **rates,
-        block_overheads={
-            rows: seconds * SLOWER for rows, seconds in device.block_overheads.items()
-        },
+        block_overheads={n: seconds * SLOWER for n, seconds in device.block_overheads.items()},
+        head_s={n: seconds * SLOWER for n, seconds in device.head_s.items()},
     )
 
 

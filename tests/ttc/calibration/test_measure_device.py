@@ -11,6 +11,7 @@ from ttc.calibration import measure_device
 from ttc.calibration.measure_device import ProfileBeside, profile_device, profile_link
 from ttc.calibration.pass_timer import LEAST, MOST, PassTimer
 from ttc.errors import TTCError
+from ttc.model.partition import partition_units
 
 CPU = torch.device("cpu")
 
@@ -43,9 +44,9 @@ def test_a_prefix_is_there_without_having_been_computed(monkeypatch: pytest.Monk
 
 
 class Timer:
-    """A layer takes `speed` x 0.1 s; 0.011 s for each row where it is wide, 0.001 of it whatever
-    the width, and a quarter of the rest where it is half as wide; and 1e-5 s for each row and token
-    where it has 16 heads."""
+    """A layer takes `speed` x 0.1 s; 0.001 s for each row, 1e-6 for each number of its queries,
+    keys and values, 1e-12 for each operation of its products, and 1e-5 for each row and token where
+    it has 16 heads."""
 
     speed = 1.0
     around_s = 0.3
@@ -53,10 +54,9 @@ class Timer:
     def __init__(self, config: object, *_: object):
         self.layers = config.num_hidden_layers  # type: ignore[attr-defined]
         self.between_s = 0.8 + 16 * 1e-4 * config.vocab_size  # type: ignore[attr-defined]
-        products_s = {2048: 0.01, 1024: 0.0025}.get(config.hidden_size)
-        self.row_s = 0.0 if products_s is None else products_s + 0.001
-        heads = config.num_attention_heads  # type: ignore[attr-defined]
-        self.token_s = {16: 1e-5, 8: 0.25e-5}.get(heads, 0.0)
+        block = partition_units(config, torch.bfloat16)[1]
+        self.row_s = 0.001 + 1e-6 * block.projected + 1e-12 * block.f_proj(1)
+        self.token_s = 1e-5 * block.projected / 4096
 
     def seconds(
         self, rows: int, context: int, enough_s: float = 1.0, prefixes: int = 1, own: int = 0
@@ -71,7 +71,8 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_device, "measure_cache", lambda: (8, 9.0))
 
 
-PRODUCT_FLOPS = 2 * 2048 * (2 * 2048 + 2 * 1024 + 3 * 6144) / (0.01 + 16e-5)
+HEAD_S = 1e-6 + 16 * 1e-5 / 4096
+"""A number's, with the attention to a prefix of 16 tokens."""
 ATTENTION_FLOPS = 4 * 16 * 128 / 1e-5
 
 
@@ -84,15 +85,17 @@ def test_rates_are_operations_over_the_difference_between_two_depths() -> None:
         8,
         9.0,
     )
-    assert found.block_overhead_s == pytest.approx(0.1)
-    assert found.block_overheads == pytest.approx({rows: 0.1 + 0.001 * rows for rows in (1, 4, 16)})
+    narrow = partition_units(measure_device.model_config(measure_device.NARROW, 1), torch.bfloat16)
+    of_a_row = 0.001 + HEAD_S * narrow[1].projected + 1e-12 * narrow[1].f_proj(1)
+    assert found.block_overhead_s == pytest.approx(0.1 + of_a_row)
+    counts = (1, 4, 16, 64, 256)
+    overheads = {rows: max(found.block_overhead_s, 0.1 + 0.001 * rows) for rows in counts}
+    assert found.block_overheads == pytest.approx(overheads)
+    assert found.head_s == pytest.approx(dict.fromkeys(counts, HEAD_S))
+    assert found.flops == pytest.approx(dict.fromkeys(counts, 1e12))
     assert found.pass_overhead_s == pytest.approx(7)
     assert (found.row_s, found.logit_s) == pytest.approx((0.05, 1e-4))  # of 16
     assert found.step_s == 0.3
-    assert [found.flops[rows] for rows in (1, 4, 16)] == pytest.approx([PRODUCT_FLOPS] * 3)
-    for rows in (64, 256):  # as if the layer cost no more besides than with 16 rows
-        layer_s = rows * (0.01 + 16e-5) + 0.001 * (rows - 16)
-        assert found.flops[rows] * layer_s == pytest.approx(PRODUCT_FLOPS * rows * (0.01 + 16e-5))
     assert found.attention_flops == pytest.approx(
         dict.fromkeys((1, 4, 16, 64, 256), ATTENTION_FLOPS)
     )
@@ -108,11 +111,14 @@ def test_the_machine_is_measured_as_it_is_when_a_model_is_timed(
     # 48 queries to a KV head, as 24 rows with 2
     found, seconds = beside.measure(model, 16, 1000, group=3)
     assert (found.bandwidth, found.l3_bytes, found.l3_bandwidth) == (2.5, 8, 9.0)
-    assert found.block_overhead_s == pytest.approx(0.2)
+    assert found.block_overhead_s == pytest.approx(2 * 0.1, rel=0.02)
+    assert found.block_overheads == pytest.approx({16: 2 * (0.1 + 16 * 0.001)})
+    assert found.head_s == pytest.approx({16: 2 * HEAD_S})
     assert found.pass_overhead_s == pytest.approx(14)
-    assert found.flops == pytest.approx({16: PRODUCT_FLOPS / 2 * (0.01 + 16e-5) / (0.011 + 16e-5)})
+    assert found.flops == pytest.approx({16: 1e12 / 2})
     assert found.attention_flops == pytest.approx(dict.fromkeys((1, 24), ATTENTION_FLOPS / 2))
-    assert seconds == pytest.approx(2 * (7 + 5 * (0.1 + 16 * 1000 * 1e-5)))
+    layer_s = 0.1 + 16 * (model.row_s + 1000 * 1e-5)
+    assert seconds == pytest.approx(2 * (7 + 5 * layer_s))
 
 
 def test_a_machine_that_is_too_busy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

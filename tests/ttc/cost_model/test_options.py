@@ -87,12 +87,12 @@ def test_a_split_has_just_so_many_units_on_the_host_as_it_must() -> None:
     assert plan(WEIGHTS + KV - 300)["split", "resident"].number == 1
 
 
-def test_a_split_waits_for_two_copies_to_begin() -> None:
-    """The states, and what layers are given beside them."""
+def test_a_split_waits_for_one_copy() -> None:
+    """The states, with what layers are given beside them."""
     slow = replace(machine(), link=replace(LINK, to_device_latency_s=3))
     found = options(UNITS, 1, slow, SEARCH, ["split"], number=2, share=0.0)[0]
     on_host = 1000 / 50 + (10 + 2 * 7) * 10 / 50
-    pass_s = on_host + (3 + 2 * 8 * 2 / 10) + 3 + 3 * (LAYER_S + 1) + OUTPUT_S
+    pass_s = on_host + (3 + 2 * 8 * 2 / 10) + 3 * (LAYER_S + 1) + OUTPUT_S
     assert (found.memory, found.step_s) == ("resident", pytest.approx(4 * pass_s))
 
 

@@ -86,6 +86,19 @@ def test_a_stage_is_projections_attention_and_overhead() -> None:
     assert roofline_time([], device, Pass(1)) == 0
 
 
+def test_what_rows_cost_in_a_block_grows_with_their_heads() -> None:
+    """10 numbers of queries, keys and values: 5 of queries, 5 of keys and values."""
+    device = replace(SLOW_MEMORY, block_overheads={1: 3, 4: 5}, head_s={1: 0, 4: 0.5, 16: 0.25})
+    plain = replace(SLOW_MEMORY, block_overhead_s=0)
+    for rows, expected in ((1, 3), (2, 15**0.5 + 2 * 10 * 0.25), (8, 5 + 8 * 10 * 0.375)):
+        added = roofline_time([BLOCK], device, Pass(rows)) - roofline_time(
+            [BLOCK], plain, Pass(rows)
+        )
+        assert added == pytest.approx(expected)
+    recurrent = replace(BLOCK, kv_elements=0, score_elements=0)
+    assert roofline_time([recurrent], device, Pass(16)) == pytest.approx(16 * 1000 / 1000 + 5)
+
+
 def test_the_states_of_all_rows_cross_the_link() -> None:
     link = LinkProfile(to_device_bandwidth=32, to_host_bandwidth=1, to_device_latency_s=2)
     assert t_comm(BLOCK, link, Pass(4)) == 2 + 4 * 8 * 2 / 32

@@ -180,8 +180,9 @@ class ActiveSearch:
 
     # ------------------------------------------------------------ budget
 
-    def next_part(self, price: int) -> tuple[int, int]:
-        """How many of the waiting children the budget pays for now, and the tokens of each step."""
+    def next_part(self, price: Callable[[int], int]) -> tuple[int, int]:
+        """How many of the waiting children the budget pays for now, and the tokens of each step.
+        price: what rating so many children takes."""
         waiting, step = len(self.waiting), self.step_tokens
         return self.spending.affordable(waiting, step, price, len(self.children))
 

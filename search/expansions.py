@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from search.active_search import ActiveSearch
 from search.admission import Admission
@@ -53,11 +54,10 @@ class Expansions:
             len(active.waiting), len(active.root.tokens), active.step_tokens, kept
         )
         try:
-            price = self._child_price(active)
+            count, max_tokens = active.next_part(partial(self._children_price, active))
         except VerifierError as error:
             active.fail(error)
             return
-        count, max_tokens = active.next_part(price)
         if count:
             children = []
             for parent in active.waiting[:count]:
@@ -72,11 +72,13 @@ class Expansions:
         else:
             active.run_out(active.spending.scarcest)
 
-    def _child_price(self, active: ActiveSearch) -> int:
-        if active.spending.tokens_left is None or active.closing is not None:
+    def _children_price(self, active: ActiveSearch, count: int) -> int:
+        """What rating so many children will take."""
+        if active.closing is not None:
             return 0
+        parent, question = active.waiting[0], active.problem.question
         rater, tokens = active.config.rater, active.step_tokens
-        return rater.child_price(active.waiting[0], active.problem.question, self.engine, tokens)
+        return rater.children_price(parent, question, self.engine, tokens, count)
 
     def decode(self, each_token: bool = False) -> list[tuple[int, Progress]]:
         """A token of all that decode. each_token: say what has been written with it."""

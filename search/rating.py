@@ -18,10 +18,10 @@ from ttc.protocols import (
     Forgets,
     OffersModels,
     Priced,
+    PricesChildren,
     Problem,
     Verifier,
     check_needs,
-    child_price,
 )
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
@@ -115,9 +115,15 @@ class Rater:
             return 0
         return self._checked_price("price", lambda: verifier.price(branches, questions, backend))
 
-    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
+        verifier = self.verifier
+        if not isinstance(verifier, PricesChildren):
+            return count * self.price([parent], question, backend)
         return self._checked_price(
-            "child_price", lambda: child_price(self.verifier, parent, question, backend, tokens)
+            "children_price",
+            lambda: verifier.children_price(parent, question, backend, tokens, count),
         )
 
     def _checked_price(self, method: str, price: Callable[[], int]) -> int:

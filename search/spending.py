@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from search.budget import Budget
@@ -81,19 +83,24 @@ class Spending:
         lefts = (self.tokens_left, self.generated_left)
         return min((left for left in lefts if left is not None), default=default)
 
-    def affordable(self, waiting: int, step: int, price: int, unrated: int) -> tuple[int, int]:
+    def affordable(
+        self, waiting: int, step: int, price: Callable[[int], int], unrated: int
+    ) -> tuple[int, int]:
         """How many of the `waiting` children the budget pays for, and the tokens of each step.
 
         As many steps of `step` tokens as fit, else one with what is left.
 
-        price: the tokens that rating a child takes. unrated: children that are still to be rated.
+        price: the tokens that rating so many children together takes. unrated: those that are
+        still to be rated.
         """
         whole = waiting
         rooms: dict[Stopped, int] = {}
         if (left := self.tokens_left) is not None:
-            left -= price * unrated
-            whole = min(whole, left // (step + price))
-            rooms["max_tokens"] = left - price
+            rooms["max_tokens"] = left - price(unrated + 1)
+            over = bisect_right(
+                range(1, whole + 1), left, key=lambda count: count * step + price(unrated + count)
+            )
+            whole = min(whole, over)
         if (left := self.generated_left) is not None:
             whole = min(whole, left // step)
             rooms["max_generated_tokens"] = left

@@ -480,9 +480,14 @@ class Priced(Protocol):
 
 @runtime_checkable
 class PricesChildren(Protocol):
-    """A verifier that knows what rating a branch's child will cost, which has `tokens` more."""
+    """A verifier that knows what rating a branch's children will cost, before they are written."""
 
-    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int: ...
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
+        """The most verifier tokens that rating `count` children together takes, each of which has
+        `tokens` more than its parent; not fewer for more of them."""
+        ...
 
 
 def score_range(verifier: object) -> tuple[float, float] | None:
@@ -491,13 +496,16 @@ def score_range(verifier: object) -> tuple[float, float] | None:
     return getattr(verifier, "score_range", None)
 
 
-def child_price(
-    verifier: object, parent: Branch, question: str, backend: Backend, tokens: int
+def children_price(
+    verifier: object, parent: Branch, question: str, backend: Backend, tokens: int, count: int
 ) -> int:
-    """The most tokens that rating a child of `parent` takes; 0 where the verifier does not say."""
+    """What `PricesChildren` says; where the verifier is only `Priced`, the price of the parent for
+    each child, and 0 for any other."""
     if isinstance(verifier, PricesChildren):
-        return verifier.child_price(parent, question, backend, tokens)
-    return verifier.price([parent], [question], backend) if isinstance(verifier, Priced) else 0
+        return verifier.children_price(parent, question, backend, tokens, count)
+    if isinstance(verifier, Priced):
+        return count * verifier.price([parent], [question], backend)
+    return 0
 
 
 Extract = Callable[[str], str | None]

@@ -12,7 +12,7 @@ from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
-from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price, score_range
+from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, children_price, score_range
 from ttc.tree.branch import Branch, by_problem
 from ttc.wording import number_of
 
@@ -101,8 +101,10 @@ class ConfidenceGatedVerifier:
             return 0
         return self.inner.price(branches, questions, backend)
 
-    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
-        return child_price(self.inner, parent, question, backend, tokens)
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
+        return children_price(self.inner, parent, question, backend, tokens, count)
 
     def released(self, branches: Sequence[Branch]) -> None:
         if isinstance(self.inner, Forgets):

@@ -11,7 +11,7 @@ from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
-from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, child_price, score_range
+from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, children_price, score_range
 from ttc.tree.branch import Branch
 from ttc.wording import number_of
 
@@ -114,8 +114,11 @@ class EnsembleVerifier:
         priced = [part for part in self.parts if isinstance(part, Priced)]
         return sum(part.price(branches, questions, backend) for part in priced)
 
-    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
-        return sum(child_price(part, parent, question, backend, tokens) for part in self.parts)
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
+        asked = parent, question, backend, tokens, count
+        return sum(children_price(part, *asked) for part in self.parts)
 
     def released(self, branches: Sequence[Branch]) -> None:
         for part in self.parts:

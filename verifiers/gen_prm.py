@@ -139,11 +139,13 @@ class GenPRM(RewardModel):
                     cost += len(self.closed(question, key[1])) + (place + 1) * review
         return cost
 
-    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
         keys = self._keys(parent, question)
         review = self._review_cost(backend)
         chat = len(self.closed(question, keys[-1][1] if keys else ("",)))
-        return self.price([parent], [question], backend) + chat + tokens + 2 * review
+        return count * (self.price([parent], [question], backend) + chat + tokens + 2 * review)
 
     def _review_cost(self, backend: Backend) -> int:
         _ = self.mirror(backend)

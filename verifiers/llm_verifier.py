@@ -76,6 +76,12 @@ class LLMVerifier(SideQuestions):
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         return self.longest_cost(self._prompts(branches, questions, backend), backend)
 
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
+        shown = tokens * len(self.criteria)
+        return count * (self.price([parent], [question], backend) + shown)
+
     def _prompts(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[int]]:

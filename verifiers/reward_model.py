@@ -113,9 +113,11 @@ class RewardModel(ABC):
         layouts = self.layouts(branches, questions)
         return sum(map(mirror.missing_tokens, branches, layouts))
 
-    def child_price(self, parent: Branch, question: str, backend: Backend, tokens: int) -> int:
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
         suffix = self.layout(parent, question).suffix
-        return self.price([parent], [question], backend) + tokens + len(suffix)
+        return count * (self.price([parent], [question], backend) + tokens + len(suffix))
 
     def released(self, branches: Sequence[Branch]) -> None:
         if self._mirror is not None:

@@ -125,6 +125,12 @@ class SelfVerifier:
             asked = self._follow_ups(branches, backend)
         return sum(len(tokens) + 1 for tokens in asked)
 
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
+        shown = tokens if self.fresh else 0
+        return count * (self.price([parent], [question], backend) + shown)
+
     def profiles(
         self, branches: Sequence[Branch], questions: Sequence[str], engine: Engine
     ) -> list[Profile]:

@@ -92,6 +92,14 @@ class Tournament(SideQuestions):
             cost += self.longest_cost(prompts, backend)
         return cost
 
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
+        text = rated_text(parent, self.thoughts).strip()
+        (prompt, _) = self._prompts(question, [text, text], [(0, 1)], backend)
+        matches = 2 * len(self.pairs(count))
+        return matches * (self.longest_cost([prompt], backend) + 2 * tokens)
+
     def _prompts(
         self,
         question: str,

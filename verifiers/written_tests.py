@@ -153,6 +153,12 @@ class Agreement(WrittenTests):
             len(prompt) + NAME_TOKENS + self.samples * (self.max_tokens + 1) for prompt in prompts
         )
 
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
+        """That of the tests, which are written once for all programs of a problem."""
+        return self.price([parent], [question], backend)
+
 
 def side_texts(
     backend: Backend,

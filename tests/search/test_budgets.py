@@ -272,6 +272,39 @@ class Rated:
         return self.cost * (len(branch.generated) - self.read.get(above, 0))
 
 
+class RatesTogether:
+    """Costs `once` for all that is rated together, and `each` for each pair of them."""
+
+    def __init__(self, once: int, each: int):
+        self.once, self.each = once, each
+
+    def price(self, branches: Any, questions: Any, backend: Any) -> int:
+        return self.once + self.each * len(branches) * (len(branches) - 1) // 2
+
+    def children_price(
+        self, parent: Any, question: Any, backend: Any, tokens: int, count: int
+    ) -> int:
+        return self.price([parent] * count, None, backend)
+
+    def rate(self, branches: Any, questions: Any, backend: Any) -> list[list[float]]:
+        branches[0].usage.verifier_tokens += self.price(branches, questions, backend)
+        return [[0.5] for _ in branches]
+
+
+@given(st.integers(1, 12), st.integers(0, 20), st.integers(0, 5), st.integers(0, 150))
+def test_a_rating_of_all_together_leaves_the_rest_of_the_budget_for_samples(
+    n: int, once: int, each: int, most: int
+) -> None:
+    verifier, most = RatesTogether(once, each), max(1, most)
+    search, backend = BestOfN(n=n, max_tokens=4), FakeBackend("ab")
+    result = solve(search, problem="?", engine=backend, verifier=verifier, max_tokens=most)
+    paid = [k for k in range(1, n + 1) if 4 * k + verifier.price(range(k), None, None) <= most]
+    if paid:
+        whole = [branch for branch in result.branches if len(branch.generated) == 4]
+        assert len(whole) == paid[-1] and all(b.score == 0.5 for b in result.branches)
+    assert result.usage.generated_tokens + result.usage.verifier_tokens <= most
+
+
 BY_SCORE = [
     search
     for search in [*SEARCHES, REBASE(n=4, step_tokens=3, max_steps=5, delimiter=",", answer="best")]

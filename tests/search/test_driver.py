@@ -161,9 +161,7 @@ def test_a_verifier_that_cannot_say_its_price_fails_its_problem(
     good, bad, other = solve(
         search, engine=backend, verifier=CannotPrice(price), problem=problem, max_tokens=limit
     )
-    assert bad.error is not None and bad.error.replace("child_price", "price").startswith(
-        f"VerifierError: {why}"
-    )
+    assert bad.error is not None and bad.error.startswith(f"VerifierError: {why}")
     assert not backend.live
     for result, question in ((good, "good"), (other, "other")):
         assert result.error is None

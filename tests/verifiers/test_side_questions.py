@@ -92,6 +92,16 @@ def test_each_solution_meets_so_many_others() -> None:
     assert Tournament().pairs(1) == Tournament().pairs(0) == []
 
 
+@pytest.mark.parametrize("verifier", [Tournament(), Tournament(opponents=1), LLMVerifier()])
+def test_children_cost_no_more_than_is_foreseen(verifier: Tournament | LLMVerifier) -> None:
+    engine, *_ = grader()
+    root = engine.root([1, 2])
+    foreseen = [verifier.children_price(root, QUESTION, engine, 8, n) for n in (1, 2, 3)]
+    assert foreseen == sorted(foreseen)
+    children = grown(engine, root, "ab", "cd", "ef")
+    assert verifier.price(children, [QUESTION] * 3, engine) <= foreseen[-1]
+
+
 def grader(**settings: Any) -> tuple[Engine, Any, LLMVerifier]:
     tokenizer = byte_tokenizer(IM, CHATML)
     model = seeded(hf.Qwen2ForCausalLM, configuration("qwen2", tokenizer))

@@ -91,6 +91,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/tools.md": {"tools": ("tools", tools.table)},
     "docs/training.md": {"rollouts": ("rollouts", rollouts.table)},
     "docs/running.md": {"scale": ("scale", scale.table)},
+    "docs/code.md": {"searches_code": ("searches_code", searches.table)},
     "docs/speculation.md": {"speculative": ("speculative", speculative.table)},
     "docs/verifiers.md": {
         "value_head": ("value_head", card.tables),

@@ -10,10 +10,8 @@ from typing import Any
 from search.base import Request, SearchSteps, drop_gated, expand
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Rate, Release, Step
-from ttc.sampling import Sampling
+from ttc.sampling import GREEDY, Sampling
 from ttc.tree.branch import Branch
-
-GREEDY = Sampling(temperature=0)
 
 
 def steps_to(count: int, step: Step, finish_tokens: int) -> list[Step]:

@@ -11,7 +11,7 @@ from search.thinking import GoesOn
 from search.tool_runs import ToolRun
 from ttc.errors import ContextExceeded
 from ttc.protocols import Backend, Bounded, Step
-from ttc.text.chat import following
+from ttc.text.chat import decoded, following
 from ttc.tools.call import ToolCall, Written
 from ttc.tools.chat import ToolChat
 from ttc.tree.branch import Branch
@@ -203,11 +203,7 @@ class ToolStep:
 
 
 def whole_text(tokenizer: Any, tokens: Sequence[int]) -> str:
-    return str(
-        tokenizer.decode(
-            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-    )
+    return decoded(tokens, tokenizer, special=True)
 
 
 def token_at(tokenizer: Any, tokens: Sequence[int], place: int) -> int:

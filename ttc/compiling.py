@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import warnings
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -77,6 +78,17 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
     if file.parent != Path(folder):
         shutil.rmtree(folder)
     return ctypes.CDLL(str(file))
+
+
+def library_or_warning(slow: str, source: Path, *options: str) -> ctypes.CDLL | None:
+    """`library`; where there is none, a warning says what is slow, and why."""
+    try:
+        built, reason = library(source, *options), WITHOUT_COMPILER
+    except InvalidInput as error:
+        built, reason = None, str(error)
+    if built is None:
+        warnings.warn(f"{slow}: {reason}", stacklevel=4)
+    return built
 
 
 def cxx() -> str | None:

@@ -53,6 +53,7 @@ from ttc.scheduler.calls import Calls
 from ttc.scheduler.speculation import why_not
 from ttc.scheduler.stops import Gate
 from ttc.speculation.base import Draft
+from ttc.text.chat import decoded, encoded
 from ttc.trace import Trace
 from ttc.tree.branch import Branch, check_branches, check_live
 from ttc.tree.eviction import BlockCache
@@ -514,12 +515,11 @@ class Engine:
     def encode(self, text: str) -> list[int]:
         """Text to tokens, with no special tokens added."""
         check_is("text", text, str, "a string")
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return encoded(text, self.tokenizer)
 
     def decode(self, tokens: Tokens, *, special: bool = False) -> str:
         """Tokens to text, special tokens left out unless `special`."""
-        options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
-        return str(self.tokenizer.decode(list(tokens), **options))
+        return decoded(tokens, self.tokenizer, special=special)
 
     # ---------------------------------------------------------------- between calls
 

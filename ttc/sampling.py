@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ttc.checks import check_fields
-from ttc.compiling import WITHOUT_COMPILER, library
+from ttc.compiling import library_or_warning
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.threads import run_parts
 
@@ -316,12 +315,8 @@ def settings_of(sampling: Sampling, k: int) -> Settings:
 
 @cache
 def compiled_kernel() -> ctypes.CDLL | None:
-    try:
-        kernel, reason = library(SOURCE, "-ffp-contract=off"), WITHOUT_COMPILER
-    except InvalidInput as error:
-        kernel, reason = None, str(error)
+    kernel = library_or_warning("sampling on the CPU is slow", SOURCE, "-ffp-contract=off")
     if kernel is None:
-        warnings.warn(f"sampling on the CPU is slow: {reason}", stacklevel=3)
         return None
     number, address = ctypes.c_int64, ctypes.c_void_p
     for function in (kernel.draw_float32, kernel.draw_bfloat16):

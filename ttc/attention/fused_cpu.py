@@ -4,7 +4,6 @@ run it."""
 from __future__ import annotations
 
 import ctypes
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,8 +16,7 @@ from torch import Tensor
 from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays
-from ttc.compiling import WITHOUT_COMPILER, library
-from ttc.errors import InvalidInput
+from ttc.compiling import library_or_warning
 from ttc.threads import team
 
 SOURCE = Path(__file__).with_name("cpu_kernel.cpp")
@@ -52,13 +50,9 @@ def kernel(dtype: torch.dtype, packed: str | None = None) -> Kernel | None:
     are packed by."""
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
-    try:
-        options = ["-DPACKED"] if packed else []
-        loaded, reason = library(SOURCE, *options), WITHOUT_COMPILER
-    except InvalidInput as error:
-        loaded, reason = None, str(error)
+    options = ["-DPACKED"] if packed else []
+    loaded = library_or_warning("attention is several times slower", SOURCE, *options)
     if loaded is None:
-        warnings.warn(f"attention is several times slower: {reason}", stacklevel=2)
         return None
     kinds = [str(dtype).removeprefix("torch."), *filter(None, [packed])]
     function = getattr(loaded, "_".join(["attend", *kinds]))

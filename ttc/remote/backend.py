@@ -26,12 +26,11 @@ from ttc.remote.batch import LOOK_S, RemoteBatch
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.replies import TOKEN_ID, Reply
 from ttc.remote.server import Server
-from ttc.sampling import SAMPLED, Sampling, random_key
+from ttc.sampling import GREEDY, SAMPLED, Sampling, random_key
 from ttc.tree.branch import Branch, check_live
 from ttc.tree.segment import Segment
 from ttc.usage import Usage
 
-GREEDY = Sampling(temperature=0)
 CHOSEN_AT_ONCE = 16
 """Tokens whose log-probabilities are asked for in one request."""
 

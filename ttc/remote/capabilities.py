@@ -9,8 +9,9 @@ from typing import Any
 from ttc.errors import InvalidInput
 from ttc.model.generation_settings import GenerationSettings
 from ttc.protocols import Need
-from ttc.remote.replies import TOP_K, as_text
+from ttc.remote.replies import TOP_K
 from ttc.sampling import Sampling
+from ttc.text.chat import decoded
 from ttc.wording import number_of
 
 
@@ -122,7 +123,7 @@ class Capabilities:
                 "the chat template of this prompt leaves it out; use a server that takes token "
                 "numbers, or PromptTemplate(add_bos=True)"
             )
-        return as_text(tokenizer, tokens[self.adds_bos :], special=True)
+        return decoded(tokens[self.adds_bos :], tokenizer, special=True)
 
     def request(
         self,

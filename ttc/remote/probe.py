@@ -11,14 +11,15 @@ from typing import Any
 from ttc.errors import InvalidInput, RemoteError
 from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client, Passing, Refused
-from ttc.remote.replies import TOKEN_ID, TOP_K, Reply, as_text, check_same_text, read_reply
-from ttc.sampling import Sampling
+from ttc.remote.replies import TOKEN_ID, TOP_K, Reply, check_same_text, read_reply
+from ttc.sampling import GREEDY, Sampling
+from ttc.text.chat import decoded
 from ttc.text.prompt import raw_tokens
 
 TEXT = "One, two, three, four,"
 TOKENS = 16
 """Of the answers to it."""
-HOT, GREEDY = Sampling(temperature=2.0), Sampling(temperature=0)
+HOT = Sampling(temperature=2.0)
 SAME = 0.02
 """Log-probabilities of a token that differ by less are the same, computed beside other requests."""
 RETRIES = 2
@@ -119,7 +120,7 @@ class Probe:
         if reply is None or reply.finish != "stop" or len(reply.text) >= len(text):
             return False
         if reply.tokens is not None:
-            return string in as_text(self.tokenizer, reply.tokens, special=True)
+            return string in decoded(reply.tokens, self.tokenizer, special=True)
         return string in reply.text or reply.stopped_by == string
 
     def chosen(self, can: Capabilities) -> bool:

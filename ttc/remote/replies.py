@@ -9,6 +9,7 @@ from typing import Any
 
 from ttc.errors import RemoteError
 from ttc.remote.client import ContentRefused, Passing
+from ttc.text.chat import decoded
 from ttc.wording import number_of
 
 TOP_K = 20
@@ -94,14 +95,6 @@ def read_reply(data: Any) -> Reply:
     )
 
 
-def as_text(tokenizer: Any, tokens: Sequence[int], *, special: bool) -> str:
-    return str(
-        tokenizer.decode(
-            list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False
-        )
-    )
-
-
 def check_same_text(reply: Reply, tokenizer: Any) -> None:
     """Raise RemoteError where a reply's tokens do not read as its text: the tokenizer here is not
     the model's.
@@ -114,10 +107,10 @@ def check_same_text(reply: Reply, tokenizer: Any) -> None:
         return
     theirs = "".join(reply.text.split())
     for special in (True, False):
-        ours = "".join(as_text(tokenizer, reply.tokens, special=special).split())
+        ours = "".join(decoded(reply.tokens, tokenizer, special=special).split())
         if "\ufffd" in ours or ours.startswith(theirs) or theirs.startswith(ours):
             return
-    read = as_text(tokenizer, reply.tokens, special=True)
+    read = decoded(reply.tokens, tokenizer, special=True)
     raise RemoteError(
         f"the server's tokens {reply.tokens[:8]} read {read[:60]!r} here, and "
         f"{reply.text[:60]!r} there; give the tokenizer of the model that it serves"

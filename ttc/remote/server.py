@@ -14,8 +14,9 @@ from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.probe import probe
-from ttc.remote.replies import Reply, as_text, read_reply
+from ttc.remote.replies import Reply, read_reply
 from ttc.sampling import Sampling
+from ttc.text.chat import decoded, encoded
 from ttc.usage import Usage
 
 
@@ -71,10 +72,10 @@ class Server:
         usage.shared_tokens += reply.cached_tokens
 
     def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return encoded(text, self.tokenizer)
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        return as_text(self.tokenizer, tokens, special=special)
+        return decoded(tokens, self.tokenizer, special=special)
 
     def follow(self, tokens: Sequence[int], text: str) -> list[int]:
         before = self.decode(tokens, special=True)

@@ -162,6 +162,12 @@ def encoded(text: str, tokenizer: Any) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
+def decoded(tokens: Sequence[int], tokenizer: Any, *, special: bool = False) -> str:
+    """Tokens to text, special tokens left out unless `special`."""
+    options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+    return str(tokenizer.decode(list(tokens), **options))
+
+
 def following(text: str, tokenizer: Any) -> list[int]:
     """The tokens of a text that follows another: without the blank that SentencePiece adds."""
     before, both = encoded(ANCHOR, tokenizer), encoded(ANCHOR + text, tokenizer)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from ttc.checks import check_kind
+from ttc.text.chat import decoded, encoded
 from ttc.text.prompt import raw_tokens
 from ttc.text.thinking_marks import (
     HEADER_TOKENS,
@@ -214,13 +215,10 @@ class Thoughts:
         return 0
 
     def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return encoded(text, self.tokenizer)
 
     def _decode(self, tokens: Sequence[int], special: bool = False) -> str:
-        text = self.tokenizer.decode(
-            list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False
-        )
-        return str(text)
+        return decoded(tokens, self.tokenizer, special=special)
 
 
 class _Sequence(NamedTuple):

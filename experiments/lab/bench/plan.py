@@ -23,7 +23,7 @@ from transformers.initialization import no_init_weights
 
 from experiments.lab.bench.placement import DEVICE_GBPS, HOST_GBPS, LINK_GBPS
 from experiments.runs.provenance import commit, machine, provenance
-from ttc import Engine, Sampling
+from ttc import Engine
 from ttc.calibration.measure_device import profile_link
 from ttc.calibration.uncomputed import uncomputed
 from ttc.cost_model.bandwidth import read_bandwidth
@@ -38,11 +38,11 @@ from ttc.model.partition import partition
 from ttc.model.runner_choice import runner_for
 from ttc.placement.auto import Planned
 from ttc.placement.split import SplitRunner
+from ttc.sampling import GREEDY
 
 DTYPE = torch.bfloat16
 SLOWER = DEVICE_GBPS / HOST_GBPS
 """A layer takes so many times as long on the host."""
-GREEDY = Sampling(temperature=0)
 TURNS = 3
 """Steps of each way that are timed, after one that is not."""
 

@@ -24,10 +24,10 @@ from ttc.model.graphs import AFTER, SWITCH, Graphs
 from ttc.model.runner import HuggingFaceRunner
 from ttc.model.runner_choice import runner_for
 from ttc.protocols import Problem
+from ttc.sampling import GREEDY
 from ttc.tree.branch import Branch
 from verifiers import ConfidenceVerifier
 
-GREEDY = Sampling(temperature=0)
 LAYERS = 8
 TINY: dict[str, Any] = {
     "vocab_size": 128, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,

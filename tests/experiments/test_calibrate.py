@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-import experiments.fit.calibrate.calibration
-import experiments.runs.problem_loop
 from experiments.fit.calibrate.calibration import observe, report
 from experiments.runs.build import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
 from search.options import SolveOptions
-from tests.helpers.configurations import configuration
+from tests.helpers.configurations import assert_refused, configuration
 from tests.helpers.engines import numbers_engine
 from tests.helpers.processes import finished
-from ttc import Engine, InvalidInput, Problem, TTCError
+from ttc import Engine, InvalidInput, Problem
 from ttc.calibration.gate_calibration import Observation, calibrate
 from ttc.compiling import LINE
 from verifiers import ConfidenceGatedVerifier, ConfidenceVerifier, SelfVerifier
@@ -278,13 +275,7 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
 def test_a_wrong_setting_is_refused_by_name(
     tmp_path: Path, module: str, arguments: list[str], message: str
 ) -> None:
-    jobs = {
-        "run": experiments.runs.problem_loop.run,
-        "calibrate": experiments.fit.calibrate.calibration.run,
-    }
-    with pytest.raises((TTCError, HydraException), match=message):
-        jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
-    assert not list(tmp_path.iterdir())
+    assert_refused(module, arguments, message, tmp_path)
 
 
 def test_the_help_page_is_ours_and_names_no_twins() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.errors import HydraException
 
 import experiments.fit.calibrate.calibration
 import experiments.runs.problem_loop
@@ -17,10 +16,10 @@ from experiments.fit.calibrate.calibration import observe_exits, report_exit
 from experiments.runs.build import make_verifier, resolved
 from search import BeamSearch, BestOfN, solve
 from search.options import SolveOptions
-from tests.helpers.configurations import configuration
+from tests.helpers.configurations import assert_refused, configuration
 from tests.helpers.engines import words_engine
 from tests.helpers.tokenizers import KnownWords
-from ttc import EarlyExit, Engine, InvalidInput, Problem, TTCError
+from ttc import EarlyExit, Engine, InvalidInput, Problem
 from ttc.calibration.exit_calibration import ExitCalibration, agrees, calibrate_exit, chosen, replay
 from ttc.calibration.layer_profile import Profile
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
@@ -218,10 +217,4 @@ EXIT = ["calibrate.level=2", "calibrate.file=x", "verifier=self", "search=best_o
 def test_a_wrong_setting_is_refused_by_name(
     tmp_path: Path, module: str, arguments: list[str], message: str
 ) -> None:
-    jobs = {
-        "run": experiments.runs.problem_loop.run,
-        "calibrate": experiments.fit.calibrate.calibration.run,
-    }
-    with pytest.raises((TTCError, HydraException), match=message):
-        jobs[module](configuration(module, *arguments, "run.name=r", f"run.output_dir={tmp_path}"))
-    assert not list(tmp_path.iterdir())
+    assert_refused(module, arguments, message, tmp_path)

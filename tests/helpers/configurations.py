@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hydra import compose, initialize_config_module
+from hydra.errors import HydraException
 
+from experiments.fit.calibrate import calibration
+from experiments.runs import problem_loop
 from experiments.runs.schema import register
+from ttc import TTCError
 
 
 def configuration(job: str, *overrides: str) -> Any:
     register()
     with initialize_config_module("conf", version_base="1.3"):
         return compose("config" if job == "run" else job, overrides=list(overrides))
+
+
+def assert_refused(job: str, arguments: Sequence[str], message: str, folder: Path) -> None:
+    """`run` or `calibrate` names what is wrong and leaves no file."""
+    jobs = {"run": problem_loop.run, "calibrate": calibration.run}
+    settings = configuration(job, *arguments, "run.name=r", f"run.output_dir={folder}")
+    with pytest.raises((TTCError, HydraException), match=message):
+        jobs[job](settings)
+    assert not list(folder.iterdir())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import prompt
-from ttc import Engine
+from ttc import Engine, Sampling
 from ttc.tree.branch import Branch
 
 
@@ -49,6 +51,60 @@ def assert_like_plain(
         assert token == int(row.argmax())
         assert abs(float(row[token]) - logprob) <= limit
         assert abs(float(row.max().exp()) - top1) <= limit
+
+
+def assert_scores_like_plain(
+    plain: Any,
+    branch: Branch,
+    given: list[int],
+    continuations: Sequence[list[int]],
+    scores: Sequence[list[float]],
+    first: int | None = None,
+) -> None:
+    """The log-probabilities of continuations after a branch and given tokens. first: of `generate`,
+    which runs over so many tokens at once, not of one run over all."""
+    tokens = branch.tokens + given
+    for continuation, found in zip(continuations, scores, strict=True):
+        whole = tokens + continuation
+        with torch.no_grad():
+            if first is None:
+                logits = plain(torch.tensor([whole]), use_cache=False).logits[0]
+            else:
+                logits = logits_as_generate(plain, whole, first)
+        rows = logits.double().log_softmax(-1)[len(tokens) - 1 : -1]
+        expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
+        assert found == pytest.approx(expected, abs=1e-4 + 1e-5 * float(logits.abs().max()))
+
+
+def two_levels(engine: Engine) -> list[Branch]:
+    """Four branches that have ended their first step, their parent released."""
+    root = engine.root(prompt(1, 17))
+    branches = engine.fork(root, 4)
+    engine.release([root])
+    engine.extend(branches, [[11], [12], [13], [14]])
+    engine.generate(branches, 5, sampling=GREEDY)
+    return branches
+
+
+def sampled(
+    engine: Engine, order: list[int], together: bool, sampling: Sampling, tokens: int = 14
+) -> dict[int, list[int]]:
+    """What four branches of a prompt sample, in this order, together or one after another."""
+    branches = engine.fork(engine.root(prompt(1, tokens), seed=7), 4)
+    engine.extend(branches[:2], [prompt(2, 5), prompt(3, 1)])
+    for group in [order] if together else [[i] for i in order]:
+        most = [5 + i for i in group]
+        engine.generate([branches[i] for i in group], most, sampling=sampling)
+    return {i: branches[i].generated for i in order}
+
+
+def assert_batches_change_no_sample(
+    engine_of: Callable[[], Engine], sampling: Sampling
+) -> dict[int, list[int]]:
+    together = sampled(engine_of(), [0, 1, 2, 3], True, sampling)
+    assert together == sampled(engine_of(), [3, 1, 0, 2], True, sampling)
+    assert together == sampled(engine_of(), [2, 0, 3, 1], False, sampling)
+    return together
 
 
 def grow(engine: Engine) -> list[Branch]:

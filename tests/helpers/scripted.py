@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from search import Result
 from tests.helpers.backends import FakeBackend
 from ttc.tree.branch import Branch
+
+Path = tuple[int, ...]
+"""Of a branch: the child's index at each fork."""
 
 
 class Scripted(FakeBackend):
@@ -27,7 +31,7 @@ class Scripted(FakeBackend):
     ) -> None:
         super().__init__(**options)
         self.script, self.logprob = script, logprob
-        self.held: list[set[tuple[int, ...]]] = []
+        self.held: list[set[Path]] = []
         self.limit, self.says, self.after = 0, "", -1.0
 
     def generate(self, branches: Sequence[Branch], *args: Any, **options: Any) -> None:
@@ -56,3 +60,11 @@ class Scores:
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
     ) -> list[list[float]]:
         return [[self.of(branch)] for branch in branches]
+
+
+def continued(result: Result) -> list[Path]:
+    """The branches that were continued, in order."""
+    by_id = {node.id: tuple(node.path) for node in result.tree}
+    return list(
+        dict.fromkeys(by_id[node.parent] for node in result.tree if node.parent is not None)
+    )

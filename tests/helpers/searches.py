@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from experiments.runs.schema import SEARCHES
-from search import BestOfN, Search, SelfConsistency
+from search import BestOfN, Result, Search, SelfConsistency
 from tests.helpers.backends import FakeBackend
 from ttc.results import Node
 from ttc.sampling import SAMPLED, Sampling, random_key
@@ -135,3 +135,13 @@ def exactly(tree: Sequence[Node]) -> list[Node]:
     """What is the same in every batch: all but the log-probabilities, which are rounded by what
     runs beside."""
     return [replace(node, logprobs=[]) for node in tree]
+
+
+def seen(result: Result) -> Any:
+    """All that may not depend on what else is solved, but what its verifier spent."""
+    rows = [(b.text, b.score, b.path, b.finish_reason) for b in result.branches]
+    tree = [
+        (node.parent, node.path, node.text, node.tokens, node.score, node.status)
+        for node in result.tree
+    ]
+    return result.answer, rows, tree, result.error, result.stopped, result.usage.generated_tokens

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from search import BestFirst, Result, solve
-from tests.helpers.scripted import Scores, Scripted
+from tests.helpers.scripted import Path, Scores, Scripted, continued
 from ttc import Branch
 
-Path = tuple[int, ...]
 SCORES: dict[Path, float] = {
     (0,): 0.9,
     (1,): 0.6,
@@ -36,13 +35,6 @@ def run(ends: set[Path], steps: int, verifier: type[Scores] = Scores, **options:
     result = solve(search, problem="q", engine=backend, verifier=rate, **options)
     assert not backend.live and result.error is None
     return result
-
-
-def continued(result: Result) -> list[Path]:
-    by_id = {node.id: tuple(node.path) for node in result.tree}
-    return list(
-        dict.fromkeys(by_id[node.parent] for node in result.tree if node.parent is not None)
-    )
 
 
 def test_what_was_passed_over_is_taken_up_again() -> None:

@@ -28,6 +28,7 @@ from search.spending import Spending
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
+from tests.helpers.searches import seen
 from tests.helpers.tiers import some_quick
 from ttc import Branch, Engine, InvalidInput, Problem
 from ttc.protocols import Backend
@@ -61,16 +62,6 @@ class Reads(Length):
         for _ in range(10):
             backend.score(branches, [[[1, 2, 3, 4, 5, 6, 7, 8, 9]] for _ in branches])
         return super().rate(branches, questions, backend)
-
-
-def seen(result: Result) -> Any:
-    """All that may not depend on what else is solved."""
-    rows = [(b.text, b.score, b.path, b.finish_reason) for b in result.branches]
-    tree = [
-        (node.parent, node.path, node.text, node.tokens, node.score, node.status)
-        for node in result.tree
-    ]
-    return result.answer, rows, tree, result.error, result.stopped, result.usage.generated_tokens
 
 
 @contextmanager

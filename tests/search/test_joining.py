@@ -28,6 +28,7 @@ from search.config import SearchConfig
 from search.driver import Driver
 from search.generate_batch import GenerateBatch
 from search.options import SolveOptions
+from tests.helpers import searches
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
@@ -70,14 +71,7 @@ QUESTIONS = ["1", "22", "333"]
 
 
 def seen(result: Result) -> Any:
-    """All that may not depend on what else is solved."""
-    rows = [(b.text, b.score, b.path, b.finish_reason) for b in result.branches]
-    tree = [
-        (node.parent, node.path, node.text, node.tokens, node.score, node.status)
-        for node in result.tree
-    ]
-    spent = result.usage.generated_tokens, result.usage.verifier_tokens
-    return result.answer, rows, tree, result.error, result.stopped, result.seed, spent
+    return *searches.seen(result), result.seed, result.usage.verifier_tokens
 
 
 def alone(kind: int, question: str) -> Any:

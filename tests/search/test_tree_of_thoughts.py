@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search import MCTS, Case, Result, Search, SearchSteps, TreeOfThoughts, Vary, solve
-from tests.helpers.scripted import Scores, Scripted
+from tests.helpers.scripted import Path, Scores, Scripted, continued
 from ttc import Branch, InvalidInput
 from ttc.sampling import random_key
-
-Path = tuple[int, ...]
 
 
 def run(
@@ -26,14 +24,6 @@ def run(
     result = solve(search, problem="q", engine=backend, verifier=verifier, **options)
     assert not backend.live and result.error is None
     return result, backend
-
-
-def continued(result: Result) -> list[Path]:
-    """The states that were continued, in order."""
-    by_id = {node.id: tuple(node.path) for node in result.tree}
-    return list(
-        dict.fromkeys(by_id[node.parent] for node in result.tree if node.parent is not None)
-    )
 
 
 def test_the_best_thought_is_followed_down_and_the_search_comes_back_up() -> None:

@@ -13,7 +13,7 @@ from transformers.models.nemotron_h import modeling_nemotron_h
 
 from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY
-from tests.helpers.exactness import assert_like_plain, grow, logits_as_generate
+from tests.helpers.exactness import assert_like_plain, assert_scores_like_plain, grow
 from tests.helpers.models import prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.tokenizers import Letters
@@ -131,14 +131,8 @@ def test_scores_are_those_of_tokens_that_follow_one_by_one(case: str) -> None:
     fresh, begun = engine.fork(root, 2)
     engine.generate([begun], 5, sampling=GREEDY)
     scores = engine.score([fresh, begun], [continuations] * 2, given=[more] * 2)
-    for branch, first, group in zip((fresh, begun), (24, 21), scores, strict=True):
-        for continuation, figures in zip(continuations, group, strict=True):
-            tokens = [*branch.tokens, *more]
-            with torch.no_grad():
-                logits = logits_as_generate(plain(case), tokens + continuation, first).double()
-            rows = logits.log_softmax(-1)[len(tokens) - 1 : -1]
-            expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
-            assert figures == pytest.approx(expected, abs=1e-4 + 1e-5 * float(logits.abs().max()))
+    for branch, first, found in zip((fresh, begun), (24, 21), scores, strict=True):
+        assert_scores_like_plain(plain(case), branch, more, continuations, found, first)
     assert_nothing_left(engine, [root, fresh, begun])
 
 

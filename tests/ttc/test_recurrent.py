@@ -15,7 +15,13 @@ import ttc.passes.segment_writer
 import ttc.tree.tree
 from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY, fail_at
-from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.exactness import (
+    assert_batches_change_no_sample,
+    assert_like_plain,
+    assert_scores_like_plain,
+    grow,
+    two_levels,
+)
 from tests.helpers.models import prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
 from tests.helpers.recurrent import engine_of, plain
@@ -80,32 +86,13 @@ def test_scores_are_those_of_plain_transformers(case: str) -> None:
     )
     scores = engine.score(branches, continuations, given=given)
     for branch, more, group, found in zip(branches, given, continuations, scores, strict=True):
-        for continuation, figures in zip(group, found, strict=True):
-            tokens = branch.tokens + more
-            logits = (
-                plain(case)(torch.tensor([tokens + continuation]), use_cache=False)
-                .logits[0]
-                .double()
-            )
-            rows = logits.log_softmax(-1)[len(tokens) - 1 : -1]
-            expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
-            assert figures == pytest.approx(expected, abs=1e-4 + 1e-5 * float(logits.abs().max()))
+        assert_scores_like_plain(plain(case), branch, more, group, found)
     assert_whole(engine, [root, *branches])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_samples_do_not_depend_on_the_batch(case: str) -> None:
-    def sample(order: list[int], together: bool) -> dict[int, list[int]]:
-        engine = engine_of(case)
-        branches = engine.fork(engine.root(prompt(1, 14), seed=7), 4)
-        engine.extend(branches[:2], [prompt(2, 5), prompt(3, 1)])
-        for group in [order] if together else [[i] for i in order]:
-            most = [5 + i for i in group]
-            engine.generate([branches[i] for i in group], most, sampling=Sampling(0.8))
-        return {i: branches[i].generated for i in order}
-
-    together = sample([0, 1, 2, 3], together=True)
-    assert together == sample([3, 1, 0, 2], together=True) == sample([2, 0, 3, 1], together=False)
+    assert_batches_change_no_sample(lambda: engine_of(case), Sampling(0.8))
 
 
 def test_branches_that_join_and_leave_a_running_batch_keep_their_own_states() -> None:
@@ -164,10 +151,10 @@ def test_branches_that_a_budget_has_no_states_for_decode_in_turn() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_was_evicted_is_computed_again_from_a_state(case: str) -> None:
-    expected = greedy_texts(*_two_levels(engine_of(case)))
-    engine, branches = _two_levels(
-        engine_of(case, cache=BlockCache(capacity_blocks=4, block_tokens=8))
-    )
+    whole = engine_of(case)
+    expected = greedy_texts(whole, two_levels(whole))
+    engine = engine_of(case, cache=BlockCache(capacity_blocks=4, block_tokens=8))
+    branches = two_levels(engine)
     assert engine.cache is not None and engine.cache.evictions > 0
     assert greedy_texts(engine, branches) == expected
     assert branches[0].usage.recomputed_tokens > 0
@@ -184,15 +171,6 @@ def test_what_shares_nothing_is_computed_again_from_a_state_too() -> None:
     engine.extend([branch], [prompt(2, 5)])
     engine.generate([branch], 4, sampling=GREEDY)
     assert_like_plain(plain("mamba2"), branch)
-
-
-def _two_levels(engine: Engine) -> tuple[Engine, list[Branch]]:
-    root = engine.root(prompt(1, 17))
-    branches = engine.fork(root, 4)
-    engine.release([root])
-    engine.extend(branches, [[11], [12], [13], [14]])
-    engine.generate(branches, 5, sampling=GREEDY)
-    return engine, branches
 
 
 @pytest.mark.parametrize("call", [1, 3])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments.lab.bench import small_models
-from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.exactness import assert_like_plain, assert_scores_like_plain, grow, sampled
 from tests.helpers.models import prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.tiers import slow
@@ -74,36 +74,14 @@ def test_scores_are_those_of_plain_transformers() -> None:
     root = engine.root(prompt(1, 21))
     continuations = [prompt(4, 3), prompt(4, 1) + prompt(5, 5)]
     (scores,) = engine.score([root], [continuations], given=[prompt(3, 3)])
-    for continuation, figures in zip(continuations, scores, strict=True):
-        tokens = root.tokens + prompt(3, 3)
-        rows = (
-            plain()(torch.tensor([tokens + continuation]))
-            .logits[0]
-            .double()
-            .log_softmax(-1)[len(tokens) - 1 : -1]
-        )
-        expected = [float(row[token]) for row, token in zip(rows, continuation, strict=True)]
-        assert figures == pytest.approx(expected, abs=1e-4)
+    assert_scores_like_plain(plain(), root, prompt(3, 3), continuations, scores)
     assert_nothing_left(engine, [root])
 
 
 def test_neither_batches_nor_eviction_change_what_is_sampled() -> None:
-    def sample(
-        order: list[int], together: bool, cache: BlockCache | None = None
-    ) -> dict[int, list[int]]:
-        engine = engine_of(cache=cache)
-        branches = engine.fork(engine.root(prompt(1, 30), seed=7), 4)
-        engine.extend(branches[:2], [prompt(2, 5), prompt(3, 1)])
-        for group in [order] if together else [[i] for i in order]:
-            engine.generate(
-                [branches[i] for i in group], [5 + i for i in group], sampling=Sampling(0.8)
-            )
-        assert engine.cache is None or engine.cache.evictions > 0
-        return {i: branches[i].generated for i in order}
-
-    expected = sample([0, 1, 2, 3], together=True)
-    assert sample([2, 0, 3, 1], together=False) == expected
-    assert (
-        sample([3, 1, 0, 2], together=False, cache=BlockCache(capacity_blocks=4, block_tokens=8))
-        == expected
-    )
+    draw = Sampling(0.8)
+    expected = sampled(engine_of(), [0, 1, 2, 3], True, draw, tokens=30)
+    assert sampled(engine_of(), [2, 0, 3, 1], False, draw, tokens=30) == expected
+    engine = engine_of(cache=BlockCache(capacity_blocks=4, block_tokens=8))
+    assert sampled(engine, [3, 1, 0, 2], False, draw, tokens=30) == expected
+    assert engine.cache is not None and engine.cache.evictions > 0

@@ -217,24 +217,21 @@ class Program:
 
     def _linear(self, linear: Linear) -> dict[int, int]:
         at = self.at
-        if isinstance(linear, StoredLinear):
-            rounding = linear.rounding
-            return {
-                at.WEIGHT: linear.packed.data_ptr(),
-                at.BIAS: 0 if linear.bias is None else linear.bias.data_ptr(),
-                at.WIDTH: linear.in_features * self.dtype.itemsize,
-                at.COLUMNS: linear.out_features,
-                at.PANEL: PANEL,
-                at.PRODUCTS: products(self.given) if rounding is None else rounding.products(),
-                at.STORED: linear.stored,
-                at.STORED_ROW: linear.packed.stride(0),
-            }
-        return {
-            at.WEIGHT: linear.weight.data_ptr(),
+        fields = {
             at.BIAS: 0 if linear.bias is None else linear.bias.data_ptr(),
-            at.WIDTH: self._row_bytes(linear.weight),
             at.COLUMNS: linear.out_features,
             at.PANEL: PANEL,
+        }
+        if not isinstance(linear, StoredLinear):
+            weight = linear.weight
+            return fields | {at.WEIGHT: weight.data_ptr(), at.WIDTH: self._row_bytes(weight)}
+        rounding = linear.rounding
+        return fields | {
+            at.WEIGHT: linear.packed.data_ptr(),
+            at.WIDTH: linear.in_features * self.dtype.itemsize,
+            at.PRODUCTS: products(self.given) if rounding is None else rounding.products(),
+            at.STORED: linear.stored,
+            at.STORED_ROW: linear.packed.stride(0),
         }
 
     def _project(self, linear: Linear, source: Tensor, target: Tensor, add: bool = False) -> None:

@@ -31,6 +31,13 @@ def generated(model: Any, tokens: list[int], count: int) -> list[int]:
     return model.generate(ids, **options)[0, len(tokens) :].tolist()
 
 
+def assert_served(model: Any, tokens: list[int]) -> None:
+    engine = Engine(copy.deepcopy(model), None)
+    branch = engine.root(tokens)
+    engine.generate([branch], 12, sampling=GREEDY)
+    assert branch.generated == generated(model, tokens, 12)
+
+
 CONTRADICTIONS = {
     "llama": (hf.LlamaConfig, {"sliding_window": 8}, "sliding_window"),
     "llama, a long window": (hf.LlamaConfig, {"sliding_window": 200}, "sliding_window"),
@@ -60,10 +67,7 @@ def test_the_way_out_leads_to_what_generate_gives(name: str, way_out: int | None
     model, tokens = model_of(config_class, **settings), prompt(1, 20)
     assert generated(model, tokens, 12) != generated(model_of(config_class), tokens, 12)
     setattr(model.config, field, way_out)
-    engine = Engine(copy.deepcopy(model), None)
-    branch = engine.root(tokens)
-    engine.generate([branch], 12, sampling=GREEDY)
-    assert branch.generated == generated(model, tokens, 12)
+    assert_served(model, tokens)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +85,7 @@ def test_windows_that_both_apply_or_neither_are_served_as_generate_does(
     config_class: Any,
     settings: dict[str, Any],
 ) -> None:
-    model, tokens = model_of(config_class, **settings), prompt(1, 20)
-    engine = Engine(copy.deepcopy(model), None)
-    branch = engine.root(tokens)
-    engine.generate([branch], 12, sampling=GREEDY)
-    assert branch.generated == generated(model, tokens, 12)
+    assert_served(model_of(config_class, **settings), prompt(1, 20))
 
 
 def test_a_reward_model_does_not_generate_so_no_cache_says_anything_else() -> None:

@@ -13,7 +13,7 @@ import torch
 from experiments.lab.bench import architectures, small_models
 from tests.helpers import placements
 from tests.helpers.engines import GREEDY
-from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.exactness import assert_like_plain, grow, two_levels
 from tests.helpers.models import FAMILIES, FEW, prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.placements import deeper
@@ -23,7 +23,6 @@ from ttc import BeamGroups, BlockCache, Engine, Headwise, Layerwise, Paged, Spli
 from ttc.approximate.early_exit import EarlyExit
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency
-from ttc.tree.branch import Branch
 
 KIB = 1 / 2**20
 PLACEMENTS = {"split": Split(k=3), "streamed": Streamed()}
@@ -156,15 +155,6 @@ def test_what_was_evicted_is_computed_again(case: str, placement: str) -> None:
     assert branches[0].usage.recomputed_tokens > 0
     for branch in branches:
         assert_like_plain(plain(case), branch)
-
-
-def two_levels(engine: Engine) -> list[Branch]:
-    root = engine.root(prompt(1, 17))
-    branches = engine.fork(root, 4)
-    engine.release([root])
-    engine.extend(branches, [[11], [12], [13], [14]])
-    engine.generate(branches, 5, sampling=GREEDY)
-    return branches
 
 
 @PLACED

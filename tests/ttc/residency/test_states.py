@@ -15,7 +15,7 @@ from transformers import JambaForCausalLM
 
 from experiments.lab.bench import small_models
 from tests.helpers.engines import GREEDY
-from tests.helpers.exactness import assert_like_plain, grow
+from tests.helpers.exactness import assert_like_plain, grow, two_levels
 from tests.helpers.links import failing_at
 from tests.helpers.models import prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
@@ -280,11 +280,7 @@ def test_an_evicted_branch_is_computed_again_from_a_state_on_the_host(policy: st
             state, token = sizes("jamba")
             memory = POLICIES[policy]((2 * state + 64 * token) / 2**30, block_tokens=8)
             engine = engine_of("jamba", memory=memory, **options)
-        root = engine.root(prompt(1, 17))
-        branches = engine.fork(root, 4)
-        engine.release([root])
-        engine.extend(branches, [[11], [12], [13], [14]])
-        engine.generate(branches, 5, sampling=GREEDY)
+        branches = two_levels(engine)
         engine.generate(branches, 6, sampling=GREEDY)
         return engine, branches
 

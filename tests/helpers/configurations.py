@@ -25,7 +25,6 @@ def configuration(job: str, *overrides: str) -> Any:
 def assert_refused(job: str, arguments: Sequence[str], message: str, folder: Path) -> None:
     """`run` or `calibrate` names what is wrong and leaves no file."""
     jobs = {"run": problem_loop.run, "calibrate": calibration.run}
-    settings = configuration(job, *arguments, "run.name=r", f"run.output_dir={folder}")
     with pytest.raises((TTCError, HydraException), match=message):
-        jobs[job](settings)
+        jobs[job](configuration(job, *arguments, "run.name=r", f"run.output_dir={folder}"))
     assert not list(folder.iterdir())

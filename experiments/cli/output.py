@@ -12,12 +12,18 @@ READER_LEFT = 141
 
 
 def show(text: str, end: str = "\n") -> None:
-    """Print a text on standard output. Ends the process where nobody reads it any more."""
+    """Print a text on standard output. Ends the process where nobody reads it any more, or where it
+    cannot be written."""
     try:
         print(printable(text), end=end, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush
-        raise SystemExit(READER_LEFT) from None
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(READER_LEFT) from None
+        why = f"error: standard output cannot be written ({error.strerror}); what the command has"
+        raise SystemExit(
+            f"{why} done is kept: send the output elsewhere, and run it again"
+        ) from None
 
 
 def say(text: str) -> None:

@@ -218,7 +218,7 @@ def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        done = number_of(len(folder.records), "problem")
+        done = number_of(folder.count_written(), "problem")
         safe = f"stopped; what is done so far is safe ({done} in {folder.path})"
         raise KeyboardInterrupt(f"{safe}\nrun the same command to go on") from None
 

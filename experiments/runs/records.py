@@ -164,6 +164,12 @@ class RunFolder:
             os.fsync(file.fileno())
         self.records |= {record["id"]: record for record in records}
 
+    def count_written(self) -> int:
+        """How many records the file has. A Ctrl-C may have come once one was written, before it was
+        among `records`."""
+        file = self.path / "records.jsonl"
+        return len(read_records(file, self.needed)[0]) if file.exists() else 0
+
     def forget(self, ids: Collection[str]) -> None:
         """Take records out for good, in one piece, so that their problems are solved again."""
         kept = {name: record for name, record in self.records.items() if name not in ids}

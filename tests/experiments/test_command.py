@@ -275,6 +275,15 @@ def test_every_example_of_the_help_page_can_be_composed() -> None:
         configuration("run", "run.name=r", *plain)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_an_output_that_cannot_be_written_is_named() -> None:
+    words = [sys.executable, "-m", "experiments.run", "--help"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "standard output cannot be written (No space left on device)" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_reader_that_leaves_ends_a_command_quietly() -> None:
     """As `| head` does."""

@@ -76,11 +76,26 @@ def test_a_full_disk_keeps_what_is_finished(
     with RunFolder(config(tmp_path), ("id",)) as folder:
         folder.append({"id": "0"})
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(TTCError, match=r"No space left on device.*1 records"):
+        with pytest.raises(TTCError, match=r"No space left on device.*1 record\)"):
             folder.append({"id": "1"})
         monkeypatch.undo()
     with RunFolder(config(tmp_path), ("id",)) as folder:
         assert "0" in folder.records
+
+
+def test_a_record_counts_whose_writing_was_interrupted_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with RunFolder(config(tmp_path), ("id",)) as folder:
+        assert folder.count_written() == 0
+        folder.append({"id": "0"})
+        monkeypatch.setattr(os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folder.append({"id": "1"})
+        assert folder.count_written() == 2
 
 
 def test_forgotten_records_are_gone_from_the_file_too(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_rollouts_hold_what_was_written_and_where_it_lies_in_the_tree() -> None:
 def test_samples_that_are_no_leaves_of_a_tree_are_refused() -> None:
     result = solve(Greedy(max_tokens=3), problem="q", engine=FakeBackend())
     result.branches[0].step_ends.append(3)
-    with pytest.raises(InvalidInput, match="2 steps, and 1 forks"):
+    with pytest.raises(InvalidInput, match="2 steps and a path of 1 fork"):
         rollouts_of(result)
     result.error = "it broke"
     with pytest.raises(InvalidInput, match="has no rollouts: it broke"):

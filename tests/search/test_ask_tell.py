@@ -283,7 +283,7 @@ def test_answers_that_the_search_does_not_ask_for_are_refused(tmp_path: Path) ->
     asking = ask_tell(BestOfN(n=2), problem="q", checkpoint=file)
     asking.tell(asking.ask()[0], "1")
     file.write_text(file.read_text().replace("text 0", "text 7.1"))
-    with pytest.raises(InvalidInput, match=r"holds 1 answers .* 'text 7.1' among them"):
+    with pytest.raises(InvalidInput, match=r"holds 1 answer .* 'text 7.1' among them"):
         ask_tell(BestOfN(n=2), problem="q", checkpoint=file)
 
 

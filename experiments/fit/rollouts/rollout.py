@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ttc.errors import InvalidInput
 from ttc.results import Result
+from ttc.wording import number_of
 
 Path = tuple[int, ...]
 
@@ -55,8 +56,8 @@ def rollouts_of(result: Result) -> list[Rollout]:
         completion = branch.tokens[start:]
         if len(ends) != len(branch.path) or not ends or ends[-1] != len(completion):
             raise InvalidInput(
-                f"the branch {branch.path} has {len(ends)} steps, and {len(branch.path)} forks "
-                "lead to it; rollouts need one step after each fork, as search=tree_rollouts and "
+                f"the branch {branch.path} has {number_of(len(ends), 'step')} and a path of "
+                f"{number_of(len(branch.path), 'fork')}; rollouts need one step after each fork, as search=tree_rollouts and "
                 "search=self_consistency make them"
             )
         rollouts.append(

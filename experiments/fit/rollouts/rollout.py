@@ -57,8 +57,8 @@ def rollouts_of(result: Result) -> list[Rollout]:
         if len(ends) != len(branch.path) or not ends or ends[-1] != len(completion):
             raise InvalidInput(
                 f"the branch {branch.path} has {number_of(len(ends), 'step')} and a path of "
-                f"{number_of(len(branch.path), 'fork')}; rollouts need one step after each fork, as search=tree_rollouts and "
-                "search=self_consistency make them"
+                f"{number_of(len(branch.path), 'fork')}; rollouts need one step after each "
+                "fork, as search=tree_rollouts and search=self_consistency make them"
             )
         rollouts.append(
             Rollout(

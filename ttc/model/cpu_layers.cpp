@@ -37,7 +37,7 @@ constexpr int64_t LINE = 64;     // bytes of a cache line; rows of weights are w
 constexpr int64_t GROUP = 16;    // columns that all rows of a block meet before the next ones
 constexpr int64_t BLOCK = 32;    // rows whose results are kept in float32 at a time
 constexpr int64_t CHUNK = 128;   // the most rows of a unit
-constexpr int64_t SLICE = 2048;  // bytes of weights' rows at a time, so that both stay in a cache
+constexpr int64_t SLICE = 2048;  // about so many bytes of weights' rows at a time, all alike
 constexpr int64_t PACKED = 384;  // words of weights' rows that are packed at a time
 constexpr int64_t PACKS = 2 * LANES;  // columns that are packed at a time
 constexpr int64_t MANY_ROWS = 96;     // from so many rows of a unit on it pays to pack weights
@@ -166,9 +166,12 @@ int64_t tiles(const Product<N>& p, int64_t row, int64_t begin, int64_t end) {
 
 template <typename N>
 void multiply(const Product<N>& p) {
-  constexpr int64_t SOME = SLICE / sizeof(typename N::Kept);
-  for (int64_t begin = 0; begin < p.width; begin += SOME) {
-    const int64_t end = std::min(begin + SOME, p.width);
+  constexpr int64_t LINES = SLICE / LINE, NUMBERS = LINE / sizeof(typename N::Kept);
+  const int64_t lines = (p.width + NUMBERS - 1) / NUMBERS;
+  const int64_t slices = std::max<int64_t>(1, (lines + LINES / 2) / LINES);
+  const int64_t some = (lines + slices - 1) / slices * NUMBERS;
+  for (int64_t begin = 0; begin < p.width; begin += some) {
+    const int64_t end = std::min(begin + some, p.width);
     int64_t row = 0;
     if constexpr (CELLS == 16) row = tiles<N, 8>(p, row, begin, end);
     row = tiles<N, 4>(p, row, begin, end);

@@ -279,7 +279,7 @@ def test_every_example_of_the_help_page_can_be_composed() -> None:
 def test_an_output_that_cannot_be_written_is_named() -> None:
     words = [sys.executable, "-m", "experiments.run", "--help"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "standard output cannot be written (No space left on device)" in done.stderr
 

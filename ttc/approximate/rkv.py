@@ -130,6 +130,11 @@ class RKV(Resident):
         text = Text(branch, chain[::-1], self.recent_tokens, self.budget_tokens)
         return text if text.own >= self.budget_tokens + self.buffer_tokens else None
 
+    @property
+    def longest_tail(self) -> float:
+        """As a text is cut down when its tail is full, after `buffer_tokens` more at the latest."""
+        return self.buffer_tokens
+
     def choice(self, queries: Tensor, keys: Tensor, scale: float) -> Tensor:
         """The tokens that stay of a text, in order, for each KV head: (kv_heads, budget_tokens).
 

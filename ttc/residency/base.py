@@ -178,6 +178,11 @@ class Residency(ABC):
         """Whether tails may stay where they are while other passes run and other branches join."""
         return True
 
+    @property
+    def longest_tail(self) -> float:
+        """The most tokens that a tail has room for at a time, as far as the policy cares."""
+        return inf
+
     def fits(self, tokens: int, states: int) -> float:
         """How many times over there is room for so many tokens and recurrent states, in all."""
         nbytes = self.memory.bytes_of(tokens, states)

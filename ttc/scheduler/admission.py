@@ -126,7 +126,7 @@ class Admission:
         rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
         self._make_compact(rows)
         residency = self.runtime.residency
-        self.capacity = tail_tokens(rows, residency.roomy)
+        self.capacity = tail_tokens(rows, residency)
         chosen = residency.groups(paths(rows), self.capacity)
         check_gate(self.gate, len(rows), chosen)
         return [[rows[i] for i in sorted(group)] for group in chosen]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ttc.residency.base import Residency
 from ttc.scheduler.rows import Row
 
 SHORT_TOKENS = 256
@@ -22,14 +23,14 @@ WRITTEN_PER_ROOM = 4
 the KV is empty then."""
 
 
-def tail_tokens(rows: Sequence[Row], roomy: bool) -> int:
+def tail_tokens(rows: Sequence[Row], residency: Residency) -> int:
     """The tokens that each tail of these rows has room for.
 
-    roomy: see `Residency.roomy`; where it is not so, a full tail has all rows wait and moves KV, so
-        that tails have room for `SHORT_TOKENS`.
+    Where the policy is not `roomy`, a full tail has all rows wait and moves KV, so that tails have
+    room for `SHORT_TOKENS`.
     """
-    longest = max(row.room for row in rows)
-    if not roomy:
+    longest = int(min(residency.longest_tail, max(row.room for row in rows)))
+    if not residency.roomy:
         return min(longest, SHORT_TOKENS)
     short = max(row.limit - row.start for row in rows) <= SHORT_TOKENS
     first = SHORT_STEP_TOKENS if short else FIRST_TOKENS

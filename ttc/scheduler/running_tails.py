@@ -42,7 +42,7 @@ class RunningTails:
         residency = self.runtime.residency
         everyone = [*rows, *joining]
         count = max(len(everyone), self.kv.rows or 0)
-        capacity = max(self.kv.tokens, tail_tokens(everyone, residency.roomy))
+        capacity = max(self.kv.tokens, tail_tokens(everyone, residency))
         grows = (count, capacity) != (self.kv.rows, self.kv.tokens)
         new_tokens = count * capacity if grows else 0
         new_tokens += sum(max(min(row.room, capacity), lengths.left(row)) for row in everyone)

@@ -66,5 +66,5 @@ def test_a_server_must_be_named() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("mcp") is not None, reason="with mcp")
 def test_without_the_package_it_is_named() -> None:
-    with pytest.raises(InvalidInput, match=r"pip install 'ttc-tree\[tools\]'"):
+    with pytest.raises(InvalidInput, match=r"pip install -e '\.\[tools\]'"):
         McpTools(server="true")

@@ -33,6 +33,7 @@ def test_every_search_has_settings_that_can_be_made_at_every_budget() -> None:
             assert type(setting.search(name, tokens, "m")) is SEARCHES[name.partition("+")[0]]
 
 
+@pytest.mark.slow
 def test_programs_are_chosen_by_each_way_to_run_them() -> None:
     setting = budgets.programs([640])
     rated = {

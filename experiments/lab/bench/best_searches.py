@@ -18,6 +18,7 @@ import experiments.runs.problem_loop  # noqa: F401  the record names the code th
 from experiments.eval.compare.figures import pair_figures, row_figures
 from experiments.eval.compare.rows import Row
 from experiments.eval.compare.show import draw as accuracy_against_compute
+from experiments.lab.bench.default_task import default_dtype
 from experiments.runs.finished import Run
 from experiments.runs.provenance import provenance
 
@@ -45,7 +46,7 @@ def run(problems: int, seeds: Sequence[int], budget: int, folder: Path, out: Pat
     given = f"--problems {problems} --seeds {','.join(map(str, seeds))} --budget {budget}"
     record = provenance(
         f"python -m experiments.bench best_searches {given}",
-        model="smollm2-135m, bfloat16, its real weights",
+        model=f"smollm2-135m, {default_dtype()}, its real weights",
     )
     record |= {"budget": budget, "rows": [], "pairs": pair_figures(rows, every=True)}
     for row in rows:

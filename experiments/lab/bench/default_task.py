@@ -13,6 +13,7 @@ from typing import Any
 import experiments.runs.problem_loop  # noqa: F401  the record names the code that a run uses
 from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.runs.provenance import provenance
+from ttc.model.packed_linear import has_bfloat16
 
 SEARCHES = {
     "greedy": ("none", "search=greedy verifier=none search.max_tokens=64"),
@@ -41,11 +42,16 @@ def run(problems: int, out: Path) -> None:
             rows.append(_row(name, verifier, summary))
     result = provenance(
         f"python -m experiments.bench default_task --problems {problems}",
-        model="smollm2-135m, bfloat16, its real weights",
+        model=f"smollm2-135m, {default_dtype()}, its real weights",
     )
     result |= {"rows": rows}
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
+
+
+def default_dtype() -> str:
+    """The type that `model.dtype=auto` takes on this machine's CPU."""
+    return "bfloat16" if has_bfloat16() else "float32"
 
 
 def _row(name: str, verifier: str, summary: dict[str, Any]) -> dict[str, Any]:

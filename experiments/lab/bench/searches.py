@@ -32,6 +32,7 @@ from experiments.lab.bench.budgets import (
     programs,
     word_problems,
 )
+from experiments.lab.bench.default_task import default_dtype
 from experiments.runs.build import make_engine, make_template, make_verifier
 from experiments.runs.data import Task, graded, load_task
 from experiments.runs.fingerprint import data_fingerprint, model_fingerprint
@@ -231,7 +232,8 @@ def write(rows: Sequence[Figures], command: str, model: str, out: Path) -> None:
     """The record: the rows, and each search compared with the baselines at its budget; a kill
     leaves the old one."""
     record = provenance(
-        f"python -m experiments.bench {command}", model=f"{model}, bfloat16, its real weights"
+        f"python -m experiments.bench {command}",
+        model=f"{model}, {default_dtype()}, its real weights",
     )
     record |= {"rows": rows, "comparisons": comparisons(rows)}
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from experiments.fit.train_verifier.auc import auc, auc_within
 from experiments.fit.train_verifier.evaluation import Candidates, Together, choices
 from experiments.fit.train_verifier.fitting import Rows, fit, loss, train
+from experiments.fit.train_verifier.lora import LoraSettings, LoraTraining
 from experiments.fit.train_verifier.problems import load_problems, split, unseen
 from experiments.fit.train_verifier.rollouts import Rollouts, Solution, solutions
 from experiments.fit.train_verifier.training import run
@@ -30,6 +31,7 @@ from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished
 from tests.helpers.scripted import Scripted
 from ttc import Branch, InvalidInput, Problem
+from ttc.model.loading import load
 from verifiers import ValueHead
 
 # ---------------------------------------------------------------- rollouts and labels
@@ -143,7 +145,7 @@ def test_a_split_keeps_whole_problems_and_both_parts(count: int, share: float, s
         (["train.continuations=0"], "train.labels=outcome"),
         (["train.lora_rank=-1"], r"train\.lora_rank=-1 must be 0"),
         (["train.lora_rank=4", "train.epochs=0"], r"train\.epochs=0 must be at least 1"),
-        (["train.lora_rank=4", "train.learning_rate=0"], r"learning_rate=0\.0 must be above 0"),
+        (["train.lora_rank=4", "train.learning_rate=2"], r"learning_rate=2\.0 .* at most 1"),
         (["train.rollouts=0"], "n=0 must be at least 1"),
         (["search=self_consistency"], "asks no verifier"),
         (["train.record=nowhere/at/all.json"], "in a folder that does not exist"),
@@ -162,7 +164,7 @@ def test_what_cannot_be_trained_is_refused_by_name(
 
 def test_a_folder_with_a_head_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "value_head.json").write_text("{}")
-    with pytest.raises(InvalidInput, match="holds a value head already"):
+    with pytest.raises(InvalidInput, match="holds a trained verifier already"):
         run(configuration("train_verifier", f"train.folder={tmp_path}"))
 
 
@@ -450,6 +452,33 @@ def test_what_is_trained_is_saved_described_and_loads_with_the_same_scores(
     )
     card = (tmp_path / "head" / "README.md").read_text()
     assert "verifier.model=head" in card and f"| test | {len(questions[::3])} |" in card
+
+
+def tuned(base: Path, learning_rate: float) -> list[torch.Tensor]:
+    """The factors of adapters that were trained to tell sums that end in 0 from others."""
+    model, tokenizer = load(str(base), dtype="float32")
+    training = LoraTraining(model, tokenizer, LoraSettings(2, 4, learning_rate, 4), seed=3)
+    solved = [
+        Solution(Problem(f"{a}+{b}"), [f"{a}", f"{end}"], [0.5, float(end == "0")], end == "0")
+        for a, b, end in product("01", "01", "01+? ")
+    ]
+    fit = training.run(solved, solved[::3], "soft")  # 5 batches, 4 times
+    assert fit.after < fit.before and min(fit.validation.values()) == fit.validation[fit.epoch]
+    return [weights.detach().clone() for weights in _updates(model)]
+
+
+def test_adapters_follow_from_the_seed(base: Path) -> None:
+    once, again = tuned(base, 0.01), tuned(base, 0.01)
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+    assert any(weights.any() for weights in once)
+
+
+def test_a_training_that_diverges_names_its_rate(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoraTraining, "mean_loss", lambda training, rows: float("nan"))
+    with pytest.raises(InvalidInput, match=r"learning_rate=0\.01 is too high: the loss was nan"):
+        tuned(base, 0.01)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from transformers import get_cosine_schedule_with_warmup
 
 from experiments.cli.output import say
 from experiments.fit.train_verifier.fitting import check_targets, loss
@@ -44,8 +46,10 @@ class LoraSettings:
         for name, value in (("epochs", self.epochs), ("batch", self.batch)):
             if value < 1:
                 raise InvalidInput(f"train.{name}={value} must be at least 1")
-        if not self.learning_rate > 0:
-            raise InvalidInput(f"train.learning_rate={self.learning_rate} must be above 0")
+        if not 0 < self.learning_rate <= 1:
+            raise InvalidInput(
+                f"train.learning_rate={self.learning_rate} must be above 0 and at most 1"
+            )
 
 
 def check_peft() -> None:
@@ -109,12 +113,16 @@ def examples(head: ValueHead, solved: Sequence[Solution], labels: Labels) -> lis
 
 class LoraTraining:
     """model: a causal language model as `ttc.model.loading.load` gives it; the adapters are put
-    into it. prompt, separator: as of `ValueHead`."""
+    into it. seed: of their first weights and of the order of solutions. prompt, separator: as of
+    `ValueHead`."""
 
-    def __init__(self, model: Any, tokenizer: Any, settings: LoraSettings, **layout: str):
+    def __init__(
+        self, model: Any, tokenizer: Any, settings: LoraSettings, seed: int, **layout: str
+    ):
         from peft import LoraConfig, get_peft_model
 
         self.settings = settings
+        self.order = torch.Generator().manual_seed(seed)
         self.head = ValueHead.on(model, tokenizer, **layout)
         self.linear = cast(nn.Linear, self.head.head)
         config = LoraConfig(
@@ -123,15 +131,17 @@ class LoraTraining:
             target_modules="all-linear",
             task_type="CAUSAL_LM",
         )
-        self.adapted: Any = get_peft_model(model, config)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.adapted: Any = get_peft_model(model, config)
         self.body = model.base_model
 
     def run(
-        self, solved: Sequence[Solution], validation: Sequence[Solution], labels: Labels, seed: int
+        self, solved: Sequence[Solution], validation: Sequence[Solution], labels: Labels
     ) -> LoraFit:
         """Train on some solutions; keep what is best on the others after an epoch.
 
-        Raises InvalidInput where there is nothing to tell apart.
+        Raises InvalidInput where there is nothing to tell apart, and where training diverges.
         """
         train, held_out = (examples(self.head, part, labels) for part in (solved, validation))
         targets, others = _targets(train), _targets(held_out)
@@ -141,21 +151,22 @@ class LoraTraining:
         self._start(constant)
         steps = self.settings.epochs * -(-len(train) // self.settings.batch)
         optimizer = torch.optim.AdamW(self._parameters(), lr=self.settings.learning_rate)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, self.settings.learning_rate, total_steps=steps, pct_start=WARM_UP
-        )
-        order = torch.Generator().manual_seed(seed)
+        schedule = get_cosine_schedule_with_warmup(optimizer, int(WARM_UP * steps), steps)
         kept: list[Tensor] = []
         for epoch in range(1, self.settings.epochs + 1):
-            for batch in with_progress(
-                list(self._batches(train, order)), f"epoch {epoch}", "batches"
-            ):
+            batches = list(self._batches(train))
+            for batch in with_progress(batches, f"epoch {epoch}", "batches"):
                 optimizer.zero_grad()
                 self._loss(batch).backward()
                 nn.utils.clip_grad_norm_(self._parameters(), 1.0)
                 optimizer.step()
                 schedule.step()
-            fit.validation[epoch] = self._mean_loss(held_out)
+            fit.validation[epoch] = self.mean_loss(held_out)
+            if not math.isfinite(fit.validation[epoch]):
+                raise InvalidInput(
+                    f"train.learning_rate={self.settings.learning_rate:g} is too high: the loss "
+                    f"was {fit.validation[epoch]} after epoch {epoch}; give a lower one"
+                )
             say(f"validation loss after epoch {epoch}: {fit.validation[epoch]:.4f}")
             if fit.validation[epoch] == min(fit.validation.values()):
                 fit.epoch = epoch
@@ -163,7 +174,7 @@ class LoraTraining:
         with torch.no_grad():
             for parameter, value in zip(self._parameters(), kept, strict=True):
                 parameter.copy_(value)
-        fit.after = self._mean_loss(train)
+        fit.after = self.mean_loss(train)
         return fit
 
     def save(self, folder: Path, base: str) -> None:
@@ -186,8 +197,8 @@ class LoraTraining:
         with torch.no_grad():
             self.linear.bias.copy_(torch.stack([-log_odds / 2, log_odds / 2]))
 
-    def _batches(self, rows: list[Example], order: torch.Generator) -> Iterator[list[Example]]:
-        drawn = torch.randperm(len(rows), generator=order).tolist()
+    def _batches(self, rows: list[Example]) -> Iterator[list[Example]]:
+        drawn = torch.randperm(len(rows), generator=self.order).tolist()
         for first in range(0, len(rows), self.settings.batch):
             yield [rows[place] for place in drawn[first : first + self.settings.batch]]
 
@@ -212,7 +223,8 @@ class LoraTraining:
         return summed / counts.sum()
 
     @torch.no_grad()
-    def _mean_loss(self, rows: Sequence[Example]) -> float:
+    def mean_loss(self, rows: Sequence[Example]) -> float:
+        """Over the steps of all solutions, in nats."""
         size = self.settings.batch
         odds = [self._log_odds(rows[at : at + size]).cpu() for at in range(0, len(rows), size)]
         targets, counts = _weighted(rows)

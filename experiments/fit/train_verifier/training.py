@@ -105,7 +105,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     (folder / "README.md").write_text(card(record, config), encoding="utf-8")
     if config.train.record is not None:
         Path(config.train.record).write_text(as_json(record), encoding="utf-8")
-    show(f"{tables(record)}\n\nvalue head: {folder}")
+    show(f"{tables(record)}\n\n{work.name}: {folder}")
     return record
 
 
@@ -125,8 +125,8 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
     check_run(config)
     if (Path(settings.folder) / SETTINGS).exists():
         raise InvalidInput(
-            f"{settings.folder} holds a value head already; choose another train.folder, or delete "
-            "it"
+            f"{settings.folder} holds a trained verifier already; choose another train.folder, or "
+            "delete it"
         )
     if settings.record is not None and not Path(settings.record).parent.is_dir():
         raise InvalidInput(
@@ -232,9 +232,8 @@ class Work:
             head.save(folder, base=model.name)
             return head, fitted
         policy = load(model.name, device=model.device, dtype=model.dtype)
-        training = LoraTraining(*policy, self.lora, **layout)
-        seed = self.config.run.seed
-        tuned = training.run(solved["train"], solved["validation"], settings.labels, seed)
+        training = LoraTraining(*policy, self.lora, self.config.run.seed, **layout)
+        tuned = training.run(solved["train"], solved["validation"], settings.labels)
         training.save(folder, base=model.name)
         return ValueHead(str(folder), device=str(model.device), dtype=model.dtype), tuned
 

@@ -131,8 +131,9 @@ class LoraTraining:
             target_modules="all-linear",
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        # peft draws the first weights on the CPU, whatever the model's device is.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
             self.adapted: Any = get_peft_model(model, config)
         self.body = model.base_model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from experiments.cli.command import perform
 from experiments.cli.output import show
+from experiments.cli.tables import WIDTH
 from ttc.wording import number_of
 
 if TYPE_CHECKING:
@@ -66,7 +68,11 @@ def published(arguments: argparse.Namespace) -> int:
         return 0
     errors = _run(recipe, folder, cells) if arguments.run else {}
     show(beside(recipe, folder, arms).text())
-    show("\n".join(["\nwhat differs:", *(f"- {x}" for x in differences(recipe, folder, arms))]))
+    lines = [
+        textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ")
+        for text in differences(recipe, folder, arms)
+    ]
+    show("\n".join(["\nwhat differs:", *lines]))
     if errors:
         show("\n".join(["", f"{len(errors)} of {number_of(len(cells), 'run')} could not be made:"]))
         show("\n".join(f"  {name}: {text}" for name, text in errors.items()))

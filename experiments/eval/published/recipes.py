@@ -14,7 +14,10 @@ GPQA_MAIN = 448
 """Problems of the data sets."""
 
 SHORT = "taken as 500 tokens a solution; an assumption, as the sources give no count"
-LONG = "of which DeepConf's Table 10 counts 2.32e8 tokens for 512 x 30 texts of Qwen3-8B"
+LONG = (
+    "22,000 a text, by Table 10: 512 texts on each of 30 problems have 2.77e8 tokens with "
+    "Qwen3-8B, 4.01e8 with DeepSeek-8B (1.24e8 online) and 3.23e8 with gpt-oss-120b (0.49e8 online)"
+)
 
 # ---------------------------------------------------------------- particle filtering
 
@@ -146,13 +149,13 @@ SEARCH_AND_LEARN = Recipe(
 REBASE = Recipe(
     name="rebase",
     title="REBASE with Llemma-7B and 32 samples on MATH-500",
-    source="arXiv 2408.00724 (read in a summary, not in the paper: 46.8, where a 34B model with 64 "
-    "samples and a majority has 46.7)",
+    source="arXiv 2408.00724, Table 1 (where Llemma-34B with 64 samples and a weighted vote has "
+    "46.7)",
     setting="github.com/thu-wyz/inference_scaling at 0fe7da9: hype-parameters/rebase.yaml, "
     "rebase.py",
     differs=(
-        "their reward model (tkitsers/Llemma-reward-model) has no verifier here; Math-Shepherd "
-        "takes its place",
+        "their reward model is a Llemma-34B (tkitsers/Llemma-reward-model), which has no "
+        "verifier here; Math-Shepherd-7B takes its place",
         "their steps end before the next `Step N`; here at a line break",
         "their prompt is the problem alone, in the form that the model was trained on; here it is "
         "this project's for MATH-500",
@@ -165,8 +168,10 @@ REBASE = Recipe(
 # ---------------------------------------------------------------- s1
 
 WAITS = {0: 50.0, 1: 53.3, 2: 53.3, 4: 56.7, 6: 56.7}
-S1_MATH500 = {0: 92.6, 1: 92.8, 2: 93.0}
-S1_DIAMOND = {0: 56.6, 1: 59.6, 2: 59.6}
+S1_MATH500 = {0: 93.0, 1: 92.8, 2: 93.0}
+S1_DIAMOND = {0: 57.6, 1: 59.6, 2: 59.6}
+"""Percent by the number of waits. 0 waits is their "No extrapolation": thinking has a limit, and
+its end is not put off."""
 ON_MATH500 = (
     "dataset.name=math500",
     "dataset.hub=HuggingFaceH4/MATH-500",
@@ -200,8 +205,8 @@ def _waits(
 S1 = Recipe(
     name="s1",
     title="budget forcing with s1-32B: the end of thinking put off by `Wait`",
-    source="AIME 2024: github.com/simplescaling/s1/issues/19; MATH-500 and GPQA-diamond: the "
-    "paper's table as github.com/simplescaling/s1/issues/134 gives it",
+    source="arXiv 2501.19393, Table 4, for 0 and 2 waits; github.com/simplescaling/s1/issues/19 "
+    "for the others on AIME 2024, and issues/134 for 1 wait on MATH-500 and GPQA-diamond",
     setting="github.com/simplescaling/s1: README.md, eval/commands.sh",
     differs=(
         "their answers are read by gpt-4o-mini before they are graded; here by rules",
@@ -222,6 +227,13 @@ S1 = Recipe(
 
 # ---------------------------------------------------------------- DeepConf
 
+DEEPSEEK_8B = (
+    "model.name=deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
+    "search.top_k=0",
+    "search.max_tokens=64000",
+    'dataset.instruction="{question}"',
+    'dataset.system="该助手为DeepSeek-R1，由深度求索公司创造。\\n今天是2025年5月28日，星期一。\\n"',
+)
 GPT_OSS = (
     "model.name=openai/gpt-oss-120b",
     "search.temperature=1.0",
@@ -233,26 +245,60 @@ GPT_OSS = (
 DEEP_CONF = Recipe(
     name="deep_conf",
     title="DeepConf against a majority of 512 samples on AIME 2025",
-    source="arXiv 2508.15260, Tables 1, 8 and 10, as two digests of the paper quote them",
-    setting="arXiv 2508.15260, Table 11 and Appendix F, as a digest of the paper quotes them",
+    source="arXiv 2508.15260: Qwen3-8B and DeepSeek-8B in Tables 6 (majority, mean), 7 (tail) and "
+    "8 (lowest group of 2,048 tokens), pass@1 and gpt-oss-120b in Table 1, online in Table 10",
+    setting="arXiv 2508.15260, Tables 11 and 12 and Appendix F; DeepSeek-8B's system text: "
+    "github.com/facebookresearch/deepconf at 21057ed, helper.py",
     differs=(
         "their values are means over 64 draws of 512 from 4,096 samples; here one draw",
         "every arm samples for itself here; `experiments.select` compares the rules on the samples "
         "of one run",
-        "their program leaves the sampled token out of a token's confidence; here the 20 likeliest "
-        "count, whichever was sampled",
+        "their changes to vLLM leave the sampled token out of a token's confidence; here the 20 "
+        "likeliest count, whichever was sampled",
+        "online: samples are made four at a time here and at least four must vote; they make one "
+        "at a time. One is stopped up to 15 tokens later",
+        "gpt-oss: the date in its system text is the day of the run",
+        "answers are graded by math-verify here, by math_equal of hao-ai-lab/Dynasor there",
     ),
-    solution_tokens=15_100,
+    solution_tokens=22_000,
     cost=LONG,
     arms=(
         Arm("Qwen3-8B-majority", preset("majority"), {"maj@512": 82.6}, AIME, 512),
-        Arm("Qwen3-8B-lowest_group", preset("deep_conf"), {"accuracy": 74.2}, AIME, 512),
+        Arm("Qwen3-8B-lowest_group", preset("deep_conf"), {"accuracy": 77.9}, AIME, 512),
         Arm(
             "Qwen3-8B-mean",
             preset("deep_conf", "search.measure=mean"),
             {"accuracy": 74.0},
             AIME,
             512,
+        ),
+        Arm(
+            "DeepSeek-8B-majority",
+            preset("majority", *DEEPSEEK_8B),
+            {"pass@1": 76.9, "maj@512": 82.3},
+            AIME,
+            512,
+        ),
+        Arm(
+            "DeepSeek-8B-lowest_group",
+            preset("deep_conf", *DEEPSEEK_8B),
+            {"accuracy": 87.3},
+            AIME,
+            512,
+        ),
+        Arm(
+            "DeepSeek-8B-tail",
+            preset("deep_conf", *DEEPSEEK_8B, "search.measure=tail"),
+            {"accuracy": 87.4},
+            AIME,
+            512,
+        ),
+        Arm(
+            "DeepSeek-8B-online",
+            preset("deep_conf", *DEEPSEEK_8B, "search.mode=online"),
+            {"accuracy": 86.4},
+            AIME,
+            158,
         ),
         Arm(
             "gpt-oss-120b-majority",
@@ -273,7 +319,7 @@ DEEP_CONF = Recipe(
             preset("deep_conf", *GPT_OSS, "search.mode=online"),
             {"accuracy": 97.9},
             AIME,
-            512,
+            78,
         ),
     ),
 )
@@ -388,7 +434,8 @@ SMALL_MODELS = Recipe(
     setting="Llama 3.2: 8 shots with reasoning for GSM8K, none for GPQA; Qwen2.5's harness and "
     "prompts are not published",
     differs=(
-        "GSM8K: the worked examples are the first 8 rows of the train split",
+        "GSM8K: the worked examples are the first rows of the train split: 8 for Llama, as its "
+        "card says, and 4 for Qwen2.5, which does not say for its instruct models",
         "GPQA: the card does not say which subset; here it is gpqa_main, with reasoning",
         "the prompts are this project's",
     ),

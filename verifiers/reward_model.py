@@ -43,7 +43,7 @@ class RewardModel(ABC):
     model: a hub id or a folder, loaded at first use; or a loaded (model, tokenizer).
     separator: what ends a step in a branch's text. Each step gets a score. One that is not ended
         yet is rated as it is: its end is put after it for that rating alone.
-    device, dtype: as for `Engine.from_pretrained`.
+    device, dtype: as for `ttc.model.loading.load`.
     thoughts: rate what a model thinks too, and not its answer alone. While it still thinks there is
         no answer, and its text so far is rated.
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +21,10 @@ from ttc.model.grouped_loading import bytes_in_folder, check_layout, read_groupe
 from ttc.model.model_files import opened, whole_folder
 from ttc.model.multimodal import text_decoder
 from ttc.model.packed_linear import has_bfloat16
+from ttc.model.partition import partition
 from ttc.model.quantized import check_quantization
 from ttc.model.reward_heads import HeadedModel, read_head
+from ttc.model.runner_choice import compiled_decoder
 from ttc.model.stored_loading import bytes_in_file, read_stored, why_not
 from ttc.text.chat import check_template
 from ttc.time_limit import limited
@@ -40,7 +43,7 @@ PER_BYTE, PER_BYTE_QUANTIZED = 4, 32
 quantized ones take a bit or two."""
 
 
-def load(
+def load(  # noqa: PLR0913 - what a model is read as, each by its name
     name: str | os.PathLike[str],
     *,
     device: str | torch.device | None = None,
@@ -48,17 +51,21 @@ def load(
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
     quantized: bool = False,
+    compiled: bool = False,
     over: Over | None = None,
     place_weights: PlaceWeights | None = None,
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer), ready for inference; of a multimodal model the text decoder.
 
     device: None or "auto" for CUDA where there is one, else the CPU. dtype: None or "auto" for
-    bfloat16 where the device has units for it, else float32. gguf_file: which of a folder's or a
-    hub model's .gguf files to read. trust_remote_code: run Python code that comes with the model.
+    bfloat16 where the device has units for it, else float32 (see `compiled`). gguf_file: which of
+    a folder's or a hub model's .gguf files to read. trust_remote_code: run Python code that comes
+    with the model.
     quantized: keep the weights of a .gguf file, or the integers of a folder of GPTQ, AWQ or
     compressed-tensors, as they are stored, on a CPU; without a C++ compiler those of a .gguf file
     are unpacked as ever, with a warning.
+    compiled: the model's layers run compiled on a CPU where they can. Then dtype "auto" is bfloat16
+    for such a model on every CPU, as the compiled layers need no units for it.
     over: the devices that layers run on, beginning with `device` (see `ttc.model.device_map`).
     place_weights: asked for a map before any weight is read; with `quantized` it is asked once all
     are there, and moves nothing.
@@ -93,7 +100,9 @@ def load(
             if place_weights is not None:
                 place_weights(model, place)
             return model, tokenizer
-        empty = _without_weights(source, kind, config, precision, trust_remote_code)
+        build = partial(_without_weights, source, kind, config, trust_remote_code=trust_remote_code)
+        choose = compiled and method is None and _auto_is_open(dtype, place)
+        empty, precision = _empty(build, precision, choose)
         places: dict[str, Any] = {"": place}
         if place_weights is not None or over is not None:
             if method is not None:
@@ -170,7 +179,8 @@ def configuration(
     quantized: bool = False,
     **source: Any,
 ) -> tuple[Any, torch.dtype, Mapping[str, int]]:
-    """Return (configuration, dtype, bytes) of what `load` would give, without reading weights.
+    """Return (configuration, dtype, bytes) of what `load` would give with `compiled`, without
+    reading weights.
 
     source: gguf_file, trust_remote_code. bytes: of each weight that stays as it is stored, by its
     name. Raises UnsupportedModel for quantized weights that do not, whose sizes a configuration
@@ -192,6 +202,8 @@ def configuration(
                 f"its weights are quantized by {method!r}, and memory=auto plans for plain ones, "
                 "and on a CPU for those that stay as they are stored (quantized=True)"
             )
+        if _auto_is_open(dtype, place) and partition(config, torch.bfloat16).compiled:
+            precision = torch.bfloat16
         return config, precision, {}
 
 
@@ -365,6 +377,23 @@ def chosen_device(device: str | torch.device | None) -> torch.device:
             f"device={device!r} was asked for, but no CUDA device is available; use cpu"
         )
     return place
+
+
+def _auto_is_open(dtype: str | torch.dtype | None, device: torch.device) -> bool:
+    """Whether it depends on the model which type "auto" is: its modules are faster in float32 on
+    such a CPU, and compiled layers in bfloat16."""
+    return dtype in (None, "auto") and device.type == "cpu" and not has_bfloat16()
+
+
+def _empty(
+    build: Callable[[torch.dtype], Any], dtype: torch.dtype, choose: bool
+) -> tuple[Any, torch.dtype]:
+    """A model without weights, and its type: bfloat16 with `choose` if its layers run compiled."""
+    if choose:
+        empty = build(torch.bfloat16)
+        if compiled_decoder(empty) is not None:
+            return empty, torch.bfloat16
+    return build(dtype), dtype
 
 
 def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:

@@ -23,6 +23,7 @@ def load_runner(
 ) -> tuple[Any, Any, ModelRunner]:
     """(model, tokenizer, runner). placement: None for all weights on the device, or on those of
     `over`. how: see `ttc.model.loading.load`."""
+    how["compiled"] = runner in ("auto", "fused")
     if placement is None:
         model, tokenizer = load(name, over=over, **how)
         return model, tokenizer, runner_for(model, runner, pack=True)

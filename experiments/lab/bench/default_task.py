@@ -13,7 +13,7 @@ from typing import Any
 import experiments.runs.problem_loop  # noqa: F401  the record names the code that a run uses
 from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.runs.provenance import provenance
-from ttc.model.packed_linear import has_bfloat16
+from ttc.model.loading import configuration
 
 SEARCHES = {
     "greedy": ("none", "search=greedy verifier=none search.max_tokens=64"),
@@ -50,8 +50,8 @@ def run(problems: int, out: Path) -> None:
 
 
 def default_dtype() -> str:
-    """The type that `model.dtype=auto` takes on this machine's CPU."""
-    return "bfloat16" if has_bfloat16() else "float32"
+    """The type that `model.dtype=auto` takes for the default model on this machine's CPU."""
+    return str(configuration("smollm2-135m", device="cpu")[1]).removeprefix("torch.")
 
 
 def _row(name: str, verifier: str, summary: dict[str, Any]) -> dict[str, Any]:

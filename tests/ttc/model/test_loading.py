@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import gguf
 import huggingface_hub.constants
@@ -23,16 +24,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import ttc.model.default_model
 from tests.helpers.processes import finished
 from ttc import Engine, InvalidInput, Sampling, UnsupportedModel
-from ttc.model.loading import load, load_headed, load_tokenizer
+from ttc.attention.fused import SWITCH
+from ttc.model import layers_kernel
+from ttc.model.loading import configuration, load, load_headed, load_tokenizer
 
 
-def save(folder: Path) -> LlamaForCausalLM:
+def save(folder: Path, width: int = 16) -> LlamaForCausalLM:
     """Write a tiny random model and a tokenizer of single letters into `folder`."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=16,
-        hidden_size=16,
-        intermediate_size=16,
+        hidden_size=width,
+        intermediate_size=width,
         num_hidden_layers=1,
         num_attention_heads=2,
     )
@@ -65,6 +68,28 @@ def test_weights_come_in_the_type_asked_for(tmp_path: Path, dtype: str | torch.d
         tokenizer.encode("a j z", add_special_tokens=False) == [2, 11, 0]
         and tokenizer.eos_token_id == 1
     )
+
+
+def test_auto_is_the_type_that_the_layers_of_a_model_are_faster_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU without units for bfloat16, compiled layers are faster in it, and modules slower."""
+    monkeypatch.setattr("ttc.model.loading.has_bfloat16", lambda: False)
+    save(tmp_path, width=32)  # the least that fills a vector
+
+    def types(**options: Any) -> list[torch.dtype]:
+        engine = Engine.from_pretrained(tmp_path, device="cpu", **options)
+        return [engine.dtype, configuration(tmp_path, device="cpu", **options)[1]]
+
+    compiled = torch.float32 if layers_kernel.why_not() else torch.bfloat16
+    assert types() == types(dtype="auto") == [compiled] * 2
+    assert types(dtype="float32") == [torch.float32] * 2
+    assert Engine.from_pretrained(tmp_path, runner="modules", device="cpu").dtype == torch.float32
+    assert load(tmp_path, device="cpu")[0].dtype == torch.float32
+    monkeypatch.setenv(SWITCH, "0")
+    assert types() == [torch.float32] * 2
+    monkeypatch.setattr("ttc.model.loading.has_bfloat16", lambda: True)
+    assert types() == [torch.bfloat16] * 2
 
 
 def test_loading_shows_no_bar_and_leaves_the_callers_own_alone(

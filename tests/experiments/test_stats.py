@@ -61,6 +61,7 @@ def test_mcnemar_by_its_formula() -> None:
     assert mcnemar(1, 7) == mcnemar(7, 1) == pytest.approx(0.0339, abs=5e-5)  # Fagerland, 2013
     assert mcnemar(6, 16) == pytest.approx(0.033006, abs=5e-7)  # cavo_2012 in R's contingencytables
     assert mcnemar(59, 6) == pytest.approx(2 * (1 - NormalDist().cdf(53 / math.sqrt(65))))
+    assert mcnemar(0, 125) == pytest.approx(5.0895e-29, rel=1e-4)  # R's 2 * pnorm(-sqrt(125))
 
 
 def test_tango_as_it_is_published() -> None:

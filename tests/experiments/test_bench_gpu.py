@@ -81,11 +81,24 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
     _, found = record_of(tmp_path, part("hangs", code, seconds=3), GOOD)
     assert [one["verdict"] for one in found] == ["too long", "right"]
     assert found[0]["rows"] == [{"case": "a", "verdict": "right"}]
-    assert "ended after 3 s, with 1 cases done" in found[0]["error"]
+    assert "ended after 3 s, with 1 case done" in found[0]["error"]
     assert alive.exists()
     alive.unlink()
     time.sleep(0.3)
     assert not alive.exists()
+
+
+def test_a_file_that_was_sent_is_shown_case_by_case(tmp_path: Path) -> None:
+    hot = part("hot", "say(case='b', verdict='failed', error='too hot')")
+    fast = part("fast", "say(case='a', verdict='measured', step_ms=12.345, replayed=3)")
+    record_of(tmp_path, fast, hot)
+    text = first_contact.report(tmp_path / "contact.json")
+    assert "smollm2-135m" in text and "**fast**: measured" in text
+    assert "- a: measured; step_ms 12.3; replayed 3" in text
+    assert "- b: failed; error too hot" in text
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(InvalidInput, match=r"other\.json is no file of `bench gpu`"):
+        first_contact.report(tmp_path / "other.json")
 
 
 def test_what_is_not_reached_in_time_is_left_out(tmp_path: Path) -> None:
@@ -146,6 +159,8 @@ def test_each_part_is_rehearsed(name: str, tmp_path: Path) -> None:
     code, (found,) = record_of(tmp_path, made, asked=Asked(True, model, None))
     assert code == 0, found
     assert found["verdict"] in (machine.RIGHT, machine.MEASURED) and found["rows"]
+    if name in ("lbs", "helm", "capture"):  # each arm fits, as small as it is
+        assert {row["verdict"] for row in found["rows"]} == {machine.MEASURED}
 
 
 @without_gpu

@@ -75,8 +75,9 @@ def parser() -> argparse.ArgumentParser:
         )
         one.add_argument("--model", default="smollm2-135m", help="what `steps` runs")
         one.add_argument("--peer", help="the python of an environment with vLLM")
-    contact.add_argument("--minutes", type=float, default=20.0, help="of all; default: 20")
+    contact.add_argument("--minutes", type=float, help="of all; default: 20, rehearsed 60")
     contact.add_argument("--out", type=Path, default=Path("first_contact.json"))
+    contact.add_argument("--show", type=Path, help="print what such a file says, and run nothing")
     part.add_argument("--out", type=Path, required=True)
     paper = commands.add_parser(
         "roofline", help="a step's bytes, operations and least times on three GPUs, on paper"
@@ -389,6 +390,11 @@ def _gpu(arguments: argparse.Namespace) -> int:
     from experiments.lab.bench.gpu import first_contact
     from experiments.lab.bench.gpu.parts import Asked
 
+    if arguments.show is not None:
+        from experiments.cli.output import show
+
+        show(first_contact.report(arguments.show))
+        return 0
     asked = Asked(arguments.rehearse, arguments.model, arguments.peer)
     return first_contact.run(asked, arguments.minutes, arguments.out)
 

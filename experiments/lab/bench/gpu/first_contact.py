@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.output import say, show
-from experiments.cli.tables import Table
+from experiments.cli.tables import Table, amount
 from experiments.lab.bench.gpu.machine import FAILED, LEFT_OUT, MEASURED, RIGHT, WRONG, Machine, Row
-from experiments.lab.bench.gpu.parts import Asked, Part, parts
+from experiments.lab.bench.gpu.parts import REHEARSAL_TIMES, Asked, Part, parts
 from experiments.runs.provenance import provenance
+from ttc.errors import InvalidInput
+from ttc.wording import number_of
 
 TOO_LONG, KILLED = "too long", "killed"
 GOOD = (RIGHT, MEASURED, LEFT_OUT)
@@ -33,14 +35,18 @@ TAIL = 4000
 """Characters of a failed part's last words that are kept."""
 
 
-def run(asked: Asked, minutes: float, out: Path, all_parts: Sequence[Part] | None = None) -> int:
+def run(
+    asked: Asked, minutes: float | None, out: Path, all_parts: Sequence[Part] | None = None
+) -> int:
     """Run the parts one after the other, print a table and write the file. Returns 1 where a part
     is not as it should be, else 0.
 
-    minutes: of all parts together; what is not reached is left out. Raises InvalidInput without a
-    GPU, unless it is a rehearsal.
+    minutes: of all parts together, None for `MINUTES`, and longer in a rehearsal; what is not
+    reached is left out. Raises InvalidInput without a GPU, unless it is a rehearsal.
     """
     Machine.of(asked.rehearse)
+    if minutes is None:
+        minutes = MINUTES * (REHEARSAL_TIMES if asked.rehearse else 1)
     end = time.monotonic() + 60 * minutes
     words = " ".join(["python -m experiments.bench", *sys.argv[1:]])
     simulated = "the GPU: a rehearsal" if asked.rehearse else "nothing"
@@ -81,7 +87,8 @@ def run_part(part: Part, asked: Asked, seconds: float) -> dict[str, Any]:
     verdict = _verdict(rows, late, code)
     why = "" if verdict in GOOD else _why(rows, said, code)
     if late:
-        why = f"{said}\nended after {seconds:.0f} s, with {len(rows)} cases done".lstrip()
+        why = f"{said}\nended after {seconds:.0f} s, with {number_of(len(rows), 'case')} done"
+        why = why.lstrip()
     return _part(part, verdict, rows, taken, why)
 
 
@@ -163,3 +170,28 @@ def table(record: dict[str, Any]) -> str:
             [part["about"], part["verdict"], cases, f"{part['seconds']:.0f} s", last[0][:200]]
         )
     return Table("", ("part", "verdict", "cases", "time", "why"), lines).markdown()
+
+
+def report(file: Path) -> str:
+    """What a file that was sent says, as Markdown: where it was made, the table, and each case with
+    its figures. Raises InvalidInput for another file."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        head = f"`{record['command']}`, {record['model']}, at {record['commit'][:7]}"
+        parts = [f"**{p['about']}**: {p['verdict']}\n\n{_cases(p)}" for p in record["parts"]]
+        return "\n\n".join([head, table(record), *parts])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{file} is no file of `bench gpu` ({error})") from error
+
+
+def _cases(part: dict[str, Any]) -> str:
+    lines = []
+    for row in part["rows"]:
+        figures = [f"{k} {_figure(v)}" for k, v in row.items() if k not in ("case", "verdict")]
+        lines.append(f"- {row['case']}: {'; '.join([row['verdict'], *figures])}")
+    error = [f"```\n{part['error']}\n```"] if part["error"] else []
+    return "\n\n".join(["\n".join(lines), *error]).strip()
+
+
+def _figure(value: Any) -> str:
+    return amount(value) if isinstance(value, float) and abs(value) < 1e21 else str(value)

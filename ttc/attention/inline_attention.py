@@ -1,10 +1,10 @@
 """Models that compute attention in their modules' own code, brought to call attention functions as
 other models do.
 
-While the engine has such a model, the class of each attention module is a subclass of its own, in
-which one method is
-another: `_attn`, where the module computes attention in a method of that name, or `forward`, by one
-of `FORWARDS`. Everything else of the module stays, so copies, hooks and weights are as before.
+While the engine has such a model, each attention module has a subclass of its class, in which one
+method is replaced: `_attn`, where the module computes attention in a method of that name, or
+`forward`, by one of `FORWARDS`. Everything else of the module stays, so copies, hooks and weights
+are as before.
 """
 
 from __future__ import annotations

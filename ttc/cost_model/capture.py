@@ -222,10 +222,10 @@ def mini_batches(
 ) -> list[list[int]]:
     """Dynamic mini-batch formation (section IV-C.3): which requests load together, greedily.
 
-    requests: (#ACT, #KV) of each. most: the blocks that a mini-batch has room for. It takes one
-    request after the
-    other: of those that fit the one that leaves F_b least, of equals the first. It ends where F_b
-    was last within `NEAR_LEAST` of the least on the way, which makes it large as well as balanced.
+    requests: (#ACT, #KV) of each. limit: the blocks that a mini-batch has room for. It takes one
+    request after the other: of those that fit the one that leaves F_b least, of equals the first.
+    It ends where F_b was last within `NEAR_LEAST` of the least on the way, which makes it large as
+    well as balanced.
     The paper takes requests in their order, each that lowers F_b; with small requests that ends at
     the first balance that comes by chance. Raises InvalidInput for a request that fits no
     mini-batch.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,3 +53,30 @@ def test_the_table_of_another_processor_has_both_types_beside_generate() -> None
     ]
     last = prefix.avx2_table({"rows": rows}).splitlines()[-1]
     assert last == "| 1,024 | 8 | 90 ms | 30 ms (3.0x) | 45 ms (2.0x) |"
+
+
+@pytest.mark.parametrize(
+    ("units", "named"), [(True, "bfloat16"), (False, "generate in float32 and engine in bfloat16")]
+)
+def test_the_short_cases_run_in_the_type_that_each_way_is_faster_in(
+    units: bool, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    types = {"generate": "bfloat16" if units else "float32", "engine": "bfloat16"}
+    monkeypatch.setattr(prefix, "generate_dtype", lambda: types["generate"])
+    monkeypatch.setattr(prefix, "default_dtype", lambda model: types["engine"])
+    asked: list[list[str]] = []
+
+    def measured(words: list[str], environment: Any) -> dict[str, Any]:
+        asked.append(words)
+        return {"step_ms": 1.0, "prefill_s": 1.0, "kv_bytes": 0, "peak_bytes": 0}
+
+    monkeypatch.setattr(prefix, "_measure", measured)
+    monkeypatch.setattr(prefix, "read_bandwidth", lambda: 1e9)
+    weight = SimpleNamespace(numel=lambda: 1, element_size=lambda: 2)
+    model = SimpleNamespace(parameters=lambda: [weight])
+    monkeypatch.setattr(prefix, "load", lambda name, dtype: (model, None))
+    prefix.run("short", "a-model", tmp_path / "figures.json")
+    assert {words[0]: words[-1] for words in asked} == types
+    assert len(asked) == 2 * len(prefix.SHORT)
+    record = json.loads((tmp_path / "figures.json").read_text())
+    assert record["model"].startswith(f"a-model, {named}, its real weights")

@@ -18,7 +18,7 @@ import experiments.runs.problem_loop  # noqa: F401  the record names the code th
 from experiments.eval.compare.figures import pair_figures, row_figures
 from experiments.eval.compare.rows import Row
 from experiments.eval.compare.show import draw as accuracy_against_compute
-from experiments.lab.bench.default_task import default_dtype
+from experiments.lab.bench.dtypes import default_dtype
 from experiments.runs.finished import Run
 from experiments.runs.provenance import provenance
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import experiments.runs.problem_loop  # noqa: F401  the record names the code that a run uses
 from experiments.eval.compare.show import draw as accuracy_against_compute
+from experiments.lab.bench.dtypes import default_dtype
 from experiments.runs.provenance import provenance
-from ttc.model.loading import configuration
 
 SEARCHES = {
     "greedy": ("none", "search=greedy verifier=none search.max_tokens=64"),
@@ -47,11 +47,6 @@ def run(problems: int, out: Path) -> None:
     result |= {"rows": rows}
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
-
-
-def default_dtype() -> str:
-    """The type that `model.dtype=auto` takes for the default model on this machine's CPU."""
-    return str(configuration("smollm2-135m", device="cpu")[1]).removeprefix("torch.")
 
 
 def _row(name: str, verifier: str, summary: dict[str, Any]) -> dict[str, Any]:

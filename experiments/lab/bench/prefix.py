@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from experiments.lab.bench.dtypes import default_dtype, generate_dtype
 from experiments.runs.provenance import provenance
 from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.engine import Engine
 from ttc.model.loading import load
-from ttc.model.packed_linear import has_bfloat16
 from ttc.model.runner_choice import runner_for
 
 CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 32))
@@ -200,22 +200,16 @@ def run_arm(name: str, tokens: int, branches: int, model_name: str, dtype: str) 
 
 def run(size: str, model_name: str, out: Path) -> None:
     """Run the cases and arms of a size ("full", "quick", "short" or "avx2"), print ratios against
-    `generate`, and write the figures. "short" is in the type that `generate` is faster in."""
-    cases, arms, dtypes = {
-        "full": (CASES, ARMS, ("bfloat16",)),
-        "quick": (QUICK, ARMS, ("bfloat16",)),
-        "short": (SHORT, ("generate", "engine"), ("bfloat16" if has_bfloat16() else "float32",)),
-        "avx2": (AVX2, ("generate", "engine"), ("float32", "bfloat16")),
-    }[size]
+    `generate`, and write the figures."""
+    cases = {"full": CASES, "quick": QUICK, "short": SHORT, "avx2": AVX2}[size]
+    ways = _ways(size, model_name)
     model, _ = load(model_name, dtype=torch.bfloat16)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     del model
     bandwidth = read_bandwidth()
     rows = []
     environment = os.environ | (AVX2_ENVIRONMENT if size == "avx2" else {})
-    for (tokens, branches), arm, dtype in product(cases, arms, dtypes):
-        if size == "avx2" and arm == "generate" and dtype == "bfloat16":
-            continue  # PyTorch multiplies it several times slower than float32 there
+    for (tokens, branches), (arm, dtype) in product(cases, ways):
         case = {"tokens": tokens, "branches": branches, "arm": arm, "dtype": dtype}
         words = [arm, str(tokens), str(branches), model_name, dtype]
         rows.append(case | _measure(words, environment))
@@ -225,8 +219,7 @@ def run(size: str, model_name: str, out: Path) -> None:
             row["floor_ms"] = (weights + row["kv_bytes"]) / bandwidth * 1e3
     result = provenance(
         "python -m experiments.bench prefix" + ("" if size == "full" else f" --{size}"),
-        model=f"{model_name}, {' and '.join(dtypes)}, its real weights; random prompts; sampled "
-        "tokens",
+        model=f"{model_name}, {_named(ways)}, its real weights; random prompts; sampled tokens",
     )
     result |= {
         "environment": AVX2_ENVIRONMENT if size == "avx2" else {},
@@ -237,6 +230,23 @@ def run(size: str, model_name: str, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     print({"short": short_table, "avx2": avx2_table}.get(size, table)(result))
+
+
+def _ways(size: str, model_name: str) -> list[tuple[str, str]]:
+    """What is measured, and in which type."""
+    if size == "short":
+        return [("generate", generate_dtype()), ("engine", default_dtype(model_name))]
+    if size == "avx2":  # where PyTorch emulates bfloat16
+        return [("generate", "float32"), ("engine", "float32"), ("engine", "bfloat16")]
+    return [(arm, "bfloat16") for arm in ARMS]
+
+
+def _named(ways: Sequence[tuple[str, str]]) -> str:
+    """The types, by way where they differ."""
+    types = dict.fromkeys(dtype for _, dtype in ways)
+    if len(types) == 1:
+        return next(iter(types))
+    return " and ".join(f"{arm} in {dtype}" for arm, dtype in ways)
 
 
 def _measure(words: list[str], environment: Mapping[str, str]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from experiments.lab.bench.budgets import (
     programs,
     word_problems,
 )
-from experiments.lab.bench.default_task import default_dtype
+from experiments.lab.bench.dtypes import default_dtype
 from experiments.runs.build import make_engine, make_template, make_verifier
 from experiments.runs.data import Task, graded, load_task
 from experiments.runs.fingerprint import data_fingerprint, model_fingerprint

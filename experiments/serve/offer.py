@@ -27,6 +27,9 @@ PLAIN = "none"
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
+FIELDS_OF = {"thinking": "reasoning_effort", "thinking_tokens": "thinking_token_budget"}
+"""Which field of a request gives a setting, where their names differ."""
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -48,7 +51,8 @@ class Offer:
     def check_model(self, name: str) -> None:
         """Raise Refusal for a name that is not offered."""
         if name not in self.names():
-            message = f"the model {name!r} does not exist; use one of {', '.join(self.names())}"
+            message = f"the model {name!r} does not exist; use {self.model}, or {self.model}+NAME with "
+            message += f"NAME one of {', '.join(self.searches)}"
             raise Refusal(404, message, param="model", code="model_not_found")
 
     def search(self, body: Body) -> tuple[str, Search]:
@@ -57,14 +61,16 @@ class Offer:
         name, settings = self._named(body)
         tokens = body.token_limit
         if tokens is not None and tokens > self.max_tokens:
-            message = f"max_tokens={shown(tokens)} is more than this server's {self.max_tokens}"
-            raise Refusal(400, message, param="max_tokens")
+            param = "max_tokens" if tokens == body.max_tokens else "max_completion_tokens"
+            message = f"{param}={shown(tokens)} is more than this server's {self.max_tokens}"
+            raise Refusal(400, message, param=param)
         if name == PLAIN:
             if settings:
                 raise Refusal(
                     400,
                     "search has settings and no name; give search.name, or use MODEL+NAME as the "
                     "model",
+                    param="search",
                 )
             self._check_limits({"n": body.n}, "")
             search: Search = SelfConsistency(
@@ -87,7 +93,7 @@ class Offer:
                 settings = {"max_tokens": tokens} | settings
             thinking = self._thinking(body, tokens is not None and hasattr(search, "max_tokens"))
         sampling = {key: value for key in SAMPLING if (value := getattr(body, key)) is not None}
-        return name, self._with_settings(search, sampling | thinking | settings)
+        return name, self._with_settings(search, sampling | thinking, settings)
 
     def _thinking(self, body: Body, limited: bool) -> dict[str, Any]:
         """How long to think, and whether. limited: the request limits the answer, and so, unless it
@@ -125,8 +131,14 @@ class Offer:
             )
         return str(name), settings
 
-    def _with_settings(self, search: Search, settings: Mapping[str, Any]) -> Search:
-        """The search with settings from outside: plain values alone, and within limits."""
+    def _with_settings(
+        self, search: Search, of_request: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> Search:
+        """The search with settings from outside: plain values alone, and within limits.
+
+        of_request: from the request's own fields. settings: from its field `search`, which count
+        where both say something.
+        """
         plain = [
             f.name
             for f in fields(search)
@@ -137,13 +149,15 @@ class Offer:
                 message = (
                     f"search.{key} is no setting of {type(search).__name__}; use {', '.join(plain)}"
                 )
-                raise Refusal(400, message, param="search")
+                raise Refusal(400, message, param=f"search.{key}")
         self._check_limits(settings, "search.")
         try:
-            search = replace(search, **settings)
-            check_fields(search, "search.")
+            search = replace(search, **{**of_request, **settings})
+            check_fields(search)
         except InvalidInput as error:
-            raise Refusal.of(error, "search") from error
+            names = {key: FIELDS_OF.get(key, key) for key in of_request}
+            names |= {key: f"search.{key}" for key in settings}
+            raise Refusal.of(error, "search", names) from error
         return search
 
     def _check_limits(self, settings: Mapping[str, Any], prefix: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from secrets import randbelow
-from typing import Any
+from typing import Any, ClassVar
 
 from experiments.runs.grading import Reading
 from experiments.serve.conversation import Conversation
@@ -17,7 +17,9 @@ from search.config import SearchConfig
 from search.options import SolveOptions
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.protocols import Problem
-from ttc.text.prompt import PromptTemplate
+from ttc.text.answers import extract_answer
+from ttc.text.prompt import SET_HERE, PromptTemplate
+from ttc.text.thinking_switch import EFFORT, SWITCHES, variables
 from ttc.tools.base import Tools
 
 MAX_STOPS = 16
@@ -55,6 +57,16 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class RawPrompt(PromptTemplate):
+    """A prompt of /v1/completions: what the client has sent, and nothing around it."""
+
+    instruction: str = "{question}"
+    raw: bool = True
+
+    what: ClassVar[str] = "the prompt"
+
+
+@dataclass(frozen=True)
 class Preparer:
     """How requests are read.
 
@@ -82,10 +94,15 @@ class Preparer:
             assert isinstance(body, CompletionBody)
             param = "prompt"
             questions, template = _texts(body)
+        options = self._options(body, search, template)
         try:
-            config = SearchConfig.of(search, self.engine, self._options(body, search, template))
+            self._check_effort(body.reasoning_effort, template)
+            config = SearchConfig.of(search, self.engine, options)
         except InvalidInput as error:
-            raise Refusal.of(error) from error
+            names = {} if body.reasoning_effort is None else {"thinking": EFFORT}
+            if isinstance(body.search, dict):
+                names |= {key: f"search.{key}" for key in body.search}
+            raise Refusal.of(error, names=names) from error
         try:
             prompts = [self._prompt(config.template, question) for question in questions]
         except InvalidInput as error:
@@ -108,23 +125,42 @@ class Preparer:
         *before, asked = named([message.as_template() for message in body.messages])
         del asked["content"]
         for name, value in body.chat_template_kwargs.items():
-            if name in NO_VARIABLES:
-                raise Refusal(
-                    400, f"chat_template_kwargs.{name} is no variable of a template; leave it out"
-                )
+            if name in NO_VARIABLES or name in SET_HERE:
+                message = f"chat_template_kwargs.{name} is no variable of a template; leave it out"
+                raise Refusal(400, message, param="chat_template_kwargs")
             if isinstance(value, int | float) and not abs(value) <= MAX_WHOLE:
                 message = (
                     f"chat_template_kwargs.{name}={shown(value)} is beyond {MAX_WHOLE}; give less"
                 )
                 raise Refusal(400, message, param="chat_template_kwargs")
-        options = {**self.chat_options, **body.chat_template_kwargs}
+        of_server = dict(self.chat_options)
+        if body.reasoning_effort is not None:
+            for name in (EFFORT, *SWITCHES):
+                of_server.pop(name, None)
+        options = {**of_server, **body.chat_template_kwargs}
         try:
             return [last.text], Conversation(earlier=tuple(before), last=asked, options=options)
         except InvalidInput as error:
             raise Refusal.of(error, "chat_template_kwargs") from error
 
+    def _check_effort(self, effort: str | None, template: PromptTemplate) -> None:
+        """Raise Refusal for an effort that the chat template does not take."""
+        if effort is None or effort == "none":
+            return
+        tokenizer = self.engine.tokenizer
+        if not template.uses_chat(tokenizer):
+            why = "a prompt of /v1/completions goes through no chat template"
+        elif EFFORT not in variables(tokenizer):
+            why = f"this model's chat template has no {EFFORT}"
+        else:
+            return
+        message = f"{EFFORT}={effort!r} is not taken: {why}; leave it out, or give 'none' to answer"
+        raise Refusal(400, f"{message} without a thought", param=EFFORT)
+
     def _options(self, body: Body, search: Search, template: PromptTemplate) -> SolveOptions:
-        reading: dict[str, Any] = Reading(body.answer_kind).options() if body.answer_kind else {}
+        reading: dict[str, Any] = {}
+        if body.answer_kind is not None:
+            reading = self._reading(body.answer_kind)
         return replace(
             self.options,
             verifier=self.options.verifier if search.needs_verifier else None,
@@ -135,6 +171,13 @@ class Preparer:
             tools=self._tools(body),
             **reading,
         )
+
+    def _reading(self, kind: str) -> dict[str, Any]:
+        try:
+            extract_answer("", kind)  # refuses an unknown kind
+        except InvalidInput as error:
+            raise Refusal.of(error, "answer_kind") from error
+        return Reading(kind).options()
 
     def _tools(self, body: Body) -> Any:
         """Those that the client runs, else those of the server."""
@@ -192,8 +235,10 @@ def named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _texts(body: CompletionBody) -> tuple[list[str], PromptTemplate]:
     texts = body.prompts
-    if len(texts) != 1 and (body.stream or not texts):
+    if not texts:
+        raise Refusal(400, "prompt holds no text; give one, or several", param="prompt")
+    if body.stream and len(texts) > 1:
         raise Refusal(
             400, f"prompt holds {len(texts)} texts; give one, or leave stream out", param="prompt"
         )
-    return texts, PromptTemplate("{question}", raw=True)
+    return texts, RawPrompt()

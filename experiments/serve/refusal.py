@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -36,9 +37,22 @@ class Refusal(Exception):
         self.headers = headers
 
     @classmethod
-    def of(cls, error: InvalidInput, param: str | None = None) -> Refusal:
-        """A request that holds what cannot be used."""
+    def of(
+        cls,
+        error: InvalidInput,
+        param: str | None = None,
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> Refusal:
+        """A request that holds what cannot be used.
+
+        param: the field that is to blame, unless the message begins with a setting's name, as
+        "n=0 must be at least 1" does, and `names` has what the client calls it.
+        """
         code = "context_length_exceeded" if isinstance(error, ContextExceeded) else None
+        setting, _, rest = str(error).partition("=")
+        if setting in names:
+            param = names[setting]
+            return cls(400, f"{param}={rest}", param=param, code=code)
         return cls(400, str(error), param=param, code=code)
 
     def body(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import ClientDisconnect, Request
@@ -37,6 +37,9 @@ MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 100
 """The largest numbers of a request, where the server sets no lower limit. They keep what is
 computed with them within a machine's own numbers."""
+
+
+NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 class Part(BaseModel):
@@ -166,7 +169,7 @@ class Body(BaseModel):
     top_k: int | None = Field(None, ge=0, le=MAX_WHOLE)
     min_p: float | None = Field(None, ge=0, lt=1)
     seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED)
-    stop: str | list[str] = []
+    stop: NonEmpty | list[NonEmpty] = []
     search: str | dict[str, bool | int | float | str | None] | None = None
     answer_kind: str | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=MAX_WHOLE)
@@ -284,7 +287,8 @@ def read(kind: type[B], data: bytes) -> B:
         )
     if first["type"] == "missing":
         raise Refusal(400, f"{name} is missing; the request must hold it", param=name)
-    raise Refusal(400, f"{name}={shown(first['input'])}: {first['msg']}", param=name)
+    said = first["msg"].removeprefix("Value error, ")
+    raise Refusal(400, f"{name}={shown(first['input'])}: {said}", param=name)
 
 
 def shown(value: Any) -> str:

@@ -27,6 +27,7 @@ from experiments.serve.access import show_log
 from experiments.serve.launch import LOCAL
 from experiments.serve.service import ENDS, likely_wait
 from experiments.serve.web import Patience
+from search import BestOfN, BudgetForcing, Greedy
 from tests.helpers.own_server import ENDLESS, Running, running, said
 
 
@@ -177,7 +178,7 @@ def test_no_more_connections_are_open_than_the_setting_says() -> None:
 
 WEATHER = {"type": "function", "function": {"name": "weather"}}
 BAD: list[tuple[dict[str, Any], int, str]] = [
-    ({"model": "huge"}, 404, "use one of tiny, tiny\\+best_of_n"),
+    ({"model": "huge"}, 404, "use tiny, or tiny\\+NAME with NAME one of best_of_n"),
     ({"model": "tiny+nope"}, 404, "does not exist"),
     ({"search": "nope"}, 400, "use one of none, best_of_n"),
     (
@@ -237,7 +238,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "end with one of the user"),
     ({"messages": [{"role": "user", "content": "x" * 1100}]}, 400, "model's context of 1024"),
     ({"answer_kind": "rhyme"}, 400, "rhyme"),
-    ({"stop": [""]}, 400, "at least one character"),
+    ({"stop": [""]}, 400, "at least 1 character"),
     (
         {"search": {"name": "best_of_n", "aggregation": "product"}},
         400,
@@ -257,6 +258,50 @@ def test_a_request_that_cannot_be_used_is_refused_by_name(
     assert isinstance(refused.value.body, dict) and refused.value.body["type"]
     if "context" in message:
         assert refused.value.code == "context_length_exceeded"
+
+
+BLAMED: list[tuple[dict[str, Any], str, str]] = [
+    ({"reasoning_effort": "low"}, "reasoning_effort", "'low' is not taken: this model's chat temp"),
+    ({"search": {"name": "best_of_n", "thinking": "low"}}, "search.thinking", "thinking=low is"),
+    ({"max_completion_tokens": 901}, "max_completion_tokens", "_tokens=901 is more than this"),
+    ({"stop": ["a", ""]}, "stop.1", "stop.1='': String should have at least 1 character"),
+    ({"stop": ""}, "stop", "stop='': "),
+    ({"answer_kind": "rhyme"}, "answer_kind", "'rhyme' is unknown"),
+    ({"search": {"n": 3}}, "search", "settings and no name"),
+    ({"search": {"name": "best_of_n", "n": 0}}, "search.n", "search.n=0 must be at least 1"),
+    ({"search": {"name": "best_of_n", "x": 1}}, "search.x", "search.x is no setting of BestOfN"),
+    (
+        {"search": {"name": "budget_forcing"}, "thinking_token_budget": 0},
+        "thinking_token_budget",
+        "^Error code.*thinking_token_budget=0 must be at least 1",
+    ),
+    ({"search": "greedy", "temperature": 1}, "temperature", "temperature=1.0 samples"),
+    ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs", "kwargs.tools is no variable"),
+    ({"chat_template_kwargs": {"tokenize": 1}}, "chat_template_kwargs", "kwargs.tokenize is no"),
+    ({"messages": [{"role": "user"}]}, "messages.0", "'user'}: the user's content is null"),
+    ({"prompt": []}, "prompt", "prompt holds no text"),
+    ({"prompt": ["a", " "]}, "prompt", "the prompt is empty"),
+    ({"prompt": "a", "reasoning_effort": "high"}, "reasoning_effort", "goes through no chat templ"),
+]
+
+
+@pytest.fixture(scope="module")
+def more_searches() -> Iterator[Running]:
+    searches = {"best_of_n": BestOfN(), "greedy": Greedy(), "budget_forcing": BudgetForcing()}
+    with running(searches=searches) as found:
+        yield found
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), BLAMED, ids=lambda value: str(value)[:40])
+def test_a_refusal_names_the_field_as_the_client_has_sent_it(
+    more_searches: Running, fields: dict[str, Any], param: str, message: str
+) -> None:
+    path = "/completions" if "prompt" in fields else "/chat/completions"
+    asked = {} if "prompt" in fields else {"messages": said("go")}
+    body: Any = {"model": "tiny"} | asked | fields
+    with pytest.raises(openai.BadRequestError, match=message) as refused:
+        more_searches.client().post(path, body=body, cast_to=object)
+    assert refused.value.param == param
 
 
 def of_json(text: str) -> dict[str, Any]:

@@ -94,6 +94,24 @@ def test_an_empty_thought_in_the_prompt_makes_all_content() -> None:
         assert streamed(client)[:2] == ("", "The answer is 18.")
 
 
+def test_an_effort_is_given_to_a_chat_template_that_takes_it_in_place_of_the_servers() -> None:
+    echo = "{{ reasoning_effort | default('medium') }}\n"
+    taken = thinker(TURNS + echo)
+    with served(["18"], taken, chat_options={"reasoning_effort": "high"}) as client:
+
+        def prompt_tokens(**options: Any) -> int:
+            usage = client.chat.completions.create(model="m", messages=GO, **options).usage
+            assert usage is not None
+            return usage.prompt_tokens
+
+        by_variable = {"chat_template_kwargs": {"reasoning_effort": "low"}}
+        assert prompt_tokens() == prompt_tokens(reasoning_effort="low") + len("high") - len("low")
+        assert prompt_tokens(extra_body=by_variable) == prompt_tokens(reasoning_effort="low")
+        with pytest.raises(openai.BadRequestError, match="^Error.*reasoning_effort=high sets") as no:
+            prompt_tokens(reasoning_effort="high", extra_body=by_variable)
+        assert no.value.param == "reasoning_effort"
+
+
 def test_an_earlier_reply_may_be_sent_back_with_its_thought() -> None:
     earlier = {"role": "assistant", "content": "18", "reasoning_content": "12?"}
     with served(["</think>19"], R1) as client:

@@ -146,7 +146,9 @@ def test_a_split_keeps_whole_problems_and_both_parts(count: int, share: float, s
         (["train.lora_rank=-1"], r"train\.lora_rank=-1 must be 0"),
         (["train.lora_rank=4", "train.epochs=0"], r"train\.epochs=0 must be at least 1"),
         (["train.lora_rank=4", "train.learning_rate=2"], r"learning_rate=2\.0 .* at most 1"),
-        (["train.rollouts=0"], "n=0 must be at least 1"),
+        (["train.rollouts=0"], r"train\.rollouts=0 must be at least 1"),
+        (["train.samples=0"], r"train\.samples=0 must be at least 1"),
+        (["train.separator="], r"train\.separator is empty"),
         (["search=self_consistency"], "asks no verifier"),
         (["train.record=nowhere/at/all.json"], "in a folder that does not exist"),
         (["+train.data.limit=200"], "0 may be used"),
@@ -162,10 +164,15 @@ def test_what_cannot_be_trained_is_refused_by_name(
         run(configuration("train_verifier", f"train.folder={tmp_path}/head", *overrides, *extra))
 
 
-def test_a_folder_with_a_head_is_not_written_over(tmp_path: Path) -> None:
+def test_a_folder_with_files_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "value_head.json").write_text("{}")
     with pytest.raises(InvalidInput, match="holds a trained verifier already"):
         run(configuration("train_verifier", f"train.folder={tmp_path}"))
+    (tmp_path / "value_head.json").rename(tmp_path / "README.md")
+    with pytest.raises(InvalidInput, match="holds other files"):
+        run(configuration("train_verifier", f"train.folder={tmp_path}"))
+    with pytest.raises(InvalidInput, match="is a file"):
+        run(configuration("train_verifier", f"train.folder={tmp_path / 'README.md'}"))
 
 
 # ---------------------------------------------------------------- fitting

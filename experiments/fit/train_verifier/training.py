@@ -42,6 +42,7 @@ from experiments.runs.provenance import provenance
 from experiments.runs.records import as_json, as_lines
 from experiments.runs.screen import show_logged, with_progress
 from search import BestOfN, Search, solve
+from ttc.checks import check_whole
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.model.loading import load
@@ -122,12 +123,15 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
             f"train.labels={settings.labels} needs continuations of each step, and "
             "train.continuations=0; give some, or train.labels=outcome"
         )
-    check_run(config)
-    if (Path(settings.folder) / SETTINGS).exists():
+    for name in ("rollouts", "samples", "step_tokens", "max_steps"):
+        check_whole(f"train.{name}", settings[name], 1)
+    check_whole("train.continuations", settings.continuations, 0)
+    if not settings.separator:
         raise InvalidInput(
-            f"{settings.folder} holds a trained verifier already; choose another train.folder, or "
-            "delete it"
+            "train.separator is empty; give the string that ends a step, as 'train.separator=\"\\n\"'"
         )
+    check_run(config)
+    _check_folder(Path(settings.folder))
     if settings.record is not None and not Path(settings.record).parent.is_dir():
         raise InvalidInput(
             f"train.record={settings.record} lies in a folder that does not exist; make it first"
@@ -158,6 +162,17 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
     check_peft()
     lora = LoraSettings(settings.lora_rank, settings.epochs, settings.learning_rate, settings.batch)
     return searches, rollouts, lora
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise InvalidInput for a folder that holds anything: nothing is written over."""
+    way_out = "choose another train.folder, or delete it"
+    if (folder / SETTINGS).exists():
+        raise InvalidInput(f"{folder} holds a trained verifier already; {way_out}")
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInput(f"train.folder={folder} is a file; {way_out}")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InvalidInput(f"train.folder={folder} holds other files; {way_out}")
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ class Offer:
     def check_model(self, name: str) -> None:
         """Raise Refusal for a name that is not offered."""
         if name not in self.names():
-            message = f"the model {name!r} does not exist; use {self.model}, or {self.model}+NAME with "
-            message += f"NAME one of {', '.join(self.searches)}"
+            message = f"the model {name!r} does not exist; use {self.model}, or {self.model}+NAME "
+            message += f"with NAME one of {', '.join(self.searches)}"
             raise Refusal(404, message, param="model", code="model_not_found")
 
     def search(self, body: Body) -> tuple[str, Search]:

@@ -107,9 +107,9 @@ def test_an_effort_is_given_to_a_chat_template_that_takes_it_in_place_of_the_ser
         by_variable = {"chat_template_kwargs": {"reasoning_effort": "low"}}
         assert prompt_tokens() == prompt_tokens(reasoning_effort="low") + len("high") - len("low")
         assert prompt_tokens(extra_body=by_variable) == prompt_tokens(reasoning_effort="low")
-        with pytest.raises(openai.BadRequestError, match="^Error.*reasoning_effort=high sets") as no:
+        with pytest.raises(openai.BadRequestError, match="reasoning_effort=high sets") as refused:
             prompt_tokens(reasoning_effort="high", extra_body=by_variable)
-        assert no.value.param == "reasoning_effort"
+        assert refused.value.param == "reasoning_effort"
 
 
 def test_an_earlier_reply_may_be_sent_back_with_its_thought() -> None:

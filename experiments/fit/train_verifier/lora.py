@@ -184,7 +184,8 @@ class LoraTraining:
         base: the model below, by alias, folder or hub id.
         """
         self.adapted.peft_config["default"].base_model_name_or_path = base
-        self.adapted.save_pretrained(folder)
+        # the embeddings are the base's own: else peft asks the hub about a base it does not know
+        self.adapted.save_pretrained(folder, save_embedding_layers=False)
         self.head.save(folder, base=base)
 
     # ---------------------------------------------------------------- one step of training

@@ -128,7 +128,8 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
     check_whole("train.continuations", settings.continuations, 0)
     if not settings.separator:
         raise InvalidInput(
-            "train.separator is empty; give the string that ends a step, as 'train.separator=\"\\n\"'"
+            "train.separator is empty; give the string that ends a step, as "
+            "'train.separator=\"\\n\"'"
         )
     check_run(config)
     _check_folder(Path(settings.folder))

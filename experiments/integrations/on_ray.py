@@ -25,7 +25,10 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--workers", type=int, required=True, metavar="N", help="processes with a model each"
     )
     parser.add_argument(
-        "--shards", type=int, metavar="N", help="parts of the problems (4 for each worker)"
+        "--shards",
+        type=int,
+        metavar="N",
+        help="parts of the problems (4 for each worker, no more than there are problems)",
     )
     parser.add_argument("--gpus", type=float, default=0, metavar="X", help="of each worker (0)")
     parser.add_argument("--cpus", type=float, default=1, metavar="X", help="of each worker (1)")
@@ -74,9 +77,13 @@ def solve(
     workers: int, shards: int | None, gpus: float, cpus: float, overrides: Sequence[str]
 ) -> Path:
     """Write the shards' folders and the merged run; returns the latter. Shards that are here
-    already are kept."""
+    already are kept.
+
+    shards: None for four for each worker, but no more than there are problems.
+    """
     from experiments.cli.output import say
     from experiments.eval.merge.merging import merge
+    from experiments.runs.data import load_task
     from experiments.runs.hydra_command import composed
     from experiments.runs.records import run_folder
     from experiments.runs.shards import Shard
@@ -90,6 +97,8 @@ def solve(
     config = composed(overrides)
     if config.run.shard is not None:
         raise InvalidInput(f"run.shard={config.run.shard} is set here by --shards; leave it out")
+    if shards is None:  # a shard needs a problem
+        count = max(1, min(count, len(load_task(config.dataset).problems)))
     whole = run_folder(config)
     folders = {
         f"{i}/{count}": whole.with_name(Shard(i, count).name(whole.name))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from experiments.eval.merge import merging
 from experiments.integrations.on_ray import Worker, solve
 from experiments.runs.problem_loop import run
 from experiments.runs.records import run_folder
@@ -84,6 +87,23 @@ def test_what_ray_cannot_run_is_refused(
     settings: dict[str, Any] = {"workers": 1, "shards": None, "gpus": 0, "cpus": 1} | options
     with pytest.raises(InvalidInput, match=message):
         solve(**settings, overrides=overrides)
+
+
+def test_there_are_no_more_shards_than_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = place(tmp_path)
+    names = [f"r-shard{i}of7" for i in range(1, 8)]
+    for name in names:  # all are done, so that nothing is left for Ray
+        (tmp_path / "outputs" / name).mkdir(parents=True)
+        (tmp_path / "outputs" / name / "summary.json").write_text("{}")
+    merged = list[str]()
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.setattr(
+        merging, "merge", lambda whole, parts: merged.extend(part.name for part in parts)
+    )
+    solve(workers=2, shards=None, gpus=0, cpus=1, overrides=words)
+    assert merged == names
 
 
 @pytest.mark.slow

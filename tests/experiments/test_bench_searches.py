@@ -246,6 +246,11 @@ def test_each_search_is_drawn_in_one_family(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
+def test_an_unknown_one_of_the_best_searches_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--searches 'beam' is unknown; use some of greedy,"):
+        best_searches.run(2, [0], 360, ["greedy", "beam"], tmp_path, tmp_path / "figures.json")
+
+
 def test_the_best_searches_are_shown_best_first_and_the_better_of_two_in_front() -> None:
     rows = [
         {"row": name, "accuracy": share, "accuracy_95": [0.1, 0.9], "generated_tokens": 21.4}

@@ -62,7 +62,10 @@ def read_plan(file: Path) -> Plan:
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{file} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(
+            f"{file} cannot be read ({reason}); give a YAML file of what to run, as --help shows"
+        ) from error
     except yaml.YAMLError as error:
         raise InvalidInput(f"{file} is not YAML: {error}") from error
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):

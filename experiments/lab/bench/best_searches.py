@@ -21,48 +21,58 @@ from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.lab.bench.dtypes import default_dtype
 from experiments.runs.finished import Run
 from experiments.runs.provenance import provenance
+from ttc.errors import InvalidInput
 
 SEARCHES = {
-    "greedy": "search=greedy verifier=none search.max_tokens=64",
-    "REBASE, n=16": "search=rebase",
-    "beam search, 4 x 4": "search=beam_search",
-    "particle Gibbs, 2 x 8": "search=particle_gibbs",
-    "particle filter, n=16": "search=particle_filter",
-    "best of 18": "search=best_of_n search.n=18 search.max_tokens=64",
+    "greedy": ("greedy", "search=greedy verifier=none search.max_tokens=64"),
+    "rebase": ("REBASE, n=16", "search=rebase"),
+    "beam_search": ("beam search, 4 x 4", "search=beam_search"),
+    "particle_gibbs": ("particle Gibbs, 2 x 8", "search=particle_gibbs"),
+    "particle_filter": ("particle filter, n=16", "search=particle_filter"),
+    "best_of_n": ("best of 18", "search=best_of_n search.n=18 search.max_tokens=64"),
 }
-"""What the command of each row sets: the defaults, and as many whole samples as the budget pays
-for."""
+"""For each search: the name of its row, and what its command sets: the defaults, and as many whole
+samples as the budget pays for."""
 
 LEVEL = 0.05
 
 
-def run(problems: int, seeds: Sequence[int], budget: int, folder: Path, out: Path) -> None:
-    """Make the runs that are missing, print the tables and write the figures."""
-    runs = {name: list[Run]() for name in SEARCHES}
+def run(
+    problems: int, seeds: Sequence[int], budget: int, names: Sequence[str], folder: Path, out: Path
+) -> None:
+    """Make the runs that are missing, print the tables and write the figures. names: of `SEARCHES`;
+    raises InvalidInput for others."""
+    if unknown := [name for name in names if name not in SEARCHES]:
+        raise InvalidInput(
+            f"--searches {unknown[0]!r} is unknown; use some of {','.join(SEARCHES)}"
+        )
+    runs = {name: list[Run]() for name in names}
     for seed in seeds:
-        for name, words in SEARCHES.items():
-            runs[name].append(_run(words, problems, seed, budget, folder))
-    rows = [Row(name, made) for name, made in runs.items()]
-    given = f"--problems {problems} --seeds {','.join(map(str, seeds))} --budget {budget}"
+        for name in names:
+            runs[name].append(_run(name, problems, seed, budget, folder))
+    rows = [Row(SEARCHES[name][0], made) for name, made in runs.items()]
+    words = f"--problems {problems} --seeds {','.join(map(str, seeds))} --budget {budget}"
+    if set(names) != set(SEARCHES):
+        words += f" --searches {','.join(names)}"
     record = provenance(
-        f"python -m experiments.bench best_searches {given}",
+        f"python -m experiments.bench best_searches {words}",
         model=f"smollm2-135m, {default_dtype()}, its real weights",
     )
     record |= {"budget": budget, "rows": [], "pairs": pair_figures(rows, every=True)}
-    for row in rows:
+    for name, row in zip(names, rows, strict=True):
         figures = row_figures(row)
         del figures["folders"]
-        record["rows"].append(figures | {"settings": SEARCHES[row.name]})
+        record["rows"].append(figures | {"settings": SEARCHES[name][1]})
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(record))
 
 
-def _run(words: str, problems: int, seed: int, budget: int, folder: Path) -> Run:
-    name = f"{words.removeprefix('search=').partition(' ')[0]}-seed{seed}"
+def _run(search: str, problems: int, seed: int, budget: int, folder: Path) -> Run:
+    name = f"{search}-seed{seed}"
     settings = [f"dataset.size={problems}", f"run.max_generated_tokens={budget}"]
     settings += [f"run.seed={seed}", f"run.output_dir={folder}", f"run.name={name}"]
-    command = [sys.executable, "-m", "experiments.run", *settings, *words.split()]
-    subprocess.run(command, check=True)
+    words = [*settings, *SEARCHES[search][1].split()]
+    subprocess.run([sys.executable, "-m", "experiments.run", *words], check=True)
     return Run.load(folder / name)
 
 
@@ -72,15 +82,10 @@ def draw(figures: Path, out: Path) -> None:
     accuracy_against_compute([row | {"flops": None} for row in rows], out)
 
 
-def table_and_plot(record: dict[str, Any]) -> str:
-    """For the README."""
-    link = "![accuracy against tokens, over three seeds](docs/plots/best_searches.png)"
-    return f"{accuracies(record)}\n\n{link}"
-
-
 def table(record: dict[str, Any]) -> str:
     """Each search, the best first, and each two of them, as Markdown."""
-    return f"{accuracies(record)}\n\n{differences(record)}"
+    link = "![accuracy against tokens, over some seeds](plots/best_searches.png)"
+    return f"{accuracies(record)}\n\n{link}\n\n{differences(record)}"
 
 
 def accuracies(record: dict[str, Any]) -> str:

@@ -111,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
     best.add_argument("--problems", type=int, default=500)
     best.add_argument("--seeds", type=numbers, default=[0, 1, 2], help="default: 0,1,2")
     best.add_argument("--budget", type=int, default=360, help="generated tokens of a problem")
+    best.add_argument("--searches", type=names, help="default: all of the table")
     best.add_argument(
         "--runs", type=Path, default=Path("outputs/best_searches"), help="the folder of the runs"
     )
@@ -442,7 +443,12 @@ def _best_searches(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import best_searches
 
     best_searches.run(
-        arguments.problems, arguments.seeds, arguments.budget, arguments.runs, arguments.out
+        arguments.problems,
+        arguments.seeds,
+        arguments.budget,
+        arguments.searches or list(best_searches.SEARCHES),
+        arguments.runs,
+        arguments.out,
     )
 
 

@@ -29,7 +29,6 @@ class Tree:
         self.memory = memory
         self.block_tokens = block_tokens
         self.trunk = Segment([], None, None)
-        # how often KV of the tree was cut or joined, which plans made before don't know
         self.recuts = 0
 
     def hold(self, segment: Segment) -> Segment:

@@ -118,7 +118,7 @@ def test_a_thinking_model_on_the_server(kind: str, tmp_path: Path) -> None:
         else:
             off = reply(reasoning_effort="none")
             assert getattr(off.choices[0].message, "reasoning_content", None) is None
-            with pytest.raises(openai.BadRequestError, match="reasoning_effort='high' is not taken"):
+            with pytest.raises(openai.BadRequestError, match="reasoning_effort='high' is not"):
                 reply(reasoning_effort="high")
             with pytest.raises(openai.BadRequestError, match="thinking_token_budget=201"):
                 reply(thinking_token_budget=201)

@@ -23,7 +23,7 @@ demo: $(READY)  ## solve problems with the default model, search and verifier; S
 test: $(READY)  ## every part once, in about four minutes on two cores
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: $(READY)  ## every test, in about a quarter of an hour on two cores
+test-all: $(READY)  ## every test, in about 40 minutes on two cores
 	$(BIN)/python -m pytest
 
 lint: $(READY)

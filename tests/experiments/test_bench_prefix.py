@@ -70,7 +70,7 @@ def test_the_short_cases_run_in_the_type_that_each_way_is_faster_in(
         asked.append(words)
         return {"step_ms": 1.0, "prefill_s": 1.0, "kv_bytes": 0, "peak_bytes": 0}
 
-    monkeypatch.setattr(prefix, "_measure", measured)
+    monkeypatch.setattr(prefix, "measure", measured)
     monkeypatch.setattr(prefix, "read_bandwidth", lambda: 1e9)
     weight = SimpleNamespace(numel=lambda: 1, element_size=lambda: 2)
     model = SimpleNamespace(parameters=lambda: [weight])

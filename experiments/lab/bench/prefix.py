@@ -212,7 +212,7 @@ def run(size: str, model_name: str, out: Path) -> None:
     for (tokens, branches), (arm, dtype) in product(cases, ways):
         case = {"tokens": tokens, "branches": branches, "arm": arm, "dtype": dtype}
         words = [arm, str(tokens), str(branches), model_name, dtype]
-        rows.append(case | _measure(words, environment))
+        rows.append(case | measure(words, environment))
         print(json.dumps(rows[-1]), flush=True)
     for row in rows:
         if row["arm"] == "engine" and row["dtype"] == "bfloat16" and "kv_bytes" in row:
@@ -249,7 +249,7 @@ def _named(ways: Sequence[tuple[str, str]]) -> str:
     return " and ".join(f"{arm} in {dtype}" for arm, dtype in ways)
 
 
-def _measure(words: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
+def measure(words: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "experiments.bench", "arm", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

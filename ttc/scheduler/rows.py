@@ -100,7 +100,8 @@ def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Proces
     alike: dict[tuple[Sampling, bool], list[int]] = {}
     for request, places in requests.items():
         alike.setdefault((request.sampling, request.statistics), []).extend(places)
-    for (sampling, statistics), chosen in alike.items():
+    for (sampling, statistics), places in alike.items():
+        chosen = sorted(places)  # as the logits: rows of several requests may alternate
         alike_rows = [rows[i] for i in chosen]
         branches = [row.branch for row in alike_rows]
         states = random_states([b.key for b in branches], [len(b.tokens) for b in branches])

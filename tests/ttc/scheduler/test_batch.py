@@ -201,6 +201,27 @@ def test_rows_join_at_the_next_token_and_their_places_are_taken_again() -> None:
     assert_nothing_left(engine, [*first, *second, *third])
 
 
+def test_requests_whose_rows_alternate_decode_what_each_branch_would_alone() -> None:
+    """Rows stand in depth-first order, so that one of another request may be between two."""
+
+    def generated(requests: Sequence[str]) -> list[list[int]]:
+        engine = make_engine()
+        parents = forked(engine, 2)
+        engine.generate(parents, 3)
+        a, b = engine.fork(parents[0], 2)
+        (c,) = engine.fork(parents[1], 1)
+        named = {"a": a, "b": b, "c": c}
+        batch = engine.running_batch()
+        for request in requests:
+            batch.add([named[name] for name in request], Step(6))
+        batch.finish()
+        return [branch.generated for branch in named.values()]
+
+    together = generated(["abc"])
+    assert generated(["ac", "b"]) == together
+    assert len({tuple(tokens) for tokens in together}) == 3
+
+
 def test_a_plan_is_kept_from_token_to_token_and_made_anew_when_the_tree_is_cut() -> None:
     engine = make_engine()
     root = engine.root(list(range(1, 30)))

@@ -156,46 +156,127 @@ def draw(
     Raises UnsupportedModel where a row's logits hold a NaN or their largest is infinite, and
     InvalidInput where its scores alone are so.
     """
-    top = k if statistics else 0
-    picked_by, figures_there = (logits, top) if scores is None else (scores, 0)
-    columns = _columns(picked_by, sampling, states, figures_there)
-    if (columns[0] < 0).any():
-        if scores is not None and (_columns(logits, GREEDY, states, 0)[0] >= 0).all():
+    queued = queue_draw(logits, sampling, states, statistics=statistics, k=k, scores=scores)
+    (draws,) = read_draws([queued])
+    return draws
+
+
+@dataclass(frozen=True, eq=False)
+class QueuedDraw:
+    """A draw whose work is queued on the device, and what it was asked for (see `queue_draw`).
+
+    k: as in `draw`, 0 for no statistics.
+    columns: those of `Draws`, float64 (3 or 6, rows), on the device. A token is NOT_FINITE where
+        there is none to draw, and UNSURE where it has to be drawn again with more tokens sorted.
+    """
+
+    logits: Tensor
+    sampling: Sampling
+    states: np.ndarray
+    k: int
+    scores: Tensor | None
+    columns: Tensor
+
+
+def queue_draw(
+    logits: Tensor,
+    sampling: Sampling,
+    states: np.ndarray,
+    *,
+    statistics: bool = False,
+    k: int = 20,
+    scores: Tensor | None = None,
+    sorted_tokens: int = SORTED_TOKENS,
+) -> QueuedDraw:
+    """Queue the work of a draw, and wait for nothing: `read_draws` does. A CPU works at once.
+
+    sorted_tokens: how many top-p sorts at first, on a GPU. The other arguments are those of `draw`.
+    """
+    k = k if statistics else 0
+    if scores is None:
+        columns = _columns(logits, sampling, states, k, sorted_tokens)
+    else:
+        tokens = _columns(scores, sampling, states, 0, sorted_tokens)[0]
+        greedy = _columns(logits, GREEDY, states, k, sorted_tokens)
+        columns = _figures(tokens, logits, greedy)
+    return QueuedDraw(logits, sampling, states, k, scores, columns)
+
+
+def read_draws(queued: Sequence[QueuedDraw]) -> list[Draws]:
+    """What draws from logits of one device have chosen. The processor waits for the device once,
+    and again only where top-p has to sort more tokens than SORTED_TOKENS.
+
+    Raises what `draw` raises.
+    """
+    numbers = torch.cat([draw.columns.flatten() for draw in queued]).cpu().numpy()
+    found = []
+    for draw in queued:
+        shape = draw.columns.shape
+        columns = numbers[: shape.numel()].reshape(shape)
+        numbers = numbers[shape.numel() :]
+        if (columns[0] < 0).any():
+            columns = _drawn_again(draw, columns)
+        tokens, *figures = columns.tolist()
+        found.append(Draws([int(token) for token in tokens], *figures))
+    return found
+
+
+def _drawn_again(draw: QueuedDraw, columns: np.ndarray) -> np.ndarray:
+    """The columns of a draw that has rows without a token, those that were unsure with one."""
+    unsure = np.flatnonzero(columns[0] == UNSURE)
+    if len(unsure):
+        rows = torch.as_tensor(unsure, device=draw.logits.device)
+        again = queue_draw(
+            draw.logits[rows],
+            draw.sampling,
+            draw.states[unsure],
+            statistics=draw.k > 0,
+            k=draw.k,
+            scores=None if draw.scores is None else draw.scores[rows],
+            sorted_tokens=draw.logits.shape[-1],
+        )
+        columns[:, unsure] = again.columns.cpu().numpy()
+    if (columns[0] >= 0).all():
+        return columns
+    if draw.scores is not None:
+        greedy = _columns(draw.logits, GREEDY, draw.states, 0, SORTED_TOKENS)
+        if bool((greedy[0] >= 0).all()):
             raise InvalidInput(
                 "the generation settings of the model leave no token to choose; leave some of them "
                 "out"
             )
-        raise UnsupportedModel(
-            "the model's logits are not finite; load it in another dtype, as dtype=float32"
-        )
-    if scores is not None:
-        columns = _figures(logits, columns[0], states, top)
-    tokens, *figures = columns.tolist()
-    return Draws([int(token) for token in tokens], *figures)
-
-
-def _columns(logits: Tensor, sampling: Sampling, states: np.ndarray, top: int) -> np.ndarray:
-    kernel = (
-        compiled_kernel() if logits.device.type == "cpu" and logits.dtype != torch.float64 else None
+    raise UnsupportedModel(
+        "the model's logits are not finite; load it in another dtype, as dtype=float32"
     )
+
+
+def _columns(
+    logits: Tensor, sampling: Sampling, states: np.ndarray, k: int, sorted_tokens: int
+) -> Tensor:
+    kernel = None
+    if logits.device.type == "cpu" and logits.dtype != torch.float64:
+        kernel = compiled_kernel()
     if kernel is not None:
-        return draw_compiled(kernel, logits, sampling, states, top)
-    return draw_with_torch(logits, sampling, states, top)
+        return draw_compiled(kernel, logits, sampling, states, k)
+    return draw_with_torch(logits, sampling, states, k, sorted_tokens)
 
 
-def _figures(logits: Tensor, tokens: np.ndarray, states: np.ndarray, top: int) -> np.ndarray:
-    """The columns of given tokens; NaN where the logits are not finite."""
-    columns = _columns(logits, GREEDY, states, top)
-    likeliest, chosen = (
-        logits.gather(
-            -1, torch.from_numpy(some.clip(0).astype(np.int64)).to(logits.device)[:, None]
-        )[:, 0]
-        for some in (columns[0], tokens)
-    )
-    columns[1] += (chosen - likeliest).double().cpu().numpy()
-    columns[1:, columns[0] < 0] = np.nan
+def _figures(tokens: Tensor, logits: Tensor, greedy: Tensor) -> Tensor:
+    """The columns of given tokens, made of those of the greedy ones; NaN where the logits are not
+    finite."""
+    likeliest = _logits_at(greedy[0], logits)
+    chosen = _logits_at(tokens, logits)
+    columns = greedy.clone()
+    columns[1] += (chosen - likeliest).double()
+    columns.masked_fill_(greedy[0] < 0, math.nan)
     columns[0] = tokens
     return columns
+
+
+def _logits_at(tokens: Tensor, logits: Tensor) -> Tensor:
+    """Each row's logit of its token; where there is none, any logit."""
+    places = tokens.long().clamp_min(0)
+    return logits.gather(-1, places[:, None])[:, 0]
 
 
 def draw_with_torch(
@@ -204,24 +285,19 @@ def draw_with_torch(
     states: np.ndarray,
     k: int = 0,
     sorted_tokens: int = SORTED_TOKENS,
-) -> np.ndarray:
-    """The columns of `Draws` as float64, (3 or 6, rows), on any device, with one small copy from
-    it.
+) -> Tensor:
+    """The columns of a `QueuedDraw`, on any device.
 
-    A token is NOT_FINITE where the logits are not. k: as in `draw`, 0 for no statistics.
-    sorted_tokens: how many top-p sorts at first.
+    k: as in `draw`, 0 for no statistics. sorted_tokens: how many top-p sorts.
     """
     on_device = torch.from_numpy(states.view(np.int64)).to(logits.device, non_blocking=True)
-    rows = max(1, (CHUNK_ON_CPU if logits.device.type == "cpu" else CHUNK) // logits.shape[-1])
+    chunk = CHUNK_ON_CPU if logits.device.type == "cpu" else CHUNK
+    rows = max(1, chunk // logits.shape[-1])
     parts = [
         _draw_rows(logits[i : i + rows], sampling, on_device[i : i + rows], k, sorted_tokens)
         for i in range(0, len(logits), rows)
     ]
-    columns: np.ndarray = torch.cat(parts, 1).cpu().numpy()
-    if len(unsure := np.flatnonzero(columns[0] == UNSURE)):
-        again = logits[torch.as_tensor(unsure, device=logits.device)]
-        columns[:, unsure] = draw_with_torch(again, sampling, states[unsure], k, logits.shape[-1])
-    return columns
+    return torch.cat(parts, 1)
 
 
 def _draw_rows(
@@ -326,7 +402,7 @@ def compiled_kernel() -> ctypes.CDLL | None:
 
 def draw_compiled(
     kernel: ctypes.CDLL, logits: Tensor, sampling: Sampling, states: np.ndarray, k: int
-) -> np.ndarray:
+) -> Tensor:
     """`draw_with_torch` by the compiled functions, the rows shared among as many threads as PyTorch
     uses."""
     half = logits.dtype == torch.bfloat16
@@ -350,5 +426,4 @@ def draw_compiled(
         )
 
     run_parts(work, parts)
-    columns: np.ndarray = figures.numpy().T
-    return columns
+    return figures.T

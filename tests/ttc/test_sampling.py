@@ -30,11 +30,12 @@ from ttc.sampling import (
     Draws,
     compiled_kernel,
     draw,
-    draw_with_torch,
     filter_logits,
     gumbels,
+    queue_draw,
     random_key,
     random_states,
+    read_draws,
     settings_of,
 )
 
@@ -182,9 +183,12 @@ def test_top_p_sorts_more_where_the_likeliest_tokens_are_too_few() -> None:
     logits = torch.cat([many_logits("smooth"), many_logits("equal")])
     states = random_states(range(80), range(80))
     few, all_of_them = (
-        draw_with_torch(logits, Sampling(top_p=0.9), states, 0, n) for n in (16, 3000)
+        queue_draw(logits.double(), Sampling(top_p=0.9), states, sorted_tokens=n)
+        for n in (16, 3000)
     )
-    assert (few == all_of_them).all() and (few[0] >= 0).all()
+    assert (few.columns[0] < 0).any() and (all_of_them.columns[0] >= 0).all()
+    (drawn,) = read_draws([few])
+    assert [drawn] == read_draws([all_of_them])
 
 
 @both

@@ -8,11 +8,12 @@ from itertools import count
 from math import nan
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ttc.model.limits import ModelLimits
 from ttc.model.processors import Processor, Texts, processed
-from ttc.sampling import Sampling, draw, random_states
+from ttc.sampling import QueuedDraw, Sampling, queue_draw, random_states, read_draws
 from ttc.scheduler.stops import Stops
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
@@ -90,28 +91,46 @@ class Row:
 
 
 def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor] = ()) -> None:
-    """Draw a token for each row, those with the same options together.
+    """Draw a token for each row, those with the same options together. The work of all of them is
+    queued on the device before any is waited for.
 
     processors: change what tokens are drawn by first; what is kept of a token stays the model's.
     """
+    groups = _alike(rows)
+    queued = list[QueuedDraw]()
+    for (sampling, statistics), places in groups.items():
+        group = [rows[i] for i in places]
+        branches = [row.branch for row in group]
+        states = random_states([b.key for b in branches], [len(b.tokens) for b in branches])
+        group_logits = logits if len(groups) == 1 else _rows_of(logits, places)
+        scores = _scores(group, group_logits, processors) if processors else None
+        queued.append(
+            queue_draw(group_logits, sampling, states, statistics=statistics, scores=scores)
+        )
+    for places, draws in zip(groups.values(), read_draws(queued), strict=True):
+        columns = (column or [nan] * len(places) for column in draws)
+        for i, token, *figures in zip(places, *columns, strict=True):
+            branch = rows[i].branch
+            branch.append(int(token), *figures)
+            branch.usage.generated_tokens += 1
+
+
+def _alike(rows: Sequence[Row]) -> dict[tuple[Sampling, bool], list[int]]:
+    """The numbers of the rows that are drawn alike, by their options. They rise, for the rows of
+    several requests may alternate."""
     requests: dict[Request, list[int]] = {}
     for i, row in enumerate(rows):
         requests.setdefault(row.request, []).append(i)
     alike: dict[tuple[Sampling, bool], list[int]] = {}
     for request, places in requests.items():
         alike.setdefault((request.sampling, request.statistics), []).extend(places)
-    for (sampling, statistics), places in alike.items():
-        chosen = sorted(places)  # as the logits: rows of several requests may alternate
-        alike_rows = [rows[i] for i in chosen]
-        branches = [row.branch for row in alike_rows]
-        states = random_states([b.key for b in branches], [len(b.tokens) for b in branches])
-        chosen_logits = logits if len(alike) == 1 else logits[chosen]
-        scores = _scores(alike_rows, chosen_logits, processors) if processors else None
-        draws = draw(chosen_logits, sampling, states, statistics=statistics, scores=scores)
-        columns = (column or [nan] * len(branches) for column in draws)
-        for branch, token, *figures in zip(branches, *columns, strict=True):
-            branch.append(int(token), *figures)
-            branch.usage.generated_tokens += 1
+    return {options: sorted(places) for options, places in alike.items()}
+
+
+def _rows_of(logits: Tensor, places: Sequence[int]) -> Tensor:
+    """Some rows of the logits, chosen on their device without waiting for it."""
+    on_device = torch.tensor(places).to(logits.device, non_blocking=True)
+    return logits.index_select(0, on_device)
 
 
 def _scores(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor]) -> Tensor:

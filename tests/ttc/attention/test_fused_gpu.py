@@ -30,6 +30,7 @@ from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.memory.kv import LayerShape
+from ttc.protocols import Step
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -312,14 +313,18 @@ def test_an_engine_over_the_kernels_decodes_like_the_plain_model() -> None:
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a CUDA device")
 def test_the_processor_waits_for_a_gpu_once_per_token() -> None:
     engine = Engine(build("llama").to(DEVICE), Letters())
+    options = [GREEDY, Sampling(0.8, top_p=0.95), Sampling(1.2, top_k=9)]
 
     def waits(tokens: int) -> int:
         branches = engine.fork(engine.root(prompt(1, 12)), 4)
+        batch = engine.running_batch()
+        for i, branch in enumerate(branches):
+            batch.add([branch], Step(tokens), options[i % 3])
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with warnings.catch_warnings(record=True) as found:
                 warnings.simplefilter("always")
-                engine.generate(branches, tokens, sampling=Sampling(0.8, top_p=0.95))
+                batch.finish()
         finally:
             torch.cuda.set_sync_debug_mode("default")
         return sum("synchroniz" in str(warning.message) for warning in found)

@@ -37,7 +37,7 @@ from experiments.runs.build import make_engine, make_template, make_verifier
 from experiments.runs.data import Task, graded, load_task
 from experiments.runs.fingerprint import data_fingerprint, model_fingerprint
 from experiments.runs.grading import Reading
-from experiments.runs.provenance import commit, provenance
+from experiments.runs.provenance import commit, machine, provenance
 from experiments.runs.stats import holm, mcnemar, wilson
 from experiments.runs.summary import failed
 from search import BestOfN, Search, SelfConsistency, solve
@@ -114,7 +114,11 @@ def run(  # noqa: PLR0913 - what is measured, each by its name
             if not warm:  # first-use set-up is not counted
                 solved(config, SelfConsistency(n=2, max_tokens=4), task.problems[:1], tokens)
                 warm = True
-            about = {"settings": [str(search) for search, _ in parts], "commit": commit()}
+            about = {
+                "settings": [str(search) for search, _ in parts],
+                "commit": commit(),
+                "machine": machine(),
+            }
             row = known | about | measure(config, parts, task, setting.allowance(tokens))
             rows = _replaced(rows, row)
             write(rows, command, model, out)

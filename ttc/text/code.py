@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(
+    r"^(?P<indent>[ \t]*)(?:`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^\n`]*$", re.MULTILINE
+)
 _BEGINS = re.compile(r"^(?:def|class|import|from|async def|@|[A-Za-z_]\w*[ \t]*=)", re.MULTILINE)
 _DEFINES = re.compile(r"^[ \t]*(?:async def|def|class)\b", re.MULTILINE)
 _PYTHON = ("", "python", "python3", "py", "py3")
@@ -15,15 +17,20 @@ CUTS = 8
 
 def fenced_blocks(text: str) -> list[str]:
     """What stands between fences (three backticks or tildes), of Python or of no named language.
-    The last block may have no end."""
+    The last block may have no end. A block in a list loses its fence's indentation."""
     marks = list(_FENCE.finditer(text))
     blocks = []
     while marks:
         begin = marks.pop(0)
         end = marks.pop(0) if marks else None
-        if begin[1].lower() in _PYTHON:
-            blocks.append(text[begin.end() + 1 : None if end is None else end.start()])
+        if begin["language"].lower() in _PYTHON:
+            block = text[begin.end() + 1 : None if end is None else end.start()]
+            blocks.append(_outdented(block, begin["indent"]))
     return blocks
+
+
+def _outdented(block: str, indent: str) -> str:
+    return "".join(line.removeprefix(indent) for line in block.splitlines(keepends=True))
 
 
 def in_a_block(text: str) -> bool:

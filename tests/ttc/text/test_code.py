@@ -21,6 +21,7 @@ SQUARE = "def square(x):\n    return x * x"
         f"```python\n{SQUARE}\n```\nUse it:\n```python\nprint(square(2))\n```",
         f"```python\n{SQUARE}\n```\nRun it:\n```bash\npython square.py\n```",
         f"```python\n{SQUARE}\n",
+        "1. Multiply:\n   ```python\n   def square(x):\n       return x * x\n   ```\n2. Done.",
     ],
 )
 def test_a_program_is_read_from_fenced_blocks(text: str) -> None:

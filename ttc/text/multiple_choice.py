@@ -23,14 +23,17 @@ _MARKUP = (
     r"|\\(?:text|textbf|textit|textrm|mathbf|mathrm|mathsf|boxed|fbox|bf|rm|[\[(,;:! {])){0,64}+"
 )
 _STATED = rf"{_MARKUP}(?:(?i:options?|choices?|letter)\b{_MARKUP})?+"
+_OF_IT = r"(?:\s++(?:here|to\s++(?:the|this)\s++(?:question|problem)))?+"
+_RIGHT, _NOUN = "(?:correct|right|best)", "(?:answer|choice|option)"
 _ARTICLE = r"(?![ \t]++(?!(?:is|because|since|as|for|and|or|not|due)\b)[a-z])"
 """Follows A and I where they are choices; before another small word they are words."""
 
 
 @dataclass(frozen=True)
 class _Patterns:
-    """answer: a choice stated after "answer". stated: also after "choice is" or in a box. marked:
-    in brackets, bold or alone on a line. single: any letter that stands alone."""
+    """answer: a choice stated after "answer". stated: also after "choice is", in a box or before
+    "is correct". marked: in brackets, bold or alone on a line. single: any letter that stands
+    alone."""
 
     answer: re.Pattern[str]
     stated: re.Pattern[str]
@@ -49,7 +52,8 @@ def stated_choice(text: str, letters: str | None = None) -> str | None:
 def find_choice(text: str, letters: str | None = None) -> str | None:
     """The choice that a text names as its answer, or None. letters: as for `stated_choice`.
 
-    1. what is stated: after "answer" or "answer is", "the correct choice is", or in a `\\boxed{}`;
+    1. what is stated: after "answer" or "answer is", "the correct choice is", in a `\\boxed{}`, or
+       as "option B is correct", "B is the right answer";
     2. else what is marked: (B), [B], **B**, \\textbf{B}, or B alone on a line;
     3. else a single letter, of A to J where the choices are not known (MMLU-Pro's last stage).
     Of each, the last one counts. The words A and I are no choices, nor are small letters.
@@ -67,11 +71,14 @@ def _patterns(letters: str | None) -> _Patterns:
 
     known = "".join(re.escape(letter) for letter in letters or LETTERS)
     few = known if letters else "A-J"
-    noun = r"(?i:\b(?:choice|option))"
+    noun = r"\b(?i:choice|option)"
     verb = r"(?:\s*+(?i:is|:|=|(?:should|would|must)\s++be)\s*+:?+)"
-    answer = rf"(?i:\banswers?)\**+{verb}?+{_STATED}{one(known)}"
+    answer = rf"(?i:\banswers?{_OF_IT})\**+{verb}?+{_STATED}{one(known)}"
     boxed = rf"\\f?box(?:ed)?+\s*+\{{{_STATED}{one(known)}"
     stated = rf"{noun}\**+{verb}{_STATED}{one(known)}"
+    whole = rf"(?P<letter>[{known}])(?!\w)[)\]]?+\**+\s++is\s++"
+    the_answer = rf"(?<![\w'’\\-]){whole}(?i:the\s++(?:only\s++)?+{_RIGHT}\s++{_NOUN}\b)"
+    right = rf"(?<!\b[Ii]f )(?<!whether ){noun}{_MARKUP}{whole}(?i:{_RIGHT}\b)"
     bracketed = rf"(?<!\b[A-Za-z])[(\[]\s?(?P<letter>[{known}])\s?[)\]](?!-\w)"
     bold = (
         r"(?:\*\*|\\(?:textbf|mathbf|text|mathrm)\s?\{)"
@@ -81,7 +88,7 @@ def _patterns(letters: str | None) -> _Patterns:
     single = rf"(?<![\w'’\\-]){one(few, '(?!-[A-Za-z0-9])')}"
     return _Patterns(
         answer=_any(answer),
-        stated=_any(answer, stated, boxed),
+        stated=_any(answer, stated, boxed, the_answer, right),
         marked=_any(bracketed, bold, alone),
         single=_any(single),
     )

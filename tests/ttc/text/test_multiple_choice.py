@@ -107,6 +107,19 @@ HERE: list[tuple[str, str | None, str]] = [
     ("The answer should be (B)", "B", "another verb"),
     ("The right option is: D", "D", "another noun"),
     ("vitamin C-rich", None, "a part of a word"),
+    ("Choice (B) is correct, not choice (A).", "B", "before is correct"),
+    (
+        "Option A is incorrect. Option B is correct. Option C is incorrect.",
+        "B",
+        "before is correct",
+    ),
+    ("**Option B** is right, as A = F/m.", "B", "before is correct"),
+    ("If option B is correct, it floats. Thus (C).", "C", "a condition states nothing"),
+    ("Option B is not correct. Thus (C).", "C", "a negation states nothing"),
+    ("(B) is the right answer; A and C are not.", "B", "before is the right answer"),
+    ("B is the only correct option, not A.", "B", "before is the right answer"),
+    ("The answer to this question is B, not C.", "B", "an answer to something"),
+    ("The right answer here is (B). Note that (A) fails.", "B", "an answer to something"),
 ]
 
 

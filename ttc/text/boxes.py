@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_BRACE = re.compile(r"(?P<box>\\f?boxed\s*+\{|\\fbox\s*+\{)|[{}]")
+_BRACE = re.compile(
+    r"(?P<box>\\f?boxed\s*+\{|\\fbox\s*+\{)"
+    r"|\\f?boxed\s*+(?P<bare>-?\d++(?:\.\d++)?+)"
+    r"|[{}]"
+)
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last complete `\\boxed{...}` or `\\fbox{...}`, braces nested.
+    """The content of the last complete `\\boxed{...}` or `\\fbox{...}`, braces nested, or the
+    number right after a `\\boxed` without braces.
 
     An empty box is passed over, as math-verify does: "" where no other is complete, None where none
     is. Every brace counts, escaped ones too, as in lm-evaluation-harness's
@@ -27,7 +32,9 @@ def _boxes(text: str) -> Iterator[tuple[int, int]]:
     # where a box's content begins, None for a brace of something else
     opened: list[int | None] = []
     for brace in _BRACE.finditer(text):
-        if brace["box"]:
+        if brace["bare"]:
+            yield brace.span("bare")
+        elif brace["box"]:
             opened.append(brace.end())
         elif brace.group() == "{":
             opened.append(None)

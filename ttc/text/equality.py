@@ -8,7 +8,8 @@ from functools import lru_cache
 
 from ttc.text.code import spelt_alike
 from ttc.text.math_equality import math_equal
-from ttc.text.numbers import MAX_CHARS, as_number, hyphened, without_unit
+from ttc.text.numbers import MAX_CHARS, as_number, without_unit
+from ttc.text.typed_math import in_latex
 
 Same = Callable[[str, str], bool]
 """Whether two answers are the same; where one is a gold answer, it comes first."""
@@ -61,7 +62,7 @@ def same_answer(gold: str, predicted: str | None, kind: str = "number") -> bool:
         return left is not None
     if kind != "math" or left is None or right is None or _apart(gold, predicted):
         return False
-    return math_equal(hyphened(gold), hyphened(predicted))  # an en dash is no minus to it
+    return math_equal(in_latex(gold), in_latex(predicted))
 
 
 def ballots(
@@ -113,4 +114,4 @@ def _plain_math(plain: str) -> str:
         return plain
     braced = re.sub(r"\\[dt]frac(?=\d)", r"\\frac", plain)
     braced = _SHORT_FRACTION.sub(lambda m: rf"\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", braced)
-    return _AROUND.sub(r"\1", hyphened(braced)).strip(" $")
+    return _AROUND.sub(r"\1", in_latex(braced)).strip(" $")

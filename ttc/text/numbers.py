@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
 MAX_CHARS = 1000
@@ -11,11 +12,27 @@ MAX_CHARS = 1000
 MINUS = "−–"
 """The minus sign and the en dash, which both stand for a minus."""
 
+THOUSANDS = r"(?:,|\{,\}|,\\!|\\[, ])"
+"""What parts thousands, in LaTeX too: 12,000, 12{,}000, 12\\,000."""
+
+_EXPONENT = r"(?:\{ ?[-−–+]?\d{1,3} ?\}|[-−–+]?\d{1,3})"
+POWER_OF_TEN = (
+    r"(?:[eE][-−–+]?\d{1,3}"
+    rf"| ?(?:[xX×*·]|\\times|\\cdot) ?10 ?(?:\^|\*\*) ?{_EXPONENT})"
+)
+"""What follows a number in scientific notation."""
+
+_SCIENTIFIC = re.compile(rf"(?P<digits>[-+]?[\d.,]+){POWER_OF_TEN}")
+_LAST_INTEGER = re.compile(r"[-+]?\d+(?=[ }]*$)")
+_VULGAR = {
+    ord(sign): " " + unicodedata.normalize("NFKC", sign).replace("⁄", "/")
+    for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
+}
 _AS_HYPHEN = str.maketrans(dict.fromkeys(MINUS, "-"))
 _SIGNS = re.compile(r"\\?[$€£¥₹%]")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _MIXED = re.compile(r"([-+]?)(\d+)\s+(\d+/\d+)")
-_THOUSANDS = re.compile(r"(?<=\d)[,\s](?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(rf"(?<=\d)(?:\s|{THOUSANDS})(?=\d{{3}}(?!\d))")
 
 _WORDS = (
     "percent|percentage|degrees?|deg|dollars?|cents?|euros?|usd|eur|rupees"
@@ -36,15 +53,21 @@ _UNIT = re.compile(
 
 
 def as_number(answer: str) -> Fraction | None:
-    """The value of a number as people write it ($1,200.50, 3/4, 1 1/2, 12%, –3, \\frac{3}{4})."""
+    """The value of a number as people write it ($1,200.50, 3/4, 1 1/2, 1½, 12%, –3, 3e8,
+    \\frac{3}{4})."""
     if len(answer) > MAX_CHARS:
         return None
-    plain = _SIGNS.sub("", hyphened(answer)).strip().rstrip(".")
+    plain = _SIGNS.sub("", hyphened(spelt_out(answer))).strip().rstrip(".")
     plain = _FRACTION.sub(_slashed, plain).strip()
     if mixed := _MIXED.fullmatch(plain):
         sign, whole, part = mixed.groups()
         value = as_number(part)
         return None if value is None else (int(whole) + value) * (-1 if sign == "-" else 1)
+    if scientific := _SCIENTIFIC.fullmatch(plain):
+        value, exponent = as_number(scientific["digits"]), _LAST_INTEGER.search(plain)
+        if value is None or exponent is None:
+            return None
+        return value * Fraction(10) ** int(exponent.group())
     plain = _THOUSANDS.sub("", re.sub(r"^([-+])\s+", r"\1", plain))
     if "e" in plain.lower() or "_" in plain:  # exponents ask for any size; _ is Python's alone
         return None
@@ -56,6 +79,11 @@ def as_number(answer: str) -> Fraction | None:
 
 def hyphened(answer: str) -> str:
     return answer.translate(_AS_HYPHEN)
+
+
+def spelt_out(text: str) -> str:
+    """A text with 1 1/2 in the place of 1½."""
+    return text.translate(_VULGAR)
 
 
 def without_unit(answer: str) -> str:

@@ -82,7 +82,7 @@ from ttc.text.numbers import as_number
         ("it is −8", "number", "-8"),
         ("pages 3–5", "number", "5"),
         (r"\boxed{\frac{3}{4}} of 8", "number", r"\frac{3}{4}"),
-        (r"\boxed{12\ 000} of 8", "number", "000"),
+        (r"\boxed{12\ 000} of 8", "number", r"12\ 000"),
         (r"\boxed{12 000} of 8", "number", "12 000"),
     ],
 )
@@ -110,7 +110,7 @@ def test_answers_are_found(text: str, kind: str, answer: str | None) -> None:
         (r"\boxed{1}, no: \boxed{2}. The answer is 3", "math", "2", "2"),
         ("The answer is 12. Then 13 would be next.", "math", None, "12"),
         ("The answer is 0.5 or so.", "math", None, "0.5 or so"),
-        (r"so \boxed{\frac{1}{2}", "math", None, "2"),
+        (r"so \boxed{\frac{1}{2}", "math", None, r"\frac{1}{2}"),
         (r"\boxed{}", "math", None, None),
         (r"\boxed{033}", "math", "033", "033"),
         ("red\ngreen", "text", "green", "green"),
@@ -121,6 +121,62 @@ def test_strict_reads_the_form_that_was_asked_for_and_flexible_more(
 ) -> None:
     assert extract_answer(text, kind, strict=True) == strict
     assert extract_answer(text, kind) == flexible
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "gold", "strict"),
+    [
+        (r"The profit is \boxed{70{,}000} in 2 years", "number", "70000", False),
+        (r"The answer is $70{,}000$, not 5.", "number", "70000", True),
+        (r"The answer is $10,\!080$, not 5.", "number", "10080", True),
+        (r"The answer is $\dfrac{1}{2}$, not 5.", "number", "0.5", True),
+        (r"The answer is $-1\frac{1}{2}$, not 5.", "number", "-1.5", True),
+        ("The answer is 1½ cups, not 5.", "number", "1.5", True),
+        ("The answer is ½.", "number", "0.5", True),
+        ("The answer is 7e4, not 5.", "number", "70000", True),
+        (r"The answer is $7 \times 10^{4}$, not 5.", "number", "70000", True),
+        ("The answer is 7 x 10^-2, not 5.", "number", "0.07", True),
+        (r"Answer: $3 \times 180 = 540$, not 5", "number", "540", True),
+        ("The answer is 3 x 180 = 540 meters, not 5.", "number", "540", True),
+        ("The answer is 2^6 = 64, not 5.", "number", "64", True),
+        ("The answer is: __160__, not 5", "number", "160", True),
+        ("The answer is `160`, not 5", "number", "160", True),
+        ("The answer is € 160, not 5", "number", "160", True),
+        (r"The answer is \[160\], not 5", "number", "160", True),
+        ("**Answer**: 160 (not 5)", "number", "160", True),
+        ("**The answer is**: 160 (not 5)", "number", "160", True),
+        ("The answer to the question is 160. (2 hours and 40 minutes)", "number", "160", True),
+        ("The answer is therefore 160, not 5", "number", "160", True),
+        ("The final answer is:\n\n540\n\nCheck: 3 * 180", "number", "540", True),
+        ("The answer is:\n\\[\n540\n\\]\nsince 3 * 180", "number", "540", True),
+        ("#### 1. Find the sum\n16\n#### 2. Subtract\nSo 18", "number", "18", False),
+        ("Answer:\n1. She has 16 eggs.\n2. She eats 3.\nSo 18", "number", "18", False),
+        (r"\boxed{366\text{ downloads over 3 months}}", "number", "366", False),
+        (r"so $\boxed 204$, not 5", "math", "204", True),
+        (r"so $\boxed204$, not 5", "number", "204", False),
+        ("The answer is:\n\\[\n\\frac{1}{2}\n\\]", "math", r"\frac{1}{2}", False),
+        (r"The answer is \[\frac{1}{2}\]", "math", r"\frac{1}{2}", False),
+        (r"The answer is $2\sqrt{3}$ feet, i.e. 3", "math", r"2\sqrt{3}", False),
+        (r"The answer is $x=1$ or $x=2$.", "math", "1,2", False),
+        ("The answer is therefore 204.", "math", "204", False),
+        (r"Thus $x = \frac{1}{2}$.", "math", r"\frac{1}{2}", False),
+        (r"Thus the area is $2\sqrt{3}$.", "math", r"2\sqrt{3}", False),
+        (r"Thus the area is \(2\sqrt{3}\).", "math", r"2\sqrt{3}", False),
+        (r"\[ A = 2\sqrt{3} \]", "math", r"2\sqrt{3}", False),
+        (r"$$-\frac{3}{5}$$", "math", r"-\frac{3}{5}", False),
+        ("So the point is $(1,2)$.", "math", "(1,2)", False),
+        ("Thus $m + n = 204$ as wanted.", "math", "204", False),
+        ("It costs $5 and then $7.", "math", "7", False),
+        ("It costs 5$ and then 7$.", "math", "7", False),
+        ("It is 5 for all $x$.", "math", "5", False),
+    ],
+)
+def test_forms_that_models_write_are_read_as_their_value(
+    text: str, kind: str, gold: str, strict: bool
+) -> None:
+    """strict: whether it is the form that the prompt asks for, too."""
+    assert same_answer(gold, extract_answer(text, kind), kind)
+    assert same_answer(gold, extract_answer(text, kind, strict=True), kind) is strict
 
 
 def test_an_unknown_kind_is_named_with_the_known_ones() -> None:

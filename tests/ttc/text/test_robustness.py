@@ -112,6 +112,23 @@ PIECES = [
         "1_0",
         "_",
     ),
+    *(
+        "$$",
+        "\\(",
+        "\\[",
+        "$x",
+        "10^",
+        "x10^{",
+        " x 1",
+        "1{,}",
+        "\\times ",
+        "√(",
+        "sqrt(",
+        "option B is ",
+        "B is the ",
+        "answer to the ",
+        "answer is therefore ",
+    ),
 ]
 READERS: dict[str, Callable[[str], object]] = {
     "number": lambda text: extract_answer(text, "number"),

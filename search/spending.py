@@ -97,10 +97,9 @@ class Spending:
         rooms: dict[Stopped, int] = {}
         if (left := self.tokens_left) is not None:
             rooms["max_tokens"] = left - price(unrated + 1)
-            over = bisect_right(
-                range(1, whole + 1), left, key=lambda count: count * step + price(unrated + count)
+            whole = bisect_right(
+                range(1, waiting + 1), left, key=lambda count: count * step + price(unrated + count)
             )
-            whole = min(whole, over)
         if (left := self.generated_left) is not None:
             whole = min(whole, left // step)
             rooms["max_generated_tokens"] = left

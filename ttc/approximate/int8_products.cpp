@@ -276,7 +276,7 @@ int64_t tiles(const Row* rows, int64_t row, int64_t count, int64_t begin, int64_
 
 // Up to CHUNK rows and PANEL columns.
 template <typename Stored>
-void panel(const Part& p) {
+void panel(const StoredProduct& p) {
   static thread_local Weights weights;
   alignas(32) float out[CHUNK][PANEL];
   memset(out, 0, p.rows * sizeof *out);
@@ -296,7 +296,7 @@ void panel(const Part& p) {
     memcpy(p.out + r * p.out_row, out[r], p.columns * sizeof(float));
 }
 
-void products(int64_t stored, const Part& all) {
+void products(int64_t stored, const StoredProduct& all) {
   by_kind(stored, [&](auto tag) {
     typedef typename decltype(tag)::Type Stored;
     if constexpr (Stored::BITS > 0) in_parts(all, panel<Stored>);
@@ -306,7 +306,7 @@ void products(int64_t stored, const Part& all) {
 }  // namespace
 
 extern "C" {
-void products_int8(int64_t stored, const Part* part) { products(stored, *part); }
+void products_int8(int64_t stored, const StoredProduct* p) { products(stored, *p); }
 void share_int8(Shared* s) { share(s, products); }
 
 // A row of so many numbers becomes a rounded one.

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "../vectors.h"
+#include "stored_product.h"
 
 namespace {
 
@@ -364,28 +365,24 @@ int64_t ahead_of(const Unit& u, int64_t c, int64_t some) {
   return c + some < u.columns ? some : u.skipped - c;
 }
 
-// The arguments of `products` of stored_products.cpp.
-struct StoredPart {
-  const void* x;
-  int64_t x_row;
-  const char* w;
-  int64_t w_row, rows, columns, width;
-  float* out;
-  int64_t out_row, ahead;
-};
-
 // A unit's sums for some of its rows, and for both weights of a gate one after the other: the
 // product p with the first weight, for all columns of the unit.
 template <typename N>
 void multiply_stored(const Operation& op, const Unit& u, const Product<N>& p) {
-  const auto products = (void (*)(int64_t, const StoredPart*))op.products;
+  const auto products = (void (*)(int64_t, const StoredProduct*))op.products;
   const auto by = [&](int64_t weight, int64_t row, int64_t stored, float* out) {
-    const int64_t x_row = p.x_row * sizeof *p.x, out_row = p.out_row * sizeof *out;
-    const StoredPart part = {p.x,       x_row,   (const char*)weight + u.first * row,
-                             row,       p.rows,  p.columns,
-                             p.width,   out,     out_row,
-                             u.skipped * row};
-    products(stored, &part);
+    StoredProduct product;
+    product.x = (const char*)p.x;
+    product.x_row = p.x_row * sizeof *p.x;
+    product.w = (const char*)weight + u.first * row;
+    product.w_row = row;
+    product.rows = p.rows;
+    product.columns = p.columns;
+    product.width = p.width;
+    product.out = (char*)out;
+    product.out_row = p.out_row * sizeof *out;
+    product.ahead = u.skipped * row;
+    products(stored, &product);
   };
   by(op.weight, op.stored_row, op.stored, p.out);
   if (op.kind == Kind::gate) by(op.weight_2, op.stored_row_2, op.stored_2, p.out + p.columns);

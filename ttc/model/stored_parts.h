@@ -5,29 +5,19 @@
 #include <algorithm>
 
 #include "../vectors.h"
+#include "stored_product.h"
 
 namespace {
 
 constexpr int64_t PANEL = 16;   // columns that are unpacked at a time
 constexpr int64_t CHUNK = 128;  // rows that meet them
 
-// The arguments of products: addresses, and strides in bytes. width: numbers of a row. What lies
-// `ahead` behind the weights is asked for meanwhile.
-struct Part {
-  const char* x;
-  int64_t x_row;
-  const char* w;
-  int64_t w_row, rows, columns, width;
-  char* out;
-  int64_t out_row, ahead;
-};
-
 // Any number of rows and columns, in parts of up to CHUNK rows and PANEL columns.
 template <typename Multiply>
-void in_parts(const Part& all, Multiply multiply) {
+void in_parts(const StoredProduct& all, Multiply multiply) {
   for (int64_t row = 0; row < all.rows; row += CHUNK)
     for (int64_t c = 0; c < all.columns; c += PANEL) {
-      Part p = all;
+      StoredProduct p = all;
       p.x += row * p.x_row;
       p.w += c * p.w_row;
       p.out += row * p.out_row + c * 4;
@@ -42,7 +32,7 @@ void in_parts(const Part& all, Multiply multiply) {
 // A product that threads share: each takes the next columns.
 struct Shared {
   int64_t next, stored;
-  Part part;
+  StoredProduct product;
 };
 
 template <typename Multiply>
@@ -50,12 +40,12 @@ void share(Shared* s, Multiply multiply) {
   constexpr int64_t SOME = 4 * PANEL;
   while (true) {
     const int64_t first = __atomic_fetch_add(&s->next, SOME, __ATOMIC_RELAXED);
-    if (first >= s->part.columns) return;
-    Part p = s->part;
+    if (first >= s->product.columns) return;
+    StoredProduct p = s->product;
     p.w += first * p.w_row;
     p.out += 4 * first;
     p.columns = std::min(SOME, p.columns - first);
-    p.ahead = std::min(SOME, s->part.columns - first - p.columns) * p.w_row;
+    p.ahead = std::min(SOME, s->product.columns - first - p.columns) * p.w_row;
     multiply(s->stored, p);
   }
 }

@@ -119,7 +119,7 @@ int64_t tiles(const char* x, int64_t x_row, const char* w, int64_t row, int64_t 
 // A few columns times ROWS rows, whose weights are unpacked in registers: cells[PANEL * r + c] is a
 // vector that adds up to x[r] . w[c]. What lies `ahead` behind the weights is asked for meanwhile.
 template <typename Stored, int ROWS, int COLUMNS>
-INLINE void columns(Float32, const Part& p, const char* x, const char* w, int64_t numbers,
+INLINE void columns(Float32, const StoredProduct& p, const char* x, const char* w, int64_t numbers,
                     Floats* cells) {
   Floats sums[COLUMNS][ROWS] = {};
   const int64_t x_row = p.x_row;
@@ -152,7 +152,7 @@ INLINE void columns(Float32, const Part& p, const char* x, const char* w, int64_
 
 #if defined(__AVX512BF16__)
 template <typename Stored, int ROWS, int COLUMNS>
-INLINE void columns(BFloat16, const Part& p, const char* x, const char* w, int64_t numbers,
+INLINE void columns(BFloat16, const StoredProduct& p, const char* x, const char* w, int64_t numbers,
                     Floats* cells) {
   Floats sums[COLUMNS][ROWS] = {};
   for (int64_t i = 0; i < numbers / Stored::NUMBERS; ++i) {
@@ -176,7 +176,7 @@ INLINE void columns(BFloat16, const Part& p, const char* x, const char* w, int64
 
 // The same sums as `panel` gives for PANEL columns and a few rows.
 template <typename Stored, typename Number, int ROWS, int COLUMNS>
-void few_rows(const Part& p) {
+void few_rows(const StoredProduct& p) {
   float out[ROWS * PANEL] = {};
   constexpr int64_t SOME = SLICE / Number::SIZE;
   for (int64_t begin = 0; begin < p.width; begin += SOME) {
@@ -197,7 +197,7 @@ void few_rows(const Part& p) {
 
 // out[r, c] = x[r] . w[c] in float32, for up to CHUNK rows and PANEL columns.
 template <typename Stored, typename Number>
-void panel(const Part& p) {
+void panel(const StoredProduct& p) {
   if constexpr (Number::template FEW<Stored> > 0) {
     if (p.columns == PANEL && p.rows == 1) return few_rows<Stored, Number, 1, Number::AT_ONCE>(p);
     if (p.columns == PANEL && p.rows == 2) return few_rows<Stored, Number, 2, Number::AT_ONCE>(p);
@@ -229,7 +229,7 @@ void panel(const Part& p) {
 }
 
 template <typename Number>
-void products(int64_t stored, const Part& all) {
+void products(int64_t stored, const StoredProduct& all) {
   by_kind(stored, [&](auto tag) {
     in_parts(all, panel<typename decltype(tag)::Type, Number>);
   });
@@ -243,10 +243,10 @@ void unpack_float32(int64_t stored, const char* from, int64_t numbers, char* to)
     unpack<typename decltype(tag)::Type, Float32>(from, numbers, to, 0);
   });
 }
-void products_float32(int64_t stored, const Part* part) { products<Float32>(stored, *part); }
+void products_float32(int64_t stored, const StoredProduct* p) { products<Float32>(stored, *p); }
 void share_float32(Shared* s) { share(s, products<Float32>); }
 #if defined(__AVX512BF16__)
-void products_bfloat16(int64_t stored, const Part* part) { products<BFloat16>(stored, *part); }
+void products_bfloat16(int64_t stored, const StoredProduct* p) { products<BFloat16>(stored, *p); }
 void share_bfloat16(Shared* s) { share(s, products<BFloat16>); }
 #endif
 }

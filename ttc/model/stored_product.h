@@ -1,0 +1,20 @@
+// What cpu_layers.cpp asks of stored_products.cpp.
+
+#pragma once
+
+#include <cstdint>
+
+namespace {
+
+// A product of rows with a stored weight, or a part of one: addresses, and strides in bytes. width:
+// numbers of a row. What lies `ahead` behind the weights is asked for meanwhile.
+struct StoredProduct {
+  const char* x;
+  int64_t x_row;
+  const char* w;
+  int64_t w_row, rows, columns, width;
+  char* out;
+  int64_t out_row, ahead;
+};
+
+}  // namespace

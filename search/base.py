@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from search.selection import C, Chosen, answer_of, best_first, whole
-from ttc.checks import check_flag, check_is, check_kind, check_whole
+from ttc.checks import NUMBERS, PLAIN, check_flag, check_is, check_kind, check_whole, is_number
 from ttc.errors import InvalidInput
 from ttc.protocols import (
     Aggregation,
@@ -97,9 +96,8 @@ class Limit:
         """Raise InvalidInput for a value that is no such number."""
         if value is None and self.optional:
             return
-        if not isinstance(value, Integral if self.whole else Real):
-            kind = "a whole number" if self.whole else "a number"
-            raise InvalidInput(f"{name}={value!r} is of type {type(value).__name__}; give {kind}")
+        kind = int if self.whole else float
+        check_kind(name, value, is_number(value, NUMBERS[kind]), PLAIN[kind])
         number = float(value)
         if self.above and not number > self.least:
             raise InvalidInput(f"{name}={value} must be more than {self.least:g}")

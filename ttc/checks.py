@@ -24,6 +24,11 @@ NUMBERS: dict[type, type] = {int: Integral, float: Real}
 """What counts as a number of these types, NumPy's too."""
 
 
+def is_number(value: Any, kind: type = Real) -> bool:
+    """Whether a value is a number of a kind. True and False are none, though Python counts them."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def check_kind(name: str, value: Any, fits: bool, right: str) -> None:
     """Raise InvalidInput for a class, and for a value that does not fit; `right` says what
     would."""
@@ -47,7 +52,7 @@ def check_flag(name: str, value: Any) -> None:
 
 def check_whole(name: str, value: Any, least: int | None = None) -> int:
     """The number. Raises InvalidInput for no whole number, and for one below `least`."""
-    check_kind(name, value, isinstance(value, Integral), PLAIN[int])
+    check_kind(name, value, is_number(value, Integral), PLAIN[int])
     if least is not None and value < least:
         raise InvalidInput(f"{name}={value} must be at least {least}")
     return int(value)
@@ -76,8 +81,14 @@ def check_fields(settings: Any, prefix: str = "") -> None:
     kind: Any = type(settings)
     for name, types in _plain_fields(kind):
         value = getattr(settings, name)
-        fits = any(isinstance(value, NUMBERS.get(plain, plain)) for plain in types)
+        fits = any(_holds(value, plain) for plain in types)
         check_kind(prefix + name, value, fits, " or ".join(PLAIN[plain] for plain in types))
+
+
+def _holds(value: Any, plain: type) -> bool:
+    if plain in NUMBERS:
+        return is_number(value, NUMBERS[plain])
+    return isinstance(value, plain)
 
 
 @cache

@@ -95,6 +95,10 @@ def test_the_first_output_comes_before_slow_imports(words: list[str]) -> None:
             "search.beam_size=many: Value 'many' of type 'str' could not be converted to ",
         ),
         (
+            ["search.beam_size=true"],
+            "search.beam_size=true: Value 'True' of type 'bool' could not be converted to Integer",
+        ),
+        (
             ["search=greedy", "verifier=none", "search.temperature=0.7"],
             "temperature=0.7 samples, and greedy search",
         ),

@@ -268,6 +268,16 @@ BLAMED: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ""}, "stop", "stop='': "),
     ({"answer_kind": "rhyme"}, "answer_kind", "'rhyme' is unknown"),
     ({"search": {"n": 3}}, "search", "settings and no name"),
+    (
+        {"search": {"name": "best_of_n", "n": True}},
+        "search.n",
+        "search.n=True is of type bool; give a whole number",
+    ),
+    (
+        {"search": {"name": "best_of_n", "temperature": False}},
+        "search.temperature",
+        "search.temperature=False is of type bool; give a number",
+    ),
     ({"search": {"name": "best_of_n", "n": 0}}, "search.n", "search.n=0 must be at least 1"),
     ({"search": {"name": "best_of_n", "x": 1}}, "search.x", "search.x is no setting of BestOfN"),
     (

@@ -281,7 +281,14 @@ def test_numbers_of_numpy_count_continuations() -> None:
 
 
 def test_settings_of_a_wrong_type_are_refused_by_name() -> None:
-    for name, value in (("n", "4"), ("max_tokens", 3.5), ("temperature", "hot"), ("top_k", None)):
+    for name, value in (
+        ("n", "4"),
+        ("n", True),
+        ("max_tokens", 3.5),
+        ("temperature", "hot"),
+        ("temperature", False),
+        ("top_k", None),
+    ):
         wrong: dict[str, Any] = {name: value}
         with pytest.raises(
             InvalidInput, match=f"{name}={value!r} is of type {type(value).__name__}"

@@ -47,6 +47,7 @@ from ttc import (
         (lambda e, b: e.root([128]), "token 128, outside the model's vocabulary of 128"),
         (lambda e, b: e.fork(b, -1), "n=-1 must be at least 1"),
         (lambda e, b: e.fork(b, "2"), "n='2' is of type str; give a whole number"),
+        (lambda e, b: e.fork(b, True), "n=True is of type bool; give a whole number"),
         (lambda e, b: e.root([1], seed="x"), "seed='x' is of type str; give a whole number"),
         (lambda e, b: e.root([1], seed=0.5), "seed=0.5 is of type float"),
         (lambda e, b: e.generate([b], "3"), "max_tokens='3' is of type str"),
@@ -139,6 +140,8 @@ def test_bad_input_is_named_and_changes_nothing(call: Any, message: str) -> None
         (lambda: DecodeGate(theta="0.7"), "gate.theta='0.7' is of type str; give a number"),
         (lambda: Sampling(temperature="hot"), "temperature='hot' is of type str; give a number"),
         (lambda: Sampling(top_k=1.5), "top_k=1.5 is of type float; give a whole number"),
+        (lambda: Sampling(top_k=True), "top_k=True is of type bool; give a whole number"),
+        (lambda: Sampling(False), "temperature=False is of type bool; give a number"),
         (
             lambda: Engine.from_pretrained(None),
             "name=None is of type NoneType; give an alias, a hub id",

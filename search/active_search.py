@@ -23,6 +23,14 @@ from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, check_branches
 from ttc.usage import Usage
 
+USES: dict[type, str] = {
+    Append: "appended to",
+    Handoff: "handed on",
+    Rate: "rated",
+    Expand: "expanded",
+}
+"""What a search has done with the branches of a request, in the words of a message."""
+
 
 class Chat(NamedTuple):
     """The conversation of a branch.
@@ -144,14 +152,9 @@ class ActiveSearch:
             if not self.budget_raised:
                 raise
             self.request = None
-        if isinstance(self.request, Append):
-            self._check_live(self.request.branches, "appended to")
-        elif isinstance(self.request, Handoff):
-            self._check_live(self.request.branches, "handed on")
-        elif isinstance(self.request, Rate):
-            self._check_live(self.request.branches, "rated")
-        elif isinstance(self.request, Expand):
-            self._check_live(self.request.branches, "expanded")
+        if isinstance(self.request, Append | Handoff | Rate | Expand):
+            self._check_live(self.request)
+        if isinstance(self.request, Expand):
             self._begin(self.request)
 
     def _begin(self, request: Expand) -> None:
@@ -171,11 +174,12 @@ class ActiveSearch:
         else:
             self.spending.expansions += 1
 
-    def _check_live(self, branches: Sequence[Branch], what: str) -> None:
-        for branch in branches:
+    def _check_live(self, request: Append | Handoff | Rate | Expand) -> None:
+        for branch in request.branches:
             if branch not in self.live:
+                used = USES.get(type(request), "used")
                 raise InvalidInput(
-                    f"the search {what} {branch!r} after it had released it; release it later"
+                    f"the search {used} {branch!r} after it had released it; release it later"
                 )
 
     # ------------------------------------------------------------ budget

@@ -59,17 +59,24 @@ Chosen = tuple[C | None, str | None]
 
 def whole(branches: Sequence[C]) -> list[C]:
     """The branches that no decode gate cut off; all of them where it cut off every one."""
-    return [branch for branch in branches if not branch.gated] or list(branches)
+    kept = [branch for branch in branches if not branch.gated]
+    return kept or list(branches)
 
 
 def ranked(branches: Sequence[C]) -> list[C]:
     """Best score first; equal scores keep their order. What a gate cut off comes last."""
-    return sorted(branches, key=lambda b: (not b.gated, comparable(b.score)), reverse=True)
+    return sorted(branches, key=_standing, reverse=True)
+
+
+def _standing(branch: Candidate) -> tuple[bool, float]:
+    """What a branch is ranked by: it was not cut off, then its score."""
+    return not branch.gated, comparable(branch.score)
 
 
 def complete(branches: Sequence[C]) -> list[C]:
     """The branches that have finished; all of them where none has."""
-    return [branch for branch in branches if branch.finish_reason is not None] or list(branches)
+    finished = [branch for branch in branches if branch.finish_reason is not None]
+    return finished or list(branches)
 
 
 def by_path(branches: Iterable[C]) -> list[C]:
@@ -81,14 +88,16 @@ def best_first(candidates: Sequence[C], extract: Extract) -> list[C]:
 
     What a gate cut off comes last. extract: reads an answer; only texts of equal scores are read.
     """
-    scores = [(not c.gated, comparable(c.score)) for c in candidates]
-    equals = Counter(scores)
-    keys = [
-        (*score, equals[score] > 1 and canonical(answer_of(candidate, extract)) is not None)
-        for candidate, score in zip(candidates, scores, strict=True)
-    ]
-    places = sorted(range(len(candidates)), key=keys.__getitem__, reverse=True)
-    return [candidates[place] for place in places]
+    equals = Counter(_standing(candidate) for candidate in candidates)
+
+    def key(candidate: C) -> tuple[bool, float, bool]:
+        standing = _standing(candidate)
+        if equals[standing] < 2:
+            return *standing, False
+        answer = answer_of(candidate, extract)
+        return *standing, canonical(answer) is not None
+
+    return sorted(candidates, key=key, reverse=True)
 
 
 def answer_of(candidate: Candidate, extract: Extract) -> str | None:
@@ -110,13 +119,22 @@ def samples_of(
     confidences: Sequence[Sequence[float] | None] | None = None,
 ) -> list[Sample]:
     """The candidates as samples, whose votes are those of their answers."""
-    answers = [answer_of(c, extract) for c in candidates]
+    answers = [answer_of(candidate, extract) for candidate in candidates]
     votes = ballots_by(extract, answers)
     confidences = confidences or [None] * len(candidates)
-    return [
-        Sample(answer, c.score, confidences=confidence, gated=c.gated, vote=vote)
-        for c, answer, vote, confidence in zip(candidates, answers, votes, confidences, strict=True)
-    ]
+    samples = []
+    for candidate, answer, vote, confidence in zip(
+        candidates, answers, votes, confidences, strict=True
+    ):
+        sample = Sample(
+            answer,
+            candidate.score,
+            confidences=confidence,
+            gated=candidate.gated,
+            vote=vote,
+        )
+        samples.append(sample)
+    return samples
 
 
 def vote(candidates: Sequence[C], extract: Extract, weighted: bool = False) -> Chosen[C]:
@@ -128,9 +146,11 @@ def vote(candidates: Sequence[C], extract: Extract, weighted: bool = False) -> C
     """
     samples = samples_of(candidates, extract)
     place = weighted_majority(samples) if weighted else majority(samples)
-    if place is None:
-        return (whole(candidates)[0], None) if candidates else (None, None)
-    return candidates[place], samples[place].answer
+    if place is not None:
+        return candidates[place], samples[place].answer
+    if not candidates:
+        return None, None
+    return whole(candidates)[0], None
 
 
 # ---------------------------------------------------------------- rules
@@ -172,9 +192,11 @@ def voted(samples: Sequence[Sample], weights: Sequence[float]) -> int | None:
     totals: dict[str, float] = defaultdict(float)
     behind: dict[str, list[int]] = defaultdict(list)
     for place in _whole(samples):
-        if (answer := samples[place].ballot) is not None:
-            totals[answer] += weights[place]
-            behind[answer].append(place)
+        answer = samples[place].ballot
+        if answer is None:
+            continue
+        totals[answer] += weights[place]
+        behind[answer].append(place)
     if not totals:
         return None
     winner = max(totals, key=lambda answer: comparable(totals[answer]))  # the first of equals
@@ -201,12 +223,14 @@ def score_weights(samples: Sequence[Sample]) -> list[float]:
     """
     scores = [samples[place].score for place in _whole(samples)]
     known = [score for score in scores if score is not None]
-    d = min(1.0, max((max(-score, score - 1.0, 0.0) for score in known), default=0.0))
+    outside = [max(-score, score - 1.0, 0.0) for score in known]
+    d = min(1.0, max(outside, default=0.0))
 
     def weight(score: float | None) -> float:
         if score is None:
             return 0.0
-        return (1 - d) * min(max(score, 0.0), 1.0) + d * _sigmoid(score)
+        cut = min(max(score, 0.0), 1.0)
+        return (1 - d) * cut + d * _sigmoid(score)
 
     return [weight(sample.score) for sample in samples]
 
@@ -218,7 +242,10 @@ def _sigmoid(score: float) -> float:
 def best(samples: Sequence[Sample], by: Figure = "score") -> int | None:
     """The sample with the highest score, log-probability or self-certainty."""
     counted = set(_whole(samples))
-    return next((place for place in _order(samples, by) if place in counted), None)
+    for place in _order(samples, by):
+        if place in counted:
+            return place
+    return None
 
 
 def borda(
@@ -244,12 +271,19 @@ def soft_best_of_n(samples: Sequence[Sample], temperature: float = 0.1) -> list[
         raise InvalidInput(
             f"temperature={temperature} of soft best-of-n must be above 0; near 0 it is best-of-n"
         )
-    places = set(_whole(samples))
-    scores = [sample.score if place in places else None for place, sample in enumerate(samples)]
-    top = max((score for score in scores if score is not None), default=0.0)
-    weights = [0.0 if score is None else math.exp((score - top) / temperature) for score in scores]
+    scores: dict[int, float] = {}
+    for place in _whole(samples):
+        score = samples[place].score
+        if score is not None:
+            scores[place] = score
+    top = max(scores.values(), default=0.0)
+    weights = [0.0] * len(samples)
+    for place, score in scores.items():
+        weights[place] = math.exp((score - top) / temperature)
     total = sum(weights)
-    return [weight / total for weight in weights] if total else weights
+    if not total:
+        return weights
+    return [weight / total for weight in weights]
 
 
 def confidence_vote(
@@ -267,9 +301,12 @@ def confidence_vote(
     if not valid:
         return None
     for place in valid:
-        weights[place] = trace_confidence(samples[place].confidences or [], measure, window)
-    threshold = comparable(float(np.quantile([weights[place] for place in valid], 1 - keep)))
-    return voted(samples, [w if comparable(w) >= threshold else 0.0 for w in weights])
+        confidences = samples[place].confidences or []
+        weights[place] = trace_confidence(confidences, measure, window)
+    quantile = np.quantile([weights[place] for place in valid], 1 - keep)
+    threshold = comparable(float(quantile))
+    counted = [weight if comparable(weight) >= threshold else 0.0 for weight in weights]
+    return voted(samples, counted)
 
 
 def trace_confidence(
@@ -295,17 +332,26 @@ def trace_confidence(
         return float(values[-window:].mean())
     sums = np.concatenate([[0.0], values.cumsum()])
     groups = np.sort((sums[window:] - sums[:-window]) / window)
-    return float(groups[0] if measure == "lowest" else groups[: max(1, len(groups) // 10)].mean())
+    if measure == "lowest":
+        return float(groups[0])
+    tenth = max(1, len(groups) // 10)
+    return float(groups[:tenth].mean())
 
 
 def _order(samples: Sequence[Sample], by: Figure) -> list[int]:
-    keys = [(comparable(getattr(sample, by)), sample.ballot is not None) for sample in samples]
-    return sorted(range(len(samples)), key=keys.__getitem__, reverse=True)
+    """The places of all samples, the highest figure first."""
+
+    def key(place: int) -> tuple[float, bool]:
+        sample = samples[place]
+        return comparable(getattr(sample, by)), sample.ballot is not None
+
+    return sorted(range(len(samples)), key=key, reverse=True)
 
 
 def _whole(samples: Sequence[Sample]) -> list[int]:
-    places = range(len(samples))
-    return [place for place in places if not samples[place].gated] or list(places)
+    """The places of the samples that no decode gate cut off; all where it cut off every one."""
+    kept = [place for place, sample in enumerate(samples) if not sample.gated]
+    return kept or list(range(len(samples)))
 
 
 # ---------------------------------------------------------------- all of them by name

@@ -78,6 +78,7 @@ FAMILIES = (
         ("[BEGIN FINAL RESPONSE]",),
         written=True,
     ),
+    Family(TAGS, ("<think>",), written=True),  # a template that only opens the thought
 )
 """More particular ones first. Sources: the models' chat templates, and vLLM's reasoning parsers."""
 

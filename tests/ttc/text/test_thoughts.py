@@ -479,6 +479,11 @@ def test_a_template_goes_before_the_vocabulary_and_may_come_in_several() -> None
     assert marks_of(Several()) == TAGS
 
 
+def test_a_template_that_only_opens_a_thought_has_its_marks() -> None:
+    tokenizer = thinker(TURNS + "{% if add_generation_prompt %}<think>\n{% endif %}")
+    assert marks_of(tokenizer) == TAGS
+
+
 def test_marks_are_set_by_the_user_or_switched_off() -> None:
     tokenizer = TOKENIZERS["qwen3"]()
     own = Thoughts.of(tokenizer, ThinkingMarks("((", "))"))

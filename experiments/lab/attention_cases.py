@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ttc.attention.entry import Entry
+from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.kernels import Layer
-from ttc.attention.plan import DecodePlan, ExtendPlan, Piece
+from ttc.attention.plan import DecodePlan
 from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, Codec, LayerShape
 from ttc.memory.manager import KVMemory

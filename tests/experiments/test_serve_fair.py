@@ -17,7 +17,8 @@ from search.config import SearchConfig
 from search.options import SolveOptions
 from tests.helpers.own_server import make_engine
 from ttc import Branch, Engine
-from ttc.attention.plan import ExtendPlan, Plan
+from ttc.attention.extend_plan import ExtendPlan
+from ttc.attention.plan import Plan
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Problem, Verifier

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d
 
 from ttc.attention.entry import depth_first, shared_entries
+from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.plan import ExtendPlan, Piece, Plan
+from ttc.attention.plan import Plan
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.memory.kv import KV, LayerShape
 from ttc.model.runner import ModelRunner

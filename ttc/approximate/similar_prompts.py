@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ttc.attention.plan import ExtendPlan
+from ttc.attention.extend_plan import ExtendPlan
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.lens import rows_of
 from ttc.passes.chunks import Chunk, batches, one_chunk

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ttc.attention.plan import DecodePlan, ExtendPlan, Plan
+from ttc.attention.extend_plan import ExtendPlan
+from ttc.attention.plan import DecodePlan, Plan
 
 Regenerate = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(layer, inputs (tokens, width), positions (tokens,)) -> keys, values (kv_heads, tokens, dim)."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.plan import ExtendPlan, Piece
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV

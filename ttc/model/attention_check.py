@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ttc.attention.entry import Entry
+from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.hf_hook import IMPLEMENTATION, attending, tree_attention
 from ttc.attention.inline_attention import CallsAttention
-from ttc.attention.plan import ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV
 from ttc.model.recording import Attention, Call, eager_attention, named_attention

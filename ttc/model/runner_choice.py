@@ -10,9 +10,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.fused import SWITCH
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.plan import ExtendPlan, Piece, Plan
+from ttc.attention.plan import Plan
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.memory.kv import KV, LayerKV, LayerShape
 from ttc.model import layers_kernel

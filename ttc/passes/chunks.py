@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ttc.attention.entry import Reads, depth_first, shared_entries
-from ttc.attention.plan import ExtendPlan, Piece
+from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch
 from ttc.passes.pass_states import PassStates

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ttc.attention.entry import Entry
+from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.hf_hook import attending
-from ttc.attention.plan import ExtendPlan, Piece
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch, Tensors

@@ -39,7 +39,7 @@ from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Sharing, UnsupportedModel
 from ttc.approximate.decode_gate import DecodeGate
 from ttc.approximate.early_exit import EarlyExit
-from ttc.attention.plan import ExtendPlan, Piece
+from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.decoder_layers import decoder_layers
 from ttc.memory.kv import KV
 from ttc.passes.chunks import one_chunk

@@ -22,8 +22,8 @@ from tests.helpers.models import COMMON, build, prompt, small
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, UnsupportedModel
+from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.fused import SWITCH
-from ttc.attention.plan import ExtendPlan, Piece
 from ttc.compiling import cxx, library
 from ttc.memory.kv import KV, LayerKV
 from ttc.model import layers_kernel

@@ -87,8 +87,6 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
         decoder = None
         if not (trust_remote_code and hasattr(config, "auto_map")):
             decoder = text_decoder(config)
-        kind: Any
-        kind, config, renaming = decoder or (AutoModelForCausalLM, config, {})
         tokenizer = read_tokenizer(source, options)
         if stays:
             if decoder is not None:
@@ -100,19 +98,13 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
             if place_weights is not None:
                 place_weights(model, place)
             return model, tokenizer
+
+        kind: Any
+        kind, config, renaming = decoder or (AutoModelForCausalLM, config, {})
         build = partial(_without_weights, source, kind, config, trust_remote_code=trust_remote_code)
         choose = compiled and method is None and _auto_is_open(dtype, place)
         empty, precision = _empty(build, precision, choose)
-        places: dict[str, Any] = {"": place}
-        if place_weights is not None or over is not None:
-            if method is not None:
-                raise UnsupportedModel(
-                    f"its weights are quantized by {method!r}; leave placement out, give one device"
-                )
-            if place_weights is not None:
-                places = place_weights(empty, place)
-            elif over is not None:
-                places = weights_over(empty, over)
+        places = _places(empty, place, method, over, place_weights)
         _check_size(empty, Path(source), options.get("gguf_file"))
         options |= {"dtype": precision, "device_map": places} | renaming
         with nullcontext() if decoder is None else _without_report():
@@ -120,6 +112,26 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
         if place_weights is not None:
             _remove_hooks(model)
     return model.eval().requires_grad_(False), tokenizer
+
+
+def _places(
+    empty: Any,
+    device: torch.device,
+    method: str | None,
+    over: Over | None,
+    place_weights: PlaceWeights | None,
+) -> dict[str, Any]:
+    """Where the weights of each module go. method: see `_unpacked_by`."""
+    on_one_device = place_weights is None and over is None
+    if method is not None and not on_one_device:
+        raise UnsupportedModel(
+            f"its weights are quantized by {method!r}; leave placement out, give one device"
+        )
+    if place_weights is not None:
+        return place_weights(empty, device)
+    if over is not None:
+        return weights_over(empty, over)
+    return {"": device}
 
 
 def _unpacked_by(config: Any, place: torch.device, grouped: bool) -> str | None:

@@ -65,11 +65,13 @@ def _in_order(layers: Sequence[nn.Module], count: int) -> bool:
 
 def _unnumbered(layers: Sequence[nn.Module], count: int) -> bool:
     """Whether `count` layers hold attention modules without numbers (the first GPT)."""
-    return len(layers) == count and all(
-        not [*_numbers(layer)]
-        and any(type(module).__name__.endswith("Attention") for module in layer.modules())
-        for layer in layers
-    )
+    if len(layers) != count or any([*_numbers(layer)] for layer in layers):
+        return False
+    return all(map(_has_attention, layers))
+
+
+def _has_attention(layer: nn.Module) -> bool:
+    return any(type(module).__name__.endswith("Attention") for module in layer.modules())
 
 
 def _numbers(layer: nn.Module) -> Iterator[int]:

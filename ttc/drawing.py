@@ -141,4 +141,5 @@ def _colour(score: float | None, low: float, high: float) -> str:
 
 def written(text: str) -> str:
     """Text for a page, whatever a model wrote: no tags, and nothing that cannot be seen."""
-    return escape("".join(c if c in "\n\t" or c.isprintable() else " " for c in text))
+    seen = (sign if sign in "\n\t" or sign.isprintable() else " " for sign in text)
+    return escape("".join(seen))

@@ -222,12 +222,13 @@ class Result:
         """What `to_dict` was made of. Raises InvalidInput for what is no such thing."""
         try:
             branches = [BranchRecord.from_dict(branch) for branch in values["branches"]]
-            best = None if values["best"] is None else tuple(values["best"])
+            best = None
+            if values["best"] is not None:
+                path = tuple(values["best"])
+                best = next(branch for branch in branches if branch.path == path)
             return cls(
                 Problem(**values["problem"]),
-                None
-                if best is None
-                else next(branch for branch in branches if branch.path == best),
+                best,
                 branches,
                 values["answer"],
                 Usage(**values["usage"]),

@@ -77,12 +77,14 @@ class Expression(NamedTuple):
     @property
     def numbers(self) -> tuple[Fraction, ...]:
         """The numbers as they are written, negative where a minus stands before them."""
-        signs = ["", *(token.text for token in self.tokens)]
-        return tuple(
-            -_number(token) if sign == "-" else _number(token)
-            for sign, token in zip(signs, self.tokens, strict=False)
-            if token.kind == "number"
-        )
+        numbers = []
+        before = ""
+        for token in self.tokens:
+            if token.kind == "number":
+                number = _number(token)
+                numbers.append(-number if before == "-" else number)
+            before = token.text
+        return tuple(numbers)
 
     @property
     def is_percentage(self) -> bool:

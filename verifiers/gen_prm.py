@@ -171,15 +171,13 @@ class GenPRM(RewardModel):
                 rows = yield from scored(engine, texts, [[token] for token in (*yes, *no)])
             finally:
                 engine.release(texts)
-        scores = [yes_share(row, len(yes)) for row in rows]
-        return [
-            Review(
-                f"{ANALYZE.format(len(key[1]))}{text.text}{'Yes' if score >= 0.5 else 'No'}}}$\n"
-                "</output>",
-                score,
-            )
-            for key, text, score in zip(keys, texts, scores, strict=True)
-        ]
+        reviews = []
+        for (_, steps), text, row in zip(keys, texts, rows, strict=True):
+            score = yes_share(row, len(yes))
+            said = "Yes" if score >= 0.5 else "No"
+            written = f"{ANALYZE.format(len(steps))}{text.text}{said}}}$\n</output>"
+            reviews.append(Review(written, score))
+        return reviews
 
     def _check_by_code(
         self, engine: Engine, keys: Sequence[Key], texts: Sequence[Branch]

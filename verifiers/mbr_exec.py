@@ -27,10 +27,15 @@ class MBRExec(Agreement):
     def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:
         outputs = yield from by_program(partial(self._outputs, tests), programs)
         others = len(programs) - 1
-        return [
-            0.0 if given is None else (outputs.count(given) - 1) / others if others else 1.0
-            for given in outputs
-        ]
+        ratings = []
+        for given in outputs:
+            if given is None:
+                ratings.append(0.0)
+            elif not others:
+                ratings.append(1.0)
+            else:
+                ratings.append((outputs.count(given) - 1) / others)
+        return ratings
 
     def _outputs(self, tests: Sequence[CallTest], program: str, stop: Event) -> list[Any] | None:
         given = []

@@ -232,10 +232,11 @@ def _shared_lengths(branches: Sequence[Branch], prompts: Sequence[list[int]]) ->
 
 def _after_the_turn(branches: Sequence[Branch], follow_ups: Sequence[list[int]]) -> list[list[int]]:
     """The follow-ups, without the turn's end where a finished branch has written that itself."""
-    return [
-        tokens[1:] if b.finish_reason == "eos" and b.tokens[-1] == tokens[0] else tokens
-        for b, tokens in zip(branches, follow_ups, strict=True)
-    ]
+    after = []
+    for branch, tokens in zip(branches, follow_ups, strict=True):
+        written = branch.finish_reason == "eos" and branch.tokens[-1] == tokens[0]
+        after.append(tokens[1:] if written else tokens)
+    return after
 
 
 def _ends_otherwise(branch: Branch, follow_up: Sequence[int], backend: Backend) -> bool:

@@ -101,25 +101,25 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
         ease.append(np.mean([branch["score"] for branch in chosen]))
         estimates.append(sum(branch["tokens"] for branch in chosen) + verifier)
     records = [[run.records[name] for run in runs] for name in problems]
+    right = [list(map(is_right, row)) for row in records]
+    spent = [list(map(_spent, row)) for row in records]
     table = Table(
-        np.array(ease),
-        np.array(estimates),
-        np.array([[is_right(record) for record in row] for row in records], float),
-        np.array([[_spent(record["usage"]) for record in row] for row in records], float),
+        np.array(ease), np.array(estimates), np.array(right, float), np.array(spent, float)
     )
     return table, source, len(common)
 
 
-def _spent(usage: dict[str, Any]) -> int:
+def _spent(record: dict[str, Any]) -> int:
+    usage = record["usage"]
     return int(usage["generated_tokens"] + usage["verifier_tokens"])
 
 
 def scored_samples(run: Run, problem: str, count: int) -> list[dict[str, Any]]:
     """The first scored samples of a problem by index, [] where there are too few."""
     branches = sorted(run.records[problem]["branches"], key=lambda branch: branch["path"])[:count]
-    return (
-        branches if len(branches) == count and all(b["score"] is not None for b in branches) else []
-    )
+    if len(branches) < count or any(branch["score"] is None for branch in branches):
+        return []
+    return branches
 
 
 def best_fixed(table: Table, budget: float) -> int:

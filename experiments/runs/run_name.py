@@ -39,12 +39,12 @@ def data_label(name: str, path: str | None) -> str:
     """The data set as a part of a run's name, with its file's name, so that each has its own
     runs."""
     stem = "" if path is None else Path(path).stem
-    parts = [
-        part
-        for part in ("" if name == "file" and stem else name, "" if stem == name else stem)
-        if part
-    ]
-    return re.sub(r"[^\w.=+-]+", "_", "-".join(parts))
+    parts = []
+    if name != "file" or not stem:
+        parts.append(name)
+    if stem != name:
+        parts.append(stem)
+    return re.sub(r"[^\w.=+-]+", "_", "-".join(filter(None, parts)))
 
 
 def class_label(part: Any, choice: str) -> str:

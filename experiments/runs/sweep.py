@@ -38,12 +38,14 @@ def for_each_job(arguments: Sequence[str]) -> list[str]:
     """
     overrides = [read(word) for word in arguments]
     swept = {_group(o) for o in overrides if o is not None and o.is_sweep_override()}
-    return [
-        _one_value(o)
-        if o is not None and swept & {_group(o), PRESETS} and _group(o) not in ("run", "hydra")
-        else word
-        for word, o in zip(arguments, overrides, strict=True)
-    ]
+    words = []
+    for word, override in zip(arguments, overrides, strict=True):
+        if override is not None:
+            group = _group(override)
+            if group not in ("run", "hydra") and swept & {group, PRESETS}:
+                word = _one_value(override)
+        words.append(word)
+    return words
 
 
 def job_title(arguments: Sequence[str], number: int, overrides: Sequence[str]) -> str:

@@ -57,12 +57,12 @@ def code_fingerprint(config: DictConfig) -> dict[str, str]:
 
 
 def user_paths(config: DictConfig) -> dict[str, str]:
-    return {
-        key: value
-        for key, value in _texts(as_dict(config), "")
-        if (key in OF_DATA and "." in value)
-        or (key.rpartition(".")[2] == "_target_" and is_own(value))
-    }
+    paths = {}
+    for key, value in _texts(as_dict(config), ""):
+        is_target = key.rpartition(".")[2] == "_target_" and is_own(value)
+        if is_target or (key in OF_DATA and "." in value):
+            paths[key] = value
+    return paths
 
 
 def _texts(part: Any, key: str) -> Iterator[tuple[str, str]]:

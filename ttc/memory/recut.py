@@ -81,12 +81,12 @@ def _recut_blocks(memory: KVMemory, kvs: Sequence[KV], lengths: Sequence[int]) -
 def _replace(memory: KVMemory, kvs: Sequence[KV], cut: Sequence[KV]) -> None:
     """Let `cut` have the age of the last of `kvs`, which are freed."""
     made = set(cut)
-    order = [
-        new
-        for kv in memory.live
-        if kv not in made
-        for new in ([*cut, kv] if kv is kvs[-1] else [kv])
-    ]
+    order: list[KV] = []
+    for kv in memory.live:
+        if kv is kvs[-1]:
+            order += cut
+        if kv not in made:
+            order.append(kv)
     memory.live = dict.fromkeys(order)
     for kv in kvs:
         memory.free(kv)

@@ -50,14 +50,14 @@ class StateMemory:
         """Memory for the parts of a state that move."""
         assert self.shape is not None
         pinned = host and self.tiers.link.device.type == "cuda"
+        buffer = {}
         with as_out_of_memory(self.tiers.host if host else self.tiers.device, self.nbytes):
-            return {
-                part: torch.empty(
-                    1, *shape, dtype=dtype, device="cpu" if host else device, pin_memory=pinned
-                )
-                for part, (shape, dtype, device) in self.shape.parts.items()
-                if part.layer >= self.fixed_layers
-            }
+            for part, (shape, dtype, device) in self.shape.parts.items():
+                if part.layer >= self.fixed_layers:
+                    buffer[part] = torch.empty(
+                        1, *shape, dtype=dtype, device="cpu" if host else device, pin_memory=pinned
+                    )
+        return buffer
 
     # ---------------------------------------------------------------- sequences that run
 

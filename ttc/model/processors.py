@@ -54,10 +54,11 @@ class Texts:
         groups: dict[tuple[int, int], list[int]] = {}
         for number, (row, prompt) in enumerate(zip(self.tokens, self.prompts, strict=True)):
             groups.setdefault((len(row), prompt), []).append(number)
-        return [
-            (prompt, self._moved(np.asarray(rows)), self._padded([self.tokens[n] for n in rows]))
-            for (_, prompt), rows in groups.items()
-        ]
+        alike = []
+        for (_, prompt), rows in groups.items():
+            tokens = self._padded([self.tokens[n] for n in rows])
+            alike.append((prompt, self._moved(np.asarray(rows)), tokens))
+        return alike
 
     def _padded(self, rows: Sequence[np.ndarray]) -> Tensor:
         padded = np.full((len(rows), max(map(len, rows))), NO_TOKEN)

@@ -239,13 +239,10 @@ class RecurrentModule:
         if not one_by_one:
             return original(*args, **kwargs)
         shape = tuple(batch.rows.shape)
-        outputs = [
-            original(
-                *_token(args, shape, token),
-                **{name: _token(value, shape, token) for name, value in kwargs.items()},
-            )
-            for token in range(shape[1])
-        ]
+        outputs = []
+        for token in range(shape[1]):
+            of_token = {name: _token(value, shape, token) for name, value in kwargs.items()}
+            outputs.append(original(*_token(args, shape, token), **of_token))
         return _in_a_row(outputs)
 
 

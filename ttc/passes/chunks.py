@@ -187,11 +187,12 @@ def batches(
     whole."""
     paths = [b.leaf.path() for b in branches]
     order = depth_first(paths)
-    units = (
-        by_problem([branches[i] for i in order]) if together else [[n] for n in range(len(order))]
-    )
+    units = [[i] for i in order]
+    if together:
+        problems = by_problem([branches[i] for i in order])
+        units = [[order[n] for n in rows] for rows in problems]
     batch: list[int] = []
-    for unit in [[order[n] for n in rows] for rows in units]:
+    for unit in units:
         if batch and sum(len(runs[i]) for i in batch + unit) > runtime.prefill_tokens:
             yield [batch[n] for n in depth_first([paths[i] for i in batch])]
             batch = []

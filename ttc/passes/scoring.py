@@ -59,8 +59,11 @@ def score(
     finally:
         for segment in reversed(held):
             runtime.tree.drop(segment)
-    scores = [[[logprob for logprob, _ in row] for row in group] for group in pairs]
-    return scores, [[[best for _, best in row] for row in group] for group in pairs]
+    return _column(pairs, 0), _column(pairs, 1)
+
+
+def _column(pairs: Pairs, place: int) -> Scores:
+    return [[[pair[place] for pair in row] for row in group] for group in pairs]
 
 
 def _shared(group: Sequence[list[int]]) -> int:

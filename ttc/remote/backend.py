@@ -254,12 +254,11 @@ class RemoteBackend:
             self._ask_single(branch, group) if one else self._ask_echo(branch, group)
             for branch, group, one in rows
         ]
-        return [
-            self._read_single(branch, group, futures)
-            if one
-            else self._read_echo(branch, group, futures)
-            for (branch, group, one), futures in zip(rows, asked, strict=True)
-        ]
+        scores = []
+        for (branch, group, one), futures in zip(rows, asked, strict=True):
+            read = self._read_single if one else self._read_echo
+            scores.append(read(branch, group, futures))
+        return scores
 
     def _ask_single(self, branch: Branch, group: list[list[int]]) -> list[Future[Reply]]:
         tokens = list(dict.fromkeys(token for (token,) in group))

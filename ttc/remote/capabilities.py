@@ -72,22 +72,20 @@ class Capabilities:
     def describe(self) -> str:
         into = "tokens" if self.prompt_tokens else "text"
         out = "tokens" if self.reply_tokens else "text"
-        scored = "any given" if self.echo else "single given"
-        return ", ".join(
-            (
-                f"{into} in and out" if into == out else f"{into} in, {out} out",
-                f"log-probabilities of {number_of(self.logprobs, 'token')}"
-                if self.logprobs
-                else "no log-probabilities",
-                "no scores of given tokens"
-                if "score" in self.lacks
-                else f"scores of {scored} tokens",
-                "seeds" if self.seeds else "no repeatable seeds",
-                "stop strings" if self.stops else "stop strings cut here",
-                "all sampling settings" if self.extras else "temperature and top_p alone",
-                f"context {self.context_length or 'unknown'}",
-            )
+        logprobs = "no log-probabilities"
+        if self.logprobs:
+            logprobs = f"log-probabilities of {number_of(self.logprobs, 'token')}"
+        scores = "scores of any given tokens" if self.echo else "scores of single given tokens"
+        parts = (
+            f"{into} in and out" if into == out else f"{into} in, {out} out",
+            logprobs,
+            "no scores of given tokens" if "score" in self.lacks else scores,
+            "seeds" if self.seeds else "no repeatable seeds",
+            "stop strings" if self.stops else "stop strings cut here",
+            "all sampling settings" if self.extras else "temperature and top_p alone",
+            f"context {self.context_length or 'unknown'}",
         )
+        return ", ".join(parts)
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raise InvalidInput for a way of choosing tokens that the server does not offer."""

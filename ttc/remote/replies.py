@@ -159,34 +159,27 @@ def _figures(logprobs: Any) -> list[Figures]:
         return []
     try:
         if isinstance(content := logprobs.get("content"), list):
-            return [
-                Figures(
-                    _number(entry["logprob"]),
-                    {
-                        str(top.get("id", top["token"])): _number(top["logprob"])
-                        for top in entry["top_logprobs"]
-                    },
-                    entry.get("id"),
-                )
-                for entry in content
-            ]
+            return list(map(_chat_figures, content))
         values = logprobs["token_logprobs"]
         names = logprobs.get("tokens") or []
         if len(names) != len(values):
             names = [""] * len(values)
         tops = logprobs.get("top_logprobs") or [None] * len(values)
-        return [
-            Figures(
-                _number(value),
-                {other: _number(top) for other, top in (likeliest or {}).items()},
-                _token(name),
-            )
-            for value, likeliest, name in zip(values, tops, names, strict=True)
-        ]
+        figures = []
+        for value, likeliest, name in zip(values, tops, names, strict=True):
+            others = {other: _number(top) for other, top in (likeliest or {}).items()}
+            figures.append(Figures(_number(value), others, _token(name)))
+        return figures
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Passing(
             f"answered with log-probabilities that cannot be read: {str(logprobs)[:200]}"
         ) from error
+
+
+def _chat_figures(entry: dict[str, Any]) -> Figures:
+    tops = entry["top_logprobs"]
+    likeliest = {str(top.get("id", top["token"])): _number(top["logprob"]) for top in tops}
+    return Figures(_number(entry["logprob"]), likeliest, entry.get("id"))
 
 
 def _number(value: Any) -> float:

@@ -95,9 +95,8 @@ class BeamGroups(Offloading):
         self._uses = {}
         for index, group in enumerate(groups):
             mine = [paths[beam] for beam in group]
-            for block in {segment.storage for path in mine for segment in path} | _states(
-                mine
-            ).keys():
+            blocks = {segment.storage for path in mine for segment in path}
+            for block in blocks | _states(mine).keys():
                 self._uses.setdefault(block, []).append(index)
         self._group = -1
         self._last = len(groups) - 1

@@ -301,7 +301,10 @@ class Capture(Offloading):
         """Which entries (by index) load together. Each is a request of its own, as attention merges
         what it reads in several mini-batches. Balanced are those with the ratio of all: computing
         and loading then take equally long, with what else a layer computes and loads."""
-        requests = [(e.length, 0) if acts and e.kv.acts else (0, e.length) for e in entries]
+        requests = []  # tokens of (ACT blocks, KV blocks)
+        for entry in entries:
+            in_acts = acts and entry.kv.acts
+            requests.append((entry.length, 0) if in_acts else (0, entry.length))
         act = sum(request[0] for request in requests)
         kv = sum(request[1] for request in requests)
         if self.balanced and act and kv:

@@ -109,11 +109,12 @@ class Headwise(Offloading):
 
     @property
     def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:
-        return {
-            layer: [(heads, self._view) for streaming, heads in self._head_runs(layer) if streaming]
-            for layer in sorted({layer for layer, _ in self._streaming})
-            if layer >= self.memory.fixed_layers
-        }
+        views = {}
+        for layer in sorted({layer for layer, _ in self._streaming}):
+            if layer >= self.memory.fixed_layers:
+                runs = self._head_runs(layer)
+                views[layer] = [(heads, self._view) for streaming, heads in runs if streaming]
+        return views
 
     @property
     def _view(self) -> View:

@@ -226,15 +226,14 @@ class Offloading(Residency):
 
     def missing_entries(self, layer: int, reads: Reads) -> list[int]:
         shape = self.memory.shapes[layer]
-        return [
-            index
-            for index, entry in enumerate(reads.entries)
-            if entry.kv.readable(layer) is None
-            and (
-                shape.sees_all
-                or entry.start + entry.length > shape.first_seen(reads.earliest(entry))
-            )
-        ]
+        missing = []
+        for index, entry in enumerate(reads.entries):
+            if entry.kv.readable(layer) is not None:
+                continue
+            end = entry.start + entry.length
+            if shape.sees_all or end > shape.first_seen(reads.earliest(entry)):
+                missing.append(index)
+        return missing
 
     @property
     def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ttc.text.thinking_marks import Header, ThinkingMarks
@@ -85,11 +86,12 @@ FAMILIES = (
 
 def _all_tags() -> ThinkingMarks:
     tagged = [family.marks for family in FAMILIES if not family.written]
-    begin, end, wraps = (
-        tuple(dict.fromkeys(mark for marks in tagged for mark in getattr(marks, name)))
-        for name in ("begin", "end", "wraps")
-    )
-    return ThinkingMarks(begin, end, wraps)
+
+    def all_of(name: str) -> tuple[str, ...]:
+        marks = chain.from_iterable(getattr(each, name) for each in tagged)
+        return tuple(dict.fromkeys(marks))
+
+    return ThinkingMarks(all_of("begin"), all_of("end"), all_of("wraps"))
 
 
 ANY = _all_tags()

@@ -63,14 +63,15 @@ class BlockCache:
             ends[branch.leaf].append(branch)
         scores = [branch.score for branch in live if branch.score is not None]
         lowest, highest = min([0.0, *scores]), max(scores, default=0.0)
+
+        def may_leave(segment: Segment) -> bool:
+            branches = ends[segment]
+            if segment.parent is None or segment.refs != len(branches):
+                return False  # a child, or a call, holds it
+            return not any(id(branch) in busy for branch in branches)
+
         while used > self.capacity_blocks:
-            free = [
-                segment
-                for segment, branches in ends.items()
-                if segment.parent is not None
-                and segment.refs == len(branches)  # no child, and no call, holds it
-                and not any(id(branch) in busy for branch in branches)
-            ]
+            free = list(filter(may_leave, ends))
             if not free:
                 return
             segment = min(free, key=lambda s: (self._worth(s, ends[s], lowest, highest), -s.serial))

@@ -271,10 +271,10 @@ def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Table | None:
     keys = list(dict.fromkeys(key for row in rows for key in row))
     if labels(rows) == list(settings) and set(keys) == set(telling_settings(rows)):
         return None  # the labels say it all
-    lines = [
-        [name, *(short_value(k, row[k]) if k in row else "-" for k in keys)]
-        for name, row in settings.items()
-    ]
-    return (
-        Table("Settings that differ", ("run", *short_keys(keys).values()), lines) if keys else None
-    )
+    if not keys:
+        return None
+    lines = []
+    for name, row in settings.items():
+        values = [short_value(key, row[key]) if key in row else "-" for key in keys]
+        lines.append([name, *values])
+    return Table("Settings that differ", ("run", *short_keys(keys).values()), lines)

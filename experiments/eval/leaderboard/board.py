@@ -69,11 +69,9 @@ def cell_row(cell: Cell, run: Run) -> Figures:
 def predictions_right(run: Run) -> dict[str, float]:
     """The share of problems whose prediction is right, for n = 1, 2, 4, ... candidates."""
     solved = list(filter(None, map(predictions_of, run.records.values())))
-    shared = [
-        name
-        for name in (solved[0] if solved else {})
-        if all(name in predictions for predictions in solved)
-    ]
+    if not solved:
+        return {}
+    shared = [name for name in solved[0] if all(name in predictions for predictions in solved)]
     return {name: sum(p[name][1] for p in solved) / len(run.records) for name in shared}
 
 
@@ -119,13 +117,13 @@ def csv_text(rows: Sequence[Figures]) -> str:
     keys = sorted({key for config in configs for key in config} - set(OF_A_SEED))
     apart = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
     left = ("made_by", "prompt", "settings")
-    return as_csv(
-        [
-            {"row": row["row"], **{key: row["settings"].get(key) for key in apart}}
-            | {key: value for key, value in row.items() if key not in left}
-            for row in rows
-        ]
-    )
+    lines = []
+    for row in rows:
+        line = {"row": row["row"]}
+        line |= {key: row["settings"].get(key) for key in apart}
+        line |= {key: value for key, value in row.items() if key not in left}
+        lines.append(line)
+    return as_csv(lines)
 
 
 def tables(rows: Sequence[Figures]) -> list[Table]:
@@ -138,6 +136,12 @@ def tables(rows: Sequence[Figures]) -> list[Table]:
     ]
 
 
+def _percent_right(rows: Sequence[Figures], prediction: str) -> str:
+    if not all(prediction in row for row in rows):
+        return "-"
+    return percent(sum(row[prediction] for row in rows) / len(rows))
+
+
 def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, ensure_ascii=False).encode()).hexdigest()[:16]
 
@@ -146,21 +150,14 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
     groups: dict[str, list[Figures]] = {}
     for row in rows:
         groups.setdefault(row["row"], []).append(row)
-    preds = [
-        name
-        for n in KS
-        for rule in RULES
-        if (name := f"pred_{rule}@{n}") in {key for row in rows for key in row}
-    ]
+    known = {key for row in rows for key in row}
+    preds = [name for n in KS for rule in RULES if (name := f"pred_{rule}@{n}") in known]
     lines = []
     for name, group in groups.items():
         figures = row_figures(Row("", [Run.load(Path(row["folder"])) for row in group]))
         interval = " to ".join(map(percent, figures["accuracy_95"]))
         costs = [amount(figures[part]) for part in ("generated_tokens", "verifier_tokens", "flops")]
-        shown = [
-            percent(sum(r[p] for r in group) / len(group)) if all(p in r for r in group) else "-"
-            for p in preds
-        ]
+        shown = [_percent_right(group, pred) for pred in preds]
         line = [name, str(len(group)), percent(figures["accuracy"]), interval, *costs, *shown]
         lines.append((figures["accuracy"], line))
     lines.sort(key=lambda scored: -scored[0])

@@ -79,16 +79,14 @@ def figures_of(
     """Of the samples of a part that have been rated. One that cannot be rated counts as missed."""
     done = [sample for sample in samples if sample.part == part and sample.id in scores]
     wrong, right = _hits(done, scores, threshold)
-    known = bool(right and wrong)
-    return Figures(
-        part,
-        len(done),
-        sum(not isinstance(scores[sample.id], list) for sample in done),
-        sum(wrong) / len(wrong) if wrong else None,
-        sum(right) / len(right) if right else None,
-        f1(sum(wrong) / len(wrong), sum(right) / len(right)) if known else None,
-        interval(wrong, right) if known else None,
-    )
+    unrated = sum(not isinstance(scores[sample.id], list) for sample in done)
+    wrong_share = sum(wrong) / len(wrong) if wrong else None
+    right_share = sum(right) / len(right) if right else None
+    both = f1_95 = None
+    if wrong_share is not None and right_share is not None:
+        both = f1(wrong_share, right_share)
+        f1_95 = interval(wrong, right)
+    return Figures(part, len(done), unrated, wrong_share, right_share, both, f1_95)
 
 
 def _hits(

@@ -48,10 +48,10 @@ def training_rows(run: Run, rule: Rule) -> list[Row]:
     if not rows:
         raise InvalidInput(f"no problem in {run.folder} has a sample that was graded")
     problems = [list(group) for _, group in groupby(rows, key=lambda row: row["problem_id"])]
-    groups = [
-        ([_rollout(row) for row in group], [float(row["correct"]) for row in group])
-        for group in problems
-    ]
+    groups = []
+    for group in problems:
+        rewards = [float(row["correct"]) for row in group]
+        groups.append((list(map(_rollout, group)), rewards))
     return list(_rows(problems, token_advantages(groups, rule), rule))
 
 

@@ -48,6 +48,7 @@ def page_data(run: Run, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
     for record in records:
         check_whole(run.folder, record)
     chosen = [run.records[name] for name in only] if only else records[:limit]
+    labels = told_apart([record.get("question") or "" for record in chosen])
     config = run.config
     return {
         "name": run.folder.name,
@@ -63,9 +64,7 @@ def page_data(run: Run, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
         "left_out": len(chosen) < len(records),
         "problems": [
             _problem(record) | {"label": label}
-            for record, label in zip(
-                chosen, told_apart([r.get("question") or "" for r in chosen]), strict=True
-            )
+            for record, label in zip(chosen, labels, strict=True)
         ],
     }
 

@@ -36,13 +36,11 @@ class Together:
             for name, verifier in self.verifiers.items()
         }
         for rows in by_problem(branches):
-            self.seen[branches[rows[0]].root_id] = [
-                (
-                    branches[row].answer_text,
-                    {name: aggregate(scores[row], "last") for name, scores in given.items()},
-                )
-                for row in rows
-            ]
+            rated = []
+            for row in rows:
+                last = {name: aggregate(scores[row], "last") for name, scores in given.items()}
+                rated.append((branches[row].answer_text, last))
+            self.seen[branches[rows[0]].root_id] = rated
         return next(iter(given.values()))
 
     def released(self, branches: Sequence[Branch]) -> None:
@@ -83,14 +81,14 @@ def candidates(results: Sequence[Result], together: Together, part: Part) -> lis
 def choices(tested: Sequence[Candidates], names: Sequence[str]) -> dict[str, list[bool]]:
     """Which problems are right when their candidate is chosen by each verifier's score, by votes
     that the first one's scores weigh, or by equal votes. "any right" is what no choice can beat."""
-    return {
-        **{name: [one.chosen(best, name) for one in tested] for name in names},
-        f"votes weighed by the {names[0]}": [
-            one.chosen(weighted_majority, names[0]) for one in tested
-        ],
-        "majority": [one.chosen(majority) for one in tested],
-        "any right": [any(one.right) for one in tested],
-    }
+    first = names[0]
+    right = {name: [one.chosen(best, name) for one in tested] for name in names}
+    right[f"votes weighed by the {first}"] = [
+        one.chosen(weighted_majority, first) for one in tested
+    ]
+    right["majority"] = [one.chosen(majority) for one in tested]
+    right["any right"] = [any(one.right) for one in tested]
+    return right
 
 
 def told_apart(

@@ -303,41 +303,33 @@ class Work:
         for name, verifier in verifiers.items():
             results = self.solved(search, test.problems, verifier, f"{stepwise}, {name}")
             right[stepwise, name] = [test.grades(one.problem, one.answer) for one in results]
-        others = [*names[1:], "majority"]
-        return {
-            "solutions": {
-                name: told_apart(
-                    [one.scores[name] for one in tested], [one.right for one in tested]
-                )
-                for name in names
-            },
-            "searches": [
-                {"search": s, "chooser": c, **accuracy(hits)} for (s, c), hits in right.items()
-            ],
-            "gains": [
-                {
-                    "search": name,
-                    "over": f"{other} of {sampled}" if (name, other) not in right else other,
-                    **gain(right.get((name, other), right[sampled, other]), right[name, self.name]),
-                }
-                for name in searches
-                for other in others
-            ],
+        are_right = [one.right for one in tested]
+        solutions = {
+            name: told_apart([one.scores[name] for one in tested], are_right) for name in names
         }
+        rows = [{"search": s, "chooser": c, **accuracy(hits)} for (s, c), hits in right.items()]
+        gains = []
+        for name in searches:
+            for other in (*names[1:], "majority"):
+                if (name, other) in right:
+                    over, before = other, right[name, other]
+                else:
+                    over, before = f"{other} of {sampled}", right[sampled, other]
+                gains.append({"search": name, "over": over, **gain(before, right[name, self.name])})
+        return {"solutions": solutions, "searches": rows, "gains": gains}
 
 
 def _data(
     config: DictConfig, problems: Problems, solved: dict[str, list[Solution]]
 ) -> dict[str, Any]:
-    parts = {
-        name: {
+    parts = {}
+    for name, part in solved.items():
+        parts[name] = {
             "problems": len(problems.parts[name].problems),
             "solutions": len(part),
             "right": sum(one.correct for one in part),
             "steps": sum(len(one.steps) for one in part),
         }
-        for name, part in solved.items()
-    }
     about = {"dataset": config.dataset.name, "source": problems.source, "dropped": problems.dropped}
     settings = {
         name: config.train[name] for name in ("labels", "rollouts", "continuations", "temperature")

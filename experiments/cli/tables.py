@@ -141,12 +141,11 @@ STYLE = (
 )
 
 
-def page(
-    title: str, tables: Sequence[Table], svg: str | None = None, above: Sequence[str] = ()
-) -> str:
+def page(title: str, tables: Sequence[Table], svg: str | None = None) -> str:
     """One page that needs no network. svg: a picture below the first table."""
-    parts = [f"<p>{html.escape(line)}</p>" for line in above]
-    parts += [tables[0].html(), *([svg] if svg else []), *(table.html() for table in tables[1:])]
+    parts = [table.html() for table in tables]
+    if svg:
+        parts.insert(1, svg)
     head = (
         '<!DOCTYPE html>\n<html lang="en"><meta '
         f'charset="utf-8"><title>{html.escape(title)}</title>'

@@ -291,20 +291,17 @@ class Functions:
         return None
 
 
-def run_tests(
-    functions: Functions, tests: Sequence[str], limits: Limits | None = None
-) -> Iterator[str | None]:
+def run_tests(functions: Functions, tests: Sequence[str]) -> Iterator[str | None]:
     """Run tests that are programs, each in a name space of its own, with a program's functions at
     hand. For each one None where it passes, else why it does not.
 
     Tests and program are in two processes: what a test calls goes from one to the other, arguments
     and results as copies.
     """
-    limits = limits or functions.limits
     left = list(tests)
     while left:
         task = {"do": "tests", "tests": left, "names": functions.names}
-        worker = Worker(task, limits, None, False)
+        worker = Worker(task, functions.limits, None, False)
         try:
             for done, verdict in enumerate(_verdicts(worker, functions, len(left)), 1):
                 yield verdict

@@ -55,10 +55,8 @@ class Partition:
     compiled: bool = False
 
 
-def partition_units(
-    config: Any, dtype: torch.dtype = torch.bfloat16, kind: Any = None
-) -> tuple[Unit, ...]:
-    return partition(config, dtype, kind).units
+def partition_units(config: Any, dtype: torch.dtype = torch.bfloat16) -> tuple[Unit, ...]:
+    return partition(config, dtype).units
 
 
 def partition(

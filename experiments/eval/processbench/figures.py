@@ -101,9 +101,9 @@ def _hits(
     return hits[False], hits[True]
 
 
-def interval(wrong: Sequence[bool], right: Sequence[bool], seed: int = 0) -> tuple[float, float]:
+def interval(wrong: Sequence[bool], right: Sequence[bool]) -> tuple[float, float]:
     """The middle 95% of F1, each accuracy drawn from its Beta(hits + 1/2, misses + 1/2)."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     draws = [
         rng.beta(sum(hits) + 0.5, len(hits) - sum(hits) + 0.5, DRAWS) for hits in (wrong, right)
     ]

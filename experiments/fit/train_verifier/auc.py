@@ -14,9 +14,7 @@ Interval = tuple[float, float, float]
 """A figure, and the ends of its 95% interval."""
 
 
-def auc(
-    scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]], seed: int = 0
-) -> Interval:
+def auc(scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]]) -> Interval:
     """The chance that a right one is scored above a wrong one, equal scores counting half.
 
     One list for each problem. The interval is a bootstrap over problems: what belongs to one
@@ -29,30 +27,26 @@ def auc(
     if np.isnan(whole):
         return whole, whole, whole
     share = np.full(len(scores), 1 / len(scores))
-    drawn = np.random.default_rng(seed).multinomial(len(scores), share, RESAMPLES)
+    drawn = np.random.default_rng(0).multinomial(len(scores), share, RESAMPLES)
     low, high = np.nanquantile(
         [weighted_auc(flat, labels, times[problem]) for times in drawn], [0.025, 0.975]
     )
     return whole, float(low), float(high)
 
 
-def auc_within(
-    scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]], seed: int = 0
-) -> Interval:
+def auc_within(scores: Sequence[Sequence[float]], right: Sequence[Sequence[bool]]) -> Interval:
     """As `auc`, over pairs of a right and a wrong one of the same problem: what a choice among its
     candidates needs."""
     wins, pairs = [], []
     for one, labels in zip(scores, right, strict=True):
         count = sum(labels) * (len(labels) - sum(labels))
         if count:
-            wins.append(
-                count
-                * weighted_auc(np.array(one, dtype=float), np.array(labels), np.ones(len(one)))
-            )
+            share = weighted_auc(np.array(one, dtype=float), np.array(labels), np.ones(len(one)))
+            wins.append(count * share)
             pairs.append(count)
     if not pairs:
         return float("nan"), float("nan"), float("nan")
-    drawn = np.random.default_rng(seed).integers(0, len(pairs), (RESAMPLES, len(pairs)))
+    drawn = np.random.default_rng(0).integers(0, len(pairs), (RESAMPLES, len(pairs)))
     low, high = np.quantile(
         np.array(wins)[drawn].sum(1) / np.array(pairs)[drawn].sum(1), [0.025, 0.975]
     )

@@ -55,7 +55,7 @@ common."""
 )
 def test_units_hold_what_the_engine_keeps_of_other_layers_too(case: str) -> None:
     model = small_models.build(case)
-    units = partition_units(model.config, torch.float32, type(model))
+    units = partition(model.config, torch.float32, type(model)).units
     shapes, recurrent = examine(model)
     assert sum(unit.kv_elements for unit in units) == sum(shape.elements for shape in shapes)
     kept = {} if recurrent is None else recurrent.shape.part_bytes()

@@ -264,14 +264,7 @@ class Engine:
         self.live.update(children)
         try:
             if self.sharing.rule == "similar":
-                limit = self.limits.context_length or inf
-                fitting = [
-                    c
-                    for c, s in zip(children, after, strict=True)
-                    if len(root.tokens) + len(s) < limit
-                ]
-                with self.calls.present([root]), self.runtime.metered(children):
-                    share_similar(self.runtime, root, fitting)
+                self._share_similar(root, children, after)
             for child, suffix in zip(children, after, strict=True):
                 child.tokens += suffix
                 child.prompt_length = child.given_end = child.opening = len(child.tokens)
@@ -281,6 +274,20 @@ class Engine:
             raise
 
     variants = at_once(begin_variants)
+
+    def _share_similar(
+        self, root: Branch, children: Sequence[Branch], suffixes: Sequence[Sequence[int]]
+    ) -> None:
+        """Let children stand on the root's prompt, where the context has room for their suffix
+        after it."""
+        limit = self.limits.context_length or inf
+        fitting = [
+            child
+            for child, suffix in zip(children, suffixes, strict=True)
+            if len(root.tokens) + len(suffix) < limit
+        ]
+        with self.calls.present([root]), self.runtime.metered(children):
+            share_similar(self.runtime, root, fitting)
 
     @one_at_a_time
     def begin_side_branches(

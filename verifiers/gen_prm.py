@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ttc.checks import check_whole
 from ttc.engine import Engine
-from ttc.errors import InvalidInput
 from ttc.execution.programs import Limits, check_sandbox, run_program
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
@@ -21,7 +20,7 @@ from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 from verifiers.execution_verifier import MIB, runs_of_each
-from verifiers.reward_model import MAX_REMEMBERED, RewardModel
+from verifiers.reward_model import MAX_REMEMBERED, RewardModel, check_room
 from verifiers.self_verifier import spellings, yes_share
 from verifiers.side_branches import begun, counted_as_verifier, reopen, scored, written
 
@@ -225,12 +224,7 @@ class GenPRM(RewardModel):
 
     def _write(self, engine: Engine, texts: Sequence[Branch], end: tuple[str, ...]) -> Passes[None]:
         room = [self._room(engine, text) for text in texts]
-        if min(room) < 1:
-            raise InvalidInput(
-                f"the verifier's context of {engine.limits.context_length} tokens has no room for "
-                "a review after the solution; use shorter solutions or a model with a longer "
-                "context"
-            )
+        check_room(engine, room, "a review")
         yield from written(engine, texts, Step(max(room), end=end), self.sampling, room)
         reopen(texts)
 

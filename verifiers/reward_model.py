@@ -296,6 +296,16 @@ class RewardModel(ABC):
         return tokens
 
 
+def check_room(engine: Engine, room: Sequence[int], what: str) -> None:
+    """Raise InvalidInput unless there is room for a token of what the model writes after each
+    text."""
+    if min(room) < 1:
+        raise InvalidInput(
+            f"the verifier's context of {engine.limits.context_length} tokens has no room for "
+            f"{what} after the solution; use shorter solutions or a model with a longer context"
+        )
+
+
 def split_steps(text: str, separator: str, finished: bool) -> tuple[list[str], str | None]:
     """The steps of a text that are ended, and the one that is not, None where all are.
 

@@ -17,7 +17,7 @@ from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 from verifiers.math_shepherd import numbered
-from verifiers.reward_model import RewardModel
+from verifiers.reward_model import RewardModel, check_room
 from verifiers.reward_model_pass import Layout
 from verifiers.self_verifier import spellings, yes_share
 from verifiers.side_branches import begun, counted_as_verifier, reopen, scored, written
@@ -129,12 +129,7 @@ class ThinkPRM(RewardModel):
         for thought in thoughts:
             left = engine.context_left(thought)
             room.append(self.max_tokens if left is None else min(self.max_tokens, left - verdict))
-        if min(room) < 1:
-            raise InvalidInput(
-                f"the verifier's context of {engine.limits.context_length} tokens has no room for "
-                "a verification after the solution; use shorter solutions or a model with a longer "
-                "context"
-            )
+        check_room(engine, room, "a verification")
         step = Step(max(room), end=(DECISION,))
         yield from written(engine, thoughts, step, self.sampling, room)
         unasked = [thought for thought in thoughts if DECISION not in thought.text]

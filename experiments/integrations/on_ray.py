@@ -128,13 +128,10 @@ def solve(
         for row in solved.iter_rows():
             if row["folder"] is None:
                 failed.append(row["texts"][0])
-                continue
-            folder = whole.with_name(row["folder"])
-            folder.mkdir(parents=True, exist_ok=True)
-            # summary.json comes last
-            for name, text in sorted(zip(row["names"], row["texts"], strict=True)):
-                (folder / name).write_text(text, encoding="utf-8")
-            say(f"{folder.name} is done")
+            else:
+                folder = whole.with_name(row["folder"])
+                _write(row, folder)
+                say(f"{folder.name} is done")
     if failed:
         raise InvalidInput(
             f"{len(failed)} of {number_of(count, 'shard')} failed: {failed[0]}; the same command "
@@ -142,6 +139,14 @@ def solve(
         )
     merge(whole, list(folders.values()))
     return whole
+
+
+def _write(row: dict[str, Any], folder: Path) -> None:
+    """Write a shard's files as a worker has sent them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # summary.json comes last
+    for name, text in sorted(zip(row["names"], row["texts"], strict=True)):
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def main() -> None:

@@ -139,14 +139,10 @@ def watched(
                     result = progress.result or result
                     if not console.is_terminal and progress.result is None:
                         console.print(line(progress), highlight=False, markup=False, soft_wrap=True)
-                if (
-                    console.is_terminal
-                    and number in driver.active
-                    and time.monotonic() - shown > PAUSE_S
-                ):
-                    live.update(
-                        drawn(question, steps_under_way(driver.active[number])), refresh=True
-                    )
+                paused = time.monotonic() - shown > PAUSE_S
+                if console.is_terminal and paused and number in driver.active:
+                    steps = steps_under_way(driver.active[number])
+                    live.update(drawn(question, steps), refresh=True)
                     shown = time.monotonic()
             assert result is not None
             live.update(drawn(question, steps_of(result)), refresh=True)
@@ -173,24 +169,18 @@ def outcome(result: Result, backend: Backend) -> str:
     if result.error is not None:
         lines.append(f"error: {result.error}")
     if (best := result.best) is not None:  # marks that are special tokens would be lost in its text
-        parts = (
-            [f"thought: {best.thought.strip()}", best.answer_text or ""]
-            if best.thought
-            else [best.text]
-        )
+        parts = [best.text]
+        if best.thought:
+            parts = [f"thought: {best.thought.strip()}", best.answer_text or ""]
         lines.append("\n\n".join(part.strip() for part in parts if part))
-    lines.append(
-        "\nanswer: "
-        f"{result.answer or 'none was read; dataset.answer_kind=text takes the whole text'}"
-    )
-    cost = [
-        number_of(usage.generated_tokens, "generated token")
-        + (f" ({usage.thinking_tokens:,} of thoughts)" if usage.thinking_tokens else ""),
-        number_of(usage.verifier_tokens, "verifier token"),
-    ]
-    cost += (
-        [number_of(usage.tool_calls, "call of tools", "calls of tools")] if usage.tool_calls else []
-    )
+    answer = result.answer or "none was read; dataset.answer_kind=text takes the whole text"
+    lines.append(f"\nanswer: {answer}")
+    generated = number_of(usage.generated_tokens, "generated token")
+    if usage.thinking_tokens:
+        generated += f" ({usage.thinking_tokens:,} of thoughts)"
+    cost = [generated, number_of(usage.verifier_tokens, "verifier token")]
+    if usage.tool_calls:
+        cost.append(number_of(usage.tool_calls, "call of tools", "calls of tools"))
     cost += [number_of(len(result.tree), "node"), f"{usage.wall_s:.1f} s"]
     if (memory := getattr(backend, "memory", None)) is not None:
         cost.append(

@@ -54,7 +54,8 @@ def fit_line(points: Sequence[tuple[float, float]], proportional: bool = False) 
     slope = max(0.0, sum((n - mean_n) * (s - mean_s) for n, s in points) / spread)
     intercept = mean_s - slope * mean_n
     if intercept < 0 or proportional:
-        slope, intercept = sum(n * s for n, s in points) / sum(n * n for n, _ in points), 0.0
+        slope = sum(n * s for n, s in points) / sum(n * n for n, _ in points)
+        intercept = 0.0
     total = sum((s - mean_s) ** 2 for _, s in points)
     rest = sum((s - intercept - slope * n) ** 2 for n, s in points)
     return Line(slope, intercept, 1.0 - rest / total if total > 0 else 1.0)
@@ -230,8 +231,8 @@ def mini_batches(
     the first balance that comes by chance. Raises InvalidInput for a request that fits no
     mini-batch.
     """
-    # requests that are alike, in order
-    left, batches = dict[tuple[int, int], deque[int]](), list[list[int]]()
+    left = dict[tuple[int, int], deque[int]]()  # requests that are alike, in order
+    batches = list[list[int]]()
     for index, (act, kv) in enumerate(requests):
         if act + kv > limit:
             raise InvalidInput(
@@ -246,11 +247,11 @@ def mini_batches(
         kv = 0
         least = inf
         taken = Counter[tuple[int, int]]()
-        while fitting := [
-            one
-            for one, alike in left.items()
-            if taken[one] < len(alike) and act + kv + sum(one) <= limit
-        ]:
+        while True:
+            untaken = [one for one, alike in left.items() if taken[one] < len(alike)]
+            fitting = [one for one in untaken if act + kv + sum(one) <= limit]
+            if not fitting:
+                break
             ways = [(imbalance(act + one[0], kv + one[1], kv_gen, load_kv), one) for one in fitting]
             f_b, request = min(ways, key=lambda way: way[0])
             batch.append(request)

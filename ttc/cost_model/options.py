@@ -134,22 +134,21 @@ def options(
     for name in placements:
         if name not in PLACEMENTS:
             raise InvalidInput(f"placement={name!r} is unknown; use one of {', '.join(PLACEMENTS)}")
-    ways, usual = list[Option](), search.times(problems or max(1, MOST_ROWS // search.branches))
+    ways = list[Option]()
+    usual = search.times(problems or max(1, MOST_ROWS // search.branches))
     for placement in placements:
-        layouts = [
-            at
-            for at in _layouts(placement, units, machine, usual, share)
-            if number is None or at.number == number
-        ]
+        layouts = list(_layouts(placement, units, machine, usual, share))
+        if number is not None:
+            layouts = [layout for layout in layouts if layout.number == number]
         for memory in POLICIES:
             alike = [
-                _with_problems(at, memory, kv_heads, machine, search, problems) for at in layouts
+                _with_problems(layout, memory, kv_heads, machine, search, problems)
+                for layout in layouts
             ]
-            ways.append(
-                _fastest(alike)
-                if alike
-                else Option(placement=placement, memory=memory, reason="too few layers")
-            )
+            if alike:
+                ways.append(_fastest(alike))
+            else:
+                ways.append(Option(placement=placement, memory=memory, reason="too few layers"))
     return ways
 
 
@@ -207,28 +206,20 @@ def _layouts(
                 weights = sum(sizes[k:]) + ceil(part * stage.buffer_bytes), host
                 yield Layout(placement, k, units[:k], units[k:], 0, weights, part)
     else:
-        layer = max(unit.param_bytes for unit in units if unit.is_block)
+        of_layers = [unit.param_bytes for unit in units if unit.is_block]
+        buffers = BUFFERS * max(of_layers)
         for kept in range(layers - BUFFERS):
-            away = (
-                sum(unit.param_bytes for unit in units if unit.is_block) * (layers - kept) // layers
-            )
-            yield Layout(
-                placement,
-                kept,
-                (),
-                units,
-                layers - kept,
-                (sum(sizes) - away + BUFFERS * layer, away),
-            )
+            streamed = layers - kept
+            away = sum(of_layers) * streamed // layers
+            weights = sum(sizes) - away + buffers, away
+            yield Layout(placement, kept, (), units, streamed, weights)
 
 
 def _begun(layout: Layout, memory: str, machine: Machine, search: Steps) -> int:
     """How many problems a run begins by itself: as many as there are rows for, and as half of its
     memory has room for, by what the first step asks for (see `search.admission.Admission`)."""
-    tokens, states = (
-        search.prompt_tokens + 2 * search.branches * search.step_tokens,
-        kept_states(search),
-    )
+    tokens = search.prompt_tokens + 2 * search.branches * search.step_tokens
+    states = kept_states(search)
     needed = sum(tokens * unit.kv_token_bytes + states * unit.state_bytes for unit in layout.device)
     has = machine.kv_bytes
     if memory == "resident" and machine.device_bytes is not None:
@@ -256,24 +247,14 @@ def _with_problems(
 
 
 def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search: Steps) -> Option:
-    policy, blocks = POLICIES[memory], layout.blocks
-    by_modules = policy.by_modules or layout.placement != "resident"
-    rates = machine.modules if by_modules else machine.compiled
-    if layout.streamed and machine.plain is not None:
-        rates = machine.plain
+    policy = POLICIES[memory]
+    rates = _rates(layout, policy, machine)
     weights, host_weights = layout.weight_bytes
     streamed_bytes = host_weights // layout.streamed if layout.streamed else 0
-    state, host_state = (
-        sum(unit.state_bytes for unit in stage) for stage in (layout.device, layout.host)
-    )
-    cache = Cache(
-        [block for block in blocks if block.kv_elements],
-        search,
-        kv_heads,
-        rates,
-        machine.link,
-        streamed_bytes,
-    )
+    state = sum(unit.state_bytes for unit in layout.device)
+    host_state = sum(unit.state_bytes for unit in layout.host)
+    attending = [block for block in layout.blocks if block.kv_elements]
+    cache = Cache(attending, search, kv_heads, rates, machine.link, streamed_bytes)
 
     option = partial(
         Option,
@@ -295,15 +276,13 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
         return not_possible(
             f"an ACT block is no smaller ({cache.act_bytes:,} bytes, KV {cache.layer_bytes:,})"
         )
-    fixed = sum(u.kv_token_bytes for u in layout.host) * (
-        search.kv_tokens + search.branches * search.step_tokens
-    )
+    tokens = search.kv_tokens + search.branches * search.step_tokens
+    fixed = tokens * sum(unit.kv_token_bytes for unit in layout.host)
     fixed += host_weights + kept_states(search) * host_state
-    room, least = (
-        inf if machine.device_bytes is None else machine.device_bytes - weights,
-        policy.least(cache),
-    )
-    states, at_once = kept_states(search) * state, search.branches
+    room = inf if machine.device_bytes is None else machine.device_bytes - weights
+    least = policy.least(cache)
+    states = kept_states(search) * state
+    at_once = search.branches
     away = memory != "resident" and state and (memory in STATES_AWAY or room < states + least)
     # those of segments' ends lie on the host, and come for as many branches as there is room for
     if away:
@@ -311,9 +290,8 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
         states = at_once * state
     room -= states
     if room < least:
-        return not_possible(
-            "weights do not fit" if room < 0 else policy.lacks, weights + states + least, fixed
-        )
+        reason = "weights do not fit" if room < 0 else policy.lacks
+        return not_possible(reason, weights + states + least, fixed)
     traffic = policy.traffic(cache, room)
     if away:
         traffic = replace(
@@ -322,7 +300,8 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
             step_bytes=traffic.step_bytes + search.branches * state,
             host_bytes=traffic.host_bytes + (search.branches + search.problems) * state,
         )
-    device_bytes, host_bytes = weights + states + traffic.device_bytes, fixed + traffic.host_bytes
+    device_bytes = weights + states + traffic.device_bytes
+    host_bytes = fixed + traffic.host_bytes
     if machine.host_bytes is not None and host_bytes > machine.host_bytes:
         return not_possible(HOST_TOO_SMALL, device_bytes, host_bytes)
     return option(
@@ -332,6 +311,14 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
         host_bytes=ceil(host_bytes),
         link_bytes=_link_bytes(layout, traffic, search),
     )
+
+
+def _rates(layout: Layout, policy: Policy, machine: Machine) -> DeviceProfile:
+    """The profile of what runs the layers."""
+    if layout.streamed and machine.plain is not None:
+        return machine.plain
+    by_modules = policy.by_modules or layout.placement != "resident"
+    return machine.modules if by_modules else machine.compiled
 
 
 def kept_states(search: Steps) -> int:
@@ -389,17 +376,15 @@ def _pass_s(
             rest_s += roofline_time(layout.host, machine.host, work)
         rest_s += t_comm(layout.host[-1], link, work)
     reads = iter(traffic.reads)
-    each_s, computing, loads = layers_s / len(blocks), list[float](), list[float]()
+    each_s = layers_s / len(blocks)
+    computing, loads = list[float](), list[float]()
     for n, block in enumerate(blocks):
-        read, weights = next(reads, None) if block.kv_elements else None, 0
-        if n >= len(blocks) - layout.streamed:
-            weights = block.param_bytes
+        read = next(reads, None) if block.kv_elements else None
+        weights = block.param_bytes if n >= len(blocks) - layout.streamed else 0
         attending_s, fetched_bytes, fetches = 0.0, 0.0, 1
         if read is not None:
-            attending_s, fetched_bytes = (
-                read.piecemeal_s(block, rates, work) + read.generate_s,
-                read.load_bytes,
-            )
+            attending_s = read.piecemeal_s(block, rates, work) + read.generate_s
+            fetched_bytes = read.load_bytes
             fetches = read.fetches
         # each fetch but the first is for attention alone; what is left of the layer follows the
         # last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -230,11 +230,7 @@ class Split(Placement):
         for name, module in rest.items():
             (on_host if name in names else on_device).append(module)
         take_apart(on_device, on_host, device)
-        for name, module in rest.items():
-            place = HOST if name in names else device
-            move_own(module, place)
-            if device != HOST:  # its arguments come to it from wherever they are
-                add_hook_to_module(module, AlignDevicesHook(place))
+        _move_rest(rest, names, device)
         crossing = Crossing(Link(device), device)
         runs = partition_of(model).runs
         begins = next((n for n in range(first, len(layers)) if runs[n]), first)
@@ -260,6 +256,14 @@ class Split(Placement):
 
     def _generation(self) -> Generation:
         return Generation(self.prompt_tokens, self.output_tokens, self.branches)
+
+
+def _move_rest(rest: Mapping[str, Any], on_host: Collection[str], device: torch.device) -> None:
+    for name, module in rest.items():
+        place = HOST if name in on_host else device
+        move_own(module, place)
+        if device != HOST:  # its arguments come to it from wherever they are
+            add_hook_to_module(module, AlignDevicesHook(place))
 
 
 class SplitRunner(PlacedRunner):

@@ -135,7 +135,8 @@ class Branch:
         twin = copy(self)
         for name in COPIED:
             setattr(twin, name, getattr(self, name)[:])
-        twin.path, twin.key = (*self.path, self.forks), random_key(self.key, self.forks)
+        twin.path = (*self.path, self.forks)
+        twin.key = random_key(self.key, self.forks)
         twin.parent = self
         twin.children = WeakSet()
         twin.forks = 0
@@ -147,7 +148,8 @@ class Branch:
     def adopt(self, child: Branch, model: str, given: int) -> None:
         """Make a root of another model a child of this branch. given: how many of its last tokens
         are what this branch has written in its last turn."""
-        child.path, child.key = (*self.path, self.forks), random_key(self.key, self.forks)
+        child.path = (*self.path, self.forks)
+        child.key = random_key(self.key, self.forks)
         child.model = model
         child.parent = self
         child.about = self.about

@@ -151,9 +151,10 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
     from matplotlib import pyplot, ticker
 
     known = all(row["flops"] is not None for row in rows)
-    costs = [
-        row["flops"] if known else row["generated_tokens"] + row["verifier_tokens"] for row in rows
-    ]
+    if known:
+        costs = [row["flops"] for row in rows]
+    else:
+        costs = [row["generated_tokens"] + row["verifier_tokens"] for row in rows]
     heights = [100 * row["accuracy"] for row in rows]
     across = max(1, LEGEND // (max(len(row["row"]) for row in rows) + 6))
     legend_height = 0.17 * math.ceil(len(rows) / across)

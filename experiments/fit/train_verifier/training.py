@@ -114,23 +114,7 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
     """The searches that the head is tried in, the one that makes solutions to learn from, and how
     adapters are trained (None for a head alone)."""
     settings = config.train
-    if settings.labels not in get_args(Labels):
-        raise InvalidInput(
-            f"train.labels={settings.labels} is unknown; use one of {', '.join(get_args(Labels))}"
-        )
-    if not settings.continuations and settings.labels != "outcome":
-        raise InvalidInput(
-            f"train.labels={settings.labels} needs continuations of each step, and "
-            "train.continuations=0; give some, or train.labels=outcome"
-        )
-    for name in ("rollouts", "samples", "step_tokens", "max_steps"):
-        check_whole(f"train.{name}", settings[name], 1)
-    check_whole("train.continuations", settings.continuations, 0)
-    if not settings.separator:
-        raise InvalidInput(
-            "train.separator is empty; give the string that ends a step, as "
-            "'train.separator=\"\\n\"'"
-        )
+    _check_labels(settings)
     check_run(config)
     _check_folder(Path(settings.folder))
     if settings.record is not None and not Path(settings.record).parent.is_dir():
@@ -163,6 +147,28 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
     check_peft()
     lora = LoraSettings(settings.lora_rank, settings.epochs, settings.learning_rate, settings.batch)
     return searches, rollouts, lora
+
+
+def _check_labels(settings: DictConfig) -> None:
+    """Raise InvalidInput for wrong settings of the solutions and of what their steps are labelled
+    by."""
+    if settings.labels not in get_args(Labels):
+        raise InvalidInput(
+            f"train.labels={settings.labels} is unknown; use one of {', '.join(get_args(Labels))}"
+        )
+    if not settings.continuations and settings.labels != "outcome":
+        raise InvalidInput(
+            f"train.labels={settings.labels} needs continuations of each step, and "
+            "train.continuations=0; give some, or train.labels=outcome"
+        )
+    for name in ("rollouts", "samples", "step_tokens", "max_steps"):
+        check_whole(f"train.{name}", settings[name], 1)
+    check_whole("train.continuations", settings.continuations, 0)
+    if not settings.separator:
+        raise InvalidInput(
+            "train.separator is empty; give the string that ends a step, as "
+            "'train.separator=\"\\n\"'"
+        )
 
 
 def _check_folder(folder: Path) -> None:

@@ -106,11 +106,9 @@ class SeveralModels:
     ) -> None:
         for backend, places in self._owners(branches):
             part = [branches[place] for place in places]
-            limits = (
-                max_tokens
-                if isinstance(max_tokens, int)
-                else [max_tokens[place] for place in places]
-            )
+            limits = max_tokens
+            if not isinstance(max_tokens, int):
+                limits = [max_tokens[place] for place in places]
             backend.generate(part, limits, stop=stop, end=end, sampling=sampling)
 
     def score(
@@ -134,14 +132,13 @@ class SeveralModels:
         return self.first.decode(tokens)
 
     def running_batch(self, max_rows: int | None = None) -> SideBySide:
-        return SideBySide(
-            {
-                name: backend.running_batch(max_rows)
-                if isinstance(backend, RunsBatches)
-                else GenerateBatch(backend)
-                for name, backend in self.models.items()
-            }
-        )
+        batches: dict[str, Batch] = {}
+        for name, backend in self.models.items():
+            if isinstance(backend, RunsBatches):
+                batches[name] = backend.running_batch(max_rows)
+            else:
+                batches[name] = GenerateBatch(backend)
+        return SideBySide(batches)
 
     def _owners(self, branches: Sequence[Branch]) -> list[tuple[Backend, list[int]]]:
         return [(self.models[name], places) for name, places in by_model(branches).items()]

@@ -38,15 +38,16 @@ class Table:
         alike = [
             column for column in columns[1:] if column[0] not in RESULTS and _all_alike(column[1:])
         ]
-        told = (
-            [f"in every row: {'; '.join(f'{name}: {value}' for name, value, *_ in alike)}"]
-            if alike
-            else []
-        )
+        notes = list(self.notes)
+        if alike:
+            values = "; ".join(f"{name}: {value}" for name, value, *_ in alike)
+            notes.insert(0, f"in every row: {values}")
         shown = [column for column in columns if column not in alike]
-        parts = [_aligned(block) for block in _blocks(shown)] if len(shown) > 1 else []
-        notes = [textwrap.fill(note, WIDTH) for note in (*told, *self.notes)]
-        return "\n\n".join([*([self.title] if self.title else []), *parts, *notes])
+        parts = [self.title] if self.title else []
+        if len(shown) > 1:
+            parts += map(_aligned, _blocks(shown))
+        parts += [textwrap.fill(note, WIDTH) for note in notes]
+        return "\n\n".join(parts)
 
     def markdown(self) -> str:
         """The title, unless it is empty, the table and the notes."""

@@ -168,11 +168,9 @@ def plain(lines: Sequence[Sequence[str]]) -> str:
 def about(folder: Path, problems: Sequence[Solved], draws: int, seed: int) -> list[str]:
     """What the figures are of."""
     counts = [len(problem.samples) for problem in problems]
-    how = (
-        f"the mean over {draws} random subsets of n, seed {seed}"
-        if draws
-        else "the first n by index"
-    )
+    how = "the first n by index"
+    if draws:
+        how = f"the mean over {draws} random subsets of n, seed {seed}"
     lines = [
         f"{folder}: {number_of(len(problems), 'problem')}, up to "
         f"{number_of(max(counts), 'candidate')} each; accuracy in percent, {how}"

@@ -75,11 +75,8 @@ class Verbatim(PromptTemplate):
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
         text = self.text(question, tokenizer)
-        tokens = (
-            encoded(text, tokenizer)
-            if self.has_special_tokens(text, tokenizer)
-            else raw_tokens(text, tokenizer)
-        )
+        as_tokens = encoded if self.has_special_tokens(text, tokenizer) else raw_tokens
+        tokens = as_tokens(text, tokenizer)
         return tokens if self.keep is None else tokens[-self.keep :]
 
     def has_special_tokens(self, text: str, tokenizer: Any) -> bool:

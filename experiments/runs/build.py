@@ -225,11 +225,9 @@ def check_backend(config: DictConfig) -> None:
         if config.model[name] != value
     ]
     for group in LOCAL_GROUPS:
-        default = (
-            OmegaConf.structured(schema_of(DEFAULTS[group]))
-            if group in DEFAULTS
-            else {"_target_": None}
-        )
+        default: Any = {"_target_": None}
+        if group in DEFAULTS:
+            default = OmegaConf.structured(schema_of(DEFAULTS[group]))
         if config[group] != default:
             unused.append(group)
     if unused:
@@ -278,11 +276,9 @@ def say_settings(settings: GenerationSettings | None) -> None:
 
 def make_placement(config: DictConfig) -> Placement | None:
     """Which units a split has on the host may be left to memory=auto."""
-    profile = (
-        {"profile": config.memory.profile}
-        if is_auto(config) and "profile" in config.placement
-        else {}
-    )
+    profile = {}
+    if is_auto(config) and "profile" in config.placement:
+        profile["profile"] = config.memory.profile
     placement: Placement | None = _made(config.placement, **profile)
     return placement
 
@@ -339,10 +335,9 @@ def loaded(
 
 
 def engine_options(config: DictConfig) -> dict[str, Any]:
+    memory = auto_of(config) if is_auto(config) else instantiate(config.memory, _convert_="all")
     return {
-        "memory": auto_of(config)
-        if is_auto(config)
-        else instantiate(config.memory, _convert_="all"),
+        "memory": memory,
         **{group: _made(config[group]) for group in ("cache", "sharing", "gate", "speculation")},
         "generation_settings": config.model.generation_settings,
         "int8_activations": config.model.int8_activations,

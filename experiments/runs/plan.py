@@ -71,11 +71,9 @@ def table(options: Sequence[Any], planned: Any, model: str) -> Any:
     lines = []
     search, count = planned.search, planned.problems
     heads = ["placement", "memory", "problems", "a step, ms", "for each problem, ms"]
-    at_once = (
-        "as many problems at once as a run begins"
-        if count is None
-        else f"problems at once: {count}"
-    )
+    at_once = f"problems at once: {count}"
+    if count is None:
+        at_once = "as many problems at once as a run begins"
     for option in sorted(options, key=lambda option: float(f"{option.problem_s:.6g}")):
         number = "" if option.number is None else f" {option.number}"
         number += f", helped {option.share:.0%}" if option.share else ""
@@ -96,13 +94,13 @@ def table(options: Sequence[Any], planned: Any, model: str) -> Any:
                 option.reason,
             ]
         )
-    return Table(
+    title = (
         f"{model}: {number_of(search.branches, 'branch', 'branches')} on "
         f"{number_of(search.prompt_tokens, 'token')}, "
-        f"{number_of(search.output_tokens, 'token')} each, {search.step_tokens} a step; {at_once}",
-        [*heads, "bytes on the device", "on the host", "over the link", "not possible"],
-        lines,
-        ["Of what is not possible, the bytes are those that it needs."]
-        if any(o.reason for o in options)
-        else [],
+        f"{number_of(search.output_tokens, 'token')} each, {search.step_tokens} a step; {at_once}"
     )
+    heads += ["bytes on the device", "on the host", "over the link", "not possible"]
+    notes = []
+    if any(option.reason for option in options):
+        notes.append("Of what is not possible, the bytes are those that it needs.")
+    return Table(title, heads, lines, notes)

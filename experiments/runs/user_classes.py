@@ -150,11 +150,9 @@ def settings_of(target: Any, path: str) -> Any:
             continue
         columns.append(column)
     schema = make_dataclass(f"{path.rpartition('.')[2]}Config", columns)
-    return (
-        OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(schema)))
-        if _takes_any(target)
-        else schema
-    )
+    if _takes_any(target):
+        return OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(schema)))
+    return schema
 
 
 def _fields(target: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -70,15 +70,11 @@ class Reply:
     def choices(self, result: Result) -> list[Choice]:
         """The samples of the plain model in order, or the branch that a search chose."""
         if self.search == PLAIN:
-            return [
-                self._choice(branch)
-                for branch in sorted(result.branches, key=lambda branch: branch.path)
-            ]
-        return (
-            [Choice("", "", "", "length", ())]
-            if result.best is None
-            else [self._choice(result.best)]
-        )
+            in_order = sorted(result.branches, key=lambda branch: branch.path)
+            return list(map(self._choice, in_order))
+        if result.best is None:
+            return [Choice("", "", "", "length", ())]
+        return [self._choice(result.best)]
 
     def _choice(self, branch: BranchRecord) -> Choice:
         tokens = branch.generated

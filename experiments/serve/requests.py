@@ -117,11 +117,9 @@ class Message(BaseModel):
         """An assistant's null, as a reply has it whose thought was cut off, is an empty text."""
         if self.content is None:
             return ""
-        return (
-            self.content
-            if isinstance(self.content, str)
-            else "\n".join(part.text for part in self.content)
-        )
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content)
 
     def as_template(self) -> dict[str, Any]:
         """As chat templates take it."""
@@ -213,11 +211,9 @@ class CompletionBody(Body):
     @property
     def token_limit(self) -> int | None:
         """OpenAI's default, where a search has none of its own."""
-        return (
-            16
-            if self.max_tokens is None and self.search is None and "+" not in self.model
-            else self.max_tokens
-        )
+        if self.max_tokens is None and self.search is None and "+" not in self.model:
+            return 16
+        return self.max_tokens
 
 
 async def body_of(request: Request, max_bytes: int) -> bytes:

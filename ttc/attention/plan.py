@@ -301,12 +301,10 @@ class DecodePlan(Plan):
     ) -> Partial:
         copy = self._tails(layer.index)
         end = max(self.filled) + 1
-        held = zip(self.positions, self.filled, strict=True)
-        los = (
-            {0}
-            if layer.sees_all
-            else {max(0, layer.first_seen(p) - p + tokens) for p, tokens in held}
-        )
+        los = {0}
+        if not layer.sees_all:
+            held = zip(self.positions, self.filled, strict=True)
+            los = {max(0, layer.first_seen(p) - p + tokens) for p, tokens in held}
         lo = 0 if layer.sink else min(los)
         where = slice(len(self.places)) if self.in_order else self.places
         keys, values = (tails[where][:, heads, lo:end] for tails in copy.both)

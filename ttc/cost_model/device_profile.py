@@ -117,19 +117,15 @@ class DeviceProfile:
         """P of attention at so many rows, FLOP/s. group: queries to a KV head; they count as rows,
         as they read the same keys and values. With fewer than were measured, reading them is what
         takes the time."""
-        return (
-            _at_group(self.attention_flops, rows, group)
-            if self.attention_flops
-            else _at(self.flops, rows)
-        )
+        if not self.attention_flops:
+            return _at(self.flops, rows)
+        return _at_group(self.attention_flops, rows, group)
 
     def p_streamed(self, rows: int, group: float = GROUP) -> float:
         """P of attention to KV that comes over the link at so many rows, FLOP/s."""
-        return (
-            _at_group(self.streamed_flops, rows, group)
-            if self.streamed_flops
-            else self.p_attn(rows, group)
-        )
+        if not self.streamed_flops:
+            return self.p_attn(rows, group)
+        return _at_group(self.streamed_flops, rows, group)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,11 +141,9 @@ class KVMemory(Tiers):
 
     def moving(self, block: Block, pieces: Iterable[int] | None) -> list[int]:
         chosen = range(len(block.device)) if pieces is None else pieces
-        return (
-            list(chosen)
-            if isinstance(block, State)
-            else [n for n in chosen if n >= self.fixed_layers]
-        )
+        if isinstance(block, State):
+            return list(chosen)
+        return [piece for piece in chosen if piece >= self.fixed_layers]
 
     # ---------------------------------------------------------------- allocating
 

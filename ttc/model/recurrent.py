@@ -202,11 +202,9 @@ class RecurrentModule:
 
     def forward(self) -> Function:
         original: Function = self.module.forward
-        return (
-            original
-            if self.replaced is None or "forward" in self.module.__dict__
-            else self.replaced
-        )
+        if self.replaced is None or "forward" in self.module.__dict__:
+            return original
+        return self.replaced
 
     def over(self, sequences: _Sequences, by_token: bool) -> Function:
         original = self.forward()

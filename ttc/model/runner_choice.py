@@ -105,11 +105,10 @@ class _Watched(ExtendPlan):
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         self.given.append(tuple(x.detach().clone() for x in (q, key, value)))
-        partial = (
-            super().attend(layer, q, key, value)
-            if self.answers is None
-            else self.answers[layer.index]
-        )
+        if self.answers is None:
+            partial = super().attend(layer, q, key, value)
+        else:
+            partial = self.answers[layer.index]
         self.partials.append(partial)
         return partial
 

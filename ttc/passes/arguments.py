@@ -125,14 +125,12 @@ def step_of(
     branch where `max_tokens` is one each."""
     check_strings("stop", stop)
     check_strings("end", end)
-    limits = (
-        [check_whole("max_tokens", limit, 1) for limit in max_tokens]
-        if isinstance(max_tokens, Iterable)
-        else None
-    )
-    longest = (
-        max(limits, default=1) if limits is not None else check_whole("max_tokens", max_tokens, 1)
-    )
+    if isinstance(max_tokens, Iterable):
+        limits = [check_whole("max_tokens", limit, 1) for limit in max_tokens]
+        longest = max(limits, default=1)
+    else:
+        limits = None
+        longest = check_whole("max_tokens", max_tokens, 1)
     return Step(longest, tuple(stop), tuple(end), statistics), limits
 
 

@@ -54,11 +54,8 @@ class Offloading(Residency):
         return self.device.budget_bytes is None
 
     def capacity_bytes(self) -> float:
-        return (
-            machine_bytes()
-            if self.memory.host.budget_bytes is None
-            else self.memory.host.budget_bytes
-        )
+        budget = self.memory.host.budget_bytes
+        return machine_bytes() if budget is None else budget
 
     def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
         self.read_capacity()

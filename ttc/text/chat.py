@@ -193,11 +193,9 @@ def _answered(messages: Sequence[Message], answer: str, words: str) -> list[Mess
 
 
 def _stripped(message: Message) -> Message:
-    return (
-        {**message, "content": message["content"].strip()}
-        if message["role"] == "assistant"
-        else message
-    )
+    if message["role"] != "assistant":
+        return message
+    return {**message, "content": message["content"].strip()}
 
 
 def _applied(

@@ -77,11 +77,9 @@ class Row:
             for name, record in run.records.items()
             if record.get("source")
         }
-        return (
-            [f"source {known[name]}" if name in known else f"problem {name}" for name in names]
-            if known
-            else None
-        )
+        if not known:
+            return None
+        return [f"source {known[name]}" if name in known else f"problem {name}" for name in names]
 
 
 def run_folders(places: Sequence[Path]) -> Iterator[Path]:

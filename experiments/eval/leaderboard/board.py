@@ -219,12 +219,10 @@ def predictions_of(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]
         for rule, choose in RULES.items():
             if rated or rule not in NEED_SCORES:
                 place = choose(samples[:n])
-                chosen = (
-                    (None, False)
-                    if place is None
-                    else (samples[place].answer, branches[place]["correct"])
-                )
-                predictions[f"pred_{rule}@{n}"] = chosen
+                answer, right = None, False
+                if place is not None:
+                    answer, right = samples[place].answer, branches[place]["correct"]
+                predictions[f"pred_{rule}@{n}"] = answer, right
     return predictions
 
 

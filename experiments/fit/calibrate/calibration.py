@@ -301,8 +301,6 @@ def _needed(bound: float, problems: int) -> str:
     if bound == 0:
         return "no number of problems can show that"
     least = math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-bound))
-    return (
-        f"that takes {2 * least} held-out problems or more"
-        if problems < 2 * least
-        else "too many disagree"
-    )
+    if problems < 2 * least:
+        return f"that takes {2 * least} held-out problems or more"
+    return "too many disagree"

@@ -121,9 +121,8 @@ class SearchModel(ModelAPI):
     def prompt(self, messages: Sequence[ChatMessage]) -> str:
         """The messages through the model's chat template; as plain texts where it has none."""
         for message in messages:
-            if not isinstance(message.content, str) and any(
-                part.type not in READ for part in message.content
-            ):
+            parts = () if isinstance(message.content, str) else message.content
+            if any(part.type not in READ for part in parts):
                 raise InvalidInput("a message holds more than text; searches read text alone")
         if getattr(self.tokenizer, "chat_template", None) is None:
             return "\n\n".join(message.text for message in messages)

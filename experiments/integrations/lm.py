@@ -150,10 +150,10 @@ class SearchLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        if add_special_tokens is None and has_bos_prefix(
-            string, self.tokenizer.decode([self.prefix_token_id])
-        ):
-            add_special_tokens = False
+        if add_special_tokens is None:
+            begin = self.tokenizer.decode([self.prefix_token_id])
+            if has_bos_prefix(string, begin):
+                add_special_tokens = False
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         return list(self.tokenizer.encode(string, **special))
 

@@ -85,9 +85,8 @@ def _calling(kind: Any) -> Any:
     if (forward := FORWARDS.get(f"{kind.__module__}.{kind.__name__}")) is not None:
         return type(kind.__name__, (CallsAttention, kind), {"original": kind, "forward": forward})
     attn = getattr(kind, "_attn", None)
-    if attn is not None and len(signature(attn).parameters) >= len(
-        ("self", "query", "key", "value", "mask")
-    ):
+    least = len(("self", "query", "key", "value", "mask"))
+    if attn is not None and len(signature(attn).parameters) >= least:
         return type(kind.__name__, (_ByMethod, kind), {"original": kind})
     return None
 

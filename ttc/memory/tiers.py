@@ -275,9 +275,8 @@ def as_out_of_memory(tier: Tier, nbytes: int) -> Iterator[None]:
         yield
     except RuntimeError as error:  # of which torch.OutOfMemoryError is one
         words = ("can't allocate", "out of memory")
-        if not isinstance(error, torch.OutOfMemoryError) and not any(
-            word in str(error) for word in words
-        ):
+        says_so = any(word in str(error) for word in words)
+        if not says_so and not isinstance(error, torch.OutOfMemoryError):
             raise
         raise OutOfMemory(
             f"the machine has no room for {nbytes:,} bytes of KV in the {tier.name} tier, beside "

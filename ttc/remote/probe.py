@@ -192,10 +192,12 @@ def served(client: Client) -> Capabilities:
     return Capabilities(name, min((n for n in lengths if n is not None), default=None))
 
 
+def _is_named(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
+
+
 def read_models(data: Any) -> dict[str, dict[str, Any]]:
     entries = data.get("data") if isinstance(data, dict) else None
-    if not isinstance(entries, list) or not all(
-        isinstance(entry, dict) and isinstance(entry.get("id"), str) for entry in entries
-    ):
+    if not isinstance(entries, list) or not all(map(_is_named, entries)):
         raise Passing(f"answered with no list of models: {str(data)[:200]}; is base_url right?")
     return {entry["id"]: entry for entry in entries}

@@ -173,12 +173,12 @@ class BeamGroups(Offloading):
     def _make_room_for_group(self, seen: Layers, states: Set[Block], nbytes: int) -> None:
         """Evict what a group does not read until `nbytes` fit; then also the states that it begins
         from, which are read once, and the hidden layers of its own blocks."""
-        if not self.make_room(nbytes, seen.keys() | states) and not self.make_room(
-            nbytes, set(seen)
-        ):
-            for kv, layers in seen.items():
-                self.memory.evict(kv, "evict", [n for n in self.memory.layers if n not in layers])
-            self.make_room(nbytes, set(seen))
+        for kept in (seen.keys() | states, set(seen)):
+            if self.make_room(nbytes, kept):
+                return
+        for kv, layers in seen.items():
+            self.memory.evict(kv, "evict", [n for n in self.memory.layers if n not in layers])
+        self.make_room(nbytes, set(seen))
 
     def _prepare(self, upcoming: Paths, needed: Set[Block], more_bytes: int) -> None:
         """Prefetch what the next group reads, as far as there is room, and start to write back what

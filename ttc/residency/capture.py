@@ -4,7 +4,7 @@ they are needed."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Self
@@ -203,10 +203,10 @@ class Capture(Offloading):
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         layers = self.memory.layers
         kv = KV(len(layers), tokens, acts=self._acts if self._is_act(tokens, path) else ())
-        fits = kv.acts and tokens * self._act_token_bytes <= self._act_room(
-            sum(self.counts()) + tokens
-        )
-        near = kv.acts if fits else frozenset[int]()
+        near: Collection[int] = ()
+        if kv.acts:
+            room = self._act_room(sum(self.counts()) + tokens)
+            near = kv.acts if tokens * self._act_token_bytes <= room else ()
         return self.memory.fill(kv, sorted(near), [layer for layer in layers if layer not in near])
 
     def state_on_device(self) -> bool:

@@ -236,9 +236,10 @@ def _applied(
 
 def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
     """Whether the template writes a part of a list but not a text, as for models of images."""
-    return not _writes(ANSWER, tokenizer, options) and _writes(
-        _in_parts({"content": ANSWER})["content"], tokenizer, options
-    )
+    if _writes(ANSWER, tokenizer, options):
+        return False
+    parts = _in_parts({"content": ANSWER})["content"]
+    return _writes(parts, tokenizer, options)
 
 
 def _writes(content: Any, tokenizer: Any, options: Mapping[str, Any] | None) -> bool:

@@ -342,9 +342,8 @@ class Branch:
             return Parted("", self._decode(given))
         begun = self.thinks_at(self.prompt_length, thoughts)
         if self.thinking_ended is None or (end is not None and end <= self.thinking_ended):
-            if self.tool_calls and self.thinks_at(
-                len(self.tokens) if end is None else end, thoughts
-            ):
+            place = len(self.tokens) if end is None else end
+            if self.tool_calls and self.thinks_at(place, thoughts):
                 return Parted(thoughts.without_marks(given), None)
             return thoughts.split(given, begun)
         asked = max(0, self.thinking_ended - self.prompt_length)

@@ -134,18 +134,23 @@ class Tree:
         one run."""
         parent = segment.parent
         while parent is not None and parent.parent is not None and parent.refs == 1:
-            joined = len(parent.tokens) + len(segment.tokens)
-            if (
-                not (parent.dropped or segment.dropped)
-                and (self.block_tokens is None or joined <= self.block_tokens)
-                and not (parent.state is not None and parent.end % SNAPSHOT_TOKENS == 0)
-                and len(parent.tokens) <= MERGE_RATIO * len(segment.tokens)
-                and can_recut(self.memory, [parent.storage, segment.storage])
-            ):
+            if self._may_join(parent, segment):
                 self._absorb(parent, segment)
             else:
                 segment = parent
             parent = segment.parent
+
+    def _may_join(self, parent: Segment, segment: Segment) -> bool:
+        if parent.dropped or segment.dropped:
+            return False
+        joined = len(parent.tokens) + len(segment.tokens)
+        if self.block_tokens is not None and joined > self.block_tokens:
+            return False
+        if parent.state is not None and parent.end % SNAPSHOT_TOKENS == 0:
+            return False
+        if len(parent.tokens) > MERGE_RATIO * len(segment.tokens):
+            return False
+        return can_recut(self.memory, [parent.storage, segment.storage])
 
     def replace(self, chain: Sequence[Segment], kv: KV) -> None:
         """Have the last segment of a chain stand for all of it, with `kv` of fewer tokens than

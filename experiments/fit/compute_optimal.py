@@ -67,21 +67,7 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
 
     Those without so many scored samples are not in the table.
     """
-    for run in runs[1:]:
-        for part in ("model", "dataset"):
-            one, other = (side.config[f"{part}.name"] for side in (runs[0], run))
-            if one != other:
-                raise InvalidInput(
-                    f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs "
-                    "of one"
-                )
-    for run in runs:
-        for name in LIMITS:  # of a whole run, which a strategy within a search does not have
-            if (limit := run.config.get(f"run.{name}")) is not None:
-                raise InvalidInput(
-                    f"{run.folder} was limited by run.{name}={limit}, which a strategy does not "
-                    "carry along; give runs that their own settings end, such as search.n"
-                )
+    _check_runs(runs)
     common = [name for name in runs[0].records if all(name in run.records for run in runs)]
     for source in runs:
         if source.config["search._target_"] in SAMPLING:
@@ -107,6 +93,25 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
         np.array(ease), np.array(estimates), np.array(right, float), np.array(spent, float)
     )
     return table, source, len(common)
+
+
+def _check_runs(runs: Sequence[Run]) -> None:
+    """Raise InvalidInput for runs of different problems or models, and for one with a limit."""
+    for run in runs[1:]:
+        for part in ("model", "dataset"):
+            one, other = (side.config[f"{part}.name"] for side in (runs[0], run))
+            if one != other:
+                raise InvalidInput(
+                    f"{run.folder} has {part} {other}, and {runs[0].folder} has {one}; give runs "
+                    "of one"
+                )
+    for run in runs:
+        for name in LIMITS:  # of a whole run, which a strategy within a search does not have
+            if (limit := run.config.get(f"run.{name}")) is not None:
+                raise InvalidInput(
+                    f"{run.folder} was limited by run.{name}={limit}, which a strategy does not "
+                    "carry along; give runs that their own settings end, such as search.n"
+                )
 
 
 def _spent(record: dict[str, Any]) -> int:

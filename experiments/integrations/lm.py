@@ -326,15 +326,22 @@ class SearchLM(TemplateLM):
                     for group, rows, tops in zip(now, scores, best, strict=True):
                         for request, row, top in zip(group, rows, tops, strict=True):
                             skip, place = request[2:]
-                            answers[place] = sum(row[skip:]), row[skip:] == top[skip:]
-                            if (key := requests[place][0]) is not None:
-                                self.answers.keep(("loglikelihood", *key), answers[place])
+                            key = requests[place][0]
+                            answers[place] = self._kept(key, row[skip:], top[skip:])
                             bar.update()
                     for root in roots:
                         self.usage += replace(root.usage)
         finally:
             engine.release(held)
         return [answers[place] for place in range(len(requests))]
+
+    def _kept(
+        self, key: tuple[str, str] | None, row: Sequence[float], likeliest: Sequence[float]
+    ) -> tuple[float, bool]:
+        answer = sum(row), row == likeliest
+        if key is not None:
+            self.answers.keep(("loglikelihood", *key), answer)
+        return answer
 
     def _cut(self, context: list[int], scored: list[int]) -> tuple[list[int], list[int], int]:
         """(context, tokens to score, how many of them are the context's) that the model can take:

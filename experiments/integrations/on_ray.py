@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,18 +114,7 @@ def solve(
         say(f"{number_of(len(left), 'shard')} on {number_of(workers, 'worker')}")
         if not ray.is_initialized():
             ray.init(logging_level="ERROR")  # the cluster that RAY_ADDRESS names, else this machine
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        parts = ray.data.from_items(
-            [{"shard": shard} for shard in left], override_num_blocks=len(left)
-        )
-        solved = parts.map(
-            Worker,
-            fn_constructor_args=(list(overrides),),
-            compute=ray.data.ActorPoolStrategy(size=workers),
-            num_gpus=gpus or None,
-            num_cpus=cpus,
-        )
-        for row in solved.iter_rows():
+        for row in _solved(left, workers, gpus, cpus, overrides):
             if row["folder"] is None:
                 failed.append(row["texts"][0])
             else:
@@ -139,6 +128,26 @@ def solve(
         )
     merge(whole, list(folders.values()))
     return whole
+
+
+def _solved(
+    shards: Sequence[str], workers: int, gpus: float, cpus: float, overrides: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """What a `Worker` returns of each shard, as they end."""
+    import ray
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    parts = ray.data.from_items(
+        [{"shard": shard} for shard in shards], override_num_blocks=len(shards)
+    )
+    solved = parts.map(
+        Worker,
+        fn_constructor_args=(list(overrides),),
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        num_gpus=gpus or None,
+        num_cpus=cpus,
+    )
+    yield from solved.iter_rows()
 
 
 def _write(row: dict[str, Any], folder: Path) -> None:

@@ -76,21 +76,26 @@ class Exchange:
                         yield event(reply.piece(index, text, field=field))
                 if not ticket.follow and ticket.progress is not None and not ticket.ended:
                     yield event(reply.progress(ticket.progress))
-            result = ticket.outcome()
-            for index, choice in enumerate(reply.choices(result)):
-                whole = ticket.follow and not choice.calls
-                parts = reply.streamed(choice.token_ids) if whole else reply.said(choice)
-                for field, text in _news(sent[index], parts):
-                    yield event(reply.piece(index, text, field=field))
-                if choice.calls:
-                    yield event(reply.called(index, choice))
-                account = {"search": reply.account([result])}
-                yield event(reply.piece(index, "", choice.finish_reason) | account)
-            if reply.body.stream_options.include_usage:
-                yield event(reply.last_piece([result]))
-            yield event("[DONE]")
+            for last in self._last_events(ticket.outcome(), sent):
+                yield last
         except Refusal as refusal:
             yield event(refusal.body())
+
+    def _last_events(self, result: Result, sent: dict[int, dict[str, str]]) -> Iterator[str]:
+        """What is left to be told once all is written. sent: of each choice, by field."""
+        reply = self.reply
+        for index, choice in enumerate(reply.choices(result)):
+            whole = self.tickets[0].follow and not choice.calls
+            parts = reply.streamed(choice.token_ids) if whole else reply.said(choice)
+            for field, text in _news(sent[index], parts):
+                yield event(reply.piece(index, text, field=field))
+            if choice.calls:
+                yield event(reply.called(index, choice))
+            account = {"search": reply.account([result])}
+            yield event(reply.piece(index, "", choice.finish_reason) | account)
+        if reply.body.stream_options.include_usage:
+            yield event(reply.last_piece([result]))
+        yield event("[DONE]")
 
     def close(self) -> None:
         """Give up what has not ended, and count the request."""

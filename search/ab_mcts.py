@@ -110,7 +110,8 @@ class ABMCTS(Search):
         check_words(feedback=self.feedback)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        top, answers = Node(root), list[Branch]()
+        top = Node(root)
+        answers = list[Branch]()
         top.starts[root.model] = root
         written = dict[str, list[float]]()
         step = case.answer(self.max_tokens)

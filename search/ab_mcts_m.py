@@ -84,7 +84,8 @@ def posterior(groups: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray
     logs = np.zeros(len(spreads))
     for group in groups:
         scores = np.asarray(group, dtype=float)
-        n, mean = len(scores), scores.mean()
+        n = len(scores)
+        mean = scores.mean()
         variance = spreads**2 + noises**2 / n
         within = np.sum((scores - mean) ** 2)
         logs -= (n - 1) * np.log(noises) + within / (2 * noises**2)

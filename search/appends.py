@@ -72,7 +72,8 @@ class Appends:
     def _forked(self, active: ActiveSearch, request: Append, given: Sequence[Given]) -> Family:
         children = []
         for branch, (keep, _) in zip(request.branches, given, strict=True):
-            dropped, ended = len(branch.tokens) - keep, branch.finish_reason == "eos"
+            dropped = len(branch.tokens) - keep
+            ended = branch.finish_reason == "eos"
             differs = request.turn and dropped > ended  # the whole chat begins otherwise
             (child,) = self.engine.fork(branch, 1, keep) if differs else self.engine.fork(branch, 1)
             children.append(active.record(child, branch))

@@ -61,7 +61,8 @@ async def astream(
     """
     left = Event()
     options["cancel"] = AnyOf(left, options.get("cancel"))
-    loop, events = asyncio.get_running_loop(), asyncio.Queue[Progress | None]()
+    loop = asyncio.get_running_loop()
+    events = asyncio.Queue[Progress | None]()
 
     def tell(event: Progress | None) -> None:
         with suppress(RuntimeError):  # the loop is closed, so that nobody reads

@@ -241,7 +241,8 @@ class StepwiseSearch(Search):
             Limit(1, whole=True).check("thinking_step", self.thinking_step)
 
     def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
-        thinking, part = super().thinks(thoughts), self.thinking_step
+        thinking = super().thinks(thoughts)
+        part = self.thinking_step
         if thinking is None or part is None:
             return thinking
         return replace(thinking, step=PAUSES.get(part, (part,)) if isinstance(part, str) else part)

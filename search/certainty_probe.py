@@ -53,7 +53,8 @@ class CertaintyProbe(Search):
             raise InvalidInput("suffix is empty; give the words that ask for the answer")
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        chain, answers = root, list[str | None]()
+        chain = root
+        answers = list[str | None]()
         probe_step = Step(self.probe_tokens, end=case.end)
         with suppress(BudgetExceeded):  # the chain as far as it came is the answer
             longest = self.max_tokens + case.thinking_tokens

@@ -134,7 +134,8 @@ class ParticleFilter(StepwiseSearch):
     def too_uneven(self, particles: Particles, log_weights: Mapping[Branch, float]) -> bool:
         """Whether the effective sample size, 1 / (sum of squared weights), is at most
         `ess_threshold` of all."""
-        shares, counts = weights(particles, log_weights), np.array(list(particles.values()))
+        shares = weights(particles, log_weights)
+        counts = np.array(list(particles.values()))
         size = 1 / float((shares**2 / counts).sum())
         largest = counts.sum() * (1 + 1e-9)  # all equal, but for rounding
         return bool(size <= self.ess_threshold * largest)

@@ -94,8 +94,10 @@ class PhiDecoding(StepwiseSearch):
     needs: ClassVar[tuple[Need, ...]] = ("logprobs",)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        chains, new = [Candidate(root, 0.0)], list[Candidate]()
-        step, rest = case.step(self.step_tokens, self.delimiter), case.answer(self.finish_tokens)
+        chains = [Candidate(root, 0.0)]
+        new = list[Candidate]()
+        step = case.step(self.step_tokens, self.delimiter)
+        rest = case.answer(self.finish_tokens)
         with suppress(BudgetExceeded):  # the ends of the chains so far are drawn from
             for number in range(1, self.max_steps + 1):
                 going = [chain for chain in chains if not chain.branch.finished]

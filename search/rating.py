@@ -110,7 +110,8 @@ class Rater:
             )
 
     def price(self, branches: Sequence[Branch], question: str, backend: Backend) -> int:
-        verifier, questions = self.verifier, [question] * len(branches)
+        verifier = self.verifier
+        questions = [question] * len(branches)
         if not isinstance(verifier, Priced):
             return 0
         return self._checked_price("price", lambda: verifier.price(branches, questions, backend))
@@ -173,7 +174,8 @@ def try_verifier(
     """
     check_needs(verifier, engine)
     question = problem if isinstance(problem, str) else problem.question
-    rater, branches = Rater(verifier), list[Branch]()
+    rater = Rater(verifier)
+    branches = list[Branch]()
     try:
         branches.append(
             engine.root((template or PromptTemplate()).tokens(question, engine.tokenizer))

@@ -75,7 +75,8 @@ class Revision(Search):
     ) -> Generator[Request, Any, dict[Branch, list[Branch]]]:
         """Where the next attempts start, each with its chain, of the chains that have room. The
         last attempts are let go; what follows keeps their KV."""
-        last, starts = [chain[-1] for chain in chains], list[Branch | None]()
+        last = [chain[-1] for chain in chains]
+        starts = list[Branch | None]()
         if len(chains[0]) <= self.memory:  # all of them are equally long
             starts += yield from ask(last, self.feedback)
         else:

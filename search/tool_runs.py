@@ -53,7 +53,8 @@ class ToolRuns:
 
     def start(self, tools: Tools, call: Written) -> ToolRun:
         """Have a call answered; at once what cannot be called."""
-        run, tool = ToolRun(tools.time_s), tools.by_name.get(call.name)
+        run = ToolRun(tools.time_s)
+        tool = tools.by_name.get(call.name)
         if call.error or tool is None:
             known = ", ".join(tools.by_name)
             why = call.error or f"there is no tool {call.name}; the tools are: {known}"

@@ -45,7 +45,8 @@ def run_parts(work: Callable[[int], None], parts: int) -> None:
     if parts == 1:
         work(0)
         return
-    left, errors = iter(range(parts)), list[BaseException]()
+    left = iter(range(parts))
+    errors = list[BaseException]()
 
     def take(_: int | None) -> None:
         try:

@@ -76,7 +76,8 @@ class StepMeter:
         def timed() -> list[Branch]:
             before = {branch: len(branch.tokens) for branch in batch.branches}
             problems = len({branch.root_id for branch in before})
-            start, crossed = perf_counter(), self._crossed.total()
+            start = perf_counter()
+            crossed = self._crossed.total()
             try:
                 return step()
             finally:

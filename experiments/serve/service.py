@@ -262,7 +262,8 @@ class Service:
     def _advance_suspects(self) -> None:
         """A step of each problem that is tried by itself."""
         while self.retried and len(self.suspects) < ALONE:
-            ticket, driver = self.retried.popleft(), self._new_driver()
+            ticket = self.retried.popleft()
+            driver = self._new_driver()
             self._add(ticket, driver)
             self.suspects[ticket] = driver
         for ticket, driver in list(self.suspects.items()):

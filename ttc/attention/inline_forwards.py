@@ -91,7 +91,8 @@ def _falcon(
     else:
         # the bias is in it, too
         attention_mask = None if attention_mask is None else attention_mask.clamp(max=0)
-        unscaled, scale = _alibi(self, hidden_states), sqrt(self.head_dim)
+        unscaled = _alibi(self, hidden_states)
+        scale = sqrt(self.head_dim)
         bias = lambda positions: unscaled(positions) / scale  # noqa: E731
     return self.dense(
         _attend(self, query, key, value, attention_mask, self.inv_norm_factor, bias)

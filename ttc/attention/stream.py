@@ -153,7 +153,8 @@ class KVReader:
 
     def _start(self, turn: int) -> None:
         passes, index = divmod(turn, len(self.units))
-        unit, slot = self.units[index], turn % len(self.buffers)
+        unit = self.units[index]
+        slot = turn % len(self.buffers)
         self.started = turn
         if self.keep and passes:
             return

@@ -189,7 +189,8 @@ def candidates(problems: Sequence[Rating]) -> Iterator[EarlyExit]:
 
 def replay(rating: Rating, exit: EarlyExit) -> list[int]:
     """The layers that each branch of a problem goes through under `exit`, as in `Engine.score`."""
-    layers, live = len(rating[0].p), list(range(len(rating)))
+    layers = len(rating[0].p)
+    live = list(range(len(rating)))
     by_entropy = exit.rule == "entropy"
     rule = EntropyRule(exit, [live]) if by_entropy else RankingRule(exit, [live])
     depths = [layers] * len(rating)

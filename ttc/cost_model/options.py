@@ -329,7 +329,8 @@ def kept_states(search: Steps) -> int:
 def _link_bytes(layout: Layout, traffic: Traffic, search: Steps) -> int:
     """What crosses to the device in a step: KV, weights that stream or that the device helps with,
     and the states of a split's host."""
-    blocks, rows = layout.blocks, ceil(search.branches / traffic.rounds)
+    blocks = layout.blocks
+    rows = ceil(search.branches / traffic.rounds)
     in_a_pass = sum(read.load_bytes for read in traffic.reads if read is not None)
     in_a_pass += sum(block.param_bytes for block in blocks[len(blocks) - layout.streamed :])
     in_a_pass += layout.host[-1].w_act(rows) if layout.host else 0

@@ -138,7 +138,9 @@ class Read:
     def piecemeal_s(self, block: Unit, rates: DeviceProfile, work: Pass) -> float:
         """How much longer a layer attends what it reads through buffers than what is there, in
         seconds."""
-        flops, rows, group = 2 * block.score_elements * work.rows, work.rows, block.group
+        flops = 2 * block.score_elements * work.rows
+        rows = work.rows
+        group = block.group
         alike = work.rows_together
         shared_s = self.shared_tokens * (
             1 / rates.p_streamed(alike, group) - 1 / rates.p_attn(alike, group)
@@ -205,7 +207,8 @@ def _reads(
     """What each layer reads of the first `shared` tokens of each prompt and the first `own` of each
     branch, as far as its window reaches, with `tail` tokens of each branch's tail. fetches: None
     for as many as there are pieces."""
-    search, reads = cache.search, list[Read | None]()
+    search = cache.search
+    reads = list[Read | None]()
     prompts = search.prompts(branches)
     for block in cache.blocks:
         there = search.prompt_tokens + search.frozen_tokens
@@ -312,7 +315,8 @@ def _head_bytes(cache: Cache) -> float:
 
 def _headwise(cache: Cache, room: float) -> Traffic:
     """HeadInfer: all KV on the host, head groups of one layer at a time on the device."""
-    search, buffers = cache.search, BUFFERS * _head_bytes(cache)
+    search = cache.search
+    buffers = BUFFERS * _head_bytes(cache)
     rounds, size = _rounds(cache, room - buffers, cache.tail_bytes)
     reads = _reads(cache, size, search.prompt_tokens, search.frozen_tokens)
     free = room - size * cache.tail_bytes

@@ -79,7 +79,8 @@ def read(path: str | os.PathLike[str]) -> Profile:
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
         devices = [_device(figures) for figures in record["devices"]]
-        link, made_on = LinkProfile(**record["link"]), dict(record["machine"])
+        link = LinkProfile(**record["link"])
+        made_on = dict(record["machine"])
     except OSError as error:
         raise InvalidInput(
             f"{path} cannot be read ({error.strerror}); make a profile with python -m "

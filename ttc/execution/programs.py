@@ -163,7 +163,8 @@ class Worker:
 
     def output(self, wall_s: float) -> tuple[bytes, str | None]:
         assert self.process.stdout is not None
-        printed, until = b"", time.monotonic() + wall_s
+        printed = b""
+        until = time.monotonic() + wall_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             while selector.select(max(0.0, until - time.monotonic())):

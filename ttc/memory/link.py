@@ -205,11 +205,13 @@ class Queue:
         """Make copies in their order, and count them in `counter` by what causes them."""
         for cause, its in by_cause.items():
             counter[cause] += _nbytes(its)
-        cause, copies = " and ".join(by_cause), list(chain.from_iterable(by_cause.values()))
+        cause = " and ".join(by_cause)
+        copies = list(chain.from_iterable(by_cause.values()))
         nbytes = _nbytes(copies)
         self.link.uncharged[1 - self.host] += nbytes
         if self.stream is None and self.link.gbps is not None:
-            worker, asked = self.worker or _Worker(self.name), time.perf_counter()
+            worker = self.worker or _Worker(self.name)
+            asked = time.perf_counter()
             self.worker = worker
             parts = list(_parts(copies)) if later else [copies]
             return Transfer(
@@ -264,7 +266,8 @@ class Queue:
 
     def _part(self, copies: Copies, cause: str, asked: float) -> None:
         assert self.link.gbps is not None
-        nbytes, start = _nbytes(copies), max(asked, self.free_at)
+        nbytes = _nbytes(copies)
+        start = max(asked, self.free_at)
         self.copy(copies)
         # what a thread is late by is made up for
         self.free_at = start + nbytes / (self.link.gbps * 1e9)

@@ -134,7 +134,8 @@ def check_layers(
     positions = [*range(half), *range(far, far + half)]
 
     def watched(answers: list[Partial] | None = None) -> _Watched:
-        kv, cpu = KV(len(shapes), CHECK_TOKENS), torch.device("cpu")
+        kv = KV(len(shapes), CHECK_TOKENS)
+        cpu = torch.device("cpu")
         kv.device = [
             LayerKV.empty(shape, CHECK_TOKENS, None, dtype, cpu, on_host=False) for shape in shapes
         ]

@@ -122,7 +122,8 @@ def _by_overlap(
     resident."""
     blocks = [{kv for beam in group for kv in kv_blocks[beam]} for group in groups]
     near = {kv for union in blocks for kv in union if resident(kv)}
-    unused, order = list(range(len(groups))), []
+    unused = list(range(len(groups)))
+    order = []
     while unused:
         best = max(unused, key=lambda i: _overlap(blocks[i], near, block_bytes))
         unused.remove(best)

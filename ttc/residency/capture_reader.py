@@ -119,7 +119,8 @@ class CaptureReader(KVReader):
             self._start(self.started + 1)
 
     def _start(self, turn: int) -> None:
-        unit, slot = self.units[turn % len(self.units)], turn % len(self.buffers)
+        unit = self.units[turn % len(self.units)]
+        slot = turn % len(self.buffers)
         self.started = turn
         memory, link = self.memory, self.memory.link
         entries = [self.reads.entries[index] for index in unit.entries]

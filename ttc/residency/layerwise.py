@@ -120,7 +120,8 @@ class Layerwise(Offloading):
         for the layers that leave, for tails and what they freeze into, and for states."""
         self.read_capacity()
         memory = self.memory
-        new, tokens = capacity * len(paths), self._charged_tokens(paths, capacity)
+        new = capacity * len(paths)
+        tokens = self._charged_tokens(paths, capacity)
         rounds = self._rounds(len(paths), tokens)
         self._running = max(map(len, rounds)) * memory.states.nbytes
         layers, buffers = self.layers_in_device(tokens)

@@ -50,7 +50,8 @@ class Resident(Residency):
 
     def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
         rows = len(paths)
-        tokens, states = 2 * capacity * rows, 2 * rows
+        tokens = 2 * capacity * rows
+        states = 2 * rows
         tails = self.memory.tail_bytes(capacity, rows)
         frozen_copies = self.memory.bytes_of(capacity * rows, rows)
         needed = tails + frozen_copies

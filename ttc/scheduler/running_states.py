@@ -68,7 +68,8 @@ class RunningStates:
         self.batch = None
 
     def _remove(self, branch: Branch) -> None:
-        place, last = self.branches.index(branch), len(self.branches) - 1
+        place = self.branches.index(branch)
+        last = len(self.branches) - 1
         assert self.tails is not None and self.tails.states is not None
         for tensor in self.tails.states.values():
             if place != last:

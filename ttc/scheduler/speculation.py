@@ -61,7 +61,8 @@ def plan_of(rows: Sequence[Row], drafts: Sequence[Sequence[int]], tails: KV) -> 
     counts = [1 + len(drafted) for drafted in drafts]
     positions, runs = list[int](), list[TailRows]()
     for row, count in zip(rows, counts, strict=True):
-        first, start = len(positions), len(row.branch.tokens) - 1
+        first = len(positions)
+        start = len(row.branch.tokens) - 1
         runs.append(TailRows(slice(first, first + count), row.place, row.filled))
         positions += range(start, start + count)
     return DraftPlan(shared_entries(paths(rows), counts), positions, tails, runs)

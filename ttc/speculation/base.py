@@ -90,14 +90,16 @@ class Draft(ABC):
         if rows > self.max_rows:
             return 0
         tokens = chance = 1.0
-        best, best_rate = 0, tokens / (1 + ROW_COST * (rows - 1))
+        best = 0
+        best_rate = tokens / (1 + ROW_COST * (rows - 1))
         for count in range(1, self.max_tokens + 1):
             chance *= self.rate
             tokens += chance
             checking = 1 + CHECK_COST + ROW_COST * (rows * (1 + count) - 1)
             drafting = self.pass_cost * (1 + count)  # a draft model first reads the last token
             if tokens / (checking + drafting) > best_rate:
-                best, best_rate = count, tokens / (checking + drafting)
+                best = count
+                best_rate = tokens / (checking + drafting)
         return best
 
     def note(self, checked: int, accepted: int) -> None:

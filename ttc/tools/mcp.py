@@ -64,7 +64,8 @@ class Connection:
                 self.ready.set_exception(_first(error))
 
     async def _listed(self) -> list[Any]:
-        tools, page = list[Any](), await self.client.list_tools()
+        tools = list[Any]()
+        page = await self.client.list_tools()
         tools += page.tools
         while page.next_cursor:
             page = await self.client.list_tools(cursor=page.next_cursor)

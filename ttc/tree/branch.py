@@ -246,7 +246,8 @@ class Branch:
     def leave_out(self, strings: Sequence[str]) -> None:
         if self.finish_reason != "end" or self.cut:
             return
-        text, before = self.text, self._decode(self.generated[:-1]).rstrip("\ufffd")
+        text = self.text
+        before = self._decode(self.generated[:-1]).rstrip("\ufffd")
         places = [
             at
             for string in strings

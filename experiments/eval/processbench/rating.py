@@ -70,7 +70,8 @@ def _by_beginnings(
     sample: Sample, verifier: Verifier, backend: Backend, template: PromptTemplate | None
 ) -> list[float]:
     prompt = (template or PromptTemplate()).tokens(sample.problem, backend.tokenizer)
-    rater, branches = Rater(verifier), [backend.root(prompt)]
+    rater = Rater(verifier)
+    branches = [backend.root(prompt)]
     try:
         for number, step in enumerate(sample.steps, 1):
             last = number == len(sample.steps)

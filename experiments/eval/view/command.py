@@ -64,7 +64,8 @@ def view(arguments: argparse.Namespace) -> None:
     else:
         run = Run.load(arguments.folder)
         data = page_data(run, arguments.limit, arguments.problem)
-        text, out = page(data), arguments.folder / "view.html"
+        text = page(data)
+        out = arguments.folder / "view.html"
         count = f"{len(data['problems'])} of {number_of(len(run.records), 'problem')}"
     out = arguments.out or out
     out.parent.mkdir(parents=True, exist_ok=True)

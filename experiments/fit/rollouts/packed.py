@@ -84,7 +84,8 @@ def policy_loss(model: Any, packed: PackedTree) -> Tensor:
     dimensions. Raises UnsupportedModel where its window is shorter than a row.
     """
     config = model.config.get_text_config()
-    window, longest = getattr(config, "sliding_window", None), int(packed.positions.max()) + 1
+    window = getattr(config, "sliding_window", None)
+    longest = int(packed.positions.max()) + 1
     if window is not None and window < longest:
         raise UnsupportedModel(
             f"{type(model).__name__} attends to {window} tokens, and a row has {longest}; a packed "

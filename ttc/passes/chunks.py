@@ -38,9 +38,8 @@ class Chunk:
 class Cutter:
     """Cuts runs of new tokens into chunks that bring their KV into the tree, in depth-first order.
 
-    max_rows: the most rows of a chunk. The new segments are appended to `held` at once, with one
-    reference each. states_kept: False where nothing goes on from the new segments: they get no
-    recurrent states.
+    The new segments are appended to `held` at once, with one reference each.
+    states_kept: False where nothing goes on from the new segments: they get no recurrent states.
     """
 
     def __init__(
@@ -48,12 +47,10 @@ class Cutter:
         runtime: Runtime,
         runs: Sequence[NewRun],
         held: list[Segment],
-        max_rows: int,
         states_kept: bool = True,
     ):
         self.runtime = runtime
         self.runs = runs
-        self.max_rows = max_rows
         self.states_kept = states_kept
         self.needed: set[KV] = set()
         self.writers = [SegmentWriter(runtime, run, self.needed, held) for run in runs]
@@ -90,13 +87,13 @@ class Cutter:
         return any(writer.left for writer in self.writers)
 
     @contextmanager
-    def chunk(self) -> Iterator[Chunk]:
-        chunk = self.next_chunk()
+    def chunk(self, max_rows: int) -> Iterator[Chunk]:
+        chunk = self.next_chunk(max_rows)
         with chunk.plan:
             yield chunk
         self.finish(chunk)
 
-    def next_chunk(self) -> Chunk:
+    def next_chunk(self, max_rows: int) -> Chunk:
         if self.recuts != self.runtime.tree.recuts:
             self._follow_tree()
         rows: list[int] = []
@@ -107,7 +104,7 @@ class Cutter:
         earlier = []
         for i in self.order:
             writer = self.writers[i]
-            part = writer.left[: min(self.max_rows - len(rows), writer.piece_limit)]
+            part = writer.left[: min(max_rows - len(rows), writer.piece_limit)]
             if not part or len(taken) == self.max_runs:
                 continue
             span = slice(len(rows), len(rows) + len(part))
@@ -145,8 +142,11 @@ class Cutter:
             self.writers[i].settle()
         count_pass(self.runs[i].usage for i in chunk.runs)
 
-    def leave_out(self, run: int) -> None:
-        self.writers[run].abandon()
+    def leave_out_released(self, branches: Sequence[Branch]) -> None:
+        """branches: whose runs these are."""
+        for writer, branch in zip(self.writers, branches, strict=True):
+            if branch.released:
+                writer.abandon()
 
     def _keep_states(self, chunk: Chunk) -> None:
         if self.states is None or not self.states_kept:
@@ -170,8 +170,8 @@ def one_chunk(runtime: Runtime, runs: Sequence[NewRun]) -> Iterator[tuple[Chunk,
     cutter: Cutter | None = None
     try:
         rows = sum(len(run.tokens) for run in runs)
-        cutter = Cutter(runtime, runs, held, rows, states_kept=False)
-        with cutter.chunk() as chunk:
+        cutter = Cutter(runtime, runs, held, states_kept=False)
+        with cutter.chunk(rows) as chunk:
             yield chunk, held
     finally:
         if cutter is not None:

@@ -104,17 +104,15 @@ def _compute(
     cutter: Cutter | None = None
     try:
         with runtime.metered(branches):
-            cutter = Cutter(runtime, runs, held, runtime.prefill_tokens)
+            cutter = Cutter(runtime, runs, held)
         while cutter.left:
-            cutter.max_rows = runtime.prefill_tokens  # which may change meanwhile
-            with runtime.metered(branches), cutter.chunk() as chunk:
+            with runtime.metered(branches), cutter.chunk(runtime.prefill_tokens) as chunk:
                 _run(runtime, chunk, outputs, starts)
             for i, tokens in chunk.counts.items():
                 _count(runs[i].usage, tokens, purpose)
             if cutter.left:
                 yield
-            for i in [i for i, branch in enumerate(branches) if branch.released]:
-                cutter.leave_out(i)
+            cutter.leave_out_released(branches)
         for branch, segment in zip(branches, held, strict=True):
             if not branch.released:
                 runtime.tree.move(branch, segment)

@@ -88,16 +88,14 @@ def _score_runs(
     cutter: Cutter | None = None
     try:
         with runtime.metered(branches):
-            cutter = Cutter(runtime, runs, held, runtime.prefill_tokens)
+            cutter = Cutter(runtime, runs, held)
         while cutter.left:
-            cutter.max_rows = runtime.prefill_tokens  # which may change meanwhile
-            with runtime.metered(branches), cutter.chunk() as chunk:
+            with runtime.metered(branches), cutter.chunk(runtime.prefill_tokens) as chunk:
                 _score_chunk(runtime, chunk, targets, skipped, pairs)
             for i, tokens in chunk.counts.items():
                 runs[i].usage.verifier_tokens += tokens
             yield
-            for i in [i for i, branch in enumerate(branches) if branch.released]:
-                cutter.leave_out(i)
+            cutter.leave_out_released(branches)
     finally:
         if cutter is not None:
             cutter.close()

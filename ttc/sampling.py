@@ -161,7 +161,7 @@ def draw(
     return draws
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class QueuedDraw:
     """A draw whose work is queued on the device, and what it was asked for (see `queue_draw`).
 
@@ -208,17 +208,22 @@ def read_draws(queued: Sequence[QueuedDraw]) -> list[Draws]:
 
     Raises what `draw` raises.
     """
-    numbers = torch.cat([draw.columns.flatten() for draw in queued]).cpu().numpy()
     found = []
-    for draw in queued:
-        shape = draw.columns.shape
-        columns = numbers[: shape.numel()].reshape(shape)
-        numbers = numbers[shape.numel() :]
+    for draw, columns in zip(queued, _copied([draw.columns for draw in queued]), strict=True):
         if (columns[0] < 0).any():
             columns = _drawn_again(draw, columns)
         tokens, *figures = columns.tolist()
         found.append(Draws([int(token) for token in tokens], *figures))
     return found
+
+
+def _copied(tensors: Sequence[Tensor]) -> list[np.ndarray]:
+    """Float64 tensors of one device as arrays, by one copy from there."""
+    if len(tensors) == 1:
+        return [tensors[0].cpu().numpy()]
+    numbers = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    parts = numbers.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _drawn_again(draw: QueuedDraw, columns: np.ndarray) -> np.ndarray:

@@ -121,24 +121,14 @@ SEARCH_AND_LEARN = Recipe(
         Arm("best_of_n", preset("best_of_n"), _curve("naive", "weighted", "maj"), MATH500, 256, 5),
         *(
             Arm(
-                f"beam_search-{n}",
-                preset("beam_search", f"search.beam_size={n // 4}"),
+                f"{search}-{n}",
+                preset(search, f"search.{width}={n // 4}"),
                 {"accuracy": None},
                 MATH500,
                 n,
                 5,
             )
-            for n in (4, 16, 64, 256)
-        ),
-        *(
-            Arm(
-                f"dvts-{n}",
-                preset("dvts", f"search.subtrees={n // 4}"),
-                {"accuracy": None},
-                MATH500,
-                n,
-                5,
-            )
+            for search, width in (("beam_search", "beam_size"), ("dvts", "subtrees"))
             for n in (4, 16, 64, 256)
         ),
     ),
@@ -242,6 +232,16 @@ GPT_OSS = (
     "search.max_tokens=130000",
     "+dataset.chat_options.reasoning_effort=high",
 )
+TAIL = "search.measure=tail"
+ONLINE = "search.mode=online"
+
+
+def _on_aime(
+    name: str, samples: int, published: dict[str, float | None], run: str, *settings: str
+) -> Arm:
+    return Arm(name, preset(run, *settings), published, AIME, samples)
+
+
 DEEP_CONF = Recipe(
     name="deep_conf",
     title="DeepConf against a majority of 512 samples on AIME 2025",
@@ -263,64 +263,24 @@ DEEP_CONF = Recipe(
     solution_tokens=22_000,
     cost=LONG,
     arms=(
-        Arm("Qwen3-8B-majority", preset("majority"), {"maj@512": 82.6}, AIME, 512),
-        Arm("Qwen3-8B-lowest_group", preset("deep_conf"), {"accuracy": 77.9}, AIME, 512),
-        Arm(
-            "Qwen3-8B-mean",
-            preset("deep_conf", "search.measure=mean"),
-            {"accuracy": 74.0},
-            AIME,
-            512,
-        ),
-        Arm(
+        _on_aime("Qwen3-8B-majority", 512, {"maj@512": 82.6}, "majority"),
+        _on_aime("Qwen3-8B-lowest_group", 512, {"accuracy": 77.9}, "deep_conf"),
+        _on_aime("Qwen3-8B-mean", 512, {"accuracy": 74.0}, "deep_conf", "search.measure=mean"),
+        _on_aime(
             "DeepSeek-8B-majority",
-            preset("majority", *DEEPSEEK_8B),
+            512,
             {"pass@1": 76.9, "maj@512": 82.3},
-            AIME,
-            512,
+            "majority",
+            *DEEPSEEK_8B,
         ),
-        Arm(
-            "DeepSeek-8B-lowest_group",
-            preset("deep_conf", *DEEPSEEK_8B),
-            {"accuracy": 87.3},
-            AIME,
-            512,
+        _on_aime("DeepSeek-8B-lowest_group", 512, {"accuracy": 87.3}, "deep_conf", *DEEPSEEK_8B),
+        _on_aime("DeepSeek-8B-tail", 512, {"accuracy": 87.4}, "deep_conf", *DEEPSEEK_8B, TAIL),
+        _on_aime("DeepSeek-8B-online", 158, {"accuracy": 86.4}, "deep_conf", *DEEPSEEK_8B, ONLINE),
+        _on_aime(
+            "gpt-oss-120b-majority", 512, {"pass@1": 91.8, "maj@512": 97.0}, "majority", *GPT_OSS
         ),
-        Arm(
-            "DeepSeek-8B-tail",
-            preset("deep_conf", *DEEPSEEK_8B, "search.measure=tail"),
-            {"accuracy": 87.4},
-            AIME,
-            512,
-        ),
-        Arm(
-            "DeepSeek-8B-online",
-            preset("deep_conf", *DEEPSEEK_8B, "search.mode=online"),
-            {"accuracy": 86.4},
-            AIME,
-            158,
-        ),
-        Arm(
-            "gpt-oss-120b-majority",
-            preset("majority", *GPT_OSS),
-            {"pass@1": 91.8, "maj@512": 97.0},
-            AIME,
-            512,
-        ),
-        Arm(
-            "gpt-oss-120b-tail",
-            preset("deep_conf", *GPT_OSS, "search.measure=tail"),
-            {"accuracy": 99.9},
-            AIME,
-            512,
-        ),
-        Arm(
-            "gpt-oss-120b-online",
-            preset("deep_conf", *GPT_OSS, "search.mode=online"),
-            {"accuracy": 97.9},
-            AIME,
-            78,
-        ),
+        _on_aime("gpt-oss-120b-tail", 512, {"accuracy": 99.9}, "deep_conf", *GPT_OSS, TAIL),
+        _on_aime("gpt-oss-120b-online", 78, {"accuracy": 97.9}, "deep_conf", *GPT_OSS, ONLINE),
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from experiments.cli.printable import printable
 
@@ -24,6 +25,14 @@ def show(text: str, end: str = "\n") -> None:
         raise SystemExit(
             f"{why} done is kept: send the output elsewhere, and run it again"
         ) from None
+
+
+def show_errors(errors: Mapping[str, str], what: str) -> None:
+    """Print why parts of a job have failed, by their names. what: of how many, and what could not
+    be done to them."""
+    if errors:
+        show(f"\n{len(errors)} of {what}:")
+        show("\n".join(f"  {name}: {text}" for name, text in errors.items()))
 
 
 def say(text: str) -> None:

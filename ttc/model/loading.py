@@ -337,8 +337,10 @@ def _check_size(model: Any, source: Path, gguf_file: str | None = None) -> None:
     """Raise ValueError for many more parameters than the files can hold, before memory is taken."""
     if not source.exists():  # an id on the hub
         return
-    parts = [source / gguf_file] if gguf_file else _weight_files(source)
-    stored_bytes = sum(file.stat().st_size for file in parts)
+    files = [*source.glob("*.safetensors"), *source.glob("*.bin")]
+    if gguf_file:
+        files = [source / gguf_file]
+    stored_bytes = sum(file.stat().st_size for file in files)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     quantized = gguf_file is not None or hasattr(model.config, "quantization_config")
     per_byte = PER_BYTE_QUANTIZED if quantized else PER_BYTE
@@ -347,10 +349,6 @@ def _check_size(model: Any, source: Path, gguf_file: str | None = None) -> None:
             f"its configuration has {parameters:,} parameters, and its files hold "
             f"{stored_bytes:,} bytes"
         )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    return [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
 
 
 def _remove_hooks(model: Any) -> None:

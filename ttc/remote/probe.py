@@ -70,16 +70,14 @@ class Probe:
                 return tried, reply
             if tokens:
                 continue
-            if counted == sent + 1 and self.prompt[0] == self._bos():
+            begin = getattr(self.tokenizer, "bos_token_id", None)
+            if counted == sent + 1 and self.prompt[0] == begin:
                 return replace(tried, adds_bos=True), reply
             raise InvalidInput(
                 f"the server counts {counted} tokens in {TEXT!r}, and the tokenizer here {sent}; "
                 f"give the tokenizer of the model that it serves, {can.model}"
             )
         raise RemoteError(refusals[-1])
-
-    def _bos(self) -> int | None:
-        return getattr(self.tokenizer, "bos_token_id", None)
 
     def with_logprobs(self, can: Capabilities) -> Capabilities:
         """Of how many tokens there are log-probabilities, and whether they are the model's."""

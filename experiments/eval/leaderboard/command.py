@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.cli.command import perform
-from experiments.cli.output import say, show
+from experiments.cli.output import say, show, show_errors
 from experiments.cli.tables import FORMATS
 from experiments.eval.compare.command import FORMAT
 from ttc.wording import number_of
@@ -67,13 +67,7 @@ def leaderboard(arguments: argparse.Namespace) -> int:
         else:
             show("\n\n".join(getattr(table, arguments.format)() for table in tables(rows)))
         say("\nwritten: " + ", ".join(map(str, files)))
-    if errors:
-        show(
-            "\n".join(
-                ["", f"{len(errors)} of {number_of(len(plan.cells), 'cell')} could not be run:"]
-            )
-        )
-        show("\n".join(f"  {name}: {text}" for name, text in errors.items()))
+    show_errors(errors, f"{number_of(len(plan.cells), 'cell')} could not be run")
     return int(bool(errors))
 
 

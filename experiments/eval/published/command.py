@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.cli.command import perform
-from experiments.cli.output import show
+from experiments.cli.output import show, show_errors
 from experiments.cli.tables import WIDTH
 from ttc.wording import number_of
 
@@ -73,9 +73,7 @@ def published(arguments: argparse.Namespace) -> int:
         for text in differences(recipe, folder, arms)
     ]
     show("\n".join(["\nwhat differs:", *lines]))
-    if errors:
-        show("\n".join(["", f"{len(errors)} of {number_of(len(cells), 'run')} could not be made:"]))
-        show("\n".join(f"  {name}: {text}" for name, text in errors.items()))
+    show_errors(errors, f"{number_of(len(cells), 'run')} could not be made")
     return int(bool(errors))
 
 

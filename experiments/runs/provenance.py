@@ -8,7 +8,6 @@ import hashlib
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -16,13 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ttc.cost_model.profile_file import hardware
-from ttc.wording import number_of
 
 MEASURED = ("ttc", "search", "verifiers")
 """The packages whose code figures are about."""
-
-UNNOTED = "AVX512 with bfloat16"
-"""The instructions of the machines whose records name none: these are older than the field."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,13 +45,6 @@ def machine() -> dict[str, Any]:
     return {**hardware(), "python": platform.python_version(), **versions}
 
 
-def named(machine: Mapping[str, Any]) -> str:
-    noted = {"instructions": UNNOTED} | dict(machine)
-    names = [noted[name] for name in ("cpu", "instructions", "gpu") if name in noted]
-    count = noted["threads"]
-    return ", ".join([*names, number_of(count, "thread")])
-
-
 def commit() -> str | None:
     """The commit that this tree stands on, with "+" where it has other changes to its code; None
     outside of git."""
@@ -71,11 +59,6 @@ def commit() -> str | None:
         return git("rev-parse", "HEAD") + ("+" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def changed_modules(record: dict[str, Any]) -> list[str]:
-    """The modules that a record was made by and that have changed or are gone."""
-    return [name for name, known in record["code"].items() if code_hash(name) != known]
 
 
 @cache

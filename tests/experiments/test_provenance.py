@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from experiments.lab.records import changed_modules, named
 from experiments.lab.report.tables import RESULTS, TABLES, origin
-from experiments.runs.provenance import changed_modules, code_hash, named, provenance
+from experiments.runs.provenance import code_hash, provenance
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig
 
 from experiments.lab.bench.prefix import prompt
-from experiments.runs.provenance import changed_modules, machine, provenance
+from experiments.lab.records import changed_modules
+from experiments.runs.provenance import machine, provenance
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampling
 from ttc.cost_model.dims import KVShape
 from ttc.cost_model.transfer import Workload, beam_scheduling_bytes, token_by_token_bytes

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from experiments.lab.bench.cost_model import CONTEXT, OWN_TOKENS, SHAPES
-from experiments.runs.provenance import commit, machine, named, provenance
+from experiments.lab.records import named
+from experiments.runs.provenance import commit, machine, provenance
 from ttc.calibration.pass_timer import PassTimer
 from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.cost_model.profile_file import read

@@ -40,8 +40,8 @@ from experiments.lab.bench import (
 from experiments.lab.paper import capture
 from experiments.lab.paper.rksc import plots
 from experiments.lab.paper.rksc import tables as rksc
+from experiments.lab.records import named
 from experiments.lab.report import searches
-from experiments.runs.provenance import named
 
 RESULTS = Path(__file__).parents[1] / "results"
 

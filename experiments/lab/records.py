@@ -1,0 +1,24 @@
+"""What a record says of the machine that it was made on, and of the code that has made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.runs.provenance import code_hash
+from ttc.wording import number_of
+
+UNNOTED = "AVX512 with bfloat16"
+"""The instructions of the machines whose records name none: these are older than the field."""
+
+
+def named(machine: Mapping[str, Any]) -> str:
+    noted = {"instructions": UNNOTED} | dict(machine)
+    names = [noted[name] for name in ("cpu", "instructions", "gpu") if name in noted]
+    count = noted["threads"]
+    return ", ".join([*names, number_of(count, "thread")])
+
+
+def changed_modules(record: dict[str, Any]) -> list[str]:
+    """The modules that a record was made by and that have changed or are gone."""
+    return [name for name, known in record["code"].items() if code_hash(name) != known]

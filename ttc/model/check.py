@@ -113,11 +113,7 @@ class ModelCheck:
             self._check_layers(calls, recurrent)
             sights = check_masks(calls, self.windows, self.context, self._long_masks)
             self._note_places(calls, sights)
-            numbers = [call.layer for call in calls]
-            check_windows(self.model, zip(numbers, sights, strict=True), self.context)
-            for number, call in enumerate(calls):
-                with weights_on(call.query.device, call.module):
-                    check_function(self.tree, number, call, implementation, self.precise)
+            self._check_calls(calls, sights, implementation)
         what = "its logits differ between its own and its eager attention"
         check_same(what, plain, logits, self.precise, 1e-3, 0.25)
         with attention_set_to(self.model, REPLAY):
@@ -236,6 +232,16 @@ class ModelCheck:
             for handle in handles:
                 handle.remove()
         return running
+
+    def _check_calls(
+        self, calls: Sequence[Call], sights: Sequence[Sight], implementation: str
+    ) -> None:
+        """Whether caches keep what layers see, and the engine's function computes what they do."""
+        numbers = [call.layer for call in calls]
+        check_windows(self.model, zip(numbers, sights, strict=True), self.context)
+        for number, call in enumerate(calls):
+            with weights_on(call.query.device, call.module):
+                check_function(self.tree, number, call, implementation, self.precise)
 
     @staticmethod
     def _note_places(calls: Sequence[Call], sights: Sequence[Sight]) -> None:

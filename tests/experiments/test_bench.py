@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def test_what_was_measured_by_the_same_code_is_not_measured_again(
         return {"arm": arm, **vars(case), **moved}
 
     monkeypatch.setattr(memory, "measure", measured)
+    monkeypatch.setattr(memory, "provenance", cache(memory.provenance))
     out = tmp_path / "memory.json"
     for part in ("bytes", "bytes"):
         memory.run(part, quick=True, model_name="", out=out, trace=None)

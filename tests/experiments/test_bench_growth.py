@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments.lab.bench import growth
-from tests.helpers.benches import save_tiny_model
+from tests.helpers.runs import save_model
 from ttc.memory.manager import KVMemory
 
 
@@ -23,8 +24,10 @@ def test_growing_and_reserved_tails_take_turns(
         return allocate(self, tokens, rows, **options)
 
     monkeypatch.setattr(KVMemory, "allocate", noted)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(growth, "PROMPT", [1] * 64)
     out = tmp_path / "growth.json"
-    growth.run(["3x300"], save_tiny_model(tmp_path / "model"), out)
+    growth.run(["3x300"], save_model(tmp_path / "model"), out)
     (row,) = json.loads(out.read_text(encoding="utf-8"))["rows"]
     assert row["growing_ms"] > 0 and row["reserved_ms"] > 0 and row["ratio"] > 0
     assert sum(tokens > 256 for tokens in tails) == 1 and len(tails) > 5

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from experiments.runs.build import make_template, resolved
 from experiments.runs.data import load_examples, load_task
-from experiments.runs.schema import DatasetConfig, register
+from experiments.runs.schema import DatasetConfig
+from tests.helpers.configurations import configuration
 from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput
 from ttc.protocols import Problem
@@ -44,9 +44,7 @@ def jsonl(path: Path, rows: list[Any]) -> str:
 
 def composed(*overrides: str) -> Any:
     """The configuration of `python -m experiments.run` with these words typed after it."""
-    register()
-    with initialize_config_module("conf", version_base="1.3"):
-        return resolved(compose("config", overrides=list(overrides)))
+    return resolved(configuration("run", *overrides))
 
 
 # ---------------------------------------------------------------- gold answers

@@ -10,12 +10,12 @@ from typing import Any
 
 import datasets
 import pytest
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from experiments.runs.data import load_examples, load_task
 from experiments.runs.readers import READERS
-from experiments.runs.schema import DatasetConfig, register
+from experiments.runs.schema import DatasetConfig
+from tests.helpers.configurations import configuration
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer
 from ttc.text.reader import AnswerReader
@@ -35,9 +35,7 @@ def dataset(**fields: Any) -> Any:
 
 def composed(choice: str, path: str) -> Any:
     """The data set that is typed as dataset=choice, read from a file."""
-    register()
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("config", overrides=[f"dataset={choice}", f"dataset.path={path}"]).dataset
+    return configuration("run", f"dataset={choice}", f"dataset.path={path}").dataset
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:

@@ -4,7 +4,10 @@ form."""
 from __future__ import annotations
 
 import json
+import shutil
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -15,6 +18,14 @@ from ttc.model.loading import load_tokenizer
 def save_tiny_model(folder: Path, context: int = 1024) -> str:
     """A random model of two layers with the default model's tokenizer, which ends no text. Returns
     the folder."""
+    shutil.copytree(tiny_model(context).name, folder, dirs_exist_ok=True)
+    return str(folder)
+
+
+@cache
+def tiny_model(context: int) -> TemporaryDirectory[str]:
+    """That model's folder, written once in a process, and for reading alone."""
+    folder = TemporaryDirectory()
     tokenizer = load_tokenizer("smollm2-135m")
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -28,9 +39,9 @@ def save_tiny_model(folder: Path, context: int = 1024) -> str:
         bos_token_id=None,
         eos_token_id=None,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    LlamaForCausalLM(config).save_pretrained(folder.name)
+    tokenizer.save_pretrained(folder.name)
+    return folder
 
 
 def write_rows(file: Path) -> Path:

@@ -17,6 +17,7 @@ from ttc import TTCError
 
 
 def configuration(job: str, *overrides: str) -> Any:
+    """The settings of `python -m experiments.JOB` with these words typed after it."""
     register()
     with initialize_config_module("conf", version_base="1.3"):
         return compose("config" if job == "run" else job, overrides=list(overrides))

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_module
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from experiments.runs.schema import register
+from tests.helpers.configurations import configuration
 
 ROWS = [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(4)]
 
@@ -49,7 +48,6 @@ def composed(
 ) -> Any:
     """A short run of the model and the rows that lie in `tmp_path`, or of other data, as one would
     type it."""
-    register()
     rows = [
         "dataset=file",
         f"dataset.path={tmp_path / 'rows.jsonl'}",
@@ -64,5 +62,4 @@ def composed(
         "run.name=r",
         f"run.output_dir={tmp_path / 'outputs'}",
     ]
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("config", overrides=[*words, *overrides])
+    return configuration("run", *words, *overrides)

@@ -26,6 +26,12 @@ settings.register_profile(
 settings.load_profile("suite")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    from tests.helpers import tiers
+
+    tiers.IS_FAST = config.option.markexpr == "not slow"
+
+
 def pytest_runtest_teardown() -> None:
     """A benchmark that a test ran may have set the number of threads; it is not for the others."""
     if torch.get_num_threads() != THREADS:

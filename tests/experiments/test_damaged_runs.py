@@ -28,6 +28,7 @@ from experiments.eval.view.command import view
 from experiments.runs.finished import Run
 from experiments.runs.problem_loop import run
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from tests.helpers.tiers import examples
 from ttc import InvalidInput
 
 BEAMS = ("search=beam_search", "search.beam_size=2", "search.beam_width=2", "search.step_tokens=2")
@@ -138,7 +139,7 @@ def damaged_file(draw: st.DrawFn, folder: Path) -> tuple[str, bytes | None]:
 def test_a_damaged_run_is_named_in_a_line(
     shards: Path, command: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    @settings(max_examples=EXAMPLES, database=None)
+    @settings(max_examples=examples(EXAMPLES), database=None)
     @given(st.data())
     def damaged(data: st.DataObject) -> None:
         folder = tmp_path_factory.mktemp("d") / "r-shard1of2"

@@ -23,6 +23,7 @@ from experiments.runs.overrides import as_override
 from tests.experiments.test_compare import record, save
 from tests.helpers.processes import run_until_killed
 from tests.helpers.runs import ROWS, save_model, save_rows
+from tests.helpers.tiers import examples
 from ttc import InvalidInput
 
 
@@ -287,7 +288,7 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_values_reach_hydra_as_they_are(value: Any) -> None:
     parser = OverridesParser.create()
     read = parser.parse_override(f"a.b={as_override(value)}").value()

@@ -33,6 +33,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.models import COMMON
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from tests.helpers.scripted import Scripted
+from tests.helpers.tiers import examples
 from ttc import InvalidInput, UnsupportedModel
 from ttc.text.prompt import PromptTemplate
 
@@ -76,7 +77,7 @@ def test_grpo_looks_at_no_tree() -> None:
     assert grpo([(0,)], [1.0]) == [[0.0]]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=8))
 def test_of_independent_samples_all_rules_take_the_reward_less_the_mean(
     rewards: list[float],

@@ -21,6 +21,7 @@ from experiments.runs.schema import SEARCHES
 from experiments.serve.requests import ChatBody, CompletionBody
 from tests.helpers.own_server import Running, running
 from tests.helpers.searches import SMALL, small
+from tests.helpers.tiers import examples
 from ttc.protocols import Backend
 from ttc.tree.branch import Branch
 
@@ -97,7 +98,7 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(asked=requests())
 def test_a_request_of_any_values_is_answered_or_refused(
     shared: Running, asked: tuple[str, dict[str, Any]]

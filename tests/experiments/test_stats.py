@@ -26,8 +26,9 @@ from experiments.runs.stats import (
     unpaired,
     wilson,
 )
+from tests.helpers.tiers import examples
 
-few = settings(max_examples=60)
+few = settings(max_examples=examples(60))
 marks = st.lists(
     st.tuples(st.sampled_from([0, 1]), st.sampled_from([0, 1])), min_size=2, max_size=30
 )
@@ -239,7 +240,7 @@ def test_questions_that_depend_on_each_other_are_tested_as_their_sources() -> No
     ),
     st.booleans(),
 )
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_p_and_interval_of_several_runs_agree(
     rows: list[tuple[int, int, int]], clustered: bool
 ) -> None:

@@ -30,6 +30,7 @@ from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished
 from tests.helpers.scripted import Scripted
+from tests.helpers.tiers import examples
 from ttc import Branch, InvalidInput, Problem
 from ttc.model.loading import load
 from verifiers import ValueHead
@@ -251,7 +252,7 @@ def pairs_won(groups: list[list[tuple[float, bool]]]) -> float:
     return sum(won) / len(won) if won else float("nan")
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(GROUPS)
 def test_auc_is_the_share_of_pairs_in_the_right_order(groups: list[list[tuple[int, bool]]]) -> None:
     scores = [[float(score) for score, _ in group] for group in groups]

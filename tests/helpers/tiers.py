@@ -5,6 +5,15 @@ from typing import Any
 
 import pytest
 
+IS_FAST = False
+"""Whether this is `make test`; `tests/conftest.py` says so."""
+
+
+def examples(most: int) -> int:
+    """The examples of a property test: `most` of them in the whole suite, a quarter in the fast
+    tier."""
+    return max(3, most // 4) if IS_FAST else most
+
 
 def some_quick(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """The cases of a parametrised test. Those of `quick` are in the fast tier; the others are

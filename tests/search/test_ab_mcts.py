@@ -18,6 +18,7 @@ from search.ab_mcts import PRIOR, Node, descend
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.scripted import Scores
+from tests.helpers.tiers import examples
 from ttc import Branch, InvalidInput
 from ttc.sampling import random_key
 
@@ -159,7 +160,7 @@ def reference(scores: Callable[[int], float], rng: np.random.Generator, n: int) 
     return list(parent.values())
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 10**6), st.integers(1, 24))
 def test_against_a_plain_reference(seed: int, n: int) -> None:
     result = run(ABMCTS(iterations=n, max_tokens=6, feedback="Again."), seed=seed)

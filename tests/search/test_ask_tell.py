@@ -28,6 +28,7 @@ from search.base import Search
 from tests.helpers.backends import FakeBackend
 from tests.helpers.scripted import Scores
 from tests.helpers.searches import all_searches
+from tests.helpers.tiers import examples
 from ttc import Branch, InvalidInput, Problem
 from ttc.results import Result
 from ttc.sampling import random_key
@@ -106,7 +107,7 @@ def test_a_search_that_is_told_does_what_it_does_on_a_backend(search: Search) ->
     assert outline(ended(asking)) == outline(expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from(SEARCHES), st.integers(0, 99), st.integers(0, 25), st.randoms())
 def test_another_order_and_a_stop_in_between_change_nothing(
     tmp_path_factory: pytest.TempPathFactory, search: Search, seed: int, most: int, order: Random

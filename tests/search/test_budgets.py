@@ -31,6 +31,7 @@ from search import (
 from search.spending import Spending
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import Costly, RandomTree, all_searches
+from tests.helpers.tiers import examples
 from tests.helpers.trees import HandMadeTree, Scores, searched
 from ttc import Branch, BudgetExceeded, InvalidInput
 from ttc.sampling import random_key
@@ -62,7 +63,7 @@ letters = st.sampled_from(["0123456789,,", "01,", "12345,"])
 """What trees are made of: texts that end soon, sooner, or never."""
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     st.sampled_from(SEARCHES),
     st.integers(1, 60),
@@ -85,7 +86,7 @@ def test_no_search_passes_its_tokens(
     assert not backend.live
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.sampled_from(SEARCHES), st.integers(1, 6), st.booleans(), letters)
 def test_no_search_passes_its_calls(
     search: Search, most: int, reserved: bool, letters: str
@@ -99,7 +100,7 @@ def test_no_search_passes_its_calls(
     assert result.stopped or seen(result) == seen(free)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.sampled_from(SEARCHES), st.integers(1, 6), letters)
 def test_no_search_begins_anything_when_its_time_is_up(
     search: Search, most: int, letters: str
@@ -126,7 +127,7 @@ def test_no_search_begins_anything_when_its_time_is_up(
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.sampled_from(SEARCHES),
     st.integers(1, 60),
@@ -315,7 +316,7 @@ FINISHED_FIRST = (REBASE, BestFirst, TreeOfThoughts)
 """Searches that answer with what has finished, if anything has."""
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.sampled_from(BY_SCORE), st.integers(1, 90), st.integers(0, 5), st.integers(0, 2), letters)
 def test_no_answer_is_rated_below_what_the_search_did_not_let_go(
     search: Search, most: int, reserve: int, cost: int, letters: str

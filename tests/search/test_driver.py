@@ -23,6 +23,7 @@ from search import (
     solve,
 )
 from search.selection import ranked, vote
+from tests.helpers.tiers import examples
 from ttc import InvalidInput
 from ttc.protocols import Backend, Verifier
 from ttc.tree.branch import Branch
@@ -417,7 +418,7 @@ def test_every_node_of_the_tree(backend: Any) -> None:
 # ---------------------------------------------------------------- ranking and votes
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.one_of(st.none(), st.integers(0, 3).map(float)), max_size=8))
 def test_ranking_is_stable_with_the_unrated_last(scores: list[float | None]) -> None:
     branches = [rated(score) for score in scores]
@@ -425,7 +426,7 @@ def test_ranking_is_stable_with_the_unrated_last(scores: list[float | None]) -> 
     assert [id(b) for b in ranked(branches)] == [id(branches[i]) for i in order]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.lists(
         st.tuples(

@@ -32,6 +32,7 @@ from tests.helpers import searches
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
+from tests.helpers.tiers import examples
 from ttc import Branch, Engine, Problem
 from ttc.protocols import Backend
 from ttc.results import Result
@@ -114,7 +115,7 @@ moves = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(moves)
 def test_a_problem_has_the_same_result_whenever_it_joins_and_whoever_leaves(
     moves: list[tuple[int, str, int, bool]],

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from search import MCTS, Problem, Result, solve
 from search.mcts import puct, uct
 from tests.helpers.scripted import Scores, Scripted
+from tests.helpers.tiers import examples
 from ttc import Branch, InvalidInput
 from ttc.sampling import random_key
 
@@ -155,7 +156,7 @@ class Random:
         return state != "" and random_key(self.seed, "end", state.replace("x", "")) % 4 == 0
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     seed=st.integers(0, 10**6),
     rule=st.sampled_from(["uct", "puct"]),

@@ -20,6 +20,7 @@ from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
 from tests.helpers.searches import exactly
+from tests.helpers.tiers import examples
 from ttc import (
     BeamGroups,
     BlockCache,
@@ -164,7 +165,7 @@ def solved(
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     search=st.sampled_from(SEARCHES),
     kind=st.integers(0, len(ENGINES) - 1),

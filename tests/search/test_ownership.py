@@ -16,6 +16,7 @@ from search import BeamSearch, Search, solve, stream
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
 from tests.helpers.searches import all_searches
+from tests.helpers.tiers import examples
 from ttc import BeamGroups, BlockCache, Branch, Engine
 
 SEARCHES = all_searches(
@@ -58,7 +59,7 @@ class Trouble:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     search=st.sampled_from(SEARCHES),
     kind=st.integers(0, len(ENGINES) - 1),

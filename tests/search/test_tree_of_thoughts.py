@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from search import MCTS, Case, Result, Search, SearchSteps, TreeOfThoughts, Vary, solve
 from tests.helpers.scripted import Path, Scores, Scripted, continued
+from tests.helpers.tiers import examples
 from ttc import Branch, InvalidInput
 from ttc.sampling import random_key
 
@@ -100,7 +101,7 @@ class Random:
         return len(path) > 0 and random_key(self.seed, "end", path) % 4 == 0
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.integers(0, 10**6),
     st.integers(1, 3),

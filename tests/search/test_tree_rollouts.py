@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from search import TreeRollouts, solve
 from tests.helpers.backends import FakeBackend
 from tests.helpers.scripted import Scripted
+from tests.helpers.tiers import examples
 from ttc import InvalidInput
 from ttc.results import Result
 
@@ -49,7 +50,7 @@ def test_where_all_end_early_the_prompt_gives_the_rest() -> None:
     assert depths(result) == {1: 8} and len(result.branches) == 8
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))
 def test_there_are_always_as_many_samples_as_asked_for(
     n: int, width: int, steps: int, seed: int

@@ -25,6 +25,7 @@ from tests.helpers.exactness import (
 from tests.helpers.models import prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
 from tests.helpers.recurrent import engine_of, plain
+from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import (
     BlockCache,
@@ -223,7 +224,7 @@ class RecurrentOwnership(Ownership):
         self.engine = engine_of("jamba", cache=BlockCache(capacity_blocks=12, block_tokens=4))
 
 
-RecurrentOwnership.TestCase.settings = settings(max_examples=8, stateful_step_count=12)
+RecurrentOwnership.TestCase.settings = settings(max_examples=examples(8), stateful_step_count=12)
 TestOwnership = RecurrentOwnership.TestCase
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from search import BeamSearch, solve
 from tests.helpers.backends import FakeBackend
+from tests.helpers.tiers import examples
 from ttc import InvalidInput, Problem
 from ttc.drawing import tree_svg
 from ttc.results import BranchRecord, Node, Result
@@ -74,7 +75,7 @@ nodes = st.builds(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.data())
 def test_a_result_is_the_same_after_json(data: st.DataObject) -> None:
     branches = data.draw(st.lists(records(), max_size=3, unique_by=lambda record: record.path))

@@ -22,7 +22,7 @@ from experiments.lab.bench.sampling import (
     numpy_gumbels,
 )
 from tests.helpers.processors import PROCESSORS, skip_unless_runs
-from tests.helpers.tiers import slow, some_quick
+from tests.helpers.tiers import examples, slow, some_quick
 from ttc import InvalidInput, Sampling, UnsupportedModel
 from ttc.compiling import CPU, library
 from ttc.sampling import (
@@ -67,7 +67,7 @@ def reference(probs: np.ndarray, sampling: Sampling) -> set[int]:
     st.sampled_from([0.3, 0.7, 0.95, 1.0]),
     st.sampled_from([0.0, 0.1]),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_filters(seed: int, top_k: int, top_p: float, min_p: float) -> None:
     sampling = Sampling(1.0, top_k, top_p, min_p)
     logits = (

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from search import BeamSearch, BestOfN, solve
 from tests.helpers.engines import numbers_engine
+from tests.helpers.tiers import examples
 from ttc import Engine, InvalidInput, Usage, VerifierError
 from ttc.calibration.gate_calibration import Observation, calibrate
 from ttc.tree.branch import Branch
@@ -137,7 +138,7 @@ sets = st.lists(st.lists(probabilities, min_size=1, max_size=4), min_size=1, max
 
 
 @given(sets, st.floats(1.001, 5), st.floats(0, 5))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_tau_above_1_is_the_inner_verifier(
     values: list[list[list[float]]], tau_conf: float, r_gap: float
 ) -> None:
@@ -148,7 +149,7 @@ def test_a_tau_above_1_is_the_inner_verifier(
 
 
 @given(sets, st.floats(0, 1), st.floats(0, 1))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_against_the_equation(
     values: list[list[list[float]]], tau_conf: float, r_gap: float
 ) -> None:

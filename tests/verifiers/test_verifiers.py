@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.clocks import assert_linear
 from tests.helpers.engines import words_engine
+from tests.helpers.tiers import examples
 from ttc import InvalidInput, UnsupportedModel
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
@@ -103,7 +104,7 @@ numbers = st.integers(-500, 500)
     numbers,
     st.integers(1, 50),
 )
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_random_expressions(rest: list[tuple[str, int]], first: int, off: int) -> None:
     text = str(first) + "".join(f" {sign} {f'({n})' if n < 0 else n}" for sign, n in rest)
     value = eval(text)  # the reference; the text is built from digits and signs above

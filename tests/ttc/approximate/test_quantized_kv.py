@@ -14,6 +14,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import build, prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, QuantizedKV
 from ttc.approximate.quantized_kv import Bytes
@@ -32,7 +33,7 @@ SHAPE: dict[str, Any] = {
 }
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(
     kind=st.sampled_from(KINDS),
     dim=st.sampled_from([2, 16, 18]),

@@ -16,6 +16,7 @@ from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import build, prompt
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.recurrent import engine_of
+from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import RKV, Branch, Engine, InvalidInput, Sampling, UnsupportedModel
 from ttc.approximate.rkv import redundancy
@@ -45,7 +46,7 @@ def scores(queries: torch.Tensor, keys: torch.Tensor, rule: RKV, scale: float) -
     return [share * pooled[j] - (1 - share) * said[j] for j in range(past)]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(seed=st.integers(0, 1000), share=st.sampled_from([0.0, 0.1, 0.9, 1.0]))
 def test_what_stays_is_what_the_rule_says(seed: int, share: float) -> None:
     generator = torch.Generator().manual_seed(seed)

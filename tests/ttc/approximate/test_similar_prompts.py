@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import small
+from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import text
 from ttc import BlockCache, Branch, Engine, InvalidInput, Paged, Sharing
 from ttc.approximate.similar_prompts import CONTEXT, differing
@@ -291,7 +292,7 @@ def test_an_evicted_root_is_there_again_for_its_variants() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_what_differs_lies_between_what_is_equal(a: list[int], b: list[int]) -> None:
     one, two = differing(a, b)
     assert a[: one.start] == b[: two.start] and a[one.stop :] == b[two.stop :]

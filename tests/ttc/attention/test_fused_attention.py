@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from experiments.lab.attention_cases import DecodeCase, Segments
 from tests.helpers.attention import LAYERS, SHAPES, SIGHTS, TREE, trees
 from tests.helpers.processors import PROCESSORS, skip_unless_runs
+from tests.helpers.tiers import examples
 from ttc import compiling
 from ttc.attention import fused_cpu
 from ttc.attention.fused import SWITCH
@@ -44,7 +45,7 @@ def test_keys_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
         DecodeCase(LayerShape(3, 64, 48), 3, TREE, 7, 5, dtype).check(layer, 1e-5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     trees(),
     st.integers(0, 70),

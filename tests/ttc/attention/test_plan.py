@@ -6,6 +6,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.tiers import examples
 from ttc.attention.entry import depth_first, shared_entries
 from ttc.memory.kv import KV
 from ttc.tree.segment import Segment
@@ -23,7 +24,7 @@ def trees(draw: st.DrawFn) -> list[list[Segment]]:
 
 
 @given(trees(), st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_a_row_attends_the_segments_of_its_path_and_each_is_read_once(
     paths: list[list[Segment]], data: st.DataObject
 ) -> None:

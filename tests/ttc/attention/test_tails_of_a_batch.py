@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.helpers.tiers import examples
 from ttc.attention.entry import Entry
 from ttc.attention.fused import SWITCH
 from ttc.attention.kernels import Layer
@@ -20,7 +21,7 @@ NAN = float("nan")
 SHAPE, GROUPS, PREFIX = LayerShape(2, 16, 24), 3, 40
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     tails=st.lists(st.integers(0, 70), min_size=1, max_size=9).flatmap(
         lambda filled: st.tuples(st.just(filled), st.permutations(range(len(filled) + 2)))

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.exits import CANDIDATES, LAYERS, ask, build, problems
+from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import EarlyExit, Engine, InvalidInput
 from ttc.calibration.error_bounds import clopper_pearson
@@ -170,13 +171,13 @@ def every_exit(problems: list[Any]) -> list[EarlyExit]:
 
 
 @given(ratings)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_the_candidates_are_those_worth_a_try(problems: list[Any]) -> None:
     assert list(candidates(problems)) == every_exit(problems)
 
 
 @given(ratings, st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from([0.0, 0.5]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_no_candidate_within_the_bound_saves_more(
     problems: list[Any], allowed: float, look_layers: float
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.tiers import examples
 from ttc.calibration.error_bounds import clopper_pearson
 from ttc.calibration.gate_calibration import (
     NEVER,
@@ -82,7 +83,7 @@ sets = st.lists(st.builds(Observation, values, values, st.booleans()), min_size=
 
 
 @given(sets, st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_risk_controlled_against_trying_all(
     observations: list[Observation], allowed: float
 ) -> None:
@@ -98,7 +99,7 @@ def test_risk_controlled_against_trying_all(
 
 
 @given(st.lists(st.builds(Observation, values, values, st.booleans()), min_size=2, max_size=12))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_count_comes_from_problems_that_had_no_say(observations: list[Observation]) -> None:
     made = calibrate(observations, model="m", dataset="d", max_disagreement=0.1)
     checked = range(1, len(observations), 2)
@@ -128,7 +129,7 @@ def test_clopper_pearson(hits: int, trials: int, bound: float) -> None:
 
 
 @given(st.integers(1, 40), st.data(), st.sampled_from([0.9, 0.95, 0.99]))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_clopper_pearson_by_exact_sums(trials: int, data: Any, confidence: float) -> None:
     hits = data.draw(st.integers(0, trials - 1))
     bound = clopper_pearson(hits, trials, confidence)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.tiers import some_quick
+from tests.helpers.tiers import examples, some_quick
 from ttc import InvalidInput
 from ttc.execution.code_tests import (
     CallTest,
@@ -199,7 +199,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(VALUES)
 def test_values_come_through_as_they_are(value: Any) -> None:
     import json

@@ -17,6 +17,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.links import failing_at
 from tests.helpers.models import deep, prompt
 from tests.helpers.offloading import KIB
+from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Headwise, Layerwise, Paged
 from ttc.memory.link import LEAST_PART_BYTES, Link, Transfer, contiguous_parts
@@ -106,7 +107,7 @@ def test_pruning_does_not_wait_for_the_link() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_copy_falls_into_parts_that_are_contiguous_on_the_host(
     shape: list[int], data: Any
 ) -> None:

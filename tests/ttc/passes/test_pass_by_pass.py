@@ -15,6 +15,7 @@ from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import prompt, small
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.recurrent import engine_of, plain
+from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine, OutOfMemory, Paged, Resident
 from ttc.protocols import PrefillsByPass, Step
@@ -94,7 +95,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     st.lists(st.lists(st.sampled_from(BETWEEN), max_size=2), max_size=6),
     st.sampled_from(sorted(OPTIONS)),

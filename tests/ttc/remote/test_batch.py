@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from experiments.lab.bench.scale import DrawnBackend, Servers
 from search.admission import Admission
 from tests.helpers.servers import Ascii, ServedModel, serving
+from tests.helpers.tiers import examples
 from ttc import Endpoint, InvalidInput, RemoteBackend, RemoteError, Step
 from ttc.cost_model.options import MOST_ROWS
 from ttc.remote.batch import RemoteBatch
@@ -119,7 +120,7 @@ def test_a_refused_branch_is_said_once_and_an_error_breaks_off_all() -> None:
     assert len(batch) == 0 and branches[0].step_reasons == ["interrupted"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_whatever_comes_in_whatever_order_every_branch_ends_or_leaves(data: st.DataObject) -> None:
     server = Letting()

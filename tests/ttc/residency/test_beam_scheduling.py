@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.tiers import examples
 from ttc import OutOfMemory
 from ttc.memory.kv import KV
 from ttc.residency.beam_scheduling import balanced_grouping, balanced_sizes, schedule_beams
@@ -80,7 +81,7 @@ def group_bytes(paths: list[list[KV]], group: list[int], tail: int, shared: bool
 
 
 @given(trees(), st.integers(1, 60), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_balanced_grouping_takes_the_fewest_rounds_and_spreads_them_evenly(
     tree: tuple[list[list[KV]], int], budget: int, shared: bool
 ) -> None:
@@ -109,7 +110,7 @@ def test_balanced_grouping_takes_the_fewest_rounds_and_spreads_them_evenly(
 
 
 @given(trees(), st.integers(1, 60))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_algorithm_1_holds_every_beam_once_within_the_budget(
     tree: tuple[list[list[KV]], int], budget: int
 ) -> None:
@@ -143,7 +144,7 @@ def as_printed(paths: list[list[KV]], capacity: int) -> list[list[int]]:
     st.integers(1, 9),
     st.integers(1, 9),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_balanced_grouping_has_the_papers_sizes_and_loads_no_more(
     leaves: list[int], capacity: int, trunk_size: int, inner_size: int
 ) -> None:

@@ -16,7 +16,7 @@ from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import COMMON, FAMILIES, FEW, build, deep, prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left
 from tests.helpers.placements import deeper
-from tests.helpers.tiers import some_quick
+from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
 from ttc.attention.entry import Reads
@@ -429,4 +429,4 @@ class Captured(Ownership):
 
 
 TestOwnership = Captured.TestCase
-TestOwnership.settings = settings(max_examples=8, stateful_step_count=15)
+TestOwnership.settings = settings(max_examples=examples(8), stateful_step_count=15)

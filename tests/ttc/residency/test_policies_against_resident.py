@@ -18,7 +18,7 @@ import ttc.model.runner
 from tests.helpers.links import late
 from tests.helpers.models import deep
 from tests.helpers.ownership import assert_nothing_left, assert_whole
-from tests.helpers.tiers import some_quick
+from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
 from ttc.residency.offloading import Offloading
@@ -208,6 +208,6 @@ RATED_IN_PARTS = Case(
 @pytest.mark.parametrize("kind", some_quick(KINDS, ["beam_groups"]))
 @given(case=cases)
 @example(case=RATED_IN_PARTS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_every_policy_gives_what_resident_gives(kind: str, case: Case) -> None:
     check(kind, case)

@@ -20,7 +20,7 @@ from tests.helpers.links import failing_at
 from tests.helpers.models import prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
 from tests.helpers.recurrent import engine_of, plain
-from tests.helpers.tiers import slow
+from tests.helpers.tiers import examples, slow
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, OutOfMemory, Paged
 from ttc.protocols import Step
@@ -335,5 +335,5 @@ class StatesInGroups(Ownership):
 
 
 for machine in (StatesUnderPaged, StatesInGroups):
-    machine.TestCase.settings = settings(max_examples=5, stateful_step_count=10)
+    machine.TestCase.settings = settings(max_examples=examples(5), stateful_step_count=10)
 TestStatesUnderPaged, TestStatesInGroups = StatesUnderPaged.TestCase, StatesInGroups.TestCase

@@ -15,6 +15,7 @@ from tests.helpers.engines import GREEDY, fail_at, forked, make_engine
 from tests.helpers.models import prompt
 from tests.helpers.offloading import KIB, eight
 from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.tiers import examples
 from ttc import (
     BeamGroups,
     BlockCache,
@@ -128,7 +129,7 @@ def alone(ask: Ask, seed: int, index: int) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     requests=st.lists(asks, min_size=1, max_size=5),
     policy=st.integers(0, len(POLICIES) - 1),
@@ -386,7 +387,7 @@ def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     requests=st.lists(asks, min_size=2, max_size=3),
     kind=st.sampled_from([Layerwise, Paged, Headwise, BeamGroups]),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.tiers import examples
 from ttc import InvalidInput
 from ttc.model.limits import ModelLimits
 from ttc.passes.arguments import check_step, step_of
@@ -102,7 +103,7 @@ strings = st.sampled_from(
 @given(
     st.lists(st.integers(0, len(PIECES) - 1), max_size=120), st.integers(0, 60), strings, strings
 )
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_a_window_finds_what_the_whole_text_holds(
     tokens: list[int], before: int, stop: tuple[str, ...], end: tuple[str, ...]
 ) -> None:

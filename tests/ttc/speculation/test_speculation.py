@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from search import BeamSearch, BestOfN, BudgetForcing, Greedy, solve
 from tests.helpers.engines import GREEDY, make_engine, numbers_engine
 from tests.helpers.models import build
+from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import (
     DecodeGate,
@@ -83,7 +84,7 @@ def test_families_write_the_same(name: str) -> None:
     assert usage.forward_passes < plain[0].usage.forward_passes
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.integers(1, 3), st.integers(1, 8), st.integers(1, 60), st.sampled_from([0.0, 0.7, 1.0]))
 def test_any_draft_writes_the_same(
     shortest: int, max_tokens: int, tokens: int, temperature: float

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.tiers import examples
 from ttc.text.equality import ballots, canonical, same_answer
 from ttc.text.math_worker import equal, parse_answer
 from ttc.text.numbers import as_number, without_unit
@@ -156,7 +157,7 @@ def test_what_is_told_apart_without_simplifying_is_different_by_math_verify_too(
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.integers(-(10**6), 10**6), st.integers(1, 1000), st.integers(0, 4))
 def test_numbers_far_apart_are_told_apart_as_math_verify_does(a: int, b: int, digits: int) -> None:
     """What is answered without asking math-verify is what it says."""

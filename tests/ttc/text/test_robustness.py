@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.clocks import assert_linear
+from tests.helpers.tiers import examples
 from ttc import InvalidInput
 from ttc.text.answers import KINDS, check_gold, extract_answer
 from ttc.text.boxes import boxed
@@ -188,7 +189,7 @@ PARTS = st.sampled_from([*PIECES, "5", "12", "B", "cm", "%", "percent", "Wait, "
 TEXTS = st.one_of(st.text(max_size=60), st.lists(PARTS, max_size=12).map("".join))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(TEXTS, st.sampled_from(KINDS), st.booleans(), st.sampled_from([None, "ABCD", "AI"]))
 def test_reading_never_raises(text: str, kind: str, strict: bool, choices: str | None) -> None:
     answer = extract_answer(text, kind, strict, choices)
@@ -202,14 +203,14 @@ def test_reading_never_raises(text: str, kind: str, strict: bool, choices: str |
     stated_operands(text)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(TEXTS, TEXTS, st.sampled_from(["number", "choice", "text"]))
 def test_grading_never_raises_and_an_answer_is_itself(gold: str, predicted: str, kind: str) -> None:
     assert isinstance(same_answer(gold, predicted, kind), bool)
     assert same_answer(gold, gold, kind) == bool(gold.strip())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(TEXTS)
 def test_a_gold_answer_is_good_or_refused(gold: str) -> None:
     for kind in KINDS:

@@ -8,11 +8,12 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.ownership import Ownership
+from tests.helpers.tiers import examples
 from ttc.tree.branch import Branch
 from ttc.usage import Usage
 
 TestOwnership = Ownership.TestCase
-TestOwnership.settings = settings(max_examples=25, stateful_step_count=20)
+TestOwnership.settings = settings(max_examples=examples(25), stateful_step_count=20)
 
 
 def test_a_shared_prefix_is_stored_once_however_many_branches() -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import invariant, rule
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.ownership import Ownership
+from tests.helpers.tiers import examples
 from ttc import BlockCache, Engine, InvalidInput, Paged
 from ttc.tree.branch import Branch
 from ttc.tree.eviction import importance
@@ -166,7 +167,7 @@ class Evicting(Ownership):
 
 
 TestEvicting = Evicting.TestCase
-TestEvicting.settings = settings(max_examples=25, stateful_step_count=20)
+TestEvicting.settings = settings(max_examples=examples(25), stateful_step_count=20)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.tiers import examples
 from ttc import OutOfMemory, Paged
 from ttc.cost_model.policies import MERGE_RATIO
 from ttc.memory.kv import LayerShape
@@ -214,7 +215,7 @@ def test_memory_that_runs_out_half_way_leaves_the_tree_whole(
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_joining_and_cutting_keep_kv_in_whatever_tier_it_lies(data: Any) -> None:
     tree = make_tree(policy=Paged)
     memory = tree.memory

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.tiers import slow, some_quick
+from tests.helpers import tiers
+from tests.helpers.tiers import examples, slow, some_quick
 
 ROOT = Path(__file__).parents[1]
 SLOW_FILES = {
     "tests/experiments/test_bench_kv_storage.py",
     "tests/experiments/test_serve_soak.py",
     "tests/search/test_real_model.py",
+    "tests/search/test_steady_token.py",
     "tests/search/test_types.py",
     "tests/ttc/model/test_default_model.py",
     "tests/ttc/placement/test_placed_loading.py",
@@ -31,6 +33,13 @@ def test_some_cases_are_quick_and_the_others_slow() -> None:
     assert (pair.values, marks(pair)) == ((1, [2]), ["slow"])
     with pytest.raises(AssertionError, match="no such cases"):
         some_quick(["a"], ["b"])
+
+
+def test_the_fast_tier_has_a_quarter_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "IS_FAST", True)
+    assert (examples(400), examples(5)) == (100, 3)
+    monkeypatch.setattr(tiers, "IS_FAST", False)
+    assert (examples(400), examples(5)) == (400, 5)
 
 
 def test_every_file_of_tests_has_one_in_the_fast_tier(request: pytest.FixtureRequest) -> None:

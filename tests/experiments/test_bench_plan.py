@@ -24,6 +24,7 @@ from experiments.lab.bench.plan import (
     slower,
 )
 from tests.helpers.placements import write_profile
+from tests.helpers.tiers import slow
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.policies import Steps
 from ttc.errors import InvalidInput
@@ -92,10 +93,10 @@ WEIGHTS_SHORT = Setting("weights", "small", type(OPT)(
         (KV_SHORT, "resident", "headwise"),
         (KV_SHORT, "split", "layerwise"),
         (PROBLEMS, "resident", "paged"),
-        (PROBLEMS, "resident", "headwise"),
-        (PROBLEMS, "resident", "layerwise"),
+        slow((PROBLEMS, "resident", "headwise")),
+        slow((PROBLEMS, "resident", "layerwise")),
         (KV_SHORT, "streamed", "beam_groups"),
-        (WEIGHTS_SHORT, "resident", "paged"),  # branch after branch
+        slow((WEIGHTS_SHORT, "resident", "paged")),  # branch after branch
         (WEIGHTS_SHORT, "split", "paged"),
         (WEIGHTS_SHORT, "streamed", "headwise"),
     ],

@@ -55,6 +55,7 @@ class Calls:
         return next(files for files in steps if len(files) == length)
 
 
+@pytest.mark.slow
 def test_a_steady_token_of_a_beam_search_is_few_calls_as_the_drawing_has_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

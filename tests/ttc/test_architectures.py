@@ -18,7 +18,7 @@ import ttc.residency.base
 from experiments.lab.bench import architectures, small_models
 from tests.helpers.exactness import assert_batches_change_no_sample, assert_like_plain, grow
 from tests.helpers.models import FAMILIES, VOCAB, build
-from tests.helpers.tiers import some_quick
+from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling, UnsupportedModel
 from ttc.attention.fused import SWITCH
@@ -201,7 +201,7 @@ def test_no_causal_model_of_transformers_is_accepted_and_wrong() -> None:
         assert {case: row["verdict"] for case, row in rows.items()} == recorded
 
 
-@pytest.mark.parametrize("case", ["llama4_text", "qwen2_moe", "phimoe"])
+@pytest.mark.parametrize("case", ["llama4_text", slow("qwen2_moe"), slow("phimoe")])
 def test_without_the_check_of_masks_the_sweep_would_call_a_model_wrong(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

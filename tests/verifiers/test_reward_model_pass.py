@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tests.helpers.reward_models import (
     policy,
     seeded,
 )
+from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Headwise, InvalidInput, Layerwise, OutOfMemory, Paged, Resident
 from ttc.model.reward_heads import HeadedModel
@@ -63,6 +65,12 @@ def solved(engine: Any, verifier: Any, search: Any = BEAMS) -> list[Any]:
     return solve(search, problem=[QUESTION, "How few?"], engine=engine, verifier=verifier, seed=3)
 
 
+@cache
+def with_room() -> list[Any]:
+    """What is found where all KV stays resident."""
+    return solved(searching(), prm())
+
+
 def test_a_search_rated_along_the_tree_ends_as_one_rated_by_whole_texts() -> None:
     class WholeTexts:
         """A fresh reward model for every branch."""
@@ -74,7 +82,7 @@ def test_a_search_rated_along_the_tree_ends_as_one_rated_by_whole_texts() -> Non
                 prm().rate([b], [q], policy())[0] for b, q in zip(branches, questions, strict=True)
             ]
 
-    mirrored, whole = solved(searching(), prm()), solved(searching(), WholeTexts())
+    mirrored, whole = with_room(), solved(searching(), WholeTexts())
     for a, b in zip(mirrored, whole, strict=True):
         assert a.error is None and [x.text for x in a.branches] == [x.text for x in b.branches]
         for x, y in zip(a.branches, b.branches, strict=True):
@@ -96,7 +104,7 @@ to 90 KB."""
 @pytest.mark.parametrize("memory", SHARED, ids=lambda memory: type(memory).__name__)
 def test_policy_and_reward_model_share_one_budget_of_bytes(memory: Any) -> None:
     verifier, engine = prm(), searching(memory=memory)
-    results, free = solved(engine, verifier), solved(searching(), prm())
+    results, free = solved(engine, verifier), with_room()
     for a, b in zip(results, free, strict=True):
         assert a.error is None and [x.text for x in a.branches] == [x.text for x in b.branches]
         for x, y in zip(a.branches, b.branches, strict=True):
@@ -212,7 +220,7 @@ TREES = st.lists(
 
 @pytest.mark.slow
 @given(TREES.filter(len))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_whatever_is_forked_rated_and_released_scores_are_those_of_the_text_alone(
     tree: list[tuple[int, str, bool]],
 ) -> None:

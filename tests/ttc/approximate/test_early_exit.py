@@ -109,7 +109,7 @@ def test_the_papers_rule_row_by_row(family: str, common_depth: bool) -> None:
 
 
 @pytest.mark.parametrize("positive", [1, 2])
-@pytest.mark.parametrize("patience", [1, 2, slow(3)])
+@pytest.mark.parametrize("patience", [slow(1), 2, slow(3)])
 @pytest.mark.parametrize("family", ["llama", slow("gemma2"), slow("opt")])
 def test_a_problem_leaves_when_its_order_has_held(
     family: str, patience: int, positive: int
@@ -143,7 +143,7 @@ def test_a_problems_only_branch_has_no_order() -> None:
     assert report.depths == [LAYERS, 1, 1]
 
 
-@pytest.mark.parametrize("prefill_tokens", [1, 16, 30, 512])
+@pytest.mark.parametrize("prefill_tokens", [1, slow(16), 30, slow(512)])
 def test_scores_do_not_depend_on_how_branches_are_batched(prefill_tokens: int) -> None:
     whole, engine = (
         Engine(build("llama"), Letters()),

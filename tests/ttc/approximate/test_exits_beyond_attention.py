@@ -34,7 +34,7 @@ from tests.helpers.exits import (
 )
 from tests.helpers.models import prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
-from tests.helpers.tiers import some_quick
+from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Sharing, UnsupportedModel
 from ttc.approximate.decode_gate import DecodeGate
@@ -124,7 +124,7 @@ def test_branches_of_a_three_level_tree_leave_where_plain_transformers_says(case
     assert_nothing_left(engine, [*branches, *forks])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some_quick(CASES, CASES[:2]))
 def test_thresholds_that_never_and_always_fire(case: str) -> None:
     engine = engine_of(case)
     branches, given = problems(engine)
@@ -161,7 +161,7 @@ def asked(case: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @over(depths=st.lists(st.integers(1, 4), min_size=6, max_size=6))
 def test_whoever_leaves_where_changes_nothing_for_the_others(case: str, depths: list[int]) -> None:
     engine, branches, given, lens = asked(case)
@@ -194,7 +194,7 @@ POLICIES = [
 
 @pytest.mark.parametrize(
     ("policy", "tokens", "case"),
-    some_quick(POLICIES, POLICIES[::2]),
+    some_quick(POLICIES, POLICIES[::3]),
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_exits_over_every_residency_policy(policy: Any, tokens: int, case: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from experiments.lab.attention_cases import ExtendCase
 from tests.helpers.attention import COUNTS, LAYERS, SHAPES, SIGHTS, TREE
+from tests.helpers.tiers import examples, slow, some_quick
 from ttc.attention import fused_cpu
 from ttc.attention.entry import Reads
 from ttc.attention.fused import SWITCH
@@ -20,7 +21,7 @@ from ttc.memory.kv import LayerShape
 from ttc.passes.shrinking import Remaining
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize("layer", some_quick(LAYERS, LAYERS[3:]), ids=str)
 @pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
 def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(
     shape: LayerShape, groups: int, layer: Layer
@@ -40,7 +41,7 @@ def test_the_operations_give_the_same_where_the_kernel_is_switched_off(
     ExtendCase(*SHAPES[0], TREE, COUNTS, torch.float32).check(LAYERS[2], 1e-5, fused=False)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float16)])
 def test_numbers_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
     for layer in LAYERS:
         ExtendCase(LayerShape(3, 64, 48), 3, TREE, COUNTS, dtype).check(layer, 1e-5)
@@ -52,7 +53,7 @@ def test_a_prompt_with_nothing_before_it_is_attended_as_by_softmax() -> None:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.sampled_from([1, 2, 11, 21, 22, 63, 64, 65, 130]), min_size=1, max_size=5),
     st.lists(st.sampled_from([1, 5, 64, 65, 300, 600]), max_size=2),

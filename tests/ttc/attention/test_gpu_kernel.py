@@ -8,7 +8,6 @@ import os
 import sys
 
 import pytest
-import torch
 
 from experiments.lab.bench.gpu_resources import DTYPES, Variant, variants
 from tests.helpers.processes import finished
@@ -29,14 +28,10 @@ print(json.dumps(asdict(read(made, variant)) | {
 }))
 """
 """In a process of its own, where kernels are compiled rather than interpreted."""
-QUICK = Variant(90, torch.bfloat16, 128, 32)
-CASES = [
-    pytest.param(variant, marks=[] if variant == QUICK else [pytest.mark.slow], id=str(i))
-    for i, variant in enumerate(variants())
-]
 
 
-@pytest.mark.parametrize("variant", CASES)
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", variants())
 def test_a_variant_spills_nothing_and_shares_its_multiprocessor(variant: Variant) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     dtype = str(variant.dtype).removeprefix("torch.")
@@ -47,10 +42,6 @@ def test_a_variant_spills_nothing_and_shares_its_multiprocessor(variant: Variant
     assert taken["programs"] >= 2
     if DTYPES[variant.dtype] == "bf16":  # matrix products, fed 16 bytes at a time
         assert taken["products"] > 0 and taken["copies"] > 0
-
-
-def test_the_quick_case_is_one_of_all() -> None:
-    assert QUICK in variants()
 
 
 OTHERS = """

@@ -106,7 +106,7 @@ def test_recurrent_states_and_shared_kv_lie_with_their_layers_too(family: str) -
 
 
 def test_the_end_of_the_model_may_lie_elsewhere_than_its_beginning() -> None:
-    plain, (_, second) = deep(4, 2, 64), pretended_devices()
+    plain, (_, second) = deep(2, 2, 64), pretended_devices()
     engine = Engine(
         spread(copy.deepcopy(plain), **{"model.norm": second, "lm_head": second}), Letters()
     )
@@ -125,6 +125,7 @@ def test_layers_that_all_lie_beside_the_other_device() -> None:
     assert kv_devices(engine.memory) == [{"pretend:1"}] * 2
 
 
+@pytest.mark.slow
 def test_scores_and_early_exits_are_those_of_one_device() -> None:
     plain = deep(4, 2, 64)
     engines = [
@@ -250,6 +251,7 @@ def test_the_first_full_device_says_how_much_kv_there_is_room_for(
     assert given.residency.fits(10, 7) == 2**30 / (10 * 2 * bytes_of_a_layer)
 
 
+@pytest.mark.slow
 def test_the_first_full_device_says_how_many_states_there_is_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,6 +18,7 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt
 from tests.helpers.placements import LAYERS, deeper, placed, save_without_weights, write_profile
+from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import (
     BeamGroups,
@@ -71,7 +72,7 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", some_quick(POLICIES, [p for p in POLICIES if "," not in p]))
 def test_the_devices_layers_keep_kv_under_any_policy(policy: str) -> None:
     plain = deeper("qwen3")
     engine = split(plain, POLICIES[policy])
@@ -92,7 +93,7 @@ def test_the_devices_layers_keep_kv_under_any_policy(policy: str) -> None:
     assert not memory.live
 
 
-@pytest.mark.parametrize(("case", "k"), [("opt", 1), ("opt", 3), ("bloom", 3)])
+@pytest.mark.parametrize(("case", "k"), [("opt", 1), slow(("opt", 3)), slow(("bloom", 3))])
 def test_the_devices_layers_keep_activations_and_the_hosts_keep_kv(case: str, k: int) -> None:
     plain = deeper(case) if case == "opt" else small_models.build(case)
     resident = split(plain, k=k)
@@ -196,7 +197,7 @@ def test_what_may_change_between_layers_is_looked_at_in_each() -> None:
     assert crossing.link.to_device_bytes == {"positions": 16}
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [slow(1), 3])
 def test_scores_and_early_exits_are_those_of_the_whole_model(k: int) -> None:
     plain = deeper("llama")
     asked = [[[3], [4]]] * 2

@@ -16,7 +16,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import FAMILIES, FEW, build, prompt
 from tests.helpers.ownership import Ownership
-from tests.helpers.tiers import some_quick
+from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.residency.beam_groups import BeamGroups
@@ -45,8 +45,16 @@ def peak_gib(plain: Any) -> float:
     return engine.memory.device.peak_bytes / 2**30
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("family", some_quick(FAMILIES, FEW))
+CASES = [(family, policy) for family in FAMILIES for policy in POLICIES]
+QUICK = [
+    (family, policy)
+    for family, policy in CASES
+    if family == "llama" or (family in FEW and "," not in policy)
+]
+"""Every policy, and without other options every family of `FEW`."""
+
+
+@pytest.mark.parametrize(("family", "policy"), some_quick(CASES, QUICK))
 def test_offloaded_equals_plain_transformers(family: str, policy: str) -> None:
     plain = build(family)
     kind, options, share = POLICIES[policy]
@@ -143,7 +151,7 @@ KIB = 1 / 2**20
 
 def machine(policy: Offloading) -> Any:
     case = type("Case", (Offloaded,), {"policy": policy}).TestCase
-    case.settings = settings(max_examples=12, stateful_step_count=20)
+    case.settings = settings(max_examples=examples(12), stateful_step_count=20)
     return case
 
 

@@ -17,7 +17,7 @@ from tests.helpers.models import build, prompt
 from tests.helpers.offloading import KIB
 from tests.helpers.ownership import assert_nothing_left, assert_whole
 from tests.helpers.recurrent import engine_of, plain
-from tests.helpers.tiers import some_quick
+from tests.helpers.tiers import examples, slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import (
     BeamGroups,
@@ -148,7 +148,9 @@ class EndsAt:
         return [b for b in problem if len(b.generated) == self.lengths[b.path[-1]]]
 
 
-@pytest.mark.parametrize(("limit", "written"), [(4000, 33), (4000, 60), (4000, 300), (1500, 900)])
+@pytest.mark.parametrize(
+    ("limit", "written"), [(4000, 33), (4000, 60), (4000, 300), slow((1500, 900))]
+)
 def test_the_most_kv_at_a_time_is_little_more_than_what_is_written(
     limit: int, written: int
 ) -> None:
@@ -177,7 +179,7 @@ def decoded(engine: Engine, lengths: Sequence[int], limits: Sequence[int], stop:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     kind=st.sampled_from([Resident, Resident, Paged, BeamGroups, Headwise, Layerwise]),
     lengths=st.lists(st.integers(2, 14), min_size=1, max_size=3),

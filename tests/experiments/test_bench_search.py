@@ -49,6 +49,7 @@ def test_a_watched_search_counts_its_steps_rows_and_entries(rows: Path, model: s
     assert min(found["parts_ms"].values()) > 0
 
 
+@pytest.mark.slow
 def test_more_problems_in_flight_take_fewer_steps_of_more_rows(rows: Path, model: str) -> None:
     one, both = (
         search.solve_watched(BestOfN(n=2, max_tokens=3), n, 2, rows, model) for n in (1, 2)

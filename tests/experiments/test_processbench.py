@@ -26,6 +26,7 @@ from experiments.eval.processbench.samples import PARTS, Sample, load_samples
 from tests.helpers.configurations import configuration
 from tests.helpers.reward_models import HEADERS, byte_tokenizer, policy, seeded
 from tests.helpers.reward_models import configuration as model_config
+from tests.helpers.tiers import some_quick
 from tests.verifiers.test_other_models import published as save_published
 from tests.verifiers.test_reward_models import MODELS, QUESTION, close_to, head_at
 from ttc import InvalidInput
@@ -114,7 +115,7 @@ CHOICES = {
 AUTHORS = {"qwen": as_the_card_of_qwen, "skywork": as_prepare_input}
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", some_quick(CHOICES, ["qwen", "math_shepherd"]))
 def test_a_published_folder_rates_steps_as_its_authors_do(name: str, tmp_path: Path) -> None:
     model, whole = MODELS[name]()
     folder = save_folder(name, model, tmp_path / "model")

@@ -19,6 +19,7 @@ from tests.helpers.benches import save_tiny_model
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished, run_until_killed, started
 from tests.helpers.records import roughly, without_costs
+from tests.helpers.tiers import slow
 from ttc import TTCError, VerifierError
 from ttc.compiling import LINE
 from verifiers import ArithmeticVerifier
@@ -90,7 +91,7 @@ def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
         (["search=beem_search"], "beem_search"),
         (["verifier=none"], "verifier"),
         (["model.name=/no/such/model"], "/no/such/model"),
-        (["memory.budget_gib=0.0001"], "would do"),
+        slow((["memory.budget_gib=0.0001"], "would do")),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(

@@ -160,6 +160,7 @@ def test_those_that_decode_get_a_token_between_two_passes_of_a_prompt() -> None:
     counted.driver.close()
 
 
+@pytest.mark.slow
 def test_the_first_of_many_short_prompts_does_not_wait_for_the_last() -> None:
     """60 clients send prompts of 21 or 22 tokens at once, three of which fit a pass of 64 rows.
     Whoever has its prompt gets tokens while those of others are computed."""

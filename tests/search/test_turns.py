@@ -28,6 +28,7 @@ from tests.helpers.chats import CHATS, QUESTION, WORDS
 from tests.helpers.engines import GREEDY
 from tests.helpers.scripted import Scores
 from tests.helpers.thinking import SWITCHED, Thinking, thinker
+from tests.helpers.tiers import slow
 from ttc import Engine, InvalidInput
 from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
@@ -306,7 +307,7 @@ def smollm2() -> Any:
     return load_tokenizer("smollm2-135m")
 
 
-@pytest.mark.parametrize("name", ["qwen_3", "llama_3", "smollm2", "switched"])
+@pytest.mark.parametrize("name", ["qwen_3", "llama_3", slow("smollm2"), slow("switched")])
 def test_an_engine_answers_the_whole_chat_as_a_new_prompt(name: str) -> None:
     tokenizer = {"smollm2": smollm2, "switched": lambda: thinker(SWITCHED)}.get(
         name, lambda: CHATS[name].tokenizer

@@ -25,7 +25,7 @@ from tests.helpers.exactness import (
 from tests.helpers.models import prompt
 from tests.helpers.ownership import Ownership, assert_nothing_left, assert_whole
 from tests.helpers.recurrent import engine_of, plain
-from tests.helpers.tiers import examples
+from tests.helpers.tiers import examples, slow
 from tests.helpers.tokenizers import Letters
 from ttc import (
     BlockCache,
@@ -49,7 +49,7 @@ def greedy_texts(engine: Engine, branches: list[Branch]) -> list[list[int]]:
     return [branch.generated for branch in branches]
 
 
-@pytest.mark.parametrize("case", [*CASES, "granitemoehybrid", "falcon_h1", "minimax"])
+@pytest.mark.parametrize("case", [*CASES, *map(slow, ("granitemoehybrid", "falcon_h1", "minimax"))])
 def test_tree_equals_plain_transformers(case: str) -> None:
     engine = engine_of(case, prefill_tokens=5)
     assert engine.runner.recurrent is not None

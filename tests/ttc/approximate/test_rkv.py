@@ -125,6 +125,7 @@ def test_the_next_token_sees_what_stays_and_nothing_else(case: str) -> None:
     assert_nothing_left(engine, [branch])
 
 
+@pytest.mark.slow
 def test_long_texts_stay_within_their_budget_and_what_goes_is_counted() -> None:
     engine = make_engine(context=2000, memory=RULE)
     branches = written(engine, 500, 3)

@@ -19,7 +19,7 @@ from tests.helpers.exits import (
     problems,
     untouched,
 )
-from tests.helpers.tiers import some_quick
+from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.calibration.layer_profile import Profile, layer_profile, look_layers, weight_count
@@ -54,7 +54,7 @@ def raw_entropies(plain: Any, tokens: list[int]) -> list[float]:
     )
 
 
-@pytest.mark.parametrize("positive", [1, 2])
+@pytest.mark.parametrize("positive", [1, slow(2)])
 @pytest.mark.parametrize("family", some_quick(CORE, ["llama", "gpt2"]))
 def test_each_layer_as_the_last_one(family: str, positive: int) -> None:
     plain = build(family)

@@ -148,6 +148,7 @@ class NoAttention:
 
 
 @interpreted
+@pytest.mark.slow
 def test_most_passes_of_a_search_of_many_problems_are_replays(
     recorder: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 from experiments.lab.bench.random_gguf import Shape, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.placements import write_profile
+from tests.helpers.tiers import slow
 from tests.ttc.model import test_grouped
 from ttc import Auto, Engine, InvalidInput, OutOfMemory, Split, Streamed
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
@@ -56,7 +57,7 @@ def engine_of(name: Path, **options: Any) -> Engine:
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("placement", [Split(k=2), Streamed()], ids=["split", "streamed"])
+@pytest.mark.parametrize("placement", [Split(k=2), slow(Streamed())], ids=["split", "streamed"])
 def test_a_placed_model_equals_plain_transformers(
     tmp_path: Path, stored: str, placement: Any
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import build, prompt
+from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Headwise, InvalidInput, Sampling
 from ttc.calibration.head_attention import near_attention
@@ -72,7 +73,7 @@ def masked_logits(
     return logits.log_softmax(-1)
 
 
-@pytest.mark.parametrize("heads", [EVERY, EVERY[1:2], EVERY[::2]])
+@pytest.mark.parametrize("heads", [slow(EVERY), EVERY[1:2], slow(EVERY[::2])])
 @pytest.mark.parametrize("prefill_tokens", [5, 512])
 def test_streaming_heads_see_sink_and_window_of_their_branch_alone(
     tmp_path: Path, heads: list[tuple[int, int]], prefill_tokens: int

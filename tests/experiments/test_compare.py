@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from experiments.cli.labels import labels
-from experiments.eval.compare.command import compare, parsed
+from experiments.eval.compare.command import compare, main, parsed
 from experiments.eval.compare.figures import frontier
 from experiments.eval.compare.rows import load_rows, run_folders, short_place
 from experiments.eval.compare.show import compared as of_a_sweep
@@ -518,3 +518,13 @@ def test_a_damaged_file_is_named_in_a_line(tmp_path: Path, file: str, text: str)
 def test_a_model_that_no_hub_could_have_has_no_flops(tmp_path: Path) -> None:
     folder = save(tmp_path, "a", problems(A), model__name="\x1b]52;c;cm0=\x07")
     assert compared(tmp_path, folder)["rows"][0]["flops"] is None
+
+
+def test_a_folder_of_several_runs_is_announced_as_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n in (2, 4):
+        save(tmp_path, f"n{n}", problems(A), search__n=n)
+    monkeypatch.setattr("sys.argv", ["compare", str(tmp_path), "--brief"])
+    main()
+    assert capsys.readouterr().err == "starting: a comparison of the runs of 1 folder\n"

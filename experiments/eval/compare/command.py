@@ -74,6 +74,5 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     arguments = parsed()
-    perform(
-        lambda: compare(arguments), f"a comparison of {number_of(len(arguments.folders), 'run')}"
-    )
+    folders = number_of(len(arguments.folders), "folder")
+    perform(lambda: compare(arguments), f"a comparison of the runs of {folders}")

@@ -40,7 +40,7 @@ from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.unit import held_bytes
 from ttc.memory.link import Link, Transfer
 from ttc.model.capture_times import MeasuredTimes
-from ttc.model.partition import partition_units
+from ttc.model.partition import partition
 from ttc.placement.split import Crossing
 
 KIB = 1 / 2**20
@@ -341,7 +341,7 @@ def test_weights_that_layers_of_both_sides_have_in_common_are_copied() -> None:
     runner = Split(k=3).place(model, "cpu")
     one, other = (model.model.layers[n].shared_transf.self_attn.q_proj.weight for n in (1, 3))
     assert torch.equal(one, other) and one.data_ptr() != other.data_ptr()
-    units = partition_units(plain.config, torch.float32, type(plain))
+    units = partition(plain.config, torch.float32, type(plain)).units
     assert (runner.host_bytes, runner.device_bytes) == (
         held_bytes(units[:3]),
         held_bytes(units[3:]),

@@ -44,6 +44,8 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     """What was imported stays, so the garbage collector need not look through it: that would take
-    half a second each time."""
+    half a second each time. It also looks less often than by default, which saves a twelfth of the
+    time."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     gc.enable()

@@ -137,12 +137,17 @@ def observe(
     problems: Sequence[Problem],
     engine: Backend,
     options: SolveOptions = DEFAULTS,
+    concurrency: int | None = None,
 ) -> list[Observation]:
     """One observation for each problem that both searches solved: verified throughout, and skipped
     throughout. They agree when they choose the same tokens."""
     first = _FirstRating(ConfidenceGatedVerifier(inner, tau_conf=0.0, r_gap=0.0))
-    verified = _best("verified", search, problems, engine, replace(options, verifier=inner))
-    skipped = _best("not verified", search, problems, engine, replace(options, verifier=first))
+    verified = _best(
+        "verified", search, problems, engine, replace(options, verifier=inner), concurrency
+    )
+    skipped = _best(
+        "not verified", search, problems, engine, replace(options, verifier=first), concurrency
+    )
     return [
         Observation(*first.seen[short.root_id], full.generated == short.generated)
         for full, short in zip(verified, skipped, strict=True)
@@ -156,11 +161,12 @@ def _best(
     problems: Sequence[Problem],
     engine: Backend,
     options: SolveOptions,
+    concurrency: int | None,
 ) -> list[BranchRecord | None]:
     """The best branch of each problem; None where it could not be solved."""
     best: dict[tuple[str, str], BranchRecord | None] = {}
     config = SearchConfig.of(search, engine, options)
-    with closing(results_of(engine, config, problems)) as results:
+    with closing(results_of(engine, config, problems, concurrency)) as results:
         for result in with_progress(results, f"calibrate: {label}", total=len(problems)):
             best[result.problem.id, result.problem.question] = None if result.error else result.best
     return [best[problem.id, problem.question] for problem in problems]
@@ -219,6 +225,7 @@ def observe_exits(
     problems: Sequence[Problem],
     engine: Backend,
     options: SolveOptions = DEFAULTS,
+    concurrency: int | None = None,
 ) -> list[list[Profile]]:
     """The profiles of the branches of each solved problem, asked through all layers. Raises
     InvalidInput for a search that rates a problem more than once."""
@@ -228,7 +235,9 @@ def observe_exits(
             "what one rating chooses; use search=best_of_n"
         )
     profiled = _Profiled(inner)
-    best = _best("all layers", search, problems, engine, replace(options, verifier=profiled))
+    best = _best(
+        "all layers", search, problems, engine, replace(options, verifier=profiled), concurrency
+    )
     return [profiled.seen[branch.root_id] for branch in best if branch is not None]
 
 

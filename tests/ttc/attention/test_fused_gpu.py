@@ -22,7 +22,7 @@ from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling
 from ttc.approximate.quantized_kv import Bytes, Kind
-from ttc.attention import fused_gpu, plan
+from ttc.attention import extend_plan, fused_gpu, plan
 from ttc.attention.entry import Entry
 from ttc.attention.fused_gpu import TritonAttention, attend
 from ttc.attention.gpu_arrays import GpuArrays, Layout, filled_up, tails_of
@@ -50,7 +50,8 @@ BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 @pytest.fixture(autouse=True)
 def attend_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give plans the kernels of a GPU, on the CPU too."""
-    monkeypatch.setattr(plan, "fused_attention", fused_gpu.fused_attention)
+    for module in (plan, extend_plan):
+        monkeypatch.setattr(module, "fused_attention", fused_gpu.fused_attention)
 
 
 @pytest.mark.parametrize("layer", some_quick(LAYERS, LAYERS[3:]), ids=str)

@@ -22,7 +22,7 @@ from tests.helpers.offloading import KIB
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Paged, Sampling
-from ttc.attention import fused_gpu, plan
+from ttc.attention import extend_plan, fused_gpu, plan
 from ttc.model.graphs import AFTER, CudaRecorder, Graphs, graphs_for
 from ttc.model.runner import HuggingFaceRunner
 from ttc.protocols import Problem, Step
@@ -46,7 +46,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StandIn:
             fused.kernels = Kernels(fused.kernels, made)
         return fused
 
-    monkeypatch.setattr(plan, "fused_attention", fused_attention)
+    for module in (plan, extend_plan):
+        monkeypatch.setattr(module, "fused_attention", fused_attention)
     return made
 
 

@@ -55,7 +55,7 @@ class Machine:
             yield None
             return
         from experiments.lab.taped_graphs import Kernels, StandIn
-        from ttc.attention import fused_gpu, plan
+        from ttc.attention import extend_plan, fused_gpu, plan
 
         recorder = StandIn()
 
@@ -65,7 +65,10 @@ class Machine:
                 fused.kernels = Kernels(fused.kernels, recorder)
             return fused
 
-        with patch.object(plan, "fused_attention", fused_attention):
+        with (
+            patch.object(plan, "fused_attention", fused_attention),
+            patch.object(extend_plan, "fused_attention", fused_attention),
+        ):
             yield recorder
 
 

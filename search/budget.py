@@ -18,7 +18,8 @@ class Budget:
     max_tokens: generated plus verifier tokens. max_generated_tokens, max_calls: generated tokens
     alone, and expansions.
     max_tool_calls: calls of tools, after which nothing is expanded.
-    max_wall_s: seconds from the start of the search, after which nothing is begun.
+    max_wall_s: seconds from the start of the search, after which it ends, in the middle of a step
+        too.
     reserve: the last of these tokens, and the last call, which are kept for the final answer.
     final_text: what is put after an unfinished branch to ask for its answer.
     """

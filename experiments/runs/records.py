@@ -3,6 +3,7 @@ run."""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -186,9 +187,11 @@ class RunFolder:
         try:
             yield
         except OSError as error:
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            way = "make room" if is_full else "make the folder writable"
             raise TTCError(
                 f"cannot write to {self.path} ({error.strerror}); what was written so far is safe "
-                f"({number_of(len(self.records), 'record')}): make room, or give run.output_dir, "
+                f"({number_of(len(self.records), 'record')}): {way}, or give run.output_dir, "
                 "and run the same command to go on"
             ) from error
 

@@ -67,16 +67,19 @@ def test_two_processes_cannot_share_a_run(tmp_path: Path) -> None:
         RunFolder(config(tmp_path), ("id",))
 
 
-def test_a_full_disk_keeps_what_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("code", "way"), [(errno.ENOSPC, "make room"), (errno.EROFS, "make the folder writable")]
+)
+def test_a_disk_that_takes_no_more_keeps_what_is_finished(
+    code: int, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def refused(_: int) -> None:
+        raise OSError(code, os.strerror(code))
 
     with RunFolder(config(tmp_path), ("id",)) as folder:
         folder.append({"id": "0"})
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(TTCError, match=r"No space left on device.*1 record\)"):
+        monkeypatch.setattr(os, "fsync", refused)
+        with pytest.raises(TTCError, match=rf"{os.strerror(code)}.*1 record\): {way}, or give"):
             folder.append({"id": "1"})
         monkeypatch.undo()
     with RunFolder(config(tmp_path), ("id",)) as folder:

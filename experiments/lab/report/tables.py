@@ -54,6 +54,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/benchmarks.md": {
         "prefix": ("prefix", prefix.table),
         "prefix_avx2": ("prefix_avx2", prefix.avx2_table),
+        "prefix_short_avx2": ("prefix_short_avx2", prefix.short_table),
         "quantized": ("quantized", quantized.table),
         "quantized_aims": ("quantized", quantized.aims_table),
         "hybrid": ("hybrid", hybrid.table),
@@ -62,6 +63,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "breakdown": ("breakdown", breakdown.table),
         "growth": ("growth", growth.table),
         "long": ("long", long.table),
+        "long_avx2": ("long_avx2", long.table),
         "search_steps": ("search", search_tables.steps_table),
         "search": ("search", search_tables.searches_table),
         "search_aims": ("search", search_tables.aims_table),

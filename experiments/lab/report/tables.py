@@ -62,6 +62,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "roofline": ("roofline", roofline.table),
         "breakdown": ("breakdown", breakdown.table),
         "growth": ("growth", growth.table),
+        "growth_avx2": ("growth_avx2", growth.table),
         "long": ("long", long.table),
         "long_avx2": ("long_avx2", long.table),
         "search_steps": ("search", search_tables.steps_table),

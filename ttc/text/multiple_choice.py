@@ -17,6 +17,10 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _WIDE = {ord("Ａ") + place: letter for place, letter in enumerate(LETTERS)} | {ord("："): ":"}
 """Full-width letters and colons, as in Chinese and Japanese answers."""
 
+_SCRIPT = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_BESIDE_SCRIPT = re.compile(rf"(?<=[{_SCRIPT}])(?=[A-Z])|(?<=[A-Z])(?=[{_SCRIPT}])")
+"""Between a Chinese, Japanese or Korean character and a letter, which no blank parts."""
+
 # Quantifiers that keep what they took (++, *+) and limited ones make every pattern linear.
 _MARKUP = (
     r"(?:[\s*_`~$\"'“”‘’\[({:>-]"
@@ -25,6 +29,7 @@ _MARKUP = (
 _STATED = rf"{_MARKUP}(?:(?i:options?|choices?|letter)\b{_MARKUP})?+"
 _OF_IT = r"(?:\s++(?:here|to\s++(?:the|this)\s++(?:question|problem)))?+"
 _RIGHT, _NOUN = "(?:correct|right|best)", "(?:answer|choice|option)"
+_WRONG = r"(?!\W{0,8}+(?:is|are|was)\s++(?:wrong|incorrect|false|untrue|not)\b)"
 _ARTICLE = r"(?![ \t]++(?!(?:is|because|since|as|for|and|or|not|due)\b)[a-z])"
 """Follows A and I where they are choices; before another small word they are words."""
 
@@ -46,7 +51,7 @@ def stated_choice(text: str, letters: str | None = None) -> str | None:
 
     letters: those of the problem's choices, if they are known; others are no answer.
     """
-    return _last(_patterns(letters).answer, text.translate(_WIDE))
+    return _last(_patterns(letters).answer, _plain(text))
 
 
 def find_choice(text: str, letters: str | None = None) -> str | None:
@@ -56,9 +61,10 @@ def find_choice(text: str, letters: str | None = None) -> str | None:
        as "option B is correct", "B is the right answer";
     2. else what is marked: (B), [B], **B**, \\textbf{B}, or B alone on a line;
     3. else a single letter, of A to J where the choices are not known (MMLU-Pro's last stage).
-    Of each, the last one counts. The words A and I are no choices, nor are small letters.
+    Of each, the last one counts. What is marked or single is no answer where it is said to be
+    wrong. The words A and I are no choices, nor are small letters.
     """
-    patterns, plain = _patterns(letters), text.translate(_WIDE)
+    patterns, plain = _patterns(letters), _plain(text)
     by_rank = patterns.stated, patterns.marked, patterns.single
     return next(filter(None, (_last(pattern, plain) for pattern in by_rank)), None)
 
@@ -73,25 +79,30 @@ def _patterns(letters: str | None) -> _Patterns:
     few = known if letters else "A-J"
     noun = r"\b(?i:choice|option)"
     verb = r"(?:\s*+(?i:is|:|=|(?:should|would|must)\s++be)\s*+:?+)"
-    answer = rf"(?i:\banswers?{_OF_IT})\**+{verb}?+{_STATED}{one(known)}"
+    said = rf"(?i:\banswers?{_OF_IT})\**+{verb}?+|答案(?:应该|應該)?+\s*+[是为為:]?+"
+    answer = rf"(?:{said}){_STATED}{one(known)}"
     boxed = rf"\\f?box(?:ed)?+\s*+\{{{_STATED}{one(known)}"
     stated = rf"{noun}\**+{verb}{_STATED}{one(known)}"
     whole = rf"(?P<letter>[{known}])(?!\w)[)\]]?+\**+\s++is\s++"
     the_answer = rf"(?<![\w'’\\-]){whole}(?i:the\s++(?:only\s++)?+{_RIGHT}\s++{_NOUN}\b)"
     right = rf"(?<!\b[Ii]f )(?<!whether ){noun}{_MARKUP}{whole}(?i:{_RIGHT}\b)"
-    bracketed = rf"(?<!\b[A-Za-z])[(\[]\s?(?P<letter>[{known}])\s?[)\]](?!-\w)"
+    bracketed = rf"(?<!\b[A-Za-z])[(\[]\s?(?P<letter>[{known}])\s?[)\]](?!-\w){_WRONG}"
     bold = (
         r"(?:\*\*|\\(?:textbf|mathbf|text|mathrm)\s?\{)"
-        rf"\(?(?P<letter>[{known}])\)?[.:]?(?:\*\*|\}})"
+        rf"\(?(?P<letter>[{known}])\)?[.:]?(?:\*\*|\}}){_WRONG}"
     )
     alone = rf"^[^\w\n]*+(?P<letter>[{known}])[^\w\n]*+$"
-    single = rf"(?<![\w'’\\-]){one(few, '(?!-[A-Za-z0-9])')}"
+    single = rf"(?<![\w'’\\-]){one(few, '(?!-[A-Za-z0-9])')}{_WRONG}"
     return _Patterns(
         answer=_any(answer),
         stated=_any(answer, stated, boxed, the_answer, right),
         marked=_any(bracketed, bold, alone),
         single=_any(single),
     )
+
+
+def _plain(text: str) -> str:
+    return _BESIDE_SCRIPT.sub(" ", text.translate(_WIDE))
 
 
 def _any(*patterns: str) -> re.Pattern[str]:

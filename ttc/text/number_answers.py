@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ttc.text.boxes import boxed
+from ttc.text.number_words import MAGNITUDE, number_in_words
 from ttc.text.numbers import (
     POWER_OF_TEN,
     THOUSANDS,
@@ -21,7 +22,7 @@ _WHOLE = rf"(?:\d{{1,3}}(?:{THOUSANDS}\d{{3}}(?!\d))++|\d++)"
 _DIGITS = (
     rf"[-−–]?\$?(?:\d{{1,3}}+ ?)?{_TEX_FRACTION}"  # 1\frac{1}{2}
     rf"|[-−–]?\$?\d{{1,3}}+[ ]\d++{_FRACTION}"  # 1 1/2
-    rf"|[-−–]?\$?{_WHOLE}(?:\.\d++)?(?:{_FRACTION}|{POWER_OF_TEN}(?!\w))?"
+    rf"|[-−–]?\$?{_WHOLE}(?:\.\d++)?(?:{_FRACTION}|{POWER_OF_TEN}(?!\w)|{MAGNITUDE})?"
     r"|[-−–]?\.\d++"
 )
 _NUMBER = re.compile(rf"(?<![\w.])(?:{_DIGITS})")
@@ -29,7 +30,8 @@ _NUMBER_HERE = re.compile(rf"(?:[\s*_`:$€£¥₹({{]|\\(?![dtc]?frac)|(?<=\\)\
 
 STATED = re.compile(
     r"####"
-    r"|\banswer(?:\s++to\s++(?:the|this)\s++(?:question|problem))?+\**+\s*+(?:is|:|=)"
+    r"|\banswer(?:\s++to\s++(?:the|this)\s++(?:question|problem))?+\**+\s*+"
+    r"(?:is|:|=|(?:should|must|would)\s++be)"
     r"(?:\s++(?:therefore|thus|then)\b,?+)?+\**+\s*+:?+",
     re.IGNORECASE,
 )
@@ -47,8 +49,8 @@ _TEXT_PART = re.compile(r"\\(?:text|textrm|mbox|mathrm) ?\{[^{}]*+\}")
 
 
 def stated_number(text: str) -> str | None:
-    """The number right after the last `####` or "answer is" that has one, of an equation its
-    result. Headings (`#### 2. Subtract`) and lists below "Answer:" state none."""
+    """The number right after the last `####` or "answer is" that has one, in digits or words, of an
+    equation its result. Headings (`#### 2. Subtract`) and lists below "Answer:" state none."""
     plain = spelt_out(text)
     for mark in reversed(list(STATED.finditer(plain))):
         place = mark.end()
@@ -57,6 +59,8 @@ def stated_number(text: str) -> str | None:
         number = _NUMBER_HERE.match(plain, place)
         if number and not _begins_a_list(plain, mark, number.start(1)):
             return hyphened(number[1])
+        if not number and (words := number_in_words(plain, place)) is not None:
+            return words
     return None
 
 
@@ -90,4 +94,4 @@ def _boxed_number(content: str) -> str | None:
     numbers = _NUMBER.findall(_TEXT_PART.sub(" ", content)) or _NUMBER.findall(content)
     if len(numbers) > 1 and as_number(without_unit(content)) is not None:
         return content.strip()  # 12 000
-    return hyphened(numbers[-1]) if numbers else None
+    return hyphened(numbers[-1]) if numbers else number_in_words(content, 0)

@@ -6,6 +6,8 @@ import re
 import unicodedata
 from fractions import Fraction
 
+from ttc.text.number_words import MAGNITUDE, MAGNITUDES
+
 MAX_CHARS = 1000
 """Longer answers are no numbers; Python refuses integers of 4,301 digits."""
 
@@ -23,6 +25,7 @@ POWER_OF_TEN = (
 """What follows a number in scientific notation."""
 
 _SCIENTIFIC = re.compile(rf"(?P<digits>[-+]?[\d.,]+){POWER_OF_TEN}")
+_LARGE = re.compile(rf"(?P<digits>.*\d)(?P<magnitude>{MAGNITUDE})")
 _LAST_INTEGER = re.compile(r"[-+]?\d+(?=[ }]*$)")
 _VULGAR = {
     ord(sign): " " + unicodedata.normalize("NFKC", sign).replace("⁄", "/")
@@ -46,7 +49,7 @@ _UNIT = re.compile(
     r"(?: ?(?:°|\^ ?\{? ?\\circ ?\}?|\\degree)(?: ?[CF])?"
     r"|(?<=[\d.}]) ?(?:\\ )?\\(?:text|mathrm|textrm|mbox) ?"
     rf"\{{ ?{_SQUARE}(?:m|g|s|h|{_WORDS})\.?{_POWER} ?\}}{_POWER}"
-    rf"|(?<=[\d.}}]) ?{_SQUARE}(?:{_WORDS})\.?{_POWER})$",
+    rf"|(?:(?<=[\d.}}])|(?<=dred)|(?<=sand)|(?<=lion)) ?{_SQUARE}(?:{_WORDS})\.?{_POWER})$",
     re.IGNORECASE,
 )
 """A unit at the end. A single letter is one only as text: 5m may be five times m."""
@@ -54,7 +57,7 @@ _UNIT = re.compile(
 
 def as_number(answer: str) -> Fraction | None:
     """The value of a number as people write it ($1,200.50, 3/4, 1 1/2, 1½, 12%, –3, 3e8,
-    \\frac{3}{4})."""
+    \\frac{3}{4}, 1.5 million)."""
     if len(answer) > MAX_CHARS:
         return None
     plain = _SIGNS.sub("", hyphened(spelt_out(answer))).strip().rstrip(".")
@@ -68,6 +71,10 @@ def as_number(answer: str) -> Fraction | None:
         if value is None or exponent is None:
             return None
         return value * Fraction(10) ** int(exponent.group())
+    if large := _LARGE.fullmatch(plain):
+        value = as_number(large["digits"])
+        power = MAGNITUDES[large["magnitude"].strip().lower()]
+        return None if value is None else value * 10**power
     plain = _THOUSANDS.sub("", re.sub(r"^([-+])\s+", r"\1", plain))
     if "e" in plain.lower() or "_" in plain:  # exponents ask for any size; _ is Python's alone
         return None

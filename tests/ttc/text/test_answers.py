@@ -84,6 +84,17 @@ from ttc.text.numbers import as_number
         (r"\boxed{\frac{3}{4}} of 8", "number", r"\frac{3}{4}"),
         (r"\boxed{12\ 000} of 8", "number", r"12\ 000"),
         (r"\boxed{12 000} of 8", "number", "12 000"),
+        ("The answer is 1 million people, 3 times 4.", "number", "1 million"),
+        ("That is $2.5 billion", "number", "$2.5 billion"),
+        ("The answer should be 160, not 12.", "number", "160"),
+        ("The answer is **Forty-two** of 50", "number", "42"),
+        ("The answer is three thousand, not 5", "number", "3 thousand"),
+        ("The answer is one of 5 and 6: it is 6", "number", "6"),
+        ("The answer is one more than 5, so 6", "number", "6"),
+        ("The answer is two and a half: 2.5", "number", "2.5"),
+        ("The answer is one hundred and five (105)", "number", "105"),
+        ("The answer is two hundred five (205)", "number", "205"),
+        (r"\boxed{nine} of 10", "number", "9"),
     ],
 )
 def test_answers_are_found(text: str, kind: str, answer: str | None) -> None:
@@ -95,7 +106,8 @@ def test_answers_are_found(text: str, kind: str, answer: str | None) -> None:
     [
         ("I have 12 apples.\n#### 15\n\nQuestion: how many of 9?", "number", "15", "15"),
         ("The answer is not 5. The answer is 6.", "number", "6", "6"),
-        ("The answer is twelve, so 12", "number", None, "12"),
+        ("We have twelve, so 12", "number", None, "12"),
+        ("The answer is twelve, not 13", "number", "12", "12"),
         (r"\boxed{12}, so the answer is \boxed{144}", "number", None, "144"),
         ("####", "number", None, None),
         ("It is 10% of 50, that is 5.", "number", None, "5"),

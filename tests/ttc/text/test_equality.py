@@ -39,6 +39,8 @@ SAME = [
     ("-3", "–3", "number", PEOPLE),  # the en dash
     ("0.5", r"\frac12", "number", MATH),
     ("12000", "12 000", "number", PEOPLE),
+    ("1500000", "1.5 million", "number", PEOPLE),
+    ("500", "5 hundred dollars", "number", PEOPLE),
     ("x-1", "x–1", "math", PEOPLE),
     ("1-x", "–x + 1", "math", PEOPLE),
     ("(-1,2)", "(–1, 2)", "math", PEOPLE),

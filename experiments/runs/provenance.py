@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import platform
+import re
 import subprocess
 import sys
 from functools import cache
@@ -21,17 +22,20 @@ MEASURED = ("ttc", "search", "verifiers")
 
 ROOT = Path(__file__).resolve().parents[2]
 
+_ABSOLUTE_FOLDER = re.compile(r"(?<![^\s=,])/(?:[^\s,/]+/)*(?=[^\s,/])")
+"""The folders before an absolute path's last part, which say something of the machine alone."""
+
 
 def provenance(command: str, *, model: str, simulated: str = "nothing") -> dict[str, Any]:
     """What stands at the head of every record. model: which one, its dtype, and whether its weights
-    are real.
+    are real. Of an absolute path in the command its last part is kept.
 
     code: a hash of each module of the project that this process has loaded. Call it when everything
     was measured.
     """
     loaded = sorted(name for name in sys.modules if name.partition(".")[0] in MEASURED)
     return {
-        "command": command,
+        "command": _ABSOLUTE_FOLDER.sub("", command),
         "machine": machine(),
         "commit": commit(),
         "model": model,

@@ -61,6 +61,12 @@ def test_a_record_names_command_machine_versions_commit_and_code() -> None:
     assert changed_modules(made) == []
 
 
+def test_of_absolute_paths_in_a_command_their_last_part_is_kept() -> None:
+    command = "bench long --peer /home/me/env/bin/python --data=/data/a.jsonl,/b.jsonl out/c.json"
+    made = provenance(command, model="a model")
+    assert made["command"] == "bench long --peer python --data=a.jsonl,b.jsonl out/c.json"
+
+
 def records(found: Any) -> Iterator[dict[str, Any]]:
     """The records of a file: itself, or its parts."""
     yield from (

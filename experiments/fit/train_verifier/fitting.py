@@ -70,11 +70,7 @@ def train(rows: Rows, validation: Rows) -> Fit:
 
     Raises InvalidInput where all targets are equal: there is nothing to tell apart.
     """
-    check_targets(rows.targets, validation.targets)
-    losses = {
-        strength: loss(fit(rows, strength).log_odds(validation.states), validation.targets)
-        for strength in STRENGTHS
-    }
+    losses = validation_losses(rows, validation)
     best = min(losses, key=lambda strength: losses[strength])
     whole = Rows(
         torch.cat([rows.states, validation.states]), torch.cat([rows.targets, validation.targets])
@@ -84,6 +80,16 @@ def train(rows: Rows, validation: Rows) -> Fit:
     fitted.validation = losses
     fitted.constant = loss(mean.logit(), validation.targets)
     return fitted
+
+
+def validation_losses(rows: Rows, validation: Rows) -> dict[float, float]:
+    """The mean loss on the validation rows of the fit to the others, for each strength. Raises
+    InvalidInput as `train` does."""
+    check_targets(rows.targets, validation.targets)
+    return {
+        strength: loss(fit(rows, strength).log_odds(validation.states), validation.targets)
+        for strength in STRENGTHS
+    }
 
 
 def check_targets(training: Tensor, validation: Tensor) -> None:

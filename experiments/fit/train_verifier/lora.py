@@ -1,10 +1,14 @@
-"""LoRA adapters on the policy, trained together with the head: a process reward model (PRM)."""
+"""LoRA adapters on the policy, trained together with the head: a process reward model (PRM).
+
+The head begins as the logistic regression on the states of the model as it is, for a head that has
+to be learned from nothing spoils the states meanwhile (LP-FT, arXiv 2202.10054).
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import get_cosine_schedule_with_warmup
 
 from experiments.cli.output import say
-from experiments.fit.train_verifier.fitting import check_targets, loss
+from experiments.fit.train_verifier.fitting import Rows, fit, loss, validation_losses
 from experiments.fit.train_verifier.rollouts import Labels, Solution
 from experiments.runs.screen import with_progress
 from ttc.errors import InvalidInput
@@ -76,7 +80,8 @@ class Example:
 class LoraFit:
     """How the training went. Losses are means over steps, in nats.
 
-    epoch: the one whose adapters and head are kept, the best on the validation problems.
+    epoch: the one whose adapters and head are kept, the best on the validation problems; 0 for the
+    head as it begins.
     before, after: of the training steps, of the best constant and of what is kept. constant,
     validation: of the validation steps, of the training steps' mean and after each epoch.
     """
@@ -145,15 +150,14 @@ class LoraTraining:
         Raises InvalidInput where there is nothing to tell apart, and where training diverges.
         """
         train, held_out = (examples(self.head, part, labels) for part in (solved, validation))
-        targets, others = _targets(train), _targets(held_out)
-        check_targets(targets, others)
-        constant = targets.mean().clamp(1e-6, 1 - 1e-6).logit()
-        fit = LoraFit(self.settings, loss(constant, targets), loss(constant, others))
-        self._start(constant)
+        rows, others = self._rows(train), self._rows(held_out)
+        self._start(rows, others)
+        constant = rows.targets.mean().clamp(1e-6, 1 - 1e-6).logit()
+        made = LoraFit(self.settings, loss(constant, rows.targets), loss(constant, others.targets))
+        kept = self._note(made, 0, held_out)
         steps = self.settings.epochs * -(-len(train) // self.settings.batch)
         optimizer = torch.optim.AdamW(self._parameters(), lr=self.settings.learning_rate)
         schedule = get_cosine_schedule_with_warmup(optimizer, int(WARM_UP * steps), steps)
-        kept: list[Tensor] = []
         for epoch in range(1, self.settings.epochs + 1):
             batches = list(self._batches(train))
             for batch in with_progress(batches, f"epoch {epoch}", "batches"):
@@ -162,21 +166,12 @@ class LoraTraining:
                 nn.utils.clip_grad_norm_(self._parameters(), 1.0)
                 optimizer.step()
                 schedule.step()
-            fit.validation[epoch] = self.mean_loss(held_out)
-            if not math.isfinite(fit.validation[epoch]):
-                raise InvalidInput(
-                    f"train.learning_rate={self.settings.learning_rate:g} is too high: the loss "
-                    f"was {fit.validation[epoch]} after epoch {epoch}; give a lower one"
-                )
-            say(f"validation loss after epoch {epoch}: {fit.validation[epoch]:.4f}")
-            if fit.validation[epoch] == min(fit.validation.values()):
-                fit.epoch = epoch
-                kept = [parameter.detach().clone() for parameter in self._parameters()]
+            kept = self._note(made, epoch, held_out) or kept
         with torch.no_grad():
             for parameter, value in zip(self._parameters(), kept, strict=True):
                 parameter.copy_(value)
-        fit.after = self.mean_loss(train)
-        return fit
+        made.after = self.mean_loss(train)
+        return made
 
     def save(self, folder: Path, base: str) -> None:
         """The adapters in peft's format, and the head, as `ValueHead` loads them.
@@ -194,18 +189,40 @@ class LoraTraining:
         adapters = [p for p in self.adapted.parameters() if p.requires_grad]
         return [*adapters, *self.linear.parameters()]
 
-    def _start(self, log_odds: Tensor) -> None:
-        """Let the head begin with these log-odds, whatever it sees."""
-        with torch.no_grad():
-            self.linear.bias.copy_(torch.stack([-log_odds / 2, log_odds / 2]))
+    def _rows(self, solved: Sequence[Example]) -> Rows:
+        """What the head sees at the end of each step, of the model as it is now."""
+        counts = _weighted(solved)[1]
+        states = [part.cpu() for part in self._each_batch(solved, self._states)]
+        return Rows(torch.cat(states).repeat_interleave(counts, 0), _targets(solved))
+
+    def _start(self, rows: Rows, validation: Rows) -> None:
+        """Let the head be the logistic regression on the training rows that is best on the
+        validation rows."""
+        losses = validation_losses(rows, validation)
+        fit(rows, min(losses, key=lambda strength: losses[strength])).put(self.linear)
+
+    def _note(self, made: LoraFit, epoch: int, held_out: Sequence[Example]) -> list[Tensor]:
+        """Note the validation loss after an epoch. Returns the weights where it is the least so
+        far, else nothing."""
+        made.validation[epoch] = self.mean_loss(held_out)
+        if not math.isfinite(made.validation[epoch]):
+            raise InvalidInput(
+                f"train.learning_rate={self.settings.learning_rate:g} is too high: the loss "
+                f"was {made.validation[epoch]} after epoch {epoch}; give a lower one"
+            )
+        say(f"validation loss after epoch {epoch}: {made.validation[epoch]:.4f}")
+        if made.validation[epoch] > min(made.validation.values()):
+            return []
+        made.epoch = epoch
+        return [parameter.detach().clone() for parameter in self._parameters()]
 
     def _batches(self, rows: list[Example]) -> Iterator[list[Example]]:
         drawn = torch.randperm(len(rows), generator=self.order).tolist()
         for first in range(0, len(rows), self.settings.batch):
             yield [rows[place] for place in drawn[first : first + self.settings.batch]]
 
-    def _log_odds(self, batch: Sequence[Example]) -> Tensor:
-        """That each step is right, of all steps of a batch: (steps,)."""
+    def _states(self, batch: Sequence[Example]) -> Tensor:
+        """What the head sees at the end of each step of a batch: (steps, width)."""
         tokens = nn.utils.rnn.pad_sequence(
             [torch.tensor(one.tokens) for one in batch], batch_first=True
         )
@@ -213,9 +230,19 @@ class LoraTraining:
         mask = (torch.arange(tokens.shape[1]) < lengths).long()
         device = self.body.device
         states = self.body(tokens.to(device), attention_mask=mask.to(device)).last_hidden_state
-        ends = torch.cat([states[row, one.reads] for row, one in enumerate(batch)])
-        wrong, right = self.linear(ends.float()).unbind(-1)
+        return torch.cat([states[row, one.reads] for row, one in enumerate(batch)]).float()
+
+    def _log_odds(self, batch: Sequence[Example]) -> Tensor:
+        """That each step is right, of all steps of a batch: (steps,)."""
+        wrong, right = self.linear(self._states(batch)).unbind(-1)
         return right - wrong
+
+    @torch.no_grad()
+    def _each_batch(
+        self, rows: Sequence[Example], of: Callable[[Sequence[Example]], Tensor]
+    ) -> list[Tensor]:
+        size = self.settings.batch
+        return [of(rows[first : first + size]) for first in range(0, len(rows), size)]
 
     def _loss(self, batch: Sequence[Example]) -> Tensor:
         """Mean cross-entropy over the steps of the batch's solutions."""
@@ -224,11 +251,9 @@ class LoraTraining:
         summed = binary_cross_entropy_with_logits(log_odds, targets, counts, reduction="sum")
         return summed / counts.sum()
 
-    @torch.no_grad()
     def mean_loss(self, rows: Sequence[Example]) -> float:
         """Over the steps of all solutions, in nats."""
-        size = self.settings.batch
-        odds = [self._log_odds(rows[at : at + size]).cpu() for at in range(0, len(rows), size)]
+        odds = [part.cpu() for part in self._each_batch(rows, self._log_odds)]
         targets, counts = _weighted(rows)
         return loss(torch.cat(odds).repeat_interleave(counts), targets.repeat_interleave(counts))
 

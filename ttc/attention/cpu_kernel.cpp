@@ -660,21 +660,23 @@ void merge_row(const Call& call, int64_t row, float* merged) {
 
 int64_t next(int64_t& counter) { return __atomic_fetch_add(&counter, 1, __ATOMIC_SEQ_CST); }
 
-// One thread's part of a call.
+// One thread's part of a call. It reads a copy of its own, for the counters' cache line goes from
+// thread to thread.
 template <typename Number, typename Stored>
-void attend(Call& call) {
-  char* const memory = call.scratch + next(call.ticket) * call.scratch_bytes;
-  for (int64_t unit = next(call.next_unit); unit < call.units;) {
-    const int64_t following = next(call.next_unit);
+void attend(Call& shared) {
+  const Call call = shared;
+  char* const memory = call.scratch + next(shared.ticket) * call.scratch_bytes;
+  for (int64_t unit = next(shared.next_unit); unit < call.units;) {
+    const int64_t following = next(shared.next_unit);
     if (following < call.units) expect_unit<Number, Stored>(call, following);
     Unit<Number, Stored>(call, unit, memory).run();
-    next(call.done_units);
+    next(shared.done_units);
     unit = following;
   }
   if (!call.parts) return;
-  while (__atomic_load_n(&call.done_units, __ATOMIC_SEQ_CST) < call.units) {
+  while (__atomic_load_n(&shared.done_units, __ATOMIC_SEQ_CST) < call.units) {
   }  // others are at work on the last units
-  for (int64_t row = next(call.next_row); row < call.rows; row = next(call.next_row))
+  for (int64_t row = next(shared.next_row); row < call.rows; row = next(shared.next_row))
     merge_row(call, row, (float*)memory);
 }
 

@@ -18,8 +18,9 @@ A task is a range of rows and what all of them attend: pieces of entries, and th
 row is -1, own keys (a decode step: the tail of the row `own row`; else the new tokens from that row
 on, causal), as many as its position is behind their start, and those of this pass. Rows that attend
 the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head; its
-keys are cut too, into parts of about `Cut.keys`, or of n times as many where the rows are n tasks
-already; a tail is not cut, and is a part by itself where there are several. Where tasks share rows,
+keys are cut too, into even parts of about `Cut.keys`, or of n times as many where the rows are n
+tasks already; a tail is not cut, and is a part by itself where there are several, unless these are
+much longer. Where tasks share rows,
 task t leaves the sums for its row r in slot `slot + r - first row`; a task of slot -1 is alone with
 its rows and writes the result itself. On a CPU how rows are cut depends on neither the layer, nor
 the number of threads, nor the other rows, so results do not either; for a GPU see `gpu_cuts`.
@@ -39,9 +40,13 @@ from ttc.memory.kv import KV, LayerKV
 QUERIES = 64
 """The most queries (rows x heads of a group) of a task: what is done once per key is then little
 beside the rest."""
-KEYS = 256
-"""The keys of a task, at most twice as many, where few rows attend them: enough to hide what a task
-costs at all, few enough to share among threads."""
+KEYS = 512
+"""The keys of a task, at most 1.5 times as many, where few rows attend them: enough to hide what a
+task costs at all, few enough to share among threads."""
+
+LONG_PART = 1024
+"""A tail is read with the last of several parts where these have at least so many keys: it is short
+beside them."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,9 @@ class PlanArrays:
         for (start, stop), indices in together.items():
             spans = even(start, stop, max_rows)
             blocks = self._pieces(indices, self.cut.keys * len(spans))
-            if decoding and len(blocks) > 1 and (start, stop) in with_own_keys:
-                blocks.append([])  # a tail grows, and is a task of its own beside a long text
+            grows = decoding and (start, stop) in with_own_keys
+            if grows and len(blocks) > 1 and self.cut.keys < LONG_PART:
+                blocks.append([])  # for the tail alone
             for i, block in enumerate(blocks):
                 first = len(pieces)
                 pieces += block
@@ -143,18 +149,19 @@ class PlanArrays:
                     moved[child] = indices + moved[child]
         return moved
 
-    def _pieces(self, indices: Sequence[int], max_keys: int) -> list[list[Piece]]:
-        """Cut entries into pieces, and gather these into blocks of about `max_keys` keys; at least
-        one block."""
-        blocks: list[list[Piece]] = [[]]
-        keys = 0
+    def _pieces(self, indices: Sequence[int], keys: int) -> list[list[Piece]]:
+        """What some rows attend, cut into even blocks of about so many keys; at least one block."""
+        total = sum(self.entries[index].length for index in indices)
+        spans = even_parts(0, total, max(1, round(total / keys)))
+        blocks: list[list[Piece]] = [[] for _ in spans]
+        begin = 0
         for index in indices:
-            for first, end in even(0, self.entries[index].length, max_keys):
-                if keys + end - first > max_keys + max_keys // 2:
-                    blocks.append([])
-                    keys = 0
-                blocks[-1].append((index, first, end - first))
-                keys += end - first
+            end = begin + self.entries[index].length
+            for block, (first, last) in zip(blocks, spans, strict=True):
+                piece, stop = max(first, begin), min(last, end)
+                if piece < stop:
+                    block.append((index, piece - begin, stop - piece))
+            begin = end
         return blocks
 
     def _share(self) -> None:
@@ -194,7 +201,12 @@ def task_rows(groups: int) -> int:
 
 
 def even(start: int, stop: int, largest: int) -> list[tuple[int, int]]:
-    """Cut a range into as few parts as possible of at most `largest`, as even as possible."""
-    count = -(-(stop - start) // largest)
+    """Cut a range into as few parts as possible of at most `largest`, as even as possible; none of
+    an empty range."""
+    return even_parts(start, stop, -(-(stop - start) // largest))
+
+
+def even_parts(start: int, stop: int, count: int) -> list[tuple[int, int]]:
+    """Cut a range into so many parts, as even as possible."""
     ends = [start + (stop - start) * i // count for i in range(count + 1)] if count else [start]
     return list(pairwise(ends))

@@ -155,7 +155,7 @@ def test_tails_may_differ_in_length_and_lie_in_any_order(monkeypatch: pytest.Mon
 
 
 def test_what_rows_share_is_read_by_one_task_for_all_of_them() -> None:
-    case = DecodeCase(LayerShape(1, 16, 16), 3, [(200, 0, 21), (200, 0, 21)], 21, 0, torch.float32)
+    case = DecodeCase(LayerShape(1, 16, 16), 3, [(400, 0, 21), (400, 0, 21)], 21, 0, torch.float32)
     tasks = PlanArrays(case.entries, [], case.positions, 3).tasks
     assert tasks[:, :2].tolist() == [[0, 21]] * 2  # 63 queries, two blocks of keys
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from ttc.attention import gpu_cuts
 from ttc.attention.entry import Entry
-from ttc.attention.plan_arrays import PlanArrays
+from ttc.attention.gpu_cuts import PROGRAMS, cut_for
+from ttc.attention.plan_arrays import Cut, PlanArrays
 from ttc.cost_model.policies import MERGE_RATIO
 from ttc.memory.kv import KV
 from ttc.scheduler.growth import SHORT_TOKENS
@@ -25,9 +28,14 @@ def chain(tokens: int) -> list[int]:
     return lengths
 
 
-def programs(branches: int, own_tokens: int, tail: int) -> list[int]:
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_cuts, "programs_at_once", lambda device: PROGRAMS * UNITS)
+
+
+def programs(branches: int, own_tokens: int, tail: int, cut: Cut | None = None) -> list[int]:
     """The keys that each program of a step walks: branches on one prompt, each with a text of its
-    own and a tail."""
+    own and a tail. cut: None for that of a GPU."""
     entries = [Entry(KV(0, PROMPT), 0, PROMPT, slice(0, branches))]
     for row in range(branches):
         start = PROMPT
@@ -35,13 +43,10 @@ def programs(branches: int, own_tokens: int, tail: int) -> list[int]:
             entries.append(Entry(KV(0, length), start, length, slice(row, row + 1)))
             start += length
     position = PROMPT + own_tokens + tail
-    arrays = PlanArrays(
-        entries,
-        [(row, row + 1) for row in range(branches)],
-        [position] * branches,
-        GROUPS,
-        (range(branches), [tail] * branches),
-    )
+    runs = [(row, row + 1) for row in range(branches)]
+    cut = cut or cut_for(entries, runs, GROUPS, KV_HEADS, torch.device("cpu"))
+    tails = range(branches), [tail] * branches
+    arrays = PlanArrays(entries, runs, [position] * branches, GROUPS, tails, cut)
     keys = []
     for *_, first, end, _, own_row in arrays.tasks.tolist():
         own = tail + 1 if own_row >= 0 else 0
@@ -64,4 +69,22 @@ def test_long_texts_are_programs_for_all_processors(
 
 
 def test_a_short_text_and_its_tail_are_one_program() -> None:
-    assert sorted(set(programs(2, SHORT_TOKENS, 50))) == [PROMPT, SHORT_TOKENS + 51]
+    assert sorted(set(programs(2, SHORT_TOKENS, 50, Cut()))) == [PROMPT, SHORT_TOKENS + 51]
+
+
+def test_segments_are_cut_into_even_parts_wherever_they_end() -> None:
+    lengths = [700, 300, 24]
+    starts = [0, 700, 1000]
+    entries = [
+        Entry(KV(0, length), start, length, slice(0, 1))
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+    arrays = PlanArrays(entries, [(0, 1)], [1030], GROUPS, ([0], [6]), Cut(256))
+    parts = [arrays.pieces[first:end].tolist() for _, _, first, end, _, _ in arrays.tasks.tolist()]
+    assert parts == [
+        [[0, 0, 256]],
+        [[0, 256, 256]],
+        [[0, 512, 188], [1, 0, 68]],
+        [[1, 68, 232], [2, 0, 24]],
+        [],  # the tail
+    ]

@@ -96,6 +96,11 @@ def parser() -> argparse.ArgumentParser:
     calls = commands.add_parser("tools", help="word problems with a calculator and without")
     calls.add_argument("--problems", type=int, default=200)
     calls.add_argument("--out", type=Path, default=RESULTS / "tools.json")
+    models = commands.add_parser(
+        "several_models", help="AB-MCTS with two models in one tree, and with each alone"
+    )
+    models.add_argument("--problems", type=int, default=100)
+    models.add_argument("--out", type=Path, default=RESULTS / "several_models.json")
     learning = commands.add_parser(
         "rollouts", help="training on one-digit sums: tree rollouts against flat ones"
     )
@@ -431,6 +436,12 @@ def _tools(arguments: argparse.Namespace) -> None:
     tools.run(arguments.problems, arguments.out)
 
 
+def _several_models(arguments: argparse.Namespace) -> None:
+    from experiments.lab.bench import several_models
+
+    several_models.run(arguments.problems, arguments.out)
+
+
 def _rollouts(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import rollouts
 
@@ -660,6 +671,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "default_task": _default_task,
     "speculative": _speculative,
     "tools": _tools,
+    "several_models": _several_models,
     "rollouts": _rollouts,
     "best_searches": _best_searches,
     "cache": _cache,

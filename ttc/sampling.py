@@ -168,6 +168,7 @@ class QueuedDraw:
     k: as in `draw`, 0 for no statistics.
     columns: those of `Draws`, float64 (3 or 6, rows), on the device. A token is NOT_FINITE where
         there is none to draw, and UNSURE where it has to be drawn again with more tokens sorted.
+    drawn_again: whether that was so for a row, once the draw was read.
     """
 
     logits: Tensor
@@ -176,6 +177,12 @@ class QueuedDraw:
     k: int
     scores: Tensor | None
     columns: Tensor
+    drawn_again: bool = False
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens (rows,) on the device, int64; any number where a row has none yet."""
+        return self.columns[0].long().clamp_min(0)
 
 
 def queue_draw(
@@ -202,23 +209,28 @@ def queue_draw(
     return QueuedDraw(logits, sampling, states, k, scores, columns)
 
 
-def read_draws(queued: Sequence[QueuedDraw]) -> list[Draws]:
+def read_draws(
+    queued: Sequence[QueuedDraw], columns: Sequence[np.ndarray] | None = None
+) -> list[Draws]:
     """What draws from logits of one device have chosen. The processor waits for the device once,
     and again only where top-p has to sort more tokens than SORTED_TOKENS.
 
+    columns: those of the draws on the host (`columns_on_host`), None to bring them there now.
     Raises what `draw` raises.
     """
     found = []
-    for draw, columns in zip(queued, _copied([draw.columns for draw in queued]), strict=True):
-        if (columns[0] < 0).any():
-            columns = _drawn_again(draw, columns)
-        tokens, *figures = columns.tolist()
+    for draw, its_columns in zip(queued, columns or columns_on_host(queued), strict=True):
+        if (its_columns[0] < 0).any():
+            draw.drawn_again = True
+            its_columns = _drawn_again(draw, its_columns)
+        tokens, *figures = its_columns.tolist()
         found.append(Draws([int(token) for token in tokens], *figures))
     return found
 
 
-def _copied(tensors: Sequence[Tensor]) -> list[np.ndarray]:
-    """Float64 tensors of one device as arrays, by one copy from there."""
+def columns_on_host(queued: Sequence[QueuedDraw]) -> list[np.ndarray]:
+    """The columns of draws on one device as arrays, by one copy from there."""
+    tensors = [draw.columns for draw in queued]
     if len(tensors) == 1:
         return [tensors[0].cpu().numpy()]
     numbers = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
@@ -295,7 +307,10 @@ def draw_with_torch(
 
     k: as in `draw`, 0 for no statistics. sorted_tokens: how many top-p sorts.
     """
-    on_device = torch.from_numpy(states.view(np.int64)).to(logits.device, non_blocking=True)
+    on_host = torch.from_numpy(states.view(np.int64))
+    if logits.device.type == "cuda":
+        on_host = on_host.pin_memory()  # from other memory, a copy may wait for what is queued
+    on_device = on_host.to(logits.device, non_blocking=True)
     chunk = CHUNK_ON_CPU if logits.device.type == "cpu" else CHUNK
     rows = max(1, chunk // logits.shape[-1])
     parts = [

@@ -181,13 +181,20 @@ class GpuArrays:
             ]
         )  # fmt: skip
 
-    def next_pass(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
-        self._put([np.array(tokens, np.int64), np.array(positions, np.int64)])
+    def next_pass(self, tokens: Sequence[int] | Tensor, positions: Sequence[int]) -> None:
+        numbers = np.array(positions, np.int64)
+        if isinstance(tokens, Tensor):
+            self.tokens[: len(tokens)].copy_(tokens, non_blocking=True)
+            self._put([numbers], first=1)
+        else:
+            self._put([np.array(tokens, np.int64), numbers])
 
-    def _put(self, arrays: Sequence[np.ndarray]) -> None:
-        ends = self._ends[: len(arrays)]
+    def _put(self, arrays: Sequence[np.ndarray], first: int = 0) -> None:
+        """Copy arrays to their places, from the place of this number on."""
+        start = int(self._ends[first - 1]) if first else 0
+        ends = self._ends[first : first + len(arrays)] - start
         together = staged(arrays, ends, self.device)
-        self._all[: int(ends[-1])].copy_(together, non_blocking=True)
+        self._all[start : start + int(ends[-1])].copy_(together, non_blocking=True)
 
     def of_layer(self, index: int) -> tuple[Tensor, Tensor]:
         size = 6 * self.room.entries

@@ -59,6 +59,7 @@ class PassTimer:
         chosen = runner_for(model, runner, pack=pack)
         self.engine = Engine(model, None, runner=chosen, memory=memory, generation_settings=False)
         self.engine.limits.eos_ids = frozenset()
+        self.engine.runtime.run_ahead = False  # passes and what is between them are timed apart
         self.passes_s: list[float] = []
         self.gaps_s: list[float] = []
         self.around_s = 0.0
@@ -133,7 +134,7 @@ class PassTimer:
         self._roots = []
 
     def _timed(
-        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
+        self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None = None
     ) -> Tensor:
         if not isinstance(plan, DecodePlan):
             return self._forward(tokens, plan, keep)

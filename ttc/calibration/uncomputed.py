@@ -18,7 +18,9 @@ def uncomputed(engine: Engine) -> Iterator[None]:
     runner, vocabulary = engine.runner, engine.limits.vocab_size
     forward = runner.forward
 
-    def nothing(tokens: Sequence[int], plan: Any, keep: Sequence[int] | None = None) -> Tensor:
+    def nothing(
+        tokens: Sequence[int] | Tensor, plan: Any, keep: Sequence[int] | None = None
+    ) -> Tensor:
         return torch.zeros(len(keep or tokens), vocabulary, device=runner.device)
 
     runner.forward = nothing  # type: ignore[method-assign]

@@ -150,9 +150,12 @@ class FusedRunner:
         self.watch = modules.watch
         self.reason = f"compiled layers, built for {layers_kernel.processor()}"
 
+    def check_attention(self) -> None:
+        self.modules.check_attention()
+
     @torch.no_grad()
     def forward(
-        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
+        self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None = None
     ) -> Tensor:
         """See `ModelRunner.forward`. Raises UnsupportedModel where attention is no longer the
         engine's."""
@@ -169,7 +172,8 @@ class FusedRunner:
         )
         program.begin(rows)
         program.write_logits(index, logits)
-        program.x[:rows] = self._decoder.embedding(torch.tensor(list(tokens)))
+        ids = tokens if isinstance(tokens, Tensor) else torch.tensor(list(tokens))
+        program.x[:rows] = self._decoder.embedding(ids)
         for memory, table in zip(
             (program.cos, program.sin), self._rotation(plan.positions), strict=True
         ):

@@ -142,7 +142,7 @@ class Graphs:
         self._like: Tensor | None = None  # queries of a layer, but for their numbers
 
     def forward(
-        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None
+        self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None
     ) -> Tensor | None:
         """The logits (rows, vocab) of a pass, or None when it is to be run without a graph."""
         if self.reason or keep is not None or not isinstance(plan, DecodePlan):
@@ -196,7 +196,7 @@ class Graphs:
 
     def _record(
         self,
-        tokens: Sequence[int],
+        tokens: Sequence[int] | Tensor,
         tasks: np.ndarray,
         room: Room,
         fused: TritonAttention,
@@ -224,7 +224,9 @@ class Graphs:
         self._graphs[room.rows] = _Recorded(graph, arrays, logits, ref(plan))
         return result[: len(tokens)]
 
-    def _replay(self, recorded: _Recorded, tokens: Sequence[int], plan: DecodePlan) -> Tensor:
+    def _replay(
+        self, recorded: _Recorded, tokens: Sequence[int] | Tensor, plan: DecodePlan
+    ) -> Tensor:
         self.replayed += 1
         recorded.arrays.next_pass(tokens, plan.positions)
         rows = slice(len(tokens))

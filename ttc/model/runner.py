@@ -44,9 +44,17 @@ class ModelRunner(Protocol):
     trace: Trace | None
 
     def forward(
-        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
+        self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None = None
     ) -> Tensor:
-        """One pass. Returns the logits (rows, vocab) of the rows `keep` or of all."""
+        """One pass. Returns the logits (rows, vocab) of the rows `keep` or of all.
+
+        tokens: of each row. Where they are a tensor (rows,) of int64 on a device, nothing waits
+        for them there.
+        """
+        ...
+
+    def check_attention(self) -> None:
+        """Raise UnsupportedModel where the model's attention is not the engine's now."""
         ...
 
 
@@ -88,7 +96,7 @@ class HuggingFaceRunner:
             )
 
     def forward(
-        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
+        self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None = None
     ) -> Tensor:
         self.check_attention()
         start = perf_counter()
@@ -99,9 +107,16 @@ class HuggingFaceRunner:
             if self.trace is not None:
                 self.trace.add("compute", f"{len(tokens)} rows", start, perf_counter())
 
-    def _run(self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None) -> Tensor:
-        numbers = [np.array(part, np.int64) for part in (tokens, plan.positions, keep or [])]
-        ids, positions, rows = upload(numbers, self.input_device)
+    def _run(
+        self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None
+    ) -> Tensor:
+        numbers = [np.array(part, np.int64) for part in (plan.positions, keep or [])]
+        if isinstance(tokens, Tensor):
+            positions, rows = upload(numbers, self.input_device)
+            ids = tokens.to(self.input_device, non_blocking=True)
+        else:
+            given = np.array(tokens, np.int64)
+            ids, positions, rows = upload([given, *numbers], self.input_device)
         kept: Any = rows
         if keep is None:
             kept = 0

@@ -72,6 +72,8 @@ class Runtime:
     prefill_tokens: the largest number of rows of a prefill pass. decode: tokens to text, special
         tokens left out unless `special=True`. settings: what the model's files ask of each token.
     under_way: calls that were begun, and have passes left.
+    run_ahead: whether batches that begin now launch the next token's pass before they read the last
+        token (`scheduler/ahead.py`), where that changes nothing. On a CPU it would gain nothing.
     """
 
     runner: ModelRunner
@@ -83,6 +85,10 @@ class Runtime:
     decode: Callable[..., str]
     settings: GenerationSettings
     under_way: set[PassByPass[Any]] = field(init=False, default_factory=set)
+    run_ahead: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run_ahead = self.runner.device.type != "cpu"
 
     @property
     def memory(self) -> KVMemory:

@@ -310,7 +310,7 @@ class SplitRunner(PlacedRunner):
         return sum(elements < stored for elements in before)
 
     def forward(
-        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
+        self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None = None
     ) -> Tensor:
         try:
             with nullcontext() if self.host is None else self.host.instead_of_modules(plan):

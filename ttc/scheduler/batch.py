@@ -19,6 +19,7 @@ from ttc.passes.runtime import Runtime
 from ttc.protocols import Step
 from ttc.sampling import SAMPLED, Sampling
 from ttc.scheduler.admission import Admission
+from ttc.scheduler.ahead import PassAhead, pass_ahead
 from ttc.scheduler.calls import Calls
 from ttc.scheduler.rows import Request, Row, draw_tokens, paths
 from ttc.scheduler.running_tails import RunningTails
@@ -39,9 +40,10 @@ class RunningBatch:
 
     A token is three things: `schedule` says which rows decode, `run` is the model's pass, and
         `postprocess` draws the tokens and lets go of the rows whose step is over. The residency
-        policy says who decodes together. Under a policy with a budget and two tiers all tails are
-        frozen before others join or other passes run, for both need the room. Nobody joins a group
-        that its policy keeps for a whole step.
+        policy says who decodes together. On a GPU the next token's pass may be launched before this
+        token is read (`ahead`). Under a policy with a budget and two tiers all tails are frozen
+        before others join or other passes run, for both need the room. Nobody joins a group that
+        its policy keeps for a whole step.
 
     What a branch decodes does not depend on who decodes with it.
 
@@ -69,6 +71,7 @@ class RunningBatch:
             runtime, gate, max_rows, self._preempt_others, self._wake, calls.idle
         )
         self.running_tails = RunningTails(runtime)
+        self.ahead = pass_ahead(runtime, gate, draft)
         self.rows: list[Row] = []  # at work, in depth-first order
         self.plan: DecodePlan | None = None
         self.meters: list[Usage] = []  # of the problems in the plan
@@ -259,7 +262,10 @@ class RunningBatch:
     def run(self) -> Tensor:
         """One pass of the model: the logits (rows, vocab) of each row's next token."""
         plan = self._ready_plan()
-        logits = self.runtime.runner.forward([row.branch.tokens[-1] for row in self.rows], plan)
+        logits = None if self.ahead is None else self.ahead.take(self.rows)
+        if logits is None:
+            tokens = [row.branch.tokens[-1] for row in self.rows]
+            logits = self.runtime.runner.forward(tokens, plan)
         plan.advance()
         return logits
 
@@ -270,12 +276,31 @@ class RunningBatch:
             self.running_tails.write_back(self.rows)
         for meter in self.meters:
             meter.forward_passes += 1
-        draw_tokens(self.rows, logits, self.runtime.settings.processors)
+        plan, processors = self.plan, self.runtime.settings.processors
+        assert plan is not None
+        if self.ahead is None or not self._may_run_ahead(self.ahead):
+            draw_tokens(self.rows, logits, processors)
+        elif not draw_tokens(self.rows, logits, processors, self._run_ahead):
+            self.ahead.drop()
         ended = self._ended()
         if ended:
-            assert self.plan is not None
-            self._let_go(ended, self.plan)
+            self._let_go(ended, plan)
         return [row.branch for row in ended]
+
+    def _may_run_ahead(self, ahead: PassAhead) -> bool:
+        """Whether the same rows, and no others, are likely to decode the next token, with room for
+        it."""
+        alone = next(iter(self.admission), None) is None
+        return ahead.may_launch(self.rows) and alone and not self.full
+
+    def _run_ahead(self, tokens: Tensor) -> None:
+        """Launch the pass of the next token. If it fails, it is made again when it is its turn,
+        which may fail then."""
+        assert self.ahead is not None and self.plan is not None
+        try:
+            self.ahead.launch(self.rows, self.plan, tokens)
+        except Exception:
+            self._drop_plan()
 
     def _ready_plan(self) -> DecodePlan:
         """The plan of the pass: that of the token before, while the rows and the tree are the
@@ -328,6 +353,12 @@ class RunningBatch:
         return [row.branch for row in ended]
 
     def _drop_plan(self) -> None:
+        """Rows, tails or the tree are about to change, or have changed."""
+        self._close_plan()
+        if self.ahead is not None:
+            self.ahead.drop()
+
+    def _close_plan(self) -> None:
         if self.plan is not None:
             self.plan.close()
             self.plan = None
@@ -362,7 +393,7 @@ class RunningBatch:
         assert tails.kv is not None
         # the kernel alone passes over them
         has_gaps = plan.fused is not None and not any(tails.kv.host)
-        self._drop_plan()
+        self._close_plan()  # the other rows' pass ahead is theirs still
         tails.write_back(self.rows, least=1)
         frozen = set[Row]()
         try:
@@ -374,6 +405,7 @@ class RunningBatch:
         finally:
             self.rows = [row for row in self.rows if row not in frozen]
         if not self.rows:
+            self._drop_plan()
             tails.free()
             if not self.admission.groups:
                 self.runtime.residency.end_step()

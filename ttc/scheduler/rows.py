@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import nan
@@ -11,9 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttc.memory.download import SoFar
+from ttc.memory.upload import upload
 from ttc.model.limits import ModelLimits
 from ttc.model.processors import Processor, Texts, processed
-from ttc.sampling import QueuedDraw, Sampling, queue_draw, random_states, read_draws
+from ttc.sampling import (
+    QueuedDraw,
+    Sampling,
+    columns_on_host,
+    queue_draw,
+    random_states,
+    read_draws,
+)
 from ttc.scheduler.stops import Stops
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
@@ -90,11 +99,19 @@ class Row:
         return self._text[: self._count]
 
 
-def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor] = ()) -> None:
+def draw_tokens(
+    rows: Sequence[Row],
+    logits: Tensor,
+    processors: Sequence[Processor] = (),
+    meanwhile: Callable[[Tensor], None] | None = None,
+) -> bool:
     """Draw a token for each row, those with the same options together. The work of all of them is
     queued on the device before any is waited for.
 
     processors: change what tokens are drawn by first; what is kept of a token stays the model's.
+    meanwhile: is called with the tokens (rows,) on the device before they are waited for, and may
+        queue more work there.
+    Returns False where `meanwhile` got other tokens than the rows, some of which were drawn again.
     """
     groups = _alike(rows)
     queued = list[QueuedDraw]()
@@ -102,17 +119,24 @@ def draw_tokens(rows: Sequence[Row], logits: Tensor, processors: Sequence[Proces
         group = [rows[i] for i in places]
         branches = [row.branch for row in group]
         states = random_states([b.key for b in branches], [len(b.tokens) for b in branches])
-        group_logits = logits if len(groups) == 1 else _rows_of(logits, places)
+        group_logits = logits if len(groups) == 1 else rows_of(logits, places)
         scores = _scores(group, group_logits, processors) if processors else None
         queued.append(
             queue_draw(group_logits, sampling, states, statistics=statistics, scores=scores)
         )
-    for places, draws in zip(groups.values(), read_draws(queued), strict=True):
-        columns = (column or [nan] * len(places) for column in draws)
-        for i, token, *figures in zip(places, *columns, strict=True):
+    columns = None
+    if meanwhile is not None:
+        so_far = SoFar(logits.device)
+        meanwhile(_in_order(queued, list(groups.values())))
+        with so_far:
+            columns = columns_on_host(queued)
+    for places, draws in zip(groups.values(), read_draws(queued, columns), strict=True):
+        kept = (column or [nan] * len(places) for column in draws)
+        for i, token, *figures in zip(places, *kept, strict=True):
             branch = rows[i].branch
             branch.append(int(token), *figures)
             branch.usage.generated_tokens += 1
+    return not any(draw.drawn_again for draw in queued)
 
 
 def _alike(rows: Sequence[Row]) -> dict[tuple[Sampling, bool], list[int]]:
@@ -127,10 +151,18 @@ def _alike(rows: Sequence[Row]) -> dict[tuple[Sampling, bool], list[int]]:
     return {options: sorted(places) for options, places in alike.items()}
 
 
-def _rows_of(logits: Tensor, places: Sequence[int]) -> Tensor:
-    """Some rows of the logits, chosen on their device without waiting for it."""
-    on_device = torch.tensor(places).to(logits.device, non_blocking=True)
-    return logits.index_select(0, on_device)
+def rows_of(tensor: Tensor, places: Sequence[int]) -> Tensor:
+    """Some rows of a tensor, chosen on their device without waiting for it."""
+    (on_device,) = upload([np.array(places, np.int64)], tensor.device)
+    return tensor.index_select(0, on_device)
+
+
+def _in_order(queued: Sequence[QueuedDraw], groups: Sequence[Sequence[int]]) -> Tensor:
+    """The tokens of draws for some rows each, in the order of the rows, on the device."""
+    tokens = torch.cat([draw.tokens for draw in queued])
+    if len(groups) == 1:
+        return tokens
+    return rows_of(tokens, np.argsort(np.concatenate(groups)).tolist())
 
 
 def _scores(rows: Sequence[Row], logits: Tensor, processors: Sequence[Processor]) -> Tensor:

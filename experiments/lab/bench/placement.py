@@ -266,7 +266,9 @@ def _timed(engine: Engine, link: Link) -> tuple[list[float], list[int]]:
     """Seconds of each decoding pass from now on, and the bytes to the device."""
     forward, seconds, moved = engine.runner.forward, list[float](), list[int]()
 
-    def timed(tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+    def timed(
+        tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None = None
+    ) -> Tensor:
         start, before = time.perf_counter(), link.to_device_bytes.total()
         logits = forward(tokens, plan, keep)
         if isinstance(plan, DecodePlan):

@@ -122,6 +122,29 @@ def test_one_graph_serves_plan_after_plan(recorder: StandIn) -> None:
     assert_like_plain(small(1), longer)
 
 
+@interpreted
+def test_passes_launched_ahead_are_replays_that_take_their_tokens_from_the_device(
+    recorder: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_over(recorder)
+    engine.runtime.run_ahead = True
+    given, forward = list[bool](), engine.runner.forward
+
+    def watched(tokens: Any, *rest: Any) -> Tensor:
+        given.append(isinstance(tokens, Tensor))
+        return forward(tokens, *rest)
+
+    branches = engine.fork(engine.root(prompt(1, 6)), 3)
+    monkeypatch.setattr(engine.runner, "forward", watched)
+    engine.generate(branches, AFTER + 4, sampling=Sampling(0.8))
+    assert given == [False] + [True] * (AFTER + 3)
+    assert (recorder.calls, recorder.replays) == (1, 2)
+    plain = engine_over(None)
+    others = plain.fork(plain.root(prompt(1, 6)), 3)
+    plain.generate(others, AFTER + 4, sampling=Sampling(0.8))
+    assert [branch.tokens for branch in branches] == [branch.tokens for branch in others]
+
+
 @pytest.mark.slow
 @interpreted
 def test_what_needs_more_room_is_recorded_with_it(recorder: StandIn) -> None:

@@ -1,4 +1,4 @@
-"""Decoding on the device: CUDA graphs on and off, and how often a token waits."""
+"""Decoding on the device: CUDA graphs and passes ahead, on and off, and how often a token waits."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ TINY: dict[str, Any] = {
 
 
 def rows(machine: Machine) -> Iterator[Row]:
-    """Graphs on and off, the share of passes that are replays, and waits per token."""
+    """Graphs on and off, the share of passes that are replays, waits per token, and passes ahead on
+    and off."""
     for case, run in (
         ("CUDA graphs, on and off", graphs),
         ("replays of a beam search", replays),
         ("waits for the device per token", waits),
+        ("passes launched ahead, on and off", passes_ahead),
     ):
         try:
             yield {"case": case} | run(machine)
@@ -124,6 +126,28 @@ def replays(machine: Machine) -> Row:
     row: Row = {"verdict": MEASURED, "passes": passes, "replayed": found.replayed}
     row["share"] = found.replayed / passes
     return row | ({"verdict": WRONG, "error": found.reason} if found.reason else {})
+
+
+def passes_ahead(machine: Machine) -> Row:
+    """Branches whose next pass is launched before the last token is read, and after it."""
+    count, length, prompt = (2, AFTER + 3, 5) if machine.rehearsed else (16, 64, 512)
+    texts, milliseconds = {}, {}
+    with machine.gpu_kernels() as recorder:
+        for way in ("ahead", "after"):
+            engine = engine_of(machine)
+            engine.runtime.run_ahead = way == "ahead"
+            if recorder is not None:
+                graphs_of(engine).recorder = recorder
+            root = engine.root(tokens(1, prompt))
+            for _ in range(1 if machine.rehearsed else 2):  # once more when all is recorded
+                branches = engine.fork(root, count)
+                start = time.perf_counter()
+                engine.generate(branches, length, sampling=Sampling(0.8))
+                machine.synchronize()
+                milliseconds[f"{way}_ms"] = (time.perf_counter() - start) / length * 1e3
+                texts[way] = [branch.tokens for branch in branches]
+                engine.release(branches)
+    return {"verdict": verdict(texts["ahead"] == texts["after"])} | milliseconds
 
 
 def waits(machine: Machine) -> Row:

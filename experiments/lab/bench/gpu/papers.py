@@ -102,7 +102,9 @@ def _watched(machine: Machine, engine: Engine) -> tuple[list[float], list[int]]:
     forward, seconds, moved = engine.runner.forward, list[float](), list[int]()
     link = engine.memory.link
 
-    def timed(tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None) -> Tensor:
+    def timed(
+        tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None = None
+    ) -> Tensor:
         start, before = time.perf_counter(), link.to_device_bytes.total()
         logits = forward(tokens, plan, keep)
         machine.synchronize()

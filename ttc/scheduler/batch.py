@@ -189,10 +189,11 @@ class RunningBatch:
             self.preempt()
 
     @torch.inference_mode()
-    def make_way(self) -> None:
-        """Other passes are about to run: where these may need the room, tails become segments, and
-        all wait."""
-        if self.rows and not self.runtime.residency.roomy:
+    def make_way(self, needed: Sequence[Branch] = ()) -> None:
+        """Other passes are about to run: where these may need the room, or the KV of branches that
+        decode here, tails become segments, and all wait."""
+        decoding = {row.branch for row in self.rows}
+        if decoding and not (self.runtime.residency.roomy and decoding.isdisjoint(needed)):
             self.preempt()
 
     @torch.inference_mode()

@@ -38,7 +38,7 @@ class Decoding(Protocol):
     @property
     def at_work(self) -> bool: ...
 
-    def make_way(self) -> None: ...
+    def make_way(self, needed: Sequence[Branch] = ()) -> None: ...
 
     def interrupt(self) -> None: ...
 
@@ -168,7 +168,7 @@ class Calls:
         self.count += 1
         for branch in branches:
             branch.used_at = self.count
-        self._make_way()
+        self._make_way(branches)
         self.trim(branches)
 
     # ---------------------------------------------------------------- its parts
@@ -200,9 +200,10 @@ class Calls:
                 while not call.running and not call.step():
                     pass
 
-    def _make_way(self) -> None:
+    def _make_way(self, needed: Sequence[Branch] = ()) -> None:
+        """needed: the branches of a call, which are not to decode while it begins."""
         for batch in list(self.batches):
-            batch.make_way()
+            batch.make_way(needed)
 
     def _woken(self, branches: Sequence[Branch]) -> Passes[None]:
         """Compute the KV of branches that has been evicted."""

@@ -365,6 +365,30 @@ def test_other_calls_find_the_batch_in_place_or_make_room() -> None:
         assert_nothing_left(engine, [*one, *two, *plain])
 
 
+@pytest.mark.parametrize("after", [1, 4])
+def test_branches_may_be_scored_while_they_decode(after: int) -> None:
+    def written(scored: bool) -> tuple[list[list[int]], list[list[float]], list[float]]:
+        engine, scores = make_engine(), list[float]()
+        branches = forked(engine, 2)
+        batch = engine.running_batch()
+        batch.add(branches, Step(20), Sampling(), limits=[9, 20])
+        for _ in range(after):
+            batch.step()
+        if scored:
+            scores = [rows[0][0] for rows in engine.score(branches, [[[7]]] * 2)]
+            alone = [rows[0][0] for rows in engine.score(branches, [[[7]]] * 2)]
+            assert scores == pytest.approx(alone, abs=1e-4)
+        while len(batch):
+            batch.step()
+        return [b.tokens for b in branches], [b.logprobs for b in branches], scores
+
+    tokens, logprobs, _ = written(scored=False)
+    same_tokens, same_logprobs, _ = written(scored=True)
+    assert tokens == same_tokens
+    for expected, row in zip(logprobs, same_logprobs, strict=True):
+        assert row == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize("policy", [Layerwise, Paged, Headwise, BeamGroups])
 def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
     # 56 tokens, and a batch's tails have 36

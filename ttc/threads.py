@@ -12,19 +12,36 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+import torch
+
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def openmp_function(name: str) -> int:
+    """The address of a function of PyTorch's OpenMP library; 0 for none.
+
+    PyTorch for x86-64 shows this library to the whole process, PyTorch for ARM to its own libraries
+    alone.
+    """
+    for library in (None, torch._C.__file__):
+        try:
+            function = getattr(ctypes.CDLL(library), name)
+        except (TypeError, AttributeError, OSError):
+            continue
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0
 
 
 @cache
 def team() -> Callable[[int, int, int], None]:
     """What runs a C function of one pointer on several threads: (its address, the pointer, how many
     threads)."""
-    try:
-        parallel = ctypes.CDLL(None).GOMP_parallel
-    except (TypeError, AttributeError):
+    address = openmp_function("GOMP_parallel")
+    if not address:
         return by_pool
-    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    parallel.restype = None
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel = kind(address)
     return lambda function, parameters, threads: parallel(function, parameters, threads, 0)
 
 

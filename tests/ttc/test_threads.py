@@ -3,12 +3,16 @@ without."""
 
 from __future__ import annotations
 
+import ctypes
 import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import ttc.threads
-from ttc.threads import by_pool, run_parts
+from ttc.threads import by_pool, openmp_function, run_parts, team
 
 
 @pytest.fixture(params=["team", "pool"])
@@ -41,3 +45,33 @@ def test_an_error_of_a_part_is_raised(parts: int) -> None:
 
     with pytest.raises(ValueError, match=f"part {parts - 1} fails"):
         run_parts(work, parts)
+
+
+@pytest.fixture
+def looked_for_anew() -> Iterator[None]:
+    """The functions of OpenMP are looked for again, and again afterwards."""
+    for function in (openmp_function, team):
+        function.cache_clear()
+    yield
+    for function in (openmp_function, team):
+        function.cache_clear()
+
+
+def test_the_team_is_found_where_pytorch_keeps_its_library_to_itself(
+    looked_for_anew: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on ARM, where the process as a whole does not see it."""
+    names = ("GOMP_parallel", "GOMP_barrier")
+    before = [openmp_function(name) for name in names]
+    if not all(before):
+        pytest.skip("PyTorch has no such OpenMP library here")
+    openmp_function.cache_clear()
+    load: Any = ctypes.CDLL
+    monkeypatch.setattr(
+        ctypes, "CDLL", lambda file: SimpleNamespace() if file is None else load(file)
+    )
+    assert [openmp_function(name) for name in names] == before
+    assert team() is not by_pool
+    done: list[int] = []
+    run_parts(done.append, 3)
+    assert sorted(done) == [0, 1, 2]

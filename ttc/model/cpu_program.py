@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ttc.model import layers_kernel
 from ttc.model.llama_structure import Decoder, DecoderLayer, Linear
 from ttc.model.stored_kernel import products
 from ttc.model.stored_layers import StoredLinear
-from ttc.threads import team
+from ttc.threads import openmp_function, team
 
 GRAIN = 100_000
 """Multiplications worth another thread."""
@@ -23,15 +22,6 @@ PANEL = 16
 """Columns of a unit of a linear layer, twice as many where rows are many."""
 LINE = 64
 """Bytes of a cache line."""
-
-
-@cache
-def _barrier() -> int:
-    """The address of a team's barrier, 0 for none."""
-    try:
-        return ctypes.cast(ctypes.CDLL(None).GOMP_barrier, ctypes.c_void_p).value or 0
-    except (TypeError, AttributeError):
-        return 0
 
 
 class Program:
@@ -148,7 +138,7 @@ class Program:
         useful = 1 + products * self.rows // GRAIN
         threads = min(useful, torch.get_num_threads(), self.threads)
         head[at.THREAD] = 0
-        head[at.BARRIER] = _barrier() if threads > 1 else 0
+        head[at.BARRIER] = openmp_function("GOMP_barrier") if threads > 1 else 0
         if head[at.BARRIER]:
             team()(self.function, head.ctypes.data, threads)
         else:

@@ -1,8 +1,9 @@
 // Blocks of stored weights as bfloat16, by the instructions of processors with AVX512_BF16: the
-// numbers that `unpack` of each kind gives, rounded to the nearest.
+// numbers that each kind gives as float32, rounded to the nearest.
 //
-// A code of 4 or 5 bits is an index into a table of its part's 16 or 32 numbers, which a processor
-// looks up for 32 codes at a time. Each 32 numbers go to `put`, a function of their place and them.
+// `read` takes what all numbers of a block need, and `part` gives 32 numbers. A code of 4 or 5
+// bits is an index into a table of its part's 16 or 32 numbers, which a processor looks up for 32
+// codes at a time.
 
 #pragma once
 
@@ -18,189 +19,197 @@ INLINE __m512 count_from(float first) {
                        first + 2, first + 1, first);
 }
 
+INLINE Pairs rounded_pairs(__m512 first, __m512 second) {
+  return (Pairs)_mm512_cvtne2ps_pbh(second, first);
+}
+
 // n * d + m for n from 0 to 15, twice: bit 4 of an index does not matter.
-INLINE __m512i table16(__m512 d, __m512 m) {
+INLINE Pairs table16(__m512 d, __m512 m) {
   const __m512 numbers = _mm512_fmadd_ps(count_from(0), d, m);
-  return (__m512i)_mm512_cvtne2ps_pbh(numbers, numbers);
+  return rounded_pairs(numbers, numbers);
 }
 
 // For n from 0 to 31.
-INLINE __m512i table32(__m512 d, __m512 m) {
-  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_fmadd_ps(count_from(16), d, m),
-                                      _mm512_fmadd_ps(count_from(0), d, m));
+INLINE Pairs table32(__m512 d, __m512 m) {
+  return rounded_pairs(_mm512_fmadd_ps(count_from(0), d, m),
+                       _mm512_fmadd_ps(count_from(16), d, m));
 }
 
-INLINE __m512i look_up(__m512i index, __m512i table) {
-  return _mm512_permutexvar_epi16(index, table);
+INLINE Pairs look_up(__m512i index, Pairs table) { return _mm512_permutexvar_epi16(index, table); }
+
+INLINE __m512i words(const uint8_t* bytes32) { return _mm512_cvtepu8_epi16(load<__m256i>(bytes32)); }
+
+// Codes of 4 bits in words: the lower four, or the upper ones where PART is odd.
+template <int PART>
+INLINE __m512i nibbles(__m512i w) {
+  return PART % 2 ? _mm512_srli_epi16(w, 4) : w;
 }
 
-INLINE __m512i words(const void* bytes32) {
-  return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)bytes32));
-}
-
-// Codes of 16 bytes, with or without a sign, as float32.
-INLINE __m512 signed16(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
-
-// 16 low and 16 high nibbles, which stand for these numbers.
-INLINE __m512i nibbles_by(const uint8_t* bytes16, __m512 numbers) {
-  const __m256i table = (__m256i)_mm512_cvtneps_pbh(numbers);
-  const __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)bytes16));
+// 16 low and 16 high nibbles, which stand for the numbers of a table.
+INLINE Pairs nibbles_by(const uint8_t* bytes16, __m256i table) {
+  const __m256i w = _mm256_cvtepu8_epi16(load<__m128i>(bytes16));
   const __m256i upper = _mm256_permutexvar_epi16(_mm256_srli_epi16(w, 4), table);
   return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_permutexvar_epi16(w, table)), upper, 1);
 }
 
-// 16 numbers that are read one by one from memory: a load that fills a vector is cheaper than the
-// permutation that GCC would make of it.
-struct Factors {
+// 16 bytes, with or without a sign, as float32.
+INLINE __m512 with_sign(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); }
+INLINE __m512 without_sign(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(x)); }
+
+// 16 numbers that are read one by one from memory.
+struct Sixteen {
   alignas(64) float numbers[16];
-  explicit Factors(__m512 x) {
+  INLINE void operator=(__m512 x) {
     _mm512_store_ps(numbers, x);
-    asm("" : "+m"(numbers));
+    kept_in_memory(numbers);
   }
   __m512 operator[](int n) const { return _mm512_set1_ps(numbers[n]); }
 };
 
-// The eight scales of a block of Q4_K or Q5_K, then its eight least numbers, negative.
-INLINE Factors factors_of(const uint8_t* b) {
-  const uint32_t low = load<uint32_t>(b + 4), least = load<uint32_t>(b + 8);
-  const uint32_t high = load<uint32_t>(b + 12);
-  const uint32_t upper = (high & 0x0F0F0F0F) | (low >> 2 & 0x30303030);
-  const uint32_t upper_least = (high >> 4 & 0x0F0F0F0F) | (least >> 2 & 0x30303030);
-  const __m128i codes = _mm_set_epi32(upper_least, least & 0x3F3F3F3F, upper, low & 0x3F3F3F3F);
-  const __m512 d = _mm512_set1_ps(half(b)), m = _mm512_set1_ps(-half(b + 2));
-  const __m512 numbers = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
-  return Factors(_mm512_mul_ps(numbers, _mm512_mask_blend_ps(0xFF00, d, m)));
+// The eight scales of a block of Q4_K or Q5_K, then its eight least numbers, negative. A block
+// begins with two float16, then come four bytes each: six bits of the first scales and of the first
+// least numbers, whose upper two bits are the upper ones of the last, and fours of these.
+INLINE __m512 scales_and_least(const uint8_t* b) {
+  const __m128i begin = load<__m128i>(b);
+  const __m128i six = _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F);
+  const __m128i lower = _mm_srlv_epi32(_mm_shuffle_epi32(begin, _MM_SHUFFLE(3, 2, 3, 1)),
+                                       _mm_setr_epi32(0, 0, 0, 4));
+  const __m128i upper = _mm_srli_epi32(_mm_shuffle_epi32(begin, _MM_SHUFFLE(2, 2, 1, 1)), 2);
+  const __m128i two = _mm_setr_epi32(0, 0x30303030, 0, 0x30303030);
+  const __m128i codes = _mm_or_si128(_mm_and_si128(lower, six), _mm_and_si128(upper, two));
+  const __m128i by = _mm_xor_si128((__m128i)_mm_cvtph_ps(begin), _mm_setr_epi32(0, 1 << 31, 0, 0));
+  const __m512i eight = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  const __m512 factors = _mm512_permutexvar_ps(eight, _mm512_castps128_ps512((__m128)by));
+  return _mm512_mul_ps(without_sign(codes), factors);
 }
 
+// Kinds of whole numbers.
 template <typename Stored>
 struct Bfloat16Block {
-  static constexpr bool KNOWN = false;
-};
-
-template <>
-struct Bfloat16Block<Q4_0> {
-  static constexpr bool KNOWN = true;
-  template <typename Put>
-  INLINE static void unpack(const uint8_t* b, Put put) {
-    put(0, nibbles_by(b + 2, _mm512_mul_ps(count_from(-8), _mm512_set1_ps(half(b)))));
+  typedef None Factors;
+  static void read(const uint8_t*, None&) {}
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, None) {
+    __m512 x[2];
+    vectors_of<Stored, PART>(b, {}, [&](int i, Floats numbers) { x[i] = (__m512)numbers; });
+    return rounded_pairs(x[0], x[1]);
   }
 };
 
+// Kinds with one table of 16 numbers for a block.
+struct OneTable {
+  typedef __m256i Factors;
+  static __m256i table(__m512 numbers) { return (__m256i)_mm512_cvtneps_pbh(numbers); }
+};
+
 template <>
-struct Bfloat16Block<Q4_1> {
-  static constexpr bool KNOWN = true;
-  template <typename Put>
-  INLINE static void unpack(const uint8_t* b, Put put) {
+struct Bfloat16Block<Q4_0> : OneTable {
+  INLINE static void read(const uint8_t* b, Factors& f) {
+    f = table(_mm512_mul_ps(count_from(-8), _mm512_set1_ps(half(b))));
+  }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, Factors f) { return nibbles_by(b + 2, f); }
+};
+
+template <>
+struct Bfloat16Block<Q4_1> : OneTable {
+  INLINE static void read(const uint8_t* b, Factors& f) {
     const __m512 d = _mm512_set1_ps(half(b)), m = _mm512_set1_ps(half(b + 2));
-    put(0, nibbles_by(b + 4, _mm512_fmadd_ps(count_from(0), d, m)));
+    f = table(_mm512_fmadd_ps(count_from(0), d, m));
   }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, Factors f) { return nibbles_by(b + 4, f); }
+};
+
+template <int SIZE>
+struct Bfloat16Block<Group4<SIZE>> : OneTable {
+  INLINE static void read(const uint8_t* b, Factors& f) {
+    const __m512 scale = _mm512_set1_ps(load<float>(b)), zero = _mm512_set1_ps(load<float>(b + 4));
+    f = table(_mm512_mul_ps(_mm512_sub_ps(count_from(0), zero), scale));
+  }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, Factors f) { return nibbles_by(b + 8 + 16 * PART, f); }
 };
 
 template <>
 struct Bfloat16Block<Q8_0> {
-  static constexpr bool KNOWN = true;
-  template <typename Put>
-  INLINE static void unpack(const uint8_t* b, Put put) {
-    const __m512 d = _mm512_set1_ps(half(b));
-    const __m512 first = signed16(load<__m128i>(b + 2)), second = signed16(load<__m128i>(b + 18));
-    put(0, (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(second, d), _mm512_mul_ps(first, d)));
-  }
-};
-
-template <>
-struct Bfloat16Block<Q4_K> {
-  static constexpr bool KNOWN = true;
-  template <typename Put>
-  INLINE static void unpack(const uint8_t* b, Put put) {
-    const Factors f = factors_of(b);
-#pragma GCC unroll 4
-    for (int part = 0; part < 8; part += 2) {
-      const __m512i w = words(b + 16 + 16 * part);
-      put(part, look_up(w, table16(f[part], f[8 + part])));
-      put(part + 1, look_up(_mm512_srli_epi16(w, 4), table16(f[part + 1], f[9 + part])));
-    }
-  }
-};
-
-template <>
-struct Bfloat16Block<Q5_K> {
-  static constexpr bool KNOWN = true;
-  template <typename Put>
-  INLINE static void unpack(const uint8_t* b, Put put) {
-    const Factors f = factors_of(b);
-    const __m512i fifths = _mm512_slli_epi16(words(b + 16), 4), low = _mm512_set1_epi16(15);
-#pragma GCC unroll 4
-    for (int part = 0; part < 8; part += 2) {
-      const __m512i w = words(b + 48 + 16 * part);
-      const auto numbers = [&](__m512i codes, int n) {
-        const __m512i index = _mm512_ternarylogic_epi32(low, codes, _mm512_srli_epi16(fifths, n), 0xCA);
-        const __m512i table = table32(f[n], f[8 + n]);
-        put(n, look_up(index, table));
-      };
-      numbers(w, part);
-      numbers(_mm512_srli_epi16(w, 4), part + 1);
-    }
-  }
-};
-
-template <>
-struct Bfloat16Block<Q6_K> {
-  static constexpr bool KNOWN = true;
-  template <typename Put>
-  INLINE static void unpack(const uint8_t* b, Put put) {
-    const __m512 all_scales = _mm512_mul_ps(signed16(load<__m128i>(b + 192)), _mm512_set1_ps(half(b + 208)));
-    const Factors scales(all_scales), shifts(_mm512_mul_ps(all_scales, _mm512_set1_ps(-32)));
-    const __m256i low = _mm256_set1_epi8(15);
-#pragma GCC unroll 2
-    for (int side = 0; side < 2; ++side) {
-      const __m256i upper = load<__m256i>(b + 128 + 32 * side);
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) {
-        __m256i q = load<__m256i>(b + 64 * side + 32 * (k % 2));
-        if (k >= 2) q = _mm256_srli_epi16(q, 4);
-        const __m256i bits = k < 2 ? _mm256_slli_epi16(upper, 4 - 2 * k) : _mm256_srli_epi16(upper, 2 * k - 4);
-        q = _mm256_ternarylogic_epi32(low, q, _mm256_and_si256(bits, _mm256_set1_epi8(48)), 0xCA);
-        const int n = 8 * side + 2 * k;
-        const auto numbers = [&](__m128i codes, int part) {
-          const __m512 x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
-          return _mm512_fmadd_ps(x, scales[part], shifts[part]);
-        };
-        const __m512 first = numbers(_mm256_castsi256_si128(q), n);
-        const __m512 second = numbers(_mm256_extracti128_si256(q, 1), n + 1);
-        put(n / 2, (__m512i)_mm512_cvtne2ps_pbh(second, first));
-      }
-    }
-  }
-};
-
-template <int SIZE>
-struct Bfloat16Block<Group4<SIZE>> {
-  static constexpr bool KNOWN = true;
-  template <typename Put>
-  INLINE static void unpack(const uint8_t* b, Put put) {
-    const __m512 scale = _mm512_set1_ps(load<float>(b)), zero = _mm512_set1_ps(load<float>(b + 4));
-    const __m512 numbers = _mm512_mul_ps(_mm512_sub_ps(count_from(0), zero), scale);
-#pragma GCC unroll 4
-    for (int part = 0; part < SIZE / 32; ++part)
-      put(part, nibbles_by(b + 8 + 16 * part, numbers));
+  typedef __m512 Factors;
+  INLINE static void read(const uint8_t* b, Factors& f) { f = _mm512_set1_ps(half(b)); }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, Factors d) {
+    return rounded_pairs(_mm512_mul_ps(with_sign(load<__m128i>(b + 2)), d),
+                         _mm512_mul_ps(with_sign(load<__m128i>(b + 18)), d));
   }
 };
 
 template <int SIZE>
 struct Bfloat16Block<Group8<SIZE>> {
-  static constexpr bool KNOWN = true;
-  template <typename Put>
-  INLINE static void unpack(const uint8_t* b, Put put) {
-    const __m512 scale = _mm512_set1_ps(load<float>(b)), zero = _mm512_set1_ps(load<float>(b + 4));
+  typedef Group::Factors Factors;
+  INLINE static void read(const uint8_t* b, Factors& f) { f = Group::factors(b); }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, Factors f) {
+    const __m512 scale = _mm512_set1_ps(f.scale), zero = _mm512_set1_ps(f.zero);
     const auto numbers = [&](const uint8_t* codes) {
-      const __m512 x = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load<__m128i>(codes)));
-      return _mm512_mul_ps(_mm512_sub_ps(x, zero), scale);
+      return _mm512_mul_ps(_mm512_sub_ps(without_sign(load<__m128i>(codes)), zero), scale);
     };
-#pragma GCC unroll 4
-    for (int part = 0; part < SIZE / 32; ++part) {
-      const uint8_t* codes = b + 8 + 32 * part;
-      put(part, (__m512i)_mm512_cvtne2ps_pbh(numbers(codes + 16), numbers(codes)));
+    return rounded_pairs(numbers(b + 8 + 32 * PART), numbers(b + 24 + 32 * PART));
+  }
+};
+
+template <>
+struct Bfloat16Block<Q4_K> {
+  typedef Sixteen Factors;
+  INLINE static void read(const uint8_t* b, Factors& f) { f = scales_and_least(b); }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, const Factors& f) {
+    return look_up(nibbles<PART>(words(b + 16 + PART / 2 * 32)), table16(f[PART], f[8 + PART]));
+  }
+};
+
+template <>
+struct Bfloat16Block<Q5_K> {
+  typedef Sixteen Factors;
+  INLINE static void read(const uint8_t* b, Factors& f) { f = scales_and_least(b); }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, const Factors& f) {
+    const __m512i codes = nibbles<PART>(words(b + 48 + PART / 2 * 32));
+    const __m512i fifths = _mm512_srli_epi16(_mm512_slli_epi16(words(b + 16), 4), PART);
+    const __m512i low = _mm512_set1_epi16(15);
+    const __m512i index = _mm512_ternarylogic_epi32(low, codes, fifths, 0xCA);
+    return look_up(index, table32(f[PART], f[8 + PART]));
+  }
+};
+
+template <>
+struct Bfloat16Block<Q6_K> {
+  struct Factors {
+    Sixteen scales;
+    alignas(64) int8_t codes[256];
+  };
+  INLINE static void read(const uint8_t* b, Factors& f) {
+    f.scales = _mm512_mul_ps(with_sign(load<__m128i>(b + 192)), _mm512_set1_ps(half(b + 208)));
+    const __m512i low = _mm512_set1_epi8(15), two = _mm512_set1_epi8(48);
+    const __m512i first = _mm512_inserti64x4(_mm512_set1_epi16(4), _mm256_set1_epi16(2), 1);
+    const __m512i second = _mm512_inserti64x4(_mm512_set1_epi16(0), _mm256_set1_epi16(2), 1);
+    for (int side = 0; side < 2; ++side) {
+      const __m512i q = load<__m512i>(b + 64 * side);
+      const __m512i upper = _mm512_broadcast_i64x4(load<__m256i>(b + 128 + 32 * side));
+      const auto put = [&](int i, __m512i lower, __m512i bits) {
+        const __m512i codes =
+            _mm512_ternarylogic_epi32(low, lower, _mm512_and_si512(bits, two), 0xCA);
+        store(f.codes + 128 * side + 64 * i, _mm512_sub_epi8(codes, _mm512_set1_epi8(32)));
+      };
+      put(0, q, _mm512_sllv_epi16(upper, first));
+      put(1, _mm512_srli_epi16(q, 4), _mm512_srlv_epi16(upper, second));
     }
+    kept_in_memory(f.codes);
+  }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t*, const Factors& f) {
+    const auto numbers = [&](int n) {
+      return _mm512_mul_ps(with_sign(load<__m128i>(f.codes + 16 * n)), f.scales[n]);
+    };
+    return rounded_pairs(numbers(2 * PART), numbers(2 * PART + 1));
   }
 };
 

@@ -44,21 +44,18 @@ struct Float32 {
 
 #if defined(__AVX512BF16__)
 struct BFloat16 {
-  static constexpr int64_t SIZE = 2, VECTOR = 64, AT_ONCE = 2;
+  static constexpr int64_t SIZE = 2, VECTOR = 64, AT_ONCE = 4;
   template <typename Stored>
-  static constexpr int FEW = Bfloat16Block<Stored>::KNOWN ? 2 : 0;
+  static constexpr int FEW = Stored::BITS > 0 ? 4 : 0;
   template <typename Stored>
   static void block(const uint8_t* from, char* to) {
-    const auto put = [to](int part, __m512i x) { _mm512_storeu_si512(to + 64 * part, x); };
-    if constexpr (Bfloat16Block<Stored>::KNOWN) Bfloat16Block<Stored>::unpack(from, put);
-    else
-      each_below<Stored::NUMBERS / 32>([&](auto number) {
-        constexpr int PART = decltype(number)::value;
-        __m512 x[2];
-        const auto keep = [&](int i, Floats numbers) { x[i] = (__m512)numbers; };
-        vectors_of<Stored, PART>(from, Stored::factors(from), keep);
-        put(PART, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
-      });
+    typedef Bfloat16Block<Stored> Block;
+    typename Block::Factors factors;
+    Block::read(from, factors);
+    each_below<Stored::NUMBERS / 32>([&](auto number) {
+      constexpr int PART = decltype(number)::value;
+      store(to + 64 * PART, Block::template part<PART>(from, factors));
+    });
   }
   static Pairs get(const char* from) { return held(load<Pairs>(from)); }
   static Floats add(Pairs x, Pairs w, Floats sum) { return add_products(x, w, sum); }
@@ -116,8 +113,8 @@ int64_t tiles(const char* x, int64_t x_row, const char* w, int64_t row, int64_t 
   return row;
 }
 
-// A few columns times ROWS rows, whose weights are unpacked in registers: cells[PANEL * r + c] is a
-// vector that adds up to x[r] . w[c]. What lies `ahead` behind the weights is asked for meanwhile.
+// A few columns times ROWS rows, whose weights are unpacked in registers: cells[COLUMNS * r + c] is
+// a vector that adds up to x[r] . w[c]. What lies `ahead` behind the weights is asked for meanwhile.
 template <typename Stored, int ROWS, int COLUMNS>
 INLINE void columns(Float32, const StoredProduct& p, const char* x, const char* w, int64_t numbers,
                     Floats* cells) {
@@ -147,52 +144,63 @@ INLINE void columns(Float32, const StoredProduct& p, const char* x, const char* 
     });
   }
   for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < COLUMNS; ++c) cells[PANEL * r + c] = sums[c][r];
+    for (int c = 0; c < COLUMNS; ++c) cells[COLUMNS * r + c] = sums[c][r];
 }
 
 #if defined(__AVX512BF16__)
 template <typename Stored, int ROWS, int COLUMNS>
 INLINE void columns(BFloat16, const StoredProduct& p, const char* x, const char* w, int64_t numbers,
                     Floats* cells) {
+  typedef Bfloat16Block<Stored> Block;
   Floats sums[COLUMNS][ROWS] = {};
+  const int64_t x_row = p.x_row;
   for (int64_t i = 0; i < numbers / Stored::NUMBERS; ++i) {
+    const uint8_t* blocks[COLUMNS];
+    typename Block::Factors factors[COLUMNS];
 #pragma GCC unroll 4
     for (int c = 0; c < COLUMNS; ++c) {
-      const char* block = w + c * p.w_row + i * Stored::BYTES;
+      blocks[c] = (const uint8_t*)w + c * p.w_row + i * Stored::BYTES;
+      Block::read(blocks[c], factors[c]);
       for (int64_t line = 0; line < Stored::BYTES; line += 64)
-        __builtin_prefetch(block + line + p.ahead);
-      const auto multiply = [&](int part, __m512i weights) {
-        const char* from = x + 2 * i * Stored::NUMBERS + 64 * part;
-        for (int r = 0; r < ROWS; ++r)
-          sums[c][r] = add_products(load<Pairs>(from + r * p.x_row), weights, sums[c][r]);
-      };
-      Bfloat16Block<Stored>::unpack((const uint8_t*)block, multiply);
+        __builtin_prefetch(blocks[c] + line + p.ahead, 0, 2);
     }
+    each_below<Stored::NUMBERS / 32>([&](auto number) {
+      constexpr int PART = decltype(number)::value;
+      const char* from = x + 2 * i * Stored::NUMBERS + 64 * PART;
+      Pairs rows[ROWS];
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; ++r) rows[r] = held(load<Pairs>(from + r * x_row));
+#pragma GCC unroll 4
+      for (int c = 0; c < COLUMNS; ++c) {
+        const Pairs weights = Block::template part<PART>(blocks[c], factors[c]);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) sums[c][r] = add_products(rows[r], weights, sums[c][r]);
+      }
+    });
   }
   for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < COLUMNS; ++c) cells[PANEL * r + c] = sums[c][r];
+    for (int c = 0; c < COLUMNS; ++c) cells[COLUMNS * r + c] = sums[c][r];
 }
 #endif
 
-// The same sums as `panel` gives for PANEL columns and a few rows.
+// The same sums as `panel` gives for PANEL columns and a few rows: those of each SLICE of a column.
 template <typename Stored, typename Number, int ROWS, int COLUMNS>
 void few_rows(const StoredProduct& p) {
-  float out[ROWS * PANEL] = {};
   constexpr int64_t SOME = SLICE / Number::SIZE;
-  for (int64_t begin = 0; begin < p.width; begin += SOME) {
-    const int64_t numbers = std::min(SOME, p.width - begin);
-    const char* w = p.w + begin / Stored::NUMBERS * Stored::BYTES;
-    Floats cells[ROWS * PANEL];
-    for (int64_t c = 0; c < PANEL; c += COLUMNS)
-      columns<Stored, ROWS, COLUMNS>(Number(), p, p.x + begin * Number::SIZE, w + c * p.w_row,
-                                     numbers, cells + c);
-    for (int r = 0; r < ROWS; ++r) {
-      fold_all<1, PANEL>(cells + PANEL * r);
-      for (int i = 0; i < PANEL; i += LANES)
-        store(out + PANEL * r + i, load<Floats>(out + PANEL * r + i) + cells[PANEL * r + i / LANES]);
+  for (int64_t c = 0; c < PANEL; c += COLUMNS) {
+    Floats out[ROWS] = {};
+    for (int64_t begin = 0; begin < p.width; begin += SOME) {
+      const int64_t numbers = std::min(SOME, p.width - begin);
+      const char* w = p.w + c * p.w_row + begin / Stored::NUMBERS * Stored::BYTES;
+      Floats cells[ROWS * COLUMNS];
+      columns<Stored, ROWS, COLUMNS>(Number(), p, p.x + begin * Number::SIZE, w, numbers, cells);
+      for (int r = 0; r < ROWS; ++r) {
+        fold_all<1, COLUMNS>(cells + COLUMNS * r);
+        out[r] += cells[COLUMNS * r];
+      }
     }
+    for (int r = 0; r < ROWS; ++r) memcpy(p.out + r * p.out_row + 4 * c, &out[r], 4 * COLUMNS);
   }
-  for (int r = 0; r < ROWS; ++r) memcpy(p.out + r * p.out_row, out + PANEL * r, PANEL * 4);
 }
 
 // out[r, c] = x[r] . w[c] in float32, for up to CHUNK rows and PANEL columns.

@@ -74,10 +74,10 @@ void unpack(const char* from, int64_t numbers, char* to, int64_t ahead) {
   }
 }
 
-// out[r, c] += x[r] . w[c] for a few rows and columns whose sums are held in registers; x_row is in
-// bytes.
+// sums[r * COLUMNS + c] += x[r] . w[c] for a few rows and columns whose sums are held in registers;
+// x_row is in bytes.
 template <typename Number, int ROWS, int COLUMNS>
-void tile(const char* x, int64_t x_row, const char* w, int64_t vectors, float* out) {
+void tile(const char* x, int64_t x_row, const char* w, int64_t vectors, float* sums) {
   Floats cells[ROWS * COLUMNS] = {};
   for (int64_t v = 0; v < vectors; ++v) {
     decltype(Number::get(x)) numbers[ROWS];
@@ -94,23 +94,27 @@ void tile(const char* x, int64_t x_row, const char* w, int64_t vectors, float* o
     }
   }
   fold_all<1, ROWS * COLUMNS>(cells);
-  float sums[ROWS * COLUMNS];
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS * COLUMNS / LANES; ++i)
-    memcpy(sums + i * LANES, &cells[i], sizeof cells[i]);
-  for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < COLUMNS; ++c) out[r * PANEL + c] += sums[r * COLUMNS + c];
+    store(sums + i * LANES, load<Floats>(sums + i * LANES) + cells[i]);
 }
 
-// As many rows at a time as there are, by the largest tile of so many.
-template <typename Number, int ROWS>
-int64_t tiles(const char* x, int64_t x_row, const char* w, int64_t row, int64_t rows,
-              int64_t vectors, float* sums) {
+// Calls `call` with tiles of PANEL columns and so many rows: as many rows at a time as there are, as
+// a type, their first row, and their first column.
+template <int ROWS, typename Call>
+int64_t tiles(int64_t row, int64_t rows, Call call) {
   for (; rows - row >= ROWS; row += ROWS)
     for (int64_t c = 0; c < PANEL; c += CELLS / ROWS)
-      tile<Number, ROWS, CELLS / ROWS>(x + row * x_row, x_row, w + c * APART, vectors,
-                                       sums + row * PANEL + c);
+      call(std::integral_constant<int, ROWS>(), row, c);
   return row;
+}
+template <typename Call>
+void each_tile(int64_t rows, Call call) {
+  int64_t row = 0;
+  if constexpr (CELLS == 16) row = tiles<8>(row, rows, call);
+  row = tiles<4>(row, rows, call);
+  row = tiles<2>(row, rows, call);
+  tiles<1>(row, rows, call);
 }
 
 // A few columns times ROWS rows, whose weights are unpacked in registers: cells[COLUMNS * r + c] is
@@ -226,14 +230,19 @@ void panel(const StoredProduct& p) {
                              weights + c * APART, p.ahead);
     const char* x = p.x + begin * Number::SIZE;
     const int64_t vectors = numbers * Number::SIZE / Number::VECTOR;
-    int64_t row = 0;
-    if constexpr (CELLS == 16) row = tiles<Number, 8>(x, p.x_row, weights, row, p.rows, vectors, sums);
-    row = tiles<Number, 4>(x, p.x_row, weights, row, p.rows, vectors, sums);
-    row = tiles<Number, 2>(x, p.x_row, weights, row, p.rows, vectors, sums);
-    tiles<Number, 1>(x, p.x_row, weights, row, p.rows, vectors, sums);
+    each_tile(p.rows, [&](auto of, int64_t row, int64_t c) {
+      constexpr int ROWS = decltype(of)::value;
+      tile<Number, ROWS, CELLS / ROWS>(x + row * p.x_row, p.x_row, weights + c * APART, vectors,
+                                       sums + row * PANEL + c * ROWS);
+    });
   }
-  for (int64_t r = 0; r < p.rows; ++r)
-    memcpy(p.out + r * p.out_row, sums + r * PANEL, p.columns * sizeof *sums);
+  each_tile(p.rows, [&](auto of, int64_t row, int64_t c) {
+    constexpr int ROWS = decltype(of)::value, COLUMNS = CELLS / ROWS;
+    const int64_t count = std::min<int64_t>(COLUMNS, p.columns - c);
+    for (int r = 0; r < ROWS && count > 0; ++r)
+      memcpy(p.out + (row + r) * p.out_row + 4 * c,
+             sums + row * PANEL + c * ROWS + r * COLUMNS, 4 * count);
+  });
 }
 
 template <typename Number>

@@ -57,14 +57,17 @@ INLINE void store(void* to, Vector x) {
   memcpy(to, &x, sizeof x);
 }
 
-// A vector that several products use. GCC would load it anew for each, were it not for the asm.
+// A vector that several products use. GCC would load it anew for each, were it not for the asm. One
+// that fills more than a register is left to the compiler.
 template <typename Vector>
 INLINE Vector held(Vector x) {
+  if constexpr (sizeof x <= 4 * LANES) {
 #if defined(__x86_64__)
-  asm("" : "+v"(x));
+    asm("" : "+v"(x));
 #elif defined(__aarch64__)
-  asm("" : "+w"(x));
+    asm("" : "+w"(x));
 #endif
+  }
   return x;
 }
 

@@ -85,7 +85,11 @@ constexpr bool SIGNED = BITS == 8;
 // Four integers, eight times.
 INLINE Codes four(const int8_t* x) { return (Codes)(load<int32_t>(x) - Sums{}); }
 
+// Sums of the products of four numbers each: by_fours.
 #if defined(TTC_DOT)
+template <int BITS>
+INLINE Sums by_fours(Codes codes, Codes x) { return TTC_DOT(Sums{}, codes, x); }
+
 template <int BITS>
 struct Dot {
   Sums total;
@@ -93,6 +97,19 @@ struct Dot {
   INLINE void add(Codes codes, Codes x) { total = held(TTC_DOT(total, codes, x)); }
 };
 #elif defined(__AVX2__)
+// Products of two numbers each, in 16 bits.
+template <int BITS>
+INLINE __m256i by_twos(Codes codes, Codes x) {
+  const __m256i w = (__m256i)codes;
+  if constexpr (!SIGNED<BITS>) return _mm256_maddubs_epi16(w, (__m256i)x);
+  else return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8((__m256i)x, w));
+}
+
+template <int BITS>
+INLINE Sums by_fours(Codes codes, Codes x) {
+  return (Sums)_mm256_madd_epi16(by_twos<BITS>(codes, x), _mm256_set1_epi16(1));
+}
+
 // Products of two numbers are added up in 16 bits, where as many of them fit as MOST.
 template <int BITS>
 struct Dot {
@@ -101,13 +118,7 @@ struct Dot {
   __m256i some;
   template <int GROUP>
   INLINE void add(Codes codes, Codes x) {
-    __m256i pairs;
-    if constexpr (SIGNED<BITS>) {
-      const __m256i w = (__m256i)codes;
-      pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8((__m256i)x, w));
-    } else {
-      pairs = _mm256_maddubs_epi16((__m256i)codes, (__m256i)x);
-    }
+    const __m256i pairs = by_twos<BITS>(codes, x);
     some = held(GROUP % MOST == 0 ? pairs : _mm256_add_epi16(some, pairs));
     if (GROUP % MOST == MOST - 1 || GROUP == 7)
       total += (Sums)_mm256_madd_epi16(some, _mm256_set1_epi16(1));
@@ -134,6 +145,13 @@ struct Dot {
 #endif
   }
 };
+
+template <int BITS>
+INLINE Sums by_fours(Codes codes, Codes x) {
+  Dot<BITS> dot = {};
+  dot.template add<0>(codes, x);
+  return dot.total;
+}
 #endif
 
 // ---------------------------------------------------------------- weights
@@ -200,6 +218,7 @@ void unpack_eight(const char* from, int64_t apart, int64_t count, int64_t number
       for (int64_t line = 0; line < Stored::BYTES; line += 64)
         __builtin_prefetch(blocks[c] + line + ahead, 0, 2);
     }
+    many_in_memory(factors);
     each_below<Stored::NUMBERS / 32>([&](auto number) {
       constexpr int PART = decltype(number)::value;
       const int64_t part = i * (Stored::NUMBERS / 32) + PART;
@@ -266,6 +285,109 @@ void tile(const Row* rows, int64_t begin, int64_t numbers, const Weights& w, flo
   }
 }
 
+// Eight vectors become one: lane n is the sum of what is in vector n, of its first and of its second
+// half.
+INLINE void fold_eight(const Sums* x, Sums& first, Sums& second) {
+  Sums twos[4], fours[2];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const Sums a = x[2 * i], b = x[2 * i + 1];
+    twos[i] = __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+              __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+  }
+  for (int i = 0; i < 2; ++i) {
+    const Sums a = twos[2 * i], b = twos[2 * i + 1];
+    fours[i] = __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+               __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+  }
+  first = __builtin_shufflevector(fours[0], fours[1], 0, 1, 2, 3, 8, 9, 10, 11);
+  second = __builtin_shufflevector(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15);
+}
+
+// What eight columns' scales and shifts are, for each part of a block and each factor of it.
+template <typename Stored>
+struct EightFactors {
+  static constexpr int EACH = FACTORS<Stored>, COUNT = Stored::NUMBERS / 32 * EACH;
+  Float8 scales[COUNT], shifts[COUNT];
+
+  INLINE void read(const uint8_t* const* blocks) {
+    typename Stored::Factors f[8];
+#pragma GCC unroll 8
+    for (int c = 0; c < 8; ++c) f[c] = Stored::factors(blocks[c]);
+    if constexpr (std::is_same_v<typename Stored::Factors, Scales<COUNT>> && COUNT > 1) {
+      many_in_memory(f);
+#pragma GCC unroll 2
+      for (int n = 0; n < COUNT; n += 8) {
+        turned(scales + n, [&](int c) { return f[c].scale + n; });
+        if (EACH == 1) turned(shifts + n, [&](int c) { return f[c].shift + n; });
+        else for (int i = n; i < n + 8; ++i) shifts[i] = scales[i] * Q6_K::SHIFT;
+      }
+    } else {
+      for (int c = 0; c < 8; ++c) {
+        float scale, shift;
+        factor<0, 0>(f[c], SIGNED<Stored::BITS>, scale, shift);
+        scales[0][c] = scale;
+        shifts[0][c] = shift;
+      }
+      for (int n = 1; n < COUNT; ++n) {
+        scales[n] = scales[0];
+        shifts[n] = shifts[0];
+      }
+    }
+  }
+
+  template <typename At>
+  INLINE static void turned(Float8* to, At at) {
+    Sums x[8];
+#pragma GCC unroll 8
+    for (int c = 0; c < 8; ++c) x[c] = load<Sums>(at(c));
+    turn(x);
+#pragma GCC unroll 8
+    for (int n = 0; n < 8; ++n) to[n] = (Float8)x[n];
+  }
+};
+
+// The same sums as `panel` gives for one row, whose codes are multiplied as they come.
+template <typename Stored>
+void one_row(const StoredProduct& p) {
+  constexpr int COUNT = FACTORS<Stored>;
+  const Row row = row_at(p.x, p.width);
+  for (int64_t column = 0; column < PANEL; column += 8) {
+    Float8 out = {};
+    for (int64_t i = 0; i < p.width / Stored::NUMBERS; ++i) {
+      const uint8_t* blocks[8];
+      for (int c = 0; c < 8; ++c) {
+        blocks[c] = (const uint8_t*)p.w + (column + c) * p.w_row + i * Stored::BYTES;
+        for (int64_t line = 0; line < Stored::BYTES; line += 64)
+          __builtin_prefetch(blocks[c] + line + p.ahead, 0, 2);
+      }
+      EightFactors<Stored> factors;
+      factors.read(blocks);
+      each_below<Stored::NUMBERS / 32>([&](auto number) {
+        constexpr int PART = decltype(number)::value;
+        const int64_t part = i * (Stored::NUMBERS / 32) + PART;
+        const Codes x = held(load<Codes>(row.numbers + 32 * part));
+        Sums sums[8], halves[2];
+#pragma GCC unroll 8
+        for (int c = 0; c < 8; ++c) {
+          const Codes codes = Stored::template codes<PART>(blocks[c]);
+          sums[c] = by_fours<Stored::BITS>(SIGNED<Stored::BITS> ? codes ^ 128 : codes, x);
+        }
+        fold_eight(sums, halves[0], halves[1]);
+        if constexpr (COUNT == 1) halves[0] += halves[1];
+#pragma GCC unroll 2
+        for (int n = 0; n < COUNT; ++n) {
+          const float sum = row.sums[3 * part + (COUNT == 1 ? 0 : 1 + n)];
+          const Float8 whole = __builtin_convertvector(halves[n], Float8) * row.scales[part];
+          out += whole * factors.scales[COUNT * PART + n];
+          out += factors.shifts[COUNT * PART + n] * sum;
+        }
+      });
+    }
+    store(p.out + 4 * column, out);
+  }
+}
+
 template <typename Stored, int ROWS>
 int64_t tiles(const Row* rows, int64_t row, int64_t count, int64_t begin, int64_t numbers,
               const Weights& w, float (*out)[PANEL]) {
@@ -277,6 +399,7 @@ int64_t tiles(const Row* rows, int64_t row, int64_t count, int64_t begin, int64_
 // Up to CHUNK rows and PANEL columns.
 template <typename Stored>
 void panel(const StoredProduct& p) {
+  if (p.columns == PANEL && p.rows == 1) return one_row<Stored>(p);
   static thread_local Weights weights;
   alignas(32) float out[CHUNK][PANEL];
   memset(out, 0, p.rows * sizeof *out);

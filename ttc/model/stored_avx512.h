@@ -37,7 +37,9 @@ INLINE Pairs table32(__m512 d, __m512 m) {
 
 INLINE Pairs look_up(__m512i index, Pairs table) { return _mm512_permutexvar_epi16(index, table); }
 
-INLINE __m512i words(const uint8_t* bytes32) { return _mm512_cvtepu8_epi16(load<__m256i>(bytes32)); }
+INLINE __m512i words(const uint8_t* bytes32) {
+  return _mm512_cvtepu8_epi16(load<__m256i>(bytes32));
+}
 
 // Codes of 4 bits in words: the lower four, or the upper ones where PART is odd.
 template <int PART>
@@ -57,7 +59,7 @@ INLINE __m512 with_sign(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_ep
 INLINE __m512 without_sign(__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(x)); }
 
 // 16 numbers that are read one by one from memory.
-struct Sixteen {
+struct InMemory {
   alignas(64) float numbers[16];
   INLINE void operator=(__m512 x) {
     _mm512_store_ps(numbers, x);
@@ -66,21 +68,12 @@ struct Sixteen {
   __m512 operator[](int n) const { return _mm512_set1_ps(numbers[n]); }
 };
 
-// The eight scales of a block of Q4_K or Q5_K, then its eight least numbers, negative. A block
-// begins with two float16, then come four bytes each: six bits of the first scales and of the first
-// least numbers, whose upper two bits are the upper ones of the last, and fours of these.
-INLINE __m512 scales_and_least(const uint8_t* b) {
-  const __m128i begin = load<__m128i>(b);
-  const __m128i six = _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F);
-  const __m128i lower = _mm_srlv_epi32(_mm_shuffle_epi32(begin, _MM_SHUFFLE(3, 2, 3, 1)),
-                                       _mm_setr_epi32(0, 0, 0, 4));
-  const __m128i upper = _mm_srli_epi32(_mm_shuffle_epi32(begin, _MM_SHUFFLE(2, 2, 1, 1)), 2);
-  const __m128i two = _mm_setr_epi32(0, 0x30303030, 0, 0x30303030);
-  const __m128i codes = _mm_or_si128(_mm_and_si128(lower, six), _mm_and_si128(upper, two));
-  const __m128i by = _mm_xor_si128((__m128i)_mm_cvtph_ps(begin), _mm_setr_epi32(0, 1 << 31, 0, 0));
-  const __m512i eight = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-  const __m512 factors = _mm512_permutexvar_ps(eight, _mm512_castps128_ps512((__m128)by));
-  return _mm512_mul_ps(without_sign(codes), factors);
+// The eight scales of a block of Q4_K or Q5_K, then its eight least numbers, negative.
+INLINE __m512 eight_and_eight(const uint8_t* b) {
+  const __m128 two = _mm_xor_ps(_mm_cvtph_ps(load<__m128i>(b)), _mm_setr_ps(0, -0.0f, 0, 0));
+  const __m512i each = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+  const __m512 by = _mm512_permutexvar_ps(each, _mm512_castps128_ps512(two));
+  return _mm512_mul_ps(without_sign(scales_and_least(b)), by);
 }
 
 // Kinds of whole numbers.
@@ -158,8 +151,8 @@ struct Bfloat16Block<Group8<SIZE>> {
 
 template <>
 struct Bfloat16Block<Q4_K> {
-  typedef Sixteen Factors;
-  INLINE static void read(const uint8_t* b, Factors& f) { f = scales_and_least(b); }
+  typedef InMemory Factors;
+  INLINE static void read(const uint8_t* b, Factors& f) { f = eight_and_eight(b); }
   template <int PART>
   INLINE static Pairs part(const uint8_t* b, const Factors& f) {
     return look_up(nibbles<PART>(words(b + 16 + PART / 2 * 32)), table16(f[PART], f[8 + PART]));
@@ -168,8 +161,8 @@ struct Bfloat16Block<Q4_K> {
 
 template <>
 struct Bfloat16Block<Q5_K> {
-  typedef Sixteen Factors;
-  INLINE static void read(const uint8_t* b, Factors& f) { f = scales_and_least(b); }
+  typedef InMemory Factors;
+  INLINE static void read(const uint8_t* b, Factors& f) { f = eight_and_eight(b); }
   template <int PART>
   INLINE static Pairs part(const uint8_t* b, const Factors& f) {
     const __m512i codes = nibbles<PART>(words(b + 48 + PART / 2 * 32));
@@ -183,7 +176,7 @@ struct Bfloat16Block<Q5_K> {
 template <>
 struct Bfloat16Block<Q6_K> {
   struct Factors {
-    Sixteen scales;
+    InMemory scales;
     alignas(64) int8_t codes[256];
   };
   INLINE static void read(const uint8_t* b, Factors& f) {

@@ -43,11 +43,13 @@ INLINE Codes twice(const uint8_t* bytes16) {
 #endif
 }
 
-// Bytes shifted to the right by N bits, of which the lower BITS stay. Processors shift 16 bits.
-template <int N, int BITS>
+// Bytes shifted to the right by N bits, or to the left by -N, of which those of MASK stay. Processors
+// shift 16 bits.
+template <int N, int MASK>
 INLINE Codes shifted(Codes c) {
   typedef uint16_t Words __attribute__((vector_size(32)));
-  return (Codes)((Words)c >> N) & (uint8_t)((1 << BITS) - 1);
+  if constexpr (N < 0) return (Codes)((Words)c << -N) & (uint8_t)MASK;
+  else return (Codes)((Words)c >> N) & (uint8_t)MASK;
 }
 
 // Codes of 4 bits: the lower halves of 16 bytes, then the upper ones.
@@ -141,10 +143,16 @@ struct Q8_0 : Affine<1> {
 };
 
 // Numbers that are read one by one from memory: a load that fills a vector is cheaper than the
-// permutation that GCC would make of it.
+// permutation that GCC would make of it, or than the registers that it would keep each in.
 template <typename Numbers>
 INLINE void kept_in_memory(Numbers& x) {
   asm("" : "+m"(x));
+}
+
+// The same, where columns have more than a scale and a shift each.
+template <typename Factors, int COLUMNS>
+INLINE void many_in_memory(Factors (&factors)[COLUMNS]) {
+  if constexpr (sizeof(Factors) >= 64) kept_in_memory(factors);
 }
 
 // Eight bytes, without a sign or with one, as float32.
@@ -160,16 +168,36 @@ INLINE Float8 eight(const uint8_t* bytes8, bool sign) {
 #endif
 }
 
-// The scales and the least numbers of the eight parts of a block of Q4_K or Q5_K, 6 bits each.
-INLINE Scales<8> scales_of(const uint8_t* b) {
+// The scales and the least numbers of the eight parts of a block of Q4_K or Q5_K, 6 bits each, as 16
+// bytes. Behind two float16 a block has four bytes each: the first four scales; the first four least
+// numbers; and fours of bits of the others, whose upper two bits are the upper ones of the first.
+#if defined(__AVX2__)
+INLINE __m128i scales_and_least(const uint8_t* b) {
+  const __m128i begin = load<__m128i>(b);
+  const __m128i lower = _mm_srlv_epi32(_mm_shuffle_epi32(begin, _MM_SHUFFLE(3, 2, 3, 1)),
+                                       _mm_setr_epi32(0, 0, 0, 4));
+  const __m128i upper = _mm_srli_epi32(_mm_shuffle_epi32(begin, _MM_SHUFFLE(2, 2, 1, 1)), 2);
+  const __m128i low = _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F);
+  const __m128i high = _mm_setr_epi32(0, 0x30303030, 0, 0x30303030);
+  return _mm_or_si128(_mm_and_si128(lower, low), _mm_and_si128(upper, high));
+}
+#else
+struct Sixteen {
+  uint32_t words[4];
+};
+INLINE Sixteen scales_and_least(const uint8_t* b) {
   const uint32_t low = load<uint32_t>(b + 4), least = load<uint32_t>(b + 8);
   const uint32_t high = load<uint32_t>(b + 12), four = 0x0F0F0F0F, six = 0x3F3F3F3F;
-  const uint32_t scale[2] = {low & six, (high & four) | (low >> 2 & 0x30303030)};
-  const uint32_t shift[2] = {least & six, (high >> 4 & four) | (least >> 2 & 0x30303030)};
+  return {{low & six, (high & four) | (low >> 2 & 0x30303030), least & six,
+           (high >> 4 & four) | (least >> 2 & 0x30303030)}};
+}
+#endif
+
+INLINE Scales<8> scales_of(const uint8_t* b) {
+  const auto codes = scales_and_least(b);
   Scales<8> s;
-  store(s.scale, eight((const uint8_t*)scale, false) * half(b));
-  store(s.shift, eight((const uint8_t*)shift, false) * -half(b + 2));
-  kept_in_memory(s);
+  store(s.scale, eight((const uint8_t*)&codes, false) * half(b));
+  store(s.shift, eight((const uint8_t*)&codes + 8, false) * -half(b + 2));
   return s;
 }
 
@@ -178,7 +206,7 @@ struct Q4_K : Affine<8> {
   INLINE static Factors factors(const uint8_t* b) { return scales_of(b); }
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) {
-    return shifted<PART % 2 * 4, 4>(load<Codes>(b + 16 + PART / 2 * 32));
+    return shifted<PART % 2 * 4, 15>(load<Codes>(b + 16 + PART / 2 * 32));
   }
 };
 
@@ -187,30 +215,29 @@ struct Q5_K : Affine<8> {
   INLINE static Factors factors(const uint8_t* b) { return scales_of(b); }
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) {
-    const Codes fifth = shifted<PART, 1>(load<Codes>(b + 16)) * 16;
-    return shifted<PART % 2 * 4, 4>(load<Codes>(b + 48 + PART / 2 * 32)) | fifth;
+    const Codes fifth = shifted<PART - 4, 16>(load<Codes>(b + 16));
+    return shifted<PART % 2 * 4, 15>(load<Codes>(b + 48 + PART / 2 * 32)) | fifth;
   }
 };
 
 struct Q6_K : Affine<16> {
   static constexpr int NUMBERS = 256, BYTES = 210, BITS = 6;
+  static constexpr float SHIFT = -32;
   INLINE static Factors factors(const uint8_t* b) {
     Factors f;
     const float d = half(b + 208);
     for (int i = 0; i < 16; i += 8) {
       const Float8 scale = eight(b + 192 + i, true) * d;
       store(f.scale + i, scale);
-      store(f.shift + i, scale * -32.0f);
+      store(f.shift + i, scale * SHIFT);
     }
-    kept_in_memory(f);
     return f;
   }
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) {
     constexpr int side = PART / 4, k = PART % 4;
-    const Codes low = shifted<k / 2 * 4, 4>(load<Codes>(b + 64 * side + 32 * (k % 2)));
-    const Codes upper = shifted<2 * k, 2>(load<Codes>(b + 128 + 32 * side));
-    return low | upper * 16;
+    const Codes low = shifted<k / 2 * 4, 15>(load<Codes>(b + 64 * side + 32 * (k % 2)));
+    return low | shifted<2 * k - 4, 48>(load<Codes>(b + 128 + 32 * side));
   }
 };
 

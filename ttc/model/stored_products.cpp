@@ -31,11 +31,12 @@ struct Float32 {
   static constexpr int FEW = CELLS * LANES < 64 ? 0 : 4;
   template <typename Stored>
   INLINE static void block(const uint8_t* from, char* to) {
-    const auto factors = Stored::factors(from);
+    typename Stored::Factors factors[] = {Stored::factors(from)};
+    many_in_memory(factors);
     each_below<Stored::NUMBERS / 32>([&](auto number) {
       constexpr int PART = decltype(number)::value;
       const auto put = [&](int i, Floats x) { store(to + 4 * (32 * PART + i * LANES), x); };
-      vectors_of<Stored, PART>(from, factors, put);
+      vectors_of<Stored, PART>(from, factors[0], put);
     });
   }
   static Floats get(const char* from) { return held(load<Floats>(from)); }
@@ -68,7 +69,8 @@ void unpack(const char* from, int64_t numbers, char* to, int64_t ahead) {
   int64_t asked = 0;
   for (int64_t i = 0; i < blocks; ++i) {
     const char* block = from + i * Stored::BYTES;
-    for (; asked < (i + 1) * Stored::BYTES; asked += 64) __builtin_prefetch(from + asked + ahead, 0, 2);
+    for (; asked < (i + 1) * Stored::BYTES; asked += 64)
+      __builtin_prefetch(from + asked + ahead, 0, 2);
     char* out = to + i * Stored::NUMBERS * Number::SIZE;
     Number::template block<Stored>((const uint8_t*)block, out);
   }
@@ -134,6 +136,7 @@ INLINE void columns(Float32, const StoredProduct& p, const char* x, const char* 
       for (int64_t line = 0; line < Stored::BYTES; line += 64)
         __builtin_prefetch(blocks[c] + line + p.ahead, 0, 2);
     }
+    many_in_memory(factors);
     each_below<Stored::NUMBERS / 32>([&](auto number) {
       constexpr int PART = decltype(number)::value;
       const char* from = x + 4 * (i * Stored::NUMBERS + 32 * PART);

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +69,29 @@ def test_products_are_those_of_rounded_rows(kind: Kind, dtype: torch.dtype) -> N
     for count in (1, 2, 7):
         alone = Int8Rows().linear(together[:count], torch.from_numpy(packed), int(kind))
         assert torch.equal(alone, found[:count])
+
+
+def sweep() -> None:
+    """All kinds, for a process with other settings."""
+    for kind in KINDS:
+        test_products_are_those_of_rounded_rows(kind, torch.float32)
+    for bits in (4, 8):
+        test_integers_in_groups_are_multiplied_likewise(bits)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="processors of x86-64")
+@pytest.mark.parametrize("processor", ["haswell", "x86-64"])
+def test_other_processors_compute_the_same(processor: str) -> None:
+    program = "from tests.ttc.approximate.test_int8_activations import sweep; sweep()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"TTC_CPU": processor},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def assert_products(found: Tensor, x: Tensor, weight: Tensor) -> None:

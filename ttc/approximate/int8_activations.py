@@ -19,6 +19,7 @@ from ttc.compiling import library
 from ttc.errors import InvalidInput
 from ttc.model.fused_runner import FusedRunner
 from ttc.model.runner import ModelRunner
+from ttc.model.stored_experts import StoredMatrices
 from ttc.model.stored_kernel import KINDS, address, shared
 from ttc.model.stored_layers import StoredLinear
 from ttc.placement.split import SplitRunner
@@ -68,14 +69,14 @@ class Int8Rows:
 
 
 def round_activations(model: Any, runner: ModelRunner) -> None:
-    """Let the stored linear layers of a model take their inputs in 8 bits from now on.
+    """Let the stored linear layers and experts of a model take their inputs in 8 bits from now on.
 
     Raises InvalidInput for a model without such layers.
     """
     layers = [
         module
         for module in model.modules()
-        if isinstance(module, StoredLinear) and module.stored not in EXACT
+        if isinstance(module, StoredLinear | StoredMatrices) and module.stored not in EXACT
     ]
     if not layers:
         raise InvalidInput(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -22,7 +23,15 @@ class Rounding(Protocol):
     def products(self) -> int: ...
 
 
-class StoredLinear(nn.Module):
+class Stored(nn.Module, ABC):
+    """A module with weights that stay as they are stored."""
+
+    @abstractmethod
+    def weight_bytes(self) -> dict[str, int]:
+        """The bytes of each, by the name that it has in a module of plain weights."""
+
+
+class StoredLinear(Stored):
     """A linear layer. packed: the weight's rows as bytes (out_features, bytes), uint8, which may be
     part of a file. stored: the kernel's number of their kind. order: of the inputs, where the
     weight has them in another one. rounding: what rounds the rows that come, None to multiply
@@ -42,7 +51,7 @@ class StoredLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = in_features, len(packed)
         self.stored = stored
-        self.packed = _as_weight(packed)
+        self.packed = as_weight(packed)
         self.register_buffer("order", order, persistent=False)
         self.bias = bias
 
@@ -56,8 +65,16 @@ class StoredLinear(nn.Module):
             y += self.bias
         return y.view(*x.shape[:-1], self.out_features)
 
+    def weight_bytes(self) -> dict[str, int]:
+        return {"weight": self.packed.nbytes}
 
-class StoredEmbedding(nn.Module):
+    @property
+    def numbers(self) -> int:
+        """How many numbers its weight has."""
+        return self.in_features * self.out_features
+
+
+class StoredEmbedding(Stored):
     """An embedding. weight: an empty tensor whose type and device are those of what it gives."""
 
     weight: Tensor
@@ -66,15 +83,18 @@ class StoredEmbedding(nn.Module):
         super().__init__()
         self.num_embeddings, self.embedding_dim = len(packed), width
         self.stored = stored
-        self.packed = _as_weight(packed)
+        self.packed = as_weight(packed)
         self.register_buffer("weight", torch.empty(0, dtype=dtype), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = stored_kernel.unpacked(self.packed[ids.reshape(-1)], self.stored, self.embedding_dim)
         return rows.to(self.weight.dtype).view(*ids.shape, self.embedding_dim)
 
+    def weight_bytes(self) -> dict[str, int]:
+        return {"weight": self.packed.nbytes}
 
-def _as_weight(packed: Tensor) -> nn.Parameter:
+
+def as_weight(packed: Tensor) -> nn.Parameter:
     if isinstance(packed, nn.Parameter):
         return packed
     return nn.Parameter(packed, requires_grad=False)
@@ -83,9 +103,9 @@ def _as_weight(packed: Tensor) -> nn.Parameter:
 def stored_bytes(model: nn.Module) -> dict[str, int]:
     """The bytes of each weight that stays as it is stored, by the name that it has in a model of
     plain weights."""
-    kinds = StoredLinear, StoredEmbedding
     return {
-        f"{path}.weight": module.packed.nbytes
+        f"{path}.{name}": size
         for path, module in model.named_modules()
-        if isinstance(module, kinds)
+        if isinstance(module, Stored)
+        for name, size in module.weight_bytes().items()
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,38 @@ from torch import Tensor, nn
 
 from ttc.errors import UnsupportedModel
 from ttc.model import stored_kernel
+from ttc.model.stored_experts import (
+    PARTS,
+    StoredExperts,
+    StoredMatrices,
+    experts_of,
+    matrix_shapes,
+)
 from ttc.model.stored_kernel import KINDS
 from ttc.model.stored_layers import StoredEmbedding, StoredLinear
 
 WAY_OUT = "leave quantized out (model.quantized=false) to have its weights unpacked"
-PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "starcoder2", "stablelm")
+PLAIN = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen2moe",
+    "qwen3",
+    "qwen3moe",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "starcoder2",
+    "stablelm",
+)
 """Architectures whose weights a file holds row by row, in the order of transformers' or with the
 rows of a head in turn."""
+
+EXPERT_WIDTHS = {
+    ".ffn_gate_exps.weight": "moe_intermediate_size",
+    ".ffn_gate_shexp.weight": "shared_expert_intermediate_size",
+}
+"""Tensors whose rows a configuration counts, and what it calls that."""
 
 
 def why_not() -> str:
@@ -30,10 +57,11 @@ def why_not() -> str:
 
 
 def read_stored(kind: Any, config: Any, dtype: torch.dtype, file: Path) -> Any:
-    """The model of a .gguf file. Its linear layers and embeddings multiply by the file's own bytes;
-    the rest (norms, biases) is read as `dtype`.
+    """The model of a .gguf file. Its linear layers, experts and embeddings multiply by the file's
+    own bytes; the rest (norms, biases, routers) is read as `dtype`.
 
-    kind: the class that makes it from a configuration. Raises UnsupportedModel for a file that is
+    kind: the class that makes it from a configuration. config: gets the widths of experts, which
+    transformers does not read. Raises UnsupportedModel for a file that is
     cut off or lacks weights, and for types and architectures that are not read so.
     """
     filling = _opened(kind, config, dtype, file)
@@ -62,9 +90,17 @@ def _opened(kind: Any, config: Any, dtype: torch.dtype, file: Path) -> _Filling:
             f"weights of the architecture {name!r} are not kept as {file.name} stores them, those "
             f"of {', '.join(PLAIN)} are; {WAY_OUT}"
         )
+    _set_expert_widths(config, reader.tensors)
     with init_empty_weights(include_buffers=False):
         model = kind.from_config(config, dtype=dtype)
     return _Filling(model, file, reader, name, dtype)
+
+
+def _set_expert_widths(config: Any, tensors: Iterable[Any]) -> None:
+    for tensor in tensors:
+        for part, setting in EXPERT_WIDTHS.items():
+            if tensor.name.endswith(part) and len(tensor.shape) > 1:
+                setattr(config, setting, int(tensor.shape[1]))
 
 
 class _Filling:
@@ -86,12 +122,18 @@ class _Filling:
         self.packed: dict[str, nn.Parameter] = {}  # by the tensor's name, as some are shared
 
     def stored_bytes(self) -> dict[str, int]:
-        return {
+        sizes = {
             f"{path}.weight": int(self._matrix(path, module).n_bytes)
             for path, module in self._matrices()
         }
+        for path in experts_of(self.model):
+            gate, up, down = (int(self._of_experts(path, part).n_bytes) for part in PARTS)
+            sizes |= {f"{path}.gate_up_proj": gate + up, f"{path}.down_proj": down}
+        return sizes
 
     def run(self) -> None:
+        for path, experts in experts_of(self.model).items():
+            self._replace(path, self._experts(path, experts))
         for path, module in self._matrices():
             filled = self._embedding if type(module) is nn.Embedding else self._linear
             self._replace(path, filled(path, module))
@@ -101,9 +143,14 @@ class _Filling:
                 self.model.get_submodule(path).register_parameter(last, self._plain(name, weight))
 
     def _matrices(self) -> list[tuple[str, Any]]:
-        """The modules whose weights stay as they are stored."""
+        """The modules whose weight stays as it is stored: not a shared expert's gate, whose weight
+        is one row."""
         modules = self.model.named_modules()
-        return [(path, m) for path, m in modules if type(m) in (nn.Embedding, nn.Linear)]
+        return [
+            (path, m)
+            for path, m in modules
+            if type(m) in (nn.Embedding, nn.Linear) and len(m.weight) > 1
+        ]
 
     def _matrix(self, path: str, module: nn.Module) -> Any:
         """The tensor of a module's weight. Without one of its own a head has the embedding's."""
@@ -118,31 +165,45 @@ class _Filling:
 
     def _linear(self, path: str, module: nn.Linear) -> StoredLinear:
         tensor = self._matrix(path, module)
-        packed = self._packed(tensor, module.weight)
+        packed = self._packed(tensor, tuple(module.weight.shape))
         bias = None if module.bias is None else self._plain(f"{path}.bias", module.bias)
         return StoredLinear(packed, int(tensor.tensor_type), module.in_features, bias)
 
     def _embedding(self, path: str, module: nn.Embedding) -> nn.Module:
         tensor = self._matrix(path, module)
-        packed = self._packed(tensor, module.weight)
+        packed = self._packed(tensor, tuple(module.weight.shape))
         stored = int(tensor.tensor_type)
         return StoredEmbedding(packed, stored, module.embedding_dim, self.dtype)
+
+    def _experts(self, path: str, module: Any) -> StoredExperts:
+        matrices = {}
+        for part, shape in matrix_shapes(module).items():
+            tensor = self._of_experts(path, part)
+            packed = self._packed(tensor, shape)
+            matrices[part] = StoredMatrices(packed, int(tensor.tensor_type), shape[-1])
+        return StoredExperts(**matrices, act_fn=module.act_fn)
+
+    def _of_experts(self, path: str, part: str) -> Any:
+        """The tensor with a matrix of each expert."""
+        down = self.names.get(f"{path}.down_proj", "")
+        return self._tensor(f"{path}.{part}_proj", down.replace("_down_", f"_{part}_") + ".weight")
 
     def _tensor(self, name: str, source: str | None) -> Any:
         stored = source or self.names.get(name, "")
         if stored not in self.tensors:
-            raise UnsupportedModel(f"{self.file.name} lacks the weight {name}")
+            whose = f"{stored} of {name}" if stored else name
+            raise UnsupportedModel(f"{self.file.name} lacks the weight {whose}")
         return self.tensors[stored]
 
-    def _packed(self, tensor: Any, like: Tensor) -> nn.Parameter:
-        """The bytes of a weight's rows, (rows, bytes): the file's own, or a copy where it has rows
-        in another order."""
+    def _packed(self, tensor: Any, shape: tuple[int, ...]) -> nn.Parameter:
+        """The bytes of a weight's rows, of which `shape` has the numbers: the file's own, or a copy
+        where it has rows in another order."""
         if tensor.name not in self.packed:
-            rows = self._rows(tensor, like)
+            rows = self._rows(tensor, shape)
             self.packed[tensor.name] = nn.Parameter(rows, requires_grad=False)
         return self.packed[tensor.name]
 
-    def _rows(self, tensor: Any, like: Tensor) -> Tensor:
+    def _rows(self, tensor: Any, expected: tuple[int, ...]) -> Tensor:
         kind = int(tensor.tensor_type)
         if kind not in KINDS:
             raise UnsupportedModel(
@@ -150,20 +211,20 @@ class _Filling:
                 f"it is stored is {', '.join(KINDS.values())}; {WAY_OUT}"
             )
         shape = tuple(map(int, reversed(tensor.shape)))
-        if shape != tuple(like.shape):
+        if shape != expected:
             raise UnsupportedModel(
-                f"{tensor.name} is {shape} in the file and {tuple(like.shape)} by its configuration"
+                f"{tensor.name} is {shape} in the file and {expected} by its configuration"
             )
-        if like.shape[1] % 32:
+        *rows, width = shape
+        if width % 32:
             raise UnsupportedModel(
-                f"{tensor.name} has rows of {like.shape[1]} numbers, not a multiple of 32; "
-                f"{WAY_OUT}"
+                f"{tensor.name} has rows of {width} numbers, not a multiple of 32; {WAY_OUT}"
             )
-        rows = len(like)
-        row_bytes = int(tensor.n_bytes) // rows
-        packed = torch.empty(0, dtype=torch.uint8).set_(
-            self.bytes, int(tensor.data_offset), (rows, row_bytes), (row_bytes, 1)
+        row_bytes = int(tensor.n_bytes) // prod(rows)
+        flat = torch.empty(0, dtype=torch.uint8).set_(
+            self.bytes, int(tensor.data_offset), (int(tensor.n_bytes),), (1,)
         )
+        packed = flat.view(*rows, row_bytes)
         array = packed.numpy()
         ordered = self.processor.process(array, name=tensor.name).weights
         if ordered is array:
@@ -176,9 +237,10 @@ class _Filling:
         tensor = self._tensor(name, None)
         numbers = dequantize(tensor.data, tensor.tensor_type)
         numbers = self.processor.process(weights=numbers, name=tensor.name).weights
-        if tuple(numbers.shape) != tuple(like.shape):
+        if np.squeeze(numbers).shape != tuple(like.squeeze().shape):  # axes of one are left out
             raise UnsupportedModel(
                 f"{tensor.name} is {tuple(numbers.shape)} in the file and {tuple(like.shape)} by "
                 "its configuration"
             )
-        return nn.Parameter(torch.tensor(numbers).to(self.dtype), requires_grad=False)
+        weight = torch.tensor(numbers).to(self.dtype).view(like.shape)
+        return nn.Parameter(weight, requires_grad=False)

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, TTCError
+from ttc.model.stored_experts import StoredExperts
 from ttc.model.stored_layers import StoredLinear
 from ttc.sampling import Sampling
 from ttc.speculation.base import Draft
@@ -114,7 +115,7 @@ def _vocabulary(engine: Any) -> Any:
 
 
 def _weights(engine: Any) -> int:
-    layers = [layer for layer in engine.model.modules() if isinstance(layer, StoredLinear)]
-    stored: int = sum(layer.in_features * layer.out_features for layer in layers)
+    kinds = StoredLinear | StoredExperts
+    stored: int = sum(m.numbers for m in engine.model.modules() if isinstance(m, kinds))
     plain: int = sum(weight.numel() for weight in engine.model.parameters())
     return stored + plain

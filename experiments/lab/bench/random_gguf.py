@@ -1,8 +1,10 @@
-"""Random Llamas in .gguf files, their weights in any of the kinds that stay as they are."""
+"""Random Llamas and Qwens in .gguf files, their weights in any of the kinds that stay as they
+are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import gguf
@@ -42,7 +44,9 @@ def random_weight(kind: Kind, rows: int, width: int, scale: float, seed: int = 0
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a Llama, its output tied to the embedding, or of a Qwen 3 (architecture
-    "qwen3"), whose heads are as wide, and whose output is a matrix of its own."""
+    "qwen3"), whose heads are as wide, and whose output is a matrix of its own. With architecture
+    "qwen2moe" or "qwen3moe" each layer has experts, `inner` is their width, and `routed` is how
+    many of them a token goes through."""
 
     layers: int = 2
     width: int = 256
@@ -52,6 +56,16 @@ class Shape:
     vocab: int = 128
     context: int = 128
     architecture: str = "llama"
+    experts: int = 8
+    routed: int = 2
+
+    @property
+    def is_qwen(self) -> bool:
+        return self.architecture.startswith("qwen")
+
+    @property
+    def has_experts(self) -> bool:
+        return self.architecture.endswith("moe")
 
 
 MIXED = "Q4_K_M"
@@ -69,7 +83,7 @@ def kind_of(kind: Kind | str, name: str, layers: int) -> Kind:
     _, layer, part = name.split(".")
     n, eighth = int(layer), layers // 8
     more = n < eighth or n >= 7 * layers // 8 or (n - eighth) % 3 == 2
-    return Kind.Q6_K if more and part in ("attn_v", "ffn_down") else Kind.Q4_K
+    return Kind.Q6_K if more and part in ("attn_v", "ffn_down", "ffn_down_exps") else Kind.Q4_K
 
 
 def write_llama(
@@ -87,9 +101,13 @@ def write_llama(
     writer.add_feed_forward_length(shape.inner)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
-    if shape.architecture == "qwen3":
+    if shape.is_qwen:
         writer.add_key_length(shape.width // shape.heads)
         writer.add_value_length(shape.width // shape.heads)
+    if shape.has_experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.routed)
+        writer.add_expert_feed_forward_length(shape.inner)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab)
     writer.add_tokenizer_model("gpt2")
@@ -97,49 +115,78 @@ def write_llama(
     writer.add_token_list([*letters, "ab", *(f"<{n}>" for n in range(65, shape.vocab))])
     writer.add_token_types([1] * shape.vocab)
     writer.add_token_merges(["a b"])
-    matrices, norms = _matrices(shape), _norms(shape)
+    matrices, others = _matrices(shape), _others(shape)
     kinds = {name: kind_of(kind, name, shape.layers) for name in matrices}
-    for name, (rows, width) in matrices.items():
+    for name, (*rows, width) in matrices.items():
         numbers, size = gguf.GGML_QUANT_SIZES[kinds[name]]
         row_bytes = width // numbers * size
         writer.add_tensor_info(
             f"{name}.weight",
-            (rows, row_bytes),
+            (*rows, row_bytes),
             np.dtype(np.uint8),
-            rows * row_bytes,
+            prod(rows) * row_bytes,
             raw_dtype=kinds[name],
         )
-    for name, width in norms.items():
-        writer.add_tensor_info(f"{name}.weight", (width,), np.dtype(np.float32), 4 * width)
+    for name, values in others.items():
+        writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for seed, (name, sizes) in enumerate(matrices.items()):
-        packed = random_weight(kinds[name], *sizes, scale, seed)
+    for seed, (name, (*rows, width)) in enumerate(matrices.items()):
+        packed = random_weight(kinds[name], prod(rows), width, scale, seed)
         writer.write_tensor_data(packed.view(np.uint8).reshape(len(packed), -1))
-    for width in norms.values():
-        writer.write_tensor_data(np.ones(width, np.float32))
+    for values in others.values():
+        writer.write_tensor_data(values)
     writer.close()
 
 
-def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
+def _matrices(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Their sizes, (rows, width), or (experts, rows, width)."""
     width, inner = shape.width, shape.inner
     narrow = width // shape.heads * shape.kv_heads
-    sizes = {"attn_q": (width, width), "attn_k": (narrow, width), "attn_v": (narrow, width)}
-    sizes |= {"attn_output": (width, width), "ffn_gate": (inner, width), "ffn_up": (inner, width)}
-    sizes |= {"ffn_down": (width, inner)}
+    sizes: dict[str, tuple[int, ...]] = {
+        "attn_q": (width, width),
+        "attn_k": (narrow, width),
+        "attn_v": (narrow, width),
+        "attn_output": (width, width),
+    }
+    mlp = {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    if shape.has_experts:
+        sizes |= {f"{name}_exps": (shape.experts, *size) for name, size in mlp.items()}
+    if shape.architecture == "qwen2moe":
+        sizes |= {f"{name}_shexp": size for name, size in mlp.items()}
+    if not shape.has_experts:
+        sizes |= mlp
     made = {f"blk.{n}.{name}": size for n in range(shape.layers) for name, size in sizes.items()}
     made["token_embd"] = (shape.vocab, width)
-    if shape.architecture == "qwen3":
+    if shape.is_qwen:
         made["output"] = (shape.vocab, width)
     return made
 
 
-def _norms(shape: Shape) -> dict[str, int]:
-    """Their widths."""
-    head = shape.width // shape.heads
-    widths = {"attn": shape.width, "ffn": shape.width}
-    if shape.architecture == "qwen3":
-        widths |= {"attn_q": head, "attn_k": head}
-    made = {f"blk.{n}.{name}_norm": w for n in range(shape.layers) for name, w in widths.items()}
-    return made | {"output_norm": shape.width}
+def _others(shape: Shape) -> dict[str, np.ndarray]:
+    """Norms, which are ones, and random biases and routers, by the names of their tensors."""
+    random = np.random.default_rng(0)
+    width, head = shape.width, shape.width // shape.heads
+    of_layer: dict[str, tuple[int, ...]] = {"attn_norm": (width,), "ffn_norm": (width,)}
+    if shape.architecture.startswith("qwen3"):
+        of_layer |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
+    if shape.has_experts:
+        of_layer["ffn_gate_inp"] = (shape.experts, width)
+    if shape.architecture == "qwen2moe":
+        of_layer["ffn_gate_inp_shexp"] = (width,)
+    made = {
+        f"blk.{n}.{name}.weight": np.ones(size, np.float32)
+        if name.endswith("norm")
+        else random.standard_normal(size, np.float32)
+        for n in range(shape.layers)
+        for name, size in of_layer.items()
+    }
+    if shape.architecture.startswith("qwen2"):
+        biases = {"attn_q": width, "attn_k": head * shape.kv_heads, "attn_v": head * shape.kv_heads}
+        made |= {
+            f"blk.{n}.{name}.bias": random.standard_normal(size, np.float32)
+            for n in range(shape.layers)
+            for name, size in biases.items()
+        }
+    return made | {"output_norm.weight": np.ones(width, np.float32)}

@@ -1,0 +1,111 @@
+"""Experts (mixtures of experts) whose weights stay as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+from ttc.model import stored_kernel
+from ttc.model.llama_structure import code_of
+from ttc.model.stored_layers import Rounding, Stored, as_weight
+
+PARTS = ("gate", "up", "down")
+"""The matrices of an expert."""
+
+
+def experts_of(model: nn.Module) -> dict[str, Any]:
+    """The modules of a model that can become `StoredExperts`, by name: those that run the code of
+    Mixtral's experts, as those of Qwen 2, Qwen 3 and others do."""
+    known = code_of(MixtralExperts.forward)
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if hasattr(module, "gate_up_proj") and code_of(type(module).forward) == known
+    }
+
+
+def matrix_shapes(experts: Any) -> dict[str, tuple[int, int, int]]:
+    """The shape of each of `PARTS`, (experts, rows, width), by a module of plain weights."""
+    count, rows, hidden = experts.gate_up_proj.shape
+    return {
+        "gate": (count, rows // 2, hidden),
+        "up": (count, rows // 2, hidden),
+        "down": tuple(experts.down_proj.shape),
+    }
+
+
+class StoredMatrices(nn.Module):
+    """A matrix of each expert. packed: (experts, rows, bytes), uint8, which may be part of a file.
+    stored: the kernel's number of their kind. width: the numbers of a row. order: (experts, width),
+    of the inputs, where the weights have them in another one. rounding: see `StoredLinear`."""
+
+    order: Tensor | None
+    rounding: Rounding | None = None
+
+    def __init__(self, packed: Tensor, stored: int, width: int, order: Tensor | None = None):
+        super().__init__()
+        self.width = width
+        self.stored = stored
+        self.packed = as_weight(packed)
+        self.register_buffer("order", order, persistent=False)
+
+    @property
+    def numbers(self) -> int:
+        experts, rows, _ = self.packed.shape
+        return experts * rows * self.width
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        """What rows x become by one expert's matrix."""
+        if self.order is not None:
+            x = x[:, self.order[expert]]
+        by = stored_kernel if self.rounding is None else self.rounding
+        return by.linear(x, self.packed[expert], self.stored)
+
+
+class StoredExperts(Stored):
+    """The experts of a layer, as `MixtralExperts` and its like: each multiplies the rows that the
+    router sends it, in the same order and types as transformers' own."""
+
+    def __init__(
+        self,
+        gate: StoredMatrices,
+        up: StoredMatrices,
+        down: StoredMatrices,
+        act_fn: Callable[[Tensor], Tensor],
+    ):
+        super().__init__()
+        self.gate = gate
+        self.up = up
+        self.down = down
+        self.act_fn = act_fn
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states: (rows, hidden). top_k_index, top_k_weights: (rows, k), the experts of each
+        row and what their results are multiplied by."""
+        experts, places = top_k_index.flatten().sort(stable=True)
+        rows = places // top_k_index.shape[1]
+        factors = top_k_weights.flatten()[places, None]
+        inputs = hidden_states[rows]
+        hit, counts = (part.tolist() for part in experts.unique_consecutive(return_counts=True))
+        result = torch.zeros_like(hidden_states)
+        parts = (hit, *(part.split(counts) for part in (inputs, rows, factors)))
+        for expert, x, its, factor in zip(*parts, strict=True):
+            y = self.act_fn(self.gate(x, expert)) * self.up(x, expert)
+            y = self.down(y, expert) * factor
+            result.index_add_(0, its, y.to(result.dtype))
+        return result
+
+    def weight_bytes(self) -> dict[str, int]:
+        return {
+            "gate_up_proj": self.gate.packed.nbytes + self.up.packed.nbytes,
+            "down_proj": self.down.packed.nbytes,
+        }
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers its weights have."""
+        return self.gate.numbers + self.up.numbers + self.down.numbers

@@ -4,6 +4,7 @@ scale for each group, for a CPU and without these packages."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.grouped_weights import Grouped, awq, gptq, pack_quantized, row_bytes, signed_bytes
+from ttc.model.stored_experts import StoredExperts, StoredMatrices, experts_of, matrix_shapes
 from ttc.model.stored_layers import StoredLinear
 
 MARKS = {
@@ -24,6 +26,9 @@ MARKS = {
 }
 """The methods, and for each the tensor that a layer has whose weights are integers."""
 METHODS = tuple(MARKS)
+MIXTRAL_EXPERT = re.compile(r"(\.experts\.\d+)\.w([123])\.")
+MIXTRAL_PARTS = {"1": "gate", "2": "down", "3": "up"}
+"""How files of Mixtral name the matrices of an expert."""
 TORCHAO = {"Int8Tensor": "act_quant_kwargs", "IntxUnpackedToInt8Tensor": "activation_quantization"}
 """The tensors of torchao that are read, and what they say of quantized activations."""
 
@@ -39,10 +44,11 @@ def read_grouped(kind: Any, config: Any, dtype: torch.dtype, folder: Path) -> An
 
     layout = Layout.of(config.quantization_config)
     files = _Files(folder)
-    model, integers = _empty(kind, config, dtype, layout, files)
-    for path, module in integers.items():
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, _linear(path, module, layout, files, dtype))
+    model = _empty(kind, config, dtype)
+    for path, module in _integers(model, layout, files).items():
+        _replace(model, path, _linear(path, module, layout, files, dtype))
+    for path, module in experts_of(model).items():
+        _replace(model, path, _experts(path, module, layout, files))
     for name, weight in list(model.named_parameters()):
         if weight.is_meta and (name in files or not _is_tied(model, name)):
             path, _, last = name.rpartition(".")
@@ -59,28 +65,45 @@ def bytes_in_folder(kind: Any, config: Any, dtype: torch.dtype, folder: Path) ->
     by the files' heads alone. See `read_grouped`."""
     layout = Layout.of(config.quantization_config)
     files = _Files(folder)
-    _, integers = _empty(kind, config, dtype, layout, files)
-    return {
-        f"{path}.weight": module.out_features
-        * row_bytes(width=module.in_features, **_bits_and_groups(path, layout, files))
-        for path, module in integers.items()
+    model = _empty(kind, config, dtype)
+
+    def nbytes(path: str, rows: int, width: int) -> int:
+        return rows * row_bytes(width=width, **_bits_and_groups(path, layout, files))
+
+    sizes = {
+        f"{path}.weight": nbytes(path, module.out_features, module.in_features)
+        for path, module in _integers(model, layout, files).items()
     }
+    for path, module in experts_of(model).items():
+        gate, up, down = (
+            count * nbytes(_expert(path, 0, part), rows, width)
+            for part, (count, rows, width) in matrix_shapes(module).items()
+        )
+        sizes |= {f"{path}.gate_up_proj": gate + up, f"{path}.down_proj": down}
+    return sizes
 
 
-def _empty(
-    kind: Any, config: Any, dtype: torch.dtype, layout: Layout, files: _Files
-) -> tuple[Any, dict[str, nn.Linear]]:
-    """The model without weights, and those of its modules whose weights are integers."""
+def _empty(kind: Any, config: Any, dtype: torch.dtype) -> Any:
+    """The model without weights."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
-        model = kind.from_config(config, dtype=dtype)
+        return kind.from_config(config, dtype=dtype)
+
+
+def _integers(model: Any, layout: Layout, files: _Files) -> dict[str, nn.Linear]:
+    """The linear layers whose weights are integers, by name."""
     mark = MARKS[layout.method]
-    return model, {
+    return {
         path: module
         for path, module in model.named_modules()
         if type(module) is nn.Linear and f"{path}.{mark}" in files
     }
+
+
+def _replace(model: Any, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
 
 
 def check_layout(config: Any) -> None:
@@ -168,8 +191,66 @@ def _expect(name: str, value: Any, *known: Any) -> None:
 def _linear(
     path: str, module: nn.Linear, layout: Layout, files: _Files, dtype: torch.dtype
 ) -> StoredLinear:
+    shape = module.out_features, module.in_features
+    packed, stored, order = _packed(path, shape, layout, files)
+    bias = files.maybe(f"{path}.bias")
+    if bias is None and module.bias is not None:
+        raise UnsupportedModel(f"its files lack the weight {path}.bias")
+    weight = None if bias is None else nn.Parameter(bias.to(dtype), requires_grad=False)
+    return StoredLinear(packed, stored, module.in_features, weight, order)
+
+
+def _experts(path: str, module: Any, layout: Layout, files: _Files) -> StoredExperts:
+    first = f"{_expert(path, 0, 'gate')}.{MARKS[layout.method]}"
+    if first not in files:
+        raise UnsupportedModel(
+            f"the experts of {path} are not integers in its files, which lack {first}; leave "
+            "quantized out"
+        )
+    matrices = {
+        part: _matrices(path, part, shape, layout, files)
+        for part, shape in matrix_shapes(module).items()
+    }
+    return StoredExperts(**matrices, act_fn=module.act_fn)
+
+
+def _matrices(
+    path: str, part: str, shape: tuple[int, int, int], layout: Layout, files: _Files
+) -> StoredMatrices:
+    """One matrix of each expert, side by side."""
+    count, rows, width = shape
+    together = torch.empty(0)
+    kinds = set[int]()
+    orders = []
+    for expert in range(count):
+        name = _expert(path, expert, part)
+        bias = files.maybe(f"{name}.bias")
+        if bias is not None and bias.any():
+            raise UnsupportedModel(f"{name} has a bias, and {path} adds none")
+        packed, stored, order = _packed(name, (rows, width), layout, files)
+        if not expert:
+            together = packed.new_empty(count, *packed.shape)
+        kinds.add(stored)
+        if len(kinds) > 1:
+            raise UnsupportedModel(f"the groups of {name} are not as large as those before it")
+        together[expert] = packed
+        orders.append(torch.arange(width) if order is None else order)
+    order = torch.stack(orders)
+    in_order = bool((order == torch.arange(width)).all())
+    return StoredMatrices(together, kinds.pop(), width, None if in_order else order)
+
+
+def _expert(path: str, number: int, part: str) -> str:
+    """What the files call a matrix of one expert."""
+    return f"{path}.{number}.{part}_proj"
+
+
+def _packed(
+    path: str, expected: tuple[int, int], layout: Layout, files: _Files
+) -> tuple[Tensor, int, Tensor | None]:
+    """A weight's rows as bytes, the kernel's number of their kind, and the order of inputs where
+    the weight has them in another one."""
     grouped = _grouped(path, layout, files)
-    expected = module.out_features, module.in_features
     if tuple(grouped.codes.shape) != expected:
         raise UnsupportedModel(
             f"{path} is {tuple(grouped.codes.shape)} in the files and {expected} by its "
@@ -179,12 +260,7 @@ def _linear(
     order = None if groups is None else _order(groups, grouped.scales.shape[1], path)
     if order is not None:
         grouped = replace(grouped, codes=grouped.codes[:, order].contiguous())
-    packed, stored = grouped.packed()
-    bias = files.maybe(f"{path}.bias")
-    if bias is None and module.bias is not None:
-        raise UnsupportedModel(f"its files lack the weight {path}.bias")
-    weight = None if bias is None else nn.Parameter(bias.to(dtype), requires_grad=False)
-    return StoredLinear(packed, stored, module.in_features, weight, order)
+    return *grouped.packed(), order
 
 
 def _grouped(path: str, layout: Layout, files: _Files) -> Grouped:
@@ -250,8 +326,14 @@ def _order(group_of: Tensor, groups: int, path: str) -> Tensor | None:
     return torch.argsort(group_of, stable=True)
 
 
+def _name_today(name: str) -> str:
+    """What transformers calls a weight now that files of Mixtral name in another way."""
+    name = name.replace(".block_sparse_moe.", ".mlp.")
+    return MIXTRAL_EXPERT.sub(lambda found: f"{found[1]}.{MIXTRAL_PARTS[found[2]]}_proj.", name)
+
+
 class _Files:
-    """The tensors of a folder's .safetensors files."""
+    """The tensors of a folder's .safetensors files, by the names of today's modules."""
 
     def __init__(self, folder: Path):
         from safetensors import safe_open
@@ -264,9 +346,15 @@ class _Files:
         if not files:
             raise UnsupportedModel(f"{folder.name} has no .safetensors files")
         opened = [safe_open(file, "pt") for file in files]
-        self.homes = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
+        self.homes = {
+            _name_today(name): (file, name)
+            for file in opened
+            for name in file.keys()  # noqa: SIM118
+        }
         self.notes = {
-            name: text for file in opened for name, text in (file.metadata() or {}).items()
+            _name_today(name): text
+            for file in opened
+            for name, text in (file.metadata() or {}).items()
         }
 
     def __contains__(self, name: str) -> bool:
@@ -283,7 +371,8 @@ class _Files:
         """A tensor's shape, by the file's head."""
         if name not in self.homes:
             raise UnsupportedModel(f"its files lack the weight {name}")
-        shape: list[int] = self.homes[name].get_slice(name).get_shape()
+        file, stored = self.homes[name]
+        shape: list[int] = file.get_slice(stored).get_shape()
         return shape
 
     def maybe(self, name: str) -> Tensor | None:
@@ -292,7 +381,8 @@ class _Files:
     def read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         if name not in self.homes:
             raise UnsupportedModel(f"its files lack the weight {name}")
-        tensor: Tensor = self.homes[name].get_tensor(name)
+        file, stored = self.homes[name]
+        tensor: Tensor = file.get_tensor(stored)
         if shape is not None and tuple(tensor.shape) != shape:
             raise UnsupportedModel(
                 f"{name} is {tuple(tensor.shape)} in the files and {shape} by its configuration"

@@ -8,24 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from ttc.model import stored_kernel
-from ttc.model.llama_structure import code_of
 from ttc.model.stored_layers import Rounding, Stored, as_weight
 
+PLAIN = (Qwen2MoeExperts, Qwen3MoeExperts, MixtralExperts)
+"""Modules of experts that `StoredExperts` stands for; all three run the same code."""
 PARTS = ("gate", "up", "down")
 """The matrices of an expert."""
 
 
 def experts_of(model: nn.Module) -> dict[str, Any]:
-    """The modules of a model that can become `StoredExperts`, by name: those that run the code of
-    Mixtral's experts, as those of Qwen 2, Qwen 3 and others do."""
-    known = code_of(MixtralExperts.forward)
-    return {
-        path: module
-        for path, module in model.named_modules()
-        if hasattr(module, "gate_up_proj") and code_of(type(module).forward) == known
-    }
+    """The modules of a model that can become `StoredExperts`, by name."""
+    return {path: module for path, module in model.named_modules() if type(module) in PLAIN}
 
 
 def matrix_shapes(experts: Any) -> dict[str, tuple[int, int, int]]:
@@ -58,7 +55,7 @@ class StoredMatrices(nn.Module):
         experts, rows, _ = self.packed.shape
         return experts * rows * self.width
 
-    def forward(self, x: Tensor, expert: int) -> Tensor:
+    def linear(self, x: Tensor, expert: int) -> Tensor:
         """What rows x become by one expert's matrix."""
         if self.order is not None:
             x = x[:, self.order[expert]]
@@ -67,8 +64,8 @@ class StoredMatrices(nn.Module):
 
 
 class StoredExperts(Stored):
-    """The experts of a layer, as `MixtralExperts` and its like: each multiplies the rows that the
-    router sends it, in the same order and types as transformers' own."""
+    """The experts of a layer. Each multiplies the rows that the router sends it, in the same order
+    and types as transformers' own (see `PLAIN`)."""
 
     def __init__(
         self,
@@ -94,8 +91,8 @@ class StoredExperts(Stored):
         result = torch.zeros_like(hidden_states)
         parts = (hit, *(part.split(counts) for part in (inputs, rows, factors)))
         for expert, x, its, factor in zip(*parts, strict=True):
-            y = self.act_fn(self.gate(x, expert)) * self.up(x, expert)
-            y = self.down(y, expert) * factor
+            y = self.act_fn(self.gate.linear(x, expert)) * self.up.linear(x, expert)
+            y = self.down.linear(y, expert) * factor
             result.index_add_(0, its, y.to(result.dtype))
         return result
 

@@ -121,41 +121,71 @@ LAYOUTS: dict[str, tuple[Callable[..., Parts], dict[str, Any], int]] = {
 }
 
 
-def write(folder: Path, layout: str) -> Any:
-    """A folder with a random Llama in a layout. Returns the model with the weights that it stands
-    for."""
+def quantized(rows: int, width: int, layout: str) -> tuple[Parts, Tensor]:
+    """A random weight as a layout stores it, and the numbers that it stands for."""
     store, settings, bits = LAYOUTS[layout]
+    codes = torch.randint(0, 1 << bits, (rows, width))
+    groups = width // GROUP
+    scales = (0.01 + 0.02 * torch.rand(rows, groups)).half() * 2.0 ** (4 - bits)
+    zeros = torch.randint(1, 1 << bits, (rows, groups))
+    if store is symmetric:
+        zeros[:] = 1 << bits - 1
+    group_of = torch.arange(width) // GROUP
+    if settings.get("desc_act"):
+        group_of = group_of[torch.randperm(width)]
+    numbers = scales.float()[:, group_of] * (codes - zeros[:, group_of])
+    return store(codes, scales, zeros, bits, group_of), numbers
+
+
+def write(folder: Path, layout: str, plain: Any = None) -> Any:
+    """A folder with a random model in a layout, a Llama if none is given. Returns the model with
+    the weights that it stands for."""
+    store, settings, _ = LAYOUTS[layout]
     torch.manual_seed(0)
-    plain = LlamaForCausalLM(LlamaConfig(**CONFIG)).eval()
-    tensors: Parts = {}
+    plain = LlamaForCausalLM(LlamaConfig(**CONFIG)) if plain is None else plain
+    tensors = dict(plain.state_dict())
+    notes = {}
     for path, module in plain.named_modules():
-        if type(module) is nn.Linear and path != "lm_head":
-            rows, width = module.weight.shape
-            codes = torch.randint(0, 1 << bits, (rows, width))
-            groups = width // GROUP
-            scales = (0.01 + 0.02 * torch.rand(rows, groups)).half() * 2.0 ** (4 - bits)
-            zeros = torch.randint(1, 1 << bits, (rows, groups))
-            if store is symmetric:
-                zeros[:] = 1 << bits - 1
-            group_of = torch.arange(width) // GROUP
-            if settings.get("desc_act"):
-                group_of = group_of[torch.randperm(width)]
-            for name, part in store(codes, scales, zeros, bits, group_of).items():
-                tensors[f"{path}.{name}"] = part
-            numbers = scales.float()[:, group_of] * (codes - zeros[:, group_of])
-            module.weight.data = numbers
-    stored = {f"{path.removesuffix('.weight')}.weight" for path in plain.state_dict()}
-    quantized = {name.rpartition(".")[0] + ".weight" for name in tensors}
-    for name, weight in plain.state_dict().items():
-        if name in stored - quantized:
-            tensors[name] = weight
+        matrices = {}
+        if type(module) is nn.Linear and path != "lm_head" and module.out_features > 1:
+            matrices[path] = module.weight.data
+            del tensors[f"{path}.weight"]
+        if hasattr(module, "gate_up_proj"):
+            matrices = matrices_of_experts(path, module)
+            del tensors[f"{path}.gate_up_proj"], tensors[f"{path}.down_proj"]
+        for name, weight in matrices.items():
+            parts, numbers = quantized(*weight.shape, layout)
+            tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+            weight.copy_(numbers)
+            notes[f"{name}.weight"] = note(LAYOUTS[layout][2])
+    if plain.config.model_type == "mixtral":
+        tensors = {name_of_mixtral(name): tensor for name, tensor in tensors.items()}
     folder.mkdir(exist_ok=True)
-    notes = {name: note(bits) for name in quantized} if store is torchao else None
-    save_file(tensors, folder / "model.safetensors", notes)
+    save_file(tensors, folder / "model.safetensors", notes if store is torchao else None)
     config = plain.config.to_dict() | {"quantization_config": settings}
     (folder / "config.json").write_text(json.dumps(config))
     save_tokenizer(folder)
-    return plain
+    return plain.eval()
+
+
+def matrices_of_experts(path: str, experts: Any) -> Parts:
+    """The weights of each expert, by what files call them; parts of the module's own."""
+    weights = {}
+    for number, (gate_up, down) in enumerate(
+        zip(experts.gate_up_proj.data, experts.down_proj.data, strict=True)
+    ):
+        gate, up = gate_up.chunk(2)
+        each = {"gate": gate, "up": up, "down": down}
+        weights |= {f"{path}.{number}.{part}_proj": weight for part, weight in each.items()}
+    return weights
+
+
+def name_of_mixtral(name: str) -> str:
+    """What files of Mixtral call a weight."""
+    name = name.replace(".mlp.", ".block_sparse_moe.")
+    for part, other in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
+        name = name.replace(part, other)
+    return name
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

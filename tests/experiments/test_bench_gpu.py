@@ -71,6 +71,7 @@ def test_a_part_that_fails_is_named_and_the_others_run(
         assert [row["case"] for row in found[1]["rows"]] == ["a"]
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     alive = tmp_path / "alive"
     child = f"import time\nwhile True: open({str(alive)!r}, 'w').close(); time.sleep(0.05)"
@@ -114,6 +115,7 @@ def test_without_a_gpu_it_is_refused_with_the_way_out(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_wrong_numbers_of_a_kernel_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsed = Machine.of(rehearse=True)
     monkeypatch.setattr(kernels, "shapes", lambda _: [kernels.Shape(1, 16, torch.float32)])

@@ -10,6 +10,7 @@ import pytest
 
 from experiments.lab.bench import placement
 from experiments.lab.bench.placement import split_of
+from tests.helpers.tiers import slow
 from ttc import Split
 
 LAYERS = 9
@@ -42,9 +43,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("resident", 0),
         # room for a layer beside two buffers, embedding and head
-        ("streamed", (LAYERS - 1) * LAYER),
+        slow(("streamed", (LAYERS - 1) * LAYER)),
         # of four layers one is a buffer; head and final norm
-        ("accelerate", (LAYERS - 3) * LAYER + TABLE + 4 * 32),
+        slow(("accelerate", (LAYERS - 3) * LAYER + TABLE + 4 * 32)),
         ("split", 4 * (2 * 32 + 2 * 2 * 16) + 2 * 8),  # states, rotations and positions of two rows
         # and what is multiplied
         ("helped", 4 * (2 * 32 + 2 * 2 * 16) + 2 * 8 + 5 * (FAR + 4 * 2 * (32 + 64))),

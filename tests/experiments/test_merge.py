@@ -81,6 +81,7 @@ def test_merged_shards_are_the_run_of_one_process(
     assert "9 of 9 were done already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_shards_are_found_by_their_names(place: Path) -> None:
     shards(place, 1, 2, of=2)
     merge(place / "outputs" / "r")

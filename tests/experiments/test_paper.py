@@ -172,6 +172,7 @@ def test_helm_prints_the_example_and_table_6_5(
     )
 
 
+@pytest.mark.slow
 def test_helms_k_is_18_without_the_ends_in_decimal_and_21_with_them_in_binary(
     helm_rows: list[dict[str, Any]],
 ) -> None:
@@ -199,6 +200,7 @@ def test_the_times_of_helms_text_are_those_of_18_and_17_blocks() -> None:
     assert round(18 * 8.6, 1) == 154.8 and round(17 * 1.8, 1) == 30.6
 
 
+@pytest.mark.slow
 def test_helms_plans_follow_from_what_is_reserved(helm_rows: list[dict[str, Any]]) -> None:
     sizes = {
         name: (c["hidden_size"], c["intermediate_size"], c["num_attention_heads"])
@@ -236,6 +238,7 @@ def test_helms_plans_follow_from_what_is_reserved(helm_rows: list[dict[str, Any]
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_how_fast_the_cpu_is_plays_no_part_in_helms_plans(
     monkeypatch: pytest.MonkeyPatch, helm_rows: list[dict[str, Any]]
 ) -> None:
@@ -251,6 +254,7 @@ def test_how_fast_the_cpu_is_plays_no_part_in_helms_plans(
         assert [row["k"] for row in helm.plan_rows(units)] == [row["k"] for row in plans]
 
 
+@pytest.mark.slow
 def test_helms_predictions_need_other_deltas_than_it_states(
     helm_rows: list[dict[str, Any]],
 ) -> None:

@@ -30,7 +30,7 @@ from tests.helpers.backends import FakeBackend
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished
 from tests.helpers.scripted import Scripted
-from tests.helpers.tiers import examples
+from tests.helpers.tiers import examples, slow
 from ttc import Branch, InvalidInput, Problem
 from ttc.model.loading import load
 from verifiers import ValueHead
@@ -375,7 +375,7 @@ def sums(path: Path, questions: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("rank", [0, 4], ids=["head", "lora"])
+@pytest.mark.parametrize("rank", [0, slow(4)], ids=["head", "lora"])
 def test_what_is_trained_is_saved_described_and_loads_with_the_same_scores(
     rank: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,6 +475,7 @@ def tuned(base: Path, learning_rate: float) -> list[torch.Tensor]:
     return [weights.detach().clone() for weights in _updates(model)]
 
 
+@pytest.mark.slow
 def test_adapters_follow_from_the_seed(base: Path) -> None:
     once, again = tuned(base, 0.003), tuned(base, 0.003)
     assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))

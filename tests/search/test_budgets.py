@@ -31,7 +31,7 @@ from search import (
 from search.spending import Spending
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import Costly, RandomTree, all_searches
-from tests.helpers.tiers import examples
+from tests.helpers.tiers import examples, some_quick
 from tests.helpers.trees import HandMadeTree, Scores, searched
 from ttc import Branch, BudgetExceeded, InvalidInput
 from ttc.sampling import random_key
@@ -150,7 +150,11 @@ def test_budgeted_results_depend_on_no_company_and_no_order(
         assert seen(result) == seen(alone)
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: type(search).__name__)
+@pytest.mark.parametrize(
+    "search",
+    some_quick(SEARCHES, SEARCHES[::5]),
+    ids=lambda search: type(search).__name__,
+)
 def test_budgets_that_are_large_enough_change_nothing(search: Search) -> None:
     budgets = {
         "max_tokens": 10**6,

@@ -14,6 +14,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.models import small
 from tests.helpers.scripted import Scripted
 from tests.helpers.searches import Costly, RandomTree, all_searches
+from tests.helpers.tiers import some_quick
 from tests.helpers.tools import Letter, counting, letter, tool
 from ttc import Branch, InvalidInput
 from ttc.results import Result
@@ -21,6 +22,7 @@ from ttc.tools.base import Tools
 from ttc.tools.call import Written
 from ttc.tools.formats import from_json
 
+SEARCHES = all_searches()
 WAIT_S = 60.0
 """Longer than any machine takes, where a test would else wait for ever."""
 
@@ -167,7 +169,11 @@ def test_other_problems_go_on_while_a_tool_runs() -> None:
     assert list(told.items()) == [("y", "b0"), ("x", "a7[true]0")]
 
 
-@pytest.mark.parametrize("search", all_searches(), ids=lambda search: type(search).__name__)
+@pytest.mark.parametrize(
+    "search",
+    some_quick(SEARCHES, SEARCHES[::5]),
+    ids=lambda search: type(search).__name__,
+)
 def test_every_search_works_with_tools(search: Search) -> None:
     """Its branches call a tool wherever a 7 comes, and no answer is read of what they are told."""
     backend = RandomTree(letters="7172,37,7450")

@@ -136,6 +136,7 @@ def test_a_machine_that_is_too_busy_is_refused(monkeypatch: pytest.MonkeyPatch) 
         profile_device(CPU, torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_a_simulated_link_is_not_faster_than_stated() -> None:
     link = profile_link(CPU, 1.0)
     assert link.simulated

@@ -122,6 +122,7 @@ def test_one_graph_serves_plan_after_plan(recorder: StandIn) -> None:
     assert_like_plain(small(1), longer)
 
 
+@pytest.mark.slow
 @interpreted
 def test_passes_launched_ahead_are_replays_that_take_their_tokens_from_the_device(
     recorder: StandIn, monkeypatch: pytest.MonkeyPatch

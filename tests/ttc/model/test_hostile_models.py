@@ -15,6 +15,7 @@ import pytest
 
 from search import Greedy, solve
 from tests.helpers.runs import save_model
+from tests.helpers.tiers import some_quick
 from ttc import Engine, TTCError
 from ttc.model import loading
 from ttc.text import chat
@@ -140,7 +141,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(save_model(tmp_path_factory.mktemp("model")))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some_quick(CASES, list(CASES)[::3]))
 def test_a_hostile_model_is_named_in_a_line(
     model: Path, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,7 @@ def test_weights_that_stream_come_from_the_host_to_the_device(memory: Residency 
         assert devices(kv.device) <= {device} and devices(kv.host) <= {"cpu"}
 
 
+@pytest.mark.slow
 def test_a_streamed_model_is_read_to_where_its_weights_stay(tmp_path: Path) -> None:
     plain, (device, _) = deeper("qwen3", tie_word_embeddings=True), pretended_devices()
     plain.save_pretrained(tmp_path)

@@ -103,7 +103,7 @@ DEVICE = DeviceProfile(name="cpu float32", bandwidth=1e9, flops={1: 1e10, 64: 1e
 LINK = LinkProfile(to_device_bandwidth=1e8, to_host_bandwidth=1e8, simulated=True)
 
 
-@pytest.mark.parametrize("stored", ["Q4_1", "awq"])
+@pytest.mark.parametrize("stored", [slow("Q4_1"), "awq"])
 def test_auto_plans_with_stored_bytes(tmp_path: Path, stored: str) -> None:
     name, plain = STORED[stored](tmp_path)
     profile = write_profile(tmp_path / "profile.json", [DEVICE], LINK)

@@ -172,7 +172,7 @@ def test_greedy_searches_find_the_engines_answers() -> None:
                 assert theirs.usage.generated_tokens == mine.usage.generated_tokens
 
 
-@pytest.mark.parametrize("served", [{}, {"chosen": False}, {"echo": False}])
+@pytest.mark.parametrize("served", [{}, slow({"chosen": False}), {"echo": False}])
 def test_scores_are_the_engines(served: dict[str, Any]) -> None:
     engine, tokens = local(), Ascii().encode("Is it 4?")
     groups = [[[65], [66], [65]], [[t] for t in range(40, 70)]]

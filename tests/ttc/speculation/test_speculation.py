@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from search import BeamSearch, BestOfN, BudgetForcing, Greedy, solve
 from tests.helpers.engines import GREEDY, make_engine, numbers_engine
 from tests.helpers.models import build
-from tests.helpers.tiers import examples
+from tests.helpers.tiers import examples, slow
 from tests.helpers.tokenizers import Letters
 from ttc import (
     DecodeGate,
@@ -194,7 +194,7 @@ def test_a_draft_model_costs_its_share_of_the_weights() -> None:
     [
         ({"gate": DecodeGate()}, "gate=none"),
         ({"memory": Paged()}, "memory=resident"),
-        ({"memory": QuantizedKV()}, "memory=resident"),
+        slow(({"memory": QuantizedKV()}, "memory=resident")),
     ],
 )
 def test_an_engine_says_why_it_does_not_speculate(options: dict[str, Any], reason: str) -> None:

@@ -1,5 +1,5 @@
 """Loading folders of GPTQ, AWQ, compressed-tensors and torchao, whose weights are integers with a
-scale for each group, for a CPU and without these packages."""
+scale for each group, and of gpt-oss in MXFP4, for a CPU and without these packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.grouped_weights import Grouped, awq, gptq, pack_quantized, row_bytes, signed_bytes
-from ttc.model.stored_experts import StoredExperts, StoredMatrices, experts_of, matrix_shapes
+from ttc.model.mxfp4_loading import bytes_of_experts, mxfp4_experts_of, read_experts
+from ttc.model.stored_experts import (
+    Activated,
+    StoredExperts,
+    StoredMatrices,
+    experts_of,
+    matrix_shapes,
+)
 from ttc.model.stored_layers import StoredLinear
 
 MARKS = {
@@ -25,7 +32,7 @@ MARKS = {
     "torchao": "_weight_qdata",
 }
 """The methods, and for each the tensor that a layer has whose weights are integers."""
-METHODS = tuple(MARKS)
+METHODS = (*MARKS, "mxfp4")
 MIXTRAL_EXPERT = re.compile(r"(\.experts\.\d+)\.w([123])\.")
 MIXTRAL_PARTS = {"1": "gate", "2": "down", "3": "up"}
 """How files of Mixtral name the matrices of an expert."""
@@ -47,8 +54,12 @@ def read_grouped(kind: Any, config: Any, dtype: torch.dtype, folder: Path) -> An
     model = _empty(kind, config, dtype)
     for path, module in _integers(model, layout, files).items():
         _replace(model, path, _linear(path, module, layout, files, dtype))
-    for path, module in experts_of(model).items():
-        _replace(model, path, _experts(path, module, layout, files))
+    if layout.method == "mxfp4":
+        for path, module in mxfp4_experts_of(model).items():
+            _replace(model, path, read_experts(path, module, dtype, files.read))
+    else:
+        for path, module in experts_of(model).items():
+            _replace(model, path, _experts(path, module, layout, files))
     for name, weight in list(model.named_parameters()):
         if weight.is_meta and (name in files or not _is_tied(model, name)):
             path, _, last = name.rpartition(".")
@@ -66,6 +77,9 @@ def bytes_in_folder(kind: Any, config: Any, dtype: torch.dtype, folder: Path) ->
     layout = Layout.of(config.quantization_config)
     files = _Files(folder)
     model = _empty(kind, config, dtype)
+    if layout.method == "mxfp4":
+        modules = mxfp4_experts_of(model).items()
+        return {name: size for each in modules for name, size in bytes_of_experts(*each).items()}
 
     def nbytes(path: str, rows: int, width: int) -> int:
         return rows * row_bytes(width=width, **_bits_and_groups(path, layout, files))
@@ -93,7 +107,7 @@ def _empty(kind: Any, config: Any, dtype: torch.dtype) -> Any:
 
 def _integers(model: Any, layout: Layout, files: _Files) -> dict[str, nn.Linear]:
     """The linear layers whose weights are integers, by name."""
-    mark = MARKS[layout.method]
+    mark = MARKS.get(layout.method)  # linear layers beside MXFP4 are plain
     return {
         path: module
         for path, module in model.named_modules()
@@ -141,6 +155,8 @@ class Layout:
             )
         if method == "torchao":  # a file says it of each tensor
             return Layout(method, 8)
+        if method == "mxfp4":
+            return Layout(method, 4)
         layouts = {"gptq": _gptq_layout, "awq": _awq_layout, "compressed-tensors": _compressed}
         layout = layouts[method](settings)
         if layout.bits not in (4, 8):
@@ -211,7 +227,7 @@ def _experts(path: str, module: Any, layout: Layout, files: _Files) -> StoredExp
         part: _matrices(path, part, shape, layout, files)
         for part, shape in matrix_shapes(module).items()
     }
-    return StoredExperts(**matrices, act_fn=module.act_fn)
+    return StoredExperts(**matrices, gating=Activated(module.act_fn))
 
 
 def _matrices(

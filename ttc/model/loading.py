@@ -61,9 +61,9 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
     bfloat16 where the device has units for it, else float32 (see `compiled`). gguf_file: which of
     a folder's or a hub model's .gguf files to read. trust_remote_code: run Python code that comes
     with the model.
-    quantized: keep the weights of a .gguf file, or the integers of a folder of GPTQ, AWQ or
-    compressed-tensors, as they are stored, on a CPU; without a C++ compiler those of a .gguf file
-    are unpacked as ever, with a warning.
+    quantized: keep the weights of a .gguf file, the integers of a folder of GPTQ, AWQ or
+    compressed-tensors, or gpt-oss's MXFP4 as they are stored, on a CPU; without a C++ compiler
+    those of a .gguf file are unpacked as ever, with a warning.
     compiled: the model's layers run compiled on a CPU where they can. Then dtype "auto" is bfloat16
     for such a model on every CPU, as the compiled layers need no units for it.
     over: the devices that layers run on, beginning with `device` (see `ttc.model.device_map`).

@@ -114,6 +114,16 @@ struct Bfloat16Block<Q4_1> : OneTable {
   INLINE static Pairs part(const uint8_t* b, Factors f) { return nibbles_by(b + 4, f); }
 };
 
+template <>
+struct Bfloat16Block<MXFP4> : OneTable {
+  INLINE static void read(const uint8_t* b, Factors& f) {
+    const __m512 doubled = _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    f = table(_mm512_mul_ps(doubled, _mm512_set1_ps(MXFP4::scale(b))));
+  }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, Factors f) { return nibbles_by(b + 1, f); }
+};
+
 template <int SIZE>
 struct Bfloat16Block<Group4<SIZE>> : OneTable {
   INLINE static void read(const uint8_t* b, Factors& f) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ PLAIN = (Qwen2MoeExperts, Qwen3MoeExperts, MixtralExperts)
 """Modules of experts that `StoredExperts` stands for; all three run the same code."""
 PARTS = ("gate", "up", "down")
 """The matrices of an expert."""
+Gating = Callable[[Tensor, Tensor], Tensor]
+"""What a row's products with `gate` and `up` become."""
 
 
 def experts_of(model: nn.Module) -> dict[str, Any]:
@@ -35,20 +38,52 @@ def matrix_shapes(experts: Any) -> dict[str, tuple[int, int, int]]:
     }
 
 
+@dataclass(frozen=True)
+class Activated:
+    """The usual gating: one product, activated, times the other."""
+
+    act_fn: Callable[[Tensor], Tensor]
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.act_fn(gate) * up
+
+
+@dataclass(frozen=True)
+class Clamped:
+    """The gating of gpt-oss (`GptOssExperts._apply_gate`)."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        gate = gate.clamp(max=self.limit)
+        up = up.clamp(min=-self.limit, max=self.limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
+
+
 class StoredMatrices(nn.Module):
     """A matrix of each expert. packed: (experts, rows, bytes), uint8, which may be part of a file.
     stored: the kernel's number of their kind. width: the numbers of a row. order: (experts, width),
-    of the inputs, where the weights have them in another one. rounding: see `StoredLinear`."""
+    of the inputs, where the weights have them in another one. bias: (experts, rows). rounding: see
+    `StoredLinear`."""
 
     order: Tensor | None
     rounding: Rounding | None = None
 
-    def __init__(self, packed: Tensor, stored: int, width: int, order: Tensor | None = None):
+    def __init__(
+        self,
+        packed: Tensor,
+        stored: int,
+        width: int,
+        order: Tensor | None = None,
+        bias: nn.Parameter | None = None,
+    ):
         super().__init__()
         self.width = width
         self.stored = stored
         self.packed = as_weight(packed)
         self.register_buffer("order", order, persistent=False)
+        self.bias = bias
 
     @property
     def numbers(self) -> int:
@@ -60,25 +95,26 @@ class StoredMatrices(nn.Module):
         if self.order is not None:
             x = x[:, self.order[expert]]
         by = stored_kernel if self.rounding is None else self.rounding
-        return by.linear(x, self.packed[expert], self.stored)
+        y = by.linear(x, self.packed[expert], self.stored)
+        return y if self.bias is None else y + self.bias[expert]
 
 
 class StoredExperts(Stored):
     """The experts of a layer. Each multiplies the rows that the router sends it, in the same order
-    and types as transformers' own (see `PLAIN`)."""
+    and types as transformers' own: those of `PLAIN`, or, with biases, of gpt-oss."""
 
     def __init__(
         self,
         gate: StoredMatrices,
         up: StoredMatrices,
         down: StoredMatrices,
-        act_fn: Callable[[Tensor], Tensor],
+        gating: Gating,
     ):
         super().__init__()
         self.gate = gate
         self.up = up
         self.down = down
-        self.act_fn = act_fn
+        self.gating = gating
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states: (rows, hidden). top_k_index, top_k_weights: (rows, k), the experts of each
@@ -91,7 +127,7 @@ class StoredExperts(Stored):
         result = torch.zeros_like(hidden_states)
         parts = (hit, *(part.split(counts) for part in (inputs, rows, factors)))
         for expert, x, its, factor in zip(*parts, strict=True):
-            y = self.act_fn(self.gate.linear(x, expert)) * self.up.linear(x, expert)
+            y = self.gating(self.gate.linear(x, expert), self.up.linear(x, expert))
             y = self.down.linear(y, expert) * factor
             result.index_add_(0, its, y.to(result.dtype))
         return result

@@ -29,6 +29,7 @@ KINDS = {
     13: "Q5_K",
     14: "Q6_K",
     30: "BF16",
+    39: "MXFP4",
 }
 """What the kernel reads of .gguf files, by ggml's numbers of types."""
 GROUPS = {1005: (4, 128), 1004: (4, 32), 1009: (8, 128), 1008: (8, 32)}

@@ -241,6 +241,33 @@ struct Q6_K : Affine<16> {
   }
 };
 
+// Numbers of a sign, two bits of exponent and one of mantissa, with a power of two for 32 of them (OCP
+// Microscaling Formats, 1.0). Doubled they are whole, and a code is such a number plus 12.
+struct MXFP4 : Affine<1> {
+  static constexpr int NUMBERS = 32, BYTES = 17, BITS = 5;
+  INLINE static float scale(const uint8_t* b) {  // half of the power of two
+    const uint32_t bits = b[0] < 2 ? 0x00200000u << b[0] : (b[0] - 1u) << 23;
+    return load<float>(&bits);
+  }
+  INLINE static Factors factors(const uint8_t* b) {
+    const float d = scale(b);
+    return {{d}, {-12 * d}};
+  }
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) {
+    alignas(16) static constexpr uint8_t CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                      12, 11, 10, 9,  8,  6,  4,  0};
+    const Codes bits = nibbles(b + 1);
+#if defined(__AVX2__)
+    return (Codes)_mm256_shuffle_epi8((__m256i)twice(CODES), (__m256i)bits);
+#else
+    Codes c;
+    for (int i = 0; i < 32; ++i) c[i] = CODES[bits[i]];
+    return c;
+#endif
+  }
+};
+
 // Groups of codes of 4 or 8 bits: a group's scale and zero as float32, then the codes, those of 4
 // bits as in Q4_0.
 
@@ -309,6 +336,7 @@ void by_kind(int64_t stored, Call call) {
     case 13: return call(Tag<Q5_K>());
     case 14: return call(Tag<Q6_K>());
     case 30: return call(Tag<BF16>());
+    case 39: return call(Tag<MXFP4>());
     case 1004: return call(Tag<Group4<32>>());
     case 1005: return call(Tag<Group4<128>>());
     case 1008: return call(Tag<Group8<32>>());

@@ -16,6 +16,7 @@ from ttc.errors import UnsupportedModel
 from ttc.model import stored_kernel
 from ttc.model.stored_experts import (
     PARTS,
+    Activated,
     StoredExperts,
     StoredMatrices,
     experts_of,
@@ -181,7 +182,7 @@ class _Filling:
             tensor = self._of_experts(path, part)
             packed = self._packed(tensor, shape)
             matrices[part] = StoredMatrices(packed, int(tensor.tensor_type), shape[-1])
-        return StoredExperts(**matrices, act_fn=module.act_fn)
+        return StoredExperts(**matrices, gating=Activated(module.act_fn))
 
     def _of_experts(self, path: str, part: str) -> Any:
         """The tensor with a matrix of each expert."""

@@ -34,7 +34,7 @@ from ttc.model.stored_layers import StoredLinear
 from ttc.residency.base import Residency
 
 ALL = [Kind[name] for name in KINDS.values()]
-SCALED = [kind for kind in ALL if kind.name.startswith("Q")]
+SCALED = [kind for kind in ALL if "Q" in kind.name or kind == Kind.MXFP4]
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)

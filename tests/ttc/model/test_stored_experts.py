@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from experiments.lab.bench.random_gguf import MIXED, Shape, random_weight, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.ttc.model import test_grouped
 from tests.ttc.model.test_grouped import CONFIG
+from tests.ttc.model.test_loading import save_tokenizer
 from ttc import BeamGroups, Engine, Paged, Split, Streamed, UnsupportedModel
 from ttc.model.loading import configuration, load
 from ttc.model.partition import partition
-from ttc.model.stored_experts import StoredExperts, StoredMatrices
+from ttc.model.stored_experts import Activated, StoredExperts, StoredMatrices
 from ttc.model.stored_layers import stored_bytes
 
 EXPERTS, HIDDEN, INNER = 6, 256, 512
@@ -191,6 +194,55 @@ def test_what_is_wrong_with_an_expert_of_a_folder_is_named(tmp_path: Path) -> No
     refused(tensors | bias, r"0\.gate_proj has a bias")
 
 
+# ---------------------------------------------------------------- gpt-oss
+
+
+def write_gpt_oss(folder: Path) -> Any:
+    """A random gpt-oss as it ships. Returns the model with the weights that it stands for."""
+    plain = model_of("gpt_oss")
+    tensors = dict(plain.state_dict())
+    for name, weight in plain.named_parameters():
+        if name.endswith((".gate_up_proj", ".down_proj")):
+            count, width, rows = weight.shape
+            blocks = torch.randint(0, 256, (count, rows, width // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(120, 124, (count, rows, width // 32), dtype=torch.uint8)
+            del tensors[name]
+            tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            weight.data = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        if name.endswith("proj_bias"):
+            weight.data.normal_()
+    save_file(tensors, folder / "model.safetensors")
+    settings = {"quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(plain.config.to_dict() | settings))
+    save_tokenizer(folder)
+    return plain.eval()
+
+
+def test_a_tree_on_gpt_oss_as_it_ships_equals_plain_transformers(tmp_path: Path) -> None:
+    plain = write_gpt_oss(tmp_path)
+    how: dict[str, Any] = {"device": "cpu", "dtype": "float32", "quantized": True}
+    engine = Engine.from_pretrained(
+        tmp_path, memory=Paged(budget_gib=BUDGET, block_tokens=8), **how
+    )
+    engine.limits.eos_ids = frozenset()
+    assert configuration(tmp_path, **how)[2] == stored_bytes(engine.model)
+    for branch in grow(engine):
+        assert_like_plain(plain, branch)
+
+
+def test_a_missing_or_misshapen_weight_of_gpt_oss_is_named(tmp_path: Path) -> None:
+    write_gpt_oss(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    save_file({key: tensor for key, tensor in tensors.items() if key != name}, file)
+    with pytest.raises(UnsupportedModel, match=f"lack the weight {name}"):
+        load(tmp_path, device="cpu", quantized=True)
+    save_file(tensors | {name: tensors[name][:, :32].contiguous()}, file)
+    with pytest.raises(UnsupportedModel, match=rf"{name} is \(4, 32, 2\) in the files"):
+        load(tmp_path, device="cpu", quantized=True)
+
+
 # ---------------------------------------------------------------- the module
 
 
@@ -212,7 +264,7 @@ def both(kind: Kind, dtype: torch.dtype) -> tuple[StoredExperts, Qwen3MoeExperts
         numbers[part] = weight.to(dtype)
     plain.gate_up_proj.data = torch.cat([numbers["gate"], numbers["up"]], 1)
     plain.down_proj.data = numbers["down"]
-    return StoredExperts(**matrices, act_fn=plain.act_fn), plain
+    return StoredExperts(**matrices, gating=Activated(plain.act_fn)), plain
 
 
 def routed(rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -167,18 +167,24 @@ def profile_device(
     runner: what runs the models' layers; placed models run by their own "modules". pack: whether
     the modules' weights are packed where that is of use; those of layers that stream are not.
     memory, attention: what was measured already, as one is the same for all dtypes and the other
-    for all runners; None to measure it. Raises TTCError when the machine was too busy for times to
-    make sense.
+    for all runners; None to measure it. Memory's bandwidth is read again around the layers, since a
+    stored profile is scaled by it (`read_now`), and it drifts. Raises TTCError when the machine was
+    too busy for times to make sense.
     """
     by = "" if runner != "modules" else BY_MODULES if pack else PLAIN
+    memory = memory or profile_memory(device)
     layers = _Layers(device, dtype, runner, pack, TURNS)
+    speeds = [read_bandwidth(device)]
     block_overhead_s, pass_overhead_s = layers.overheads()
+    speeds.append(read_bandwidth(device))
+    by_rows = layers.by_rows(ROWS, block_overhead_s)
+    speeds.append(read_bandwidth(device))
     return DeviceProfile(
         name=f"{device.type} {str(dtype).removeprefix('torch.')}{by}",
         block_overhead_s=block_overhead_s,
-        **layers.by_rows(ROWS, block_overhead_s)._asdict(),
+        **by_rows._asdict(),
         pass_overhead_s=pass_overhead_s,
-        **(memory or profile_memory(device))._asdict(),
+        **memory._replace(bandwidth=median(speeds))._asdict(),
         **(attention or profile_attention(device, dtype))._asdict(),
     )
 

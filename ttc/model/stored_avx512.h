@@ -115,6 +115,37 @@ struct Bfloat16Block<Q4_1> : OneTable {
 };
 
 template <>
+struct Bfloat16Block<IQ4_NL> : OneTable {
+  INLINE static void read(const uint8_t* b, Factors& f) {
+    const __m512 numbers = _mm512_setr_ps(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38,
+                                          53, 69, 89, 113);
+    f = table(_mm512_mul_ps(numbers, _mm512_set1_ps(half(b))));
+  }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, Factors f) { return nibbles_by(b + 2, f); }
+};
+
+// Kinds with one table of 32 numbers for a block.
+template <typename Stored>
+struct LongTable {
+  typedef Pairs Factors;
+  INLINE static void read(const uint8_t* b, Factors& f) {
+    const auto by = Stored::factors(b);
+    f = table32(_mm512_set1_ps(by.scale[0]), _mm512_set1_ps(by.shift[0]));
+  }
+  template <int PART>
+  INLINE static Pairs part(const uint8_t* b, Factors f) {
+    return look_up(_mm512_cvtepu8_epi16((__m256i)Stored::template codes<PART>(b)), f);
+  }
+};
+
+template <>
+struct Bfloat16Block<Q5_0> : LongTable<Q5_0> {};
+
+template <>
+struct Bfloat16Block<Q5_1> : LongTable<Q5_1> {};
+
+template <>
 struct Bfloat16Block<MXFP4> : OneTable {
   INLINE static void read(const uint8_t* b, Factors& f) {
     const __m512 doubled = _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);

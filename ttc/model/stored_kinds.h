@@ -132,6 +132,39 @@ struct Q4_1 : Affine<1> {
   INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 4); }
 };
 
+// 32 bits as the fifth bits of 32 bytes.
+INLINE Codes fifths(const uint8_t* bytes4) {
+#if defined(__AVX2__)
+  const __m256i all = _mm256_set1_epi32(load<int32_t>(bytes4));
+  const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202,
+                                            0x0303030303030303);
+  const __m256i one = _mm256_set1_epi64x((long long)0x8040201008040201);
+  const __m256i bits = _mm256_and_si256(_mm256_shuffle_epi8(all, places), one);
+  return (Codes)_mm256_cmpeq_epi8(bits, one) & 16;
+#else
+  Codes c;
+  for (int i = 0; i < 32; ++i) c[i] = (bytes4[i / 8] >> i % 8 & 1) << 4;
+  return c;
+#endif
+}
+
+struct Q5_0 : Affine<1> {
+  static constexpr int NUMBERS = 32, BYTES = 22, BITS = 5;
+  INLINE static Factors factors(const uint8_t* b) {
+    const float d = half(b);
+    return {{d}, {-16 * d}};
+  }
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 6) | fifths(b + 2); }
+};
+
+struct Q5_1 : Affine<1> {
+  static constexpr int NUMBERS = 32, BYTES = 24, BITS = 5;
+  INLINE static Factors factors(const uint8_t* b) { return {{half(b)}, {half(b + 2)}}; }
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 8) | fifths(b + 4); }
+};
+
 struct Q8_0 : Affine<1> {
   static constexpr int NUMBERS = 32, BYTES = 34, BITS = 8;
   INLINE static Factors factors(const uint8_t* b) {
@@ -241,6 +274,32 @@ struct Q6_K : Affine<16> {
   }
 };
 
+// The codes that nibbles stand for.
+INLINE Codes codes_of(Codes nibbles, const uint8_t* table16) {
+#if defined(__AVX2__)
+  return (Codes)_mm256_shuffle_epi8((__m256i)twice(table16), (__m256i)nibbles);
+#else
+  Codes c;
+  for (int i = 0; i < 32; ++i) c[i] = table16[nibbles[i]];
+  return c;
+#endif
+}
+
+// Numbers that lie closer together near 0: -127, -104, ..., 113. A code is such a number plus 127.
+struct IQ4_NL : Affine<1> {
+  static constexpr int NUMBERS = 32, BYTES = 18, BITS = 8;
+  INLINE static Factors factors(const uint8_t* b) {
+    const float d = half(b);
+    return {{d}, {-127 * d}};
+  }
+  template <int PART>
+  INLINE static Codes codes(const uint8_t* b) {
+    alignas(16) static constexpr uint8_t CODES[16] = {0,   23,  44,  62,  78,  92,  105, 117,
+                                                      128, 140, 152, 165, 180, 196, 216, 240};
+    return codes_of(nibbles(b + 2), CODES);
+  }
+};
+
 // Numbers of a sign, two bits of exponent and one of mantissa, with a power of two for 32 of them (OCP
 // Microscaling Formats, 1.0). Doubled they are whole, and a code is such a number plus 12.
 struct MXFP4 : Affine<1> {
@@ -257,14 +316,7 @@ struct MXFP4 : Affine<1> {
   INLINE static Codes codes(const uint8_t* b) {
     alignas(16) static constexpr uint8_t CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                       12, 11, 10, 9,  8,  6,  4,  0};
-    const Codes bits = nibbles(b + 1);
-#if defined(__AVX2__)
-    return (Codes)_mm256_shuffle_epi8((__m256i)twice(CODES), (__m256i)bits);
-#else
-    Codes c;
-    for (int i = 0; i < 32; ++i) c[i] = CODES[bits[i]];
-    return c;
-#endif
+    return codes_of(nibbles(b + 1), CODES);
   }
 };
 
@@ -331,10 +383,13 @@ void by_kind(int64_t stored, Call call) {
     case 1: return call(Tag<F16>());
     case 2: return call(Tag<Q4_0>());
     case 3: return call(Tag<Q4_1>());
+    case 6: return call(Tag<Q5_0>());
+    case 7: return call(Tag<Q5_1>());
     case 8: return call(Tag<Q8_0>());
     case 12: return call(Tag<Q4_K>());
     case 13: return call(Tag<Q5_K>());
     case 14: return call(Tag<Q6_K>());
+    case 20: return call(Tag<IQ4_NL>());
     case 30: return call(Tag<BF16>());
     case 39: return call(Tag<MXFP4>());
     case 1004: return call(Tag<Group4<32>>());

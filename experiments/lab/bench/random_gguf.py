@@ -14,7 +14,10 @@ from gguf import GGMLQuantizationType as Kind
 FACTORS = {
     Kind.Q4_0: ([0], 5),
     Kind.Q4_1: ([0, 2], 9),
+    Kind.Q5_0: ([0], 9),
+    Kind.Q5_1: ([0, 2], 18),
     Kind.Q8_0: ([0], 74),
+    Kind.IQ4_NL: ([0], 66),
     Kind.Q4_K: ([0, 2], 320),
     Kind.Q5_K: ([0, 2], 640),
     Kind.Q6_K: ([208], 1360),

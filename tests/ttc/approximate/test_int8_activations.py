@@ -22,7 +22,10 @@ from ttc import Engine, InvalidInput
 from ttc.approximate.int8_activations import Int8Rows
 from ttc.model.grouped_weights import Grouped
 
-KINDS = [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.MXFP4]
+KINDS = [
+    *(Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
+    *(Kind.IQ4_NL, Kind.MXFP4),
+]
 WIDTH = 1280  # not a multiple of what is unpacked at a time
 
 

@@ -68,7 +68,8 @@ void round_row(int64_t width, char* out, Get get) {
 // ---------------------------------------------------------------- integers
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-#define TTC_DOT(sum, codes, x) (Sums)_mm256_dpbusd_epi32((__m256i)(sum), (__m256i)(codes), (__m256i)(x))
+#define TTC_DOT(sum, codes, x) \
+  (Sums)_mm256_dpbusd_epi32((__m256i)(sum), (__m256i)(codes), (__m256i)(x))
 #elif defined(__AVXVNNI__)
 #define TTC_DOT(sum, codes, x) \
   (Sums)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(codes), (__m256i)(x))
@@ -179,8 +180,8 @@ INLINE void turn(Sums* x) {
   }
 }
 
-// SLICE numbers of PANEL columns: words of four codes, and for each 16 numbers the scales and shifts
-// of the columns.
+// SLICE numbers of PANEL columns: words of four codes, and for each 16 numbers the scales and
+// shifts of the columns.
 struct Weights {
   alignas(64) uint8_t codes[SLICE / 4][PANEL][4];
   alignas(64) float scales[SLICE / 16][PANEL], shifts[SLICE / 16][PANEL];
@@ -285,8 +286,8 @@ void tile(const Row* rows, int64_t begin, int64_t numbers, const Weights& w, flo
   }
 }
 
-// Eight vectors become one: lane n is the sum of what is in vector n, of its first and of its second
-// half.
+// Eight vectors become one: lane n is the sum of what is in vector n, of its first and of its
+// second half.
 INLINE void fold_eight(const Sums* x, Sums& first, Sums& second) {
   Sums twos[4], fours[2];
 #pragma GCC unroll 4

@@ -1,9 +1,9 @@
 // How weights are stored: in .gguf files (ggml-common.h), or in groups of codes as
 // `grouped_weights.py` lays them out.
 //
-// Each kind has blocks of NUMBERS in BYTES, in parts of 32 numbers. `factors` reads what all numbers
-// of a block need. `codes` gives the 32 codes of a part, without a sign, and `scaled` makes numbers
-// of those in vector I. Kinds without codes give the numbers themselves.
+// Each kind has blocks of NUMBERS in BYTES, in parts of 32 numbers. `factors` reads what all
+// numbers of a block need. `codes` gives the 32 codes of a part, without a sign, and `scaled` makes
+// numbers of those in vector I. Kinds without codes give the numbers themselves.
 
 #pragma once
 
@@ -43,8 +43,8 @@ INLINE Codes twice(const uint8_t* bytes16) {
 #endif
 }
 
-// Bytes shifted to the right by N bits, or to the left by -N, of which those of MASK stay. Processors
-// shift 16 bits.
+// Bytes shifted to the right by N bits, or to the left by -N, of which those of MASK stay.
+// Processors shift 16 bits.
 template <int N, int MASK>
 INLINE Codes shifted(Codes c) {
   typedef uint16_t Words __attribute__((vector_size(32)));
@@ -201,9 +201,10 @@ INLINE Float8 eight(const uint8_t* bytes8, bool sign) {
 #endif
 }
 
-// The scales and the least numbers of the eight parts of a block of Q4_K or Q5_K, 6 bits each, as 16
-// bytes. Behind two float16 a block has four bytes each: the first four scales; the first four least
-// numbers; and fours of bits of the others, whose upper two bits are the upper ones of the first.
+// The scales and the least numbers of the eight parts of a block of Q4_K or Q5_K, 6 bits each, as
+// 16 bytes. Behind two float16 a block has four bytes each: the first four scales; the first four
+// least numbers; and fours of bits of the others, whose upper two bits are the upper ones of the
+// first.
 #if defined(__AVX2__)
 INLINE __m128i scales_and_least(const uint8_t* b) {
   const __m128i begin = load<__m128i>(b);
@@ -300,8 +301,8 @@ struct IQ4_NL : Affine<1> {
   }
 };
 
-// Numbers of a sign, two bits of exponent and one of mantissa, with a power of two for 32 of them (OCP
-// Microscaling Formats, 1.0). Doubled they are whole, and a code is such a number plus 12.
+// Numbers of a sign, two bits of exponent and one of mantissa, with a power of two for 32 of them
+// (OCP Microscaling Formats, 1.0). Doubled they are whole, and a code is such a number plus 12.
 struct MXFP4 : Affine<1> {
   static constexpr int NUMBERS = 32, BYTES = 17, BITS = 5;
   INLINE static float scale(const uint8_t* b) {  // half of the power of two

@@ -1,6 +1,6 @@
-// Rows times the rows of a weight that stays as it is stored, in a .gguf file or in groups of codes:
-// a few columns are unpacked at a time, into the nearest cache, and multiplied with all rows. Few
-// rows meet weights that are unpacked in registers.
+// Rows times the rows of a weight that stays as it is stored, in a .gguf file or in groups of
+// codes: a few columns are unpacked at a time, into the nearest cache, and multiplied with all
+// rows. Few rows meet weights that are unpacked in registers.
 //
 // Unpacked numbers are float32, with the very bits that gguf's own `dequantize` gives, or those of
 // scale * (code - zero). Where the rows are bfloat16 they are rounded to the nearest bfloat16, and
@@ -101,8 +101,8 @@ void tile(const char* x, int64_t x_row, const char* w, int64_t vectors, float* s
     store(sums + i * LANES, load<Floats>(sums + i * LANES) + cells[i]);
 }
 
-// Calls `call` with tiles of PANEL columns and so many rows: as many rows at a time as there are, as
-// a type, their first row, and their first column.
+// Calls `call` with tiles of PANEL columns and so many rows: as many rows at a time as there are,
+// as a type, their first row, and their first column.
 template <int ROWS, typename Call>
 int64_t tiles(int64_t row, int64_t rows, Call call) {
   for (; rows - row >= ROWS; row += ROWS)
@@ -120,7 +120,8 @@ void each_tile(int64_t rows, Call call) {
 }
 
 // A few columns times ROWS rows, whose weights are unpacked in registers: cells[COLUMNS * r + c] is
-// a vector that adds up to x[r] . w[c]. What lies `ahead` behind the weights is asked for meanwhile.
+// a vector that adds up to x[r] . w[c]. What lies `ahead` behind the weights is asked for
+// meanwhile.
 template <typename Stored, int ROWS, int COLUMNS>
 INLINE void columns(Float32, const StoredProduct& p, const char* x, const char* w, int64_t numbers,
                     Floats* cells) {

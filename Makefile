@@ -5,11 +5,11 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test test-all lint bench setup
 
-SEARCH := beam_search
+SEARCH := rebase
 
 demo: $(READY)  ## solve problems with the default model, search and verifier; SEARCH=NAME for another search
 	@echo "A language model of 135M parameters solves 100 sums, one line of working at a time."
-	@echo "The search tries several next lines; a verifier checks the arithmetic, and the best lines go on."
+	@echo "The search tries several next lines; a verifier checks the arithmetic, and good lines get more tries."
 	@echo "All tries of a sum share one copy of what they have in common, in a cache shaped like a tree."
 	@echo "First one answer to each, greedily:"
 	@$(BIN)/python -m experiments.run search=greedy verifier=none

@@ -19,9 +19,8 @@ from ttc.compiling import library
 from ttc.errors import InvalidInput
 from ttc.model.fused_runner import FusedRunner
 from ttc.model.runner import ModelRunner
-from ttc.model.stored_experts import StoredMatrices
 from ttc.model.stored_kernel import KINDS, address, shared
-from ttc.model.stored_layers import StoredLinear
+from ttc.model.stored_layers import Multiplying, StoredLinear
 from ttc.placement.split import SplitRunner
 
 SOURCE = Path(__file__).with_name("int8_products.cpp")
@@ -76,7 +75,7 @@ def round_activations(model: Any, runner: ModelRunner) -> None:
     layers = [
         module
         for module in model.modules()
-        if isinstance(module, StoredLinear | StoredMatrices) and module.stored not in EXACT
+        if isinstance(module, Multiplying) and module.stored not in EXACT
     ]
     if not layers:
         raise InvalidInput(

@@ -12,8 +12,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from ttc.model import stored_kernel
-from ttc.model.stored_layers import Rounding, Stored, as_weight
+from ttc.model.stored_layers import Multiplying, Stored
 
 PLAIN = (Qwen2MoeExperts, Qwen3MoeExperts, MixtralExperts)
 """Modules of experts that `StoredExperts` stands for; all three run the same code."""
@@ -61,14 +60,9 @@ class Clamped:
         return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
 
 
-class StoredMatrices(nn.Module):
-    """A matrix of each expert. packed: (experts, rows, bytes), uint8, which may be part of a file.
-    stored: the kernel's number of their kind. width: the numbers of a row. order: (experts, width),
-    of the inputs, where the weights have them in another one. bias: (experts, rows). rounding: see
-    `StoredLinear`."""
-
-    order: Tensor | None
-    rounding: Rounding | None = None
+class StoredMatrices(Multiplying):
+    """A matrix of each expert. packed: (experts, rows, bytes). width: the numbers of a row. order:
+    (experts, width). bias: (experts, rows)."""
 
     def __init__(
         self,
@@ -78,12 +72,8 @@ class StoredMatrices(nn.Module):
         order: Tensor | None = None,
         bias: nn.Parameter | None = None,
     ):
-        super().__init__()
+        super().__init__(packed, stored, bias, order)
         self.width = width
-        self.stored = stored
-        self.packed = as_weight(packed)
-        self.register_buffer("order", order, persistent=False)
-        self.bias = bias
 
     @property
     def numbers(self) -> int:
@@ -94,8 +84,7 @@ class StoredMatrices(nn.Module):
         """What rows x become by one expert's matrix."""
         if self.order is not None:
             x = x[:, self.order[expert]]
-        by = stored_kernel if self.rounding is None else self.rounding
-        y = by.linear(x, self.packed[expert], self.stored)
+        y = self.product(x, self.packed[expert])
         return y if self.bias is None else y + self.bias[expert]
 
 

@@ -31,14 +31,35 @@ class Stored(nn.Module, ABC):
         """The bytes of each, by the name that it has in a module of plain weights."""
 
 
-class StoredLinear(Stored):
-    """A linear layer. packed: the weight's rows as bytes (out_features, bytes), uint8, which may be
-    part of a file. stored: the kernel's number of their kind. order: of the inputs, where the
-    weight has them in another one. rounding: what rounds the rows that come, None to multiply
-    exactly."""
+class Multiplying(nn.Module):
+    """What multiplies rows by stored weights.
+
+    packed: the weights' rows as bytes (..., rows, bytes), uint8, which may be part of a file.
+    stored: the kernel's number of their kind.
+    order: of the inputs, where the weights have them in another one.
+    rounding: what rounds the rows that come, None to multiply exactly.
+    """
 
     order: Tensor | None
     rounding: Rounding | None = None
+
+    def __init__(
+        self, packed: Tensor, stored: int, bias: nn.Parameter | None, order: Tensor | None
+    ):
+        super().__init__()
+        self.stored = stored
+        self.packed = as_weight(packed)
+        self.register_buffer("order", order, persistent=False)
+        self.bias = bias
+
+    def product(self, x: Tensor, packed: Tensor) -> Tensor:
+        """Rows x times a matrix of `packed`: (rows, bytes)."""
+        by = stored_kernel if self.rounding is None else self.rounding
+        return by.linear(x, packed, self.stored)
+
+
+class StoredLinear(Multiplying, Stored):
+    """A linear layer. packed: (out_features, bytes). order: (in_features,)."""
 
     def __init__(
         self,
@@ -48,19 +69,14 @@ class StoredLinear(Stored):
         bias: nn.Parameter | None,
         order: Tensor | None = None,
     ):
-        super().__init__()
+        super().__init__(packed, stored, bias, order)
         self.in_features, self.out_features = in_features, len(packed)
-        self.stored = stored
-        self.packed = as_weight(packed)
-        self.register_buffer("order", order, persistent=False)
-        self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
         if self.order is not None:
             rows = rows[:, self.order]
-        by = stored_kernel if self.rounding is None else self.rounding
-        y = by.linear(rows, self.packed, self.stored)
+        y = self.product(rows, self.packed)
         if self.bias is not None:
             y += self.bias
         return y.view(*x.shape[:-1], self.out_features)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from ttc.model.grouped_weights import HALF
 from ttc.model.stored_experts import Clamped, StoredExperts, StoredMatrices
@@ -24,6 +23,8 @@ Read = Callable[[str, tuple[int, ...]], Tensor]
 
 def mxfp4_experts_of(model: nn.Module) -> dict[str, Any]:
     """The modules of a model whose experts ship so, by name."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
     return {path: module for path, module in model.named_modules() if type(module) is GptOssExperts}
 
 

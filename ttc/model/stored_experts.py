@@ -8,23 +8,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.mixtral.modeling_mixtral import MixtralExperts
-from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from ttc.model.stored_layers import Multiplying, Stored
 
-PLAIN = (Qwen2MoeExperts, Qwen3MoeExperts, MixtralExperts)
-"""Modules of experts that `StoredExperts` stands for; all three run the same code."""
 PARTS = ("gate", "up", "down")
 """The matrices of an expert."""
 Gating = Callable[[Tensor, Tensor], Tensor]
 """What a row's products with `gate` and `up` become."""
 
 
+def plain_experts() -> tuple[type, ...]:
+    """Modules of experts that `StoredExperts` stands for; all three run the same code."""
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+    from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    return Qwen2MoeExperts, Qwen3MoeExperts, MixtralExperts
+
+
 def experts_of(model: nn.Module) -> dict[str, Any]:
     """The modules of a model that can become `StoredExperts`, by name."""
-    return {path: module for path, module in model.named_modules() if type(module) in PLAIN}
+    kinds = plain_experts()
+    return {path: module for path, module in model.named_modules() if type(module) in kinds}
 
 
 def matrix_shapes(experts: Any) -> dict[str, tuple[int, int, int]]:
@@ -90,7 +95,7 @@ class StoredMatrices(Multiplying):
 
 class StoredExperts(Stored):
     """The experts of a layer. Each multiplies the rows that the router sends it, in the same order
-    and types as transformers' own: those of `PLAIN`, or, with biases, of gpt-oss."""
+    and types as transformers' own: those of `plain_experts`, or, with biases, of gpt-oss."""
 
     def __init__(
         self,

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from experiments.lab.bench import best_searches, budgets, searches
+from experiments.lab.bench import best_searches, budgets, default_task, searches
 from experiments.lab.report import searches as shown
+from experiments.runs.build import make_search
 from experiments.runs.data import load_task
 from experiments.runs.schema import SEARCHES
 from experiments.runs.stats import mcnemar
-from search import MCTS, BeamSearch, BestOfN, ComputeOptimal
+from search import MCTS, REBASE, BeamSearch, BestOfN, ComputeOptimal
 from tests.helpers.benches import save_tiny_model, write_rows
+from tests.helpers.configurations import configuration
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
 
@@ -265,3 +267,15 @@ def test_the_best_searches_are_shown_best_first_and_the_better_of_two_in_front()
         "| greedy | 20.0% | 10.0% to 90.0% | 21 |",
     ]
     assert table[-1] == "| REBASE | greedy | **+15.0** | +10.0 to +20.0 | 0.001 | 0.002 |"
+
+
+def test_the_rows_of_the_default_task_name_what_their_commands_run_and_the_demo_runs_one() -> None:
+    commands = {name: words.split() for name, (_, words) in default_task.SEARCHES.items()}
+    made = {name: make_search(configuration("run", *words))[0] for name, words in commands.items()}
+    beams, rebase = made["beam search, 4 x 4"], made["REBASE, n=16"]
+    assert isinstance(beams, BeamSearch) and (beams.beam_size, beams.beam_width) == (4, 4)
+    assert isinstance(rebase, REBASE) and rebase.n == 16
+    assert (made["best-of-16"].n, made["self-consistency, n=16"].n) == (16, 16)
+    assert made["greedy"].max_tokens == 64
+    demo = re.search("^SEARCH := (.*)$", Path("Makefile").read_text(), re.MULTILINE)
+    assert demo is not None and [f"search={demo[1]}"] in commands.values()

@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
         "roofline", help="a step's bytes, operations and least times on three GPUs, on paper"
     )
     paper.add_argument("--out", type=Path, default=RESULTS / "roofline.json")
-    task = commands.add_parser("default_task", help="four searches on the default task")
+    task = commands.add_parser("default_task", help="five searches on the default task")
     task.add_argument("--problems", type=int, default=200)
     task.add_argument("--out", type=Path, default=RESULTS / "default_task.json")
     drafts = commands.add_parser(

@@ -1,4 +1,4 @@
-"""Searches on the default task at about one token budget: the four commands of the README's table,
+"""Searches on the default task at about one token budget: the five commands of the README's table,
 run one by one."""
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ SEARCHES = {
     ),
     "best-of-16": ("arithmetic", "search=best_of_n search.n=16 search.max_tokens=64"),
     "beam search, 4 x 4": ("arithmetic", ""),
+    "REBASE, n=16": ("arithmetic", "search=rebase"),
 }
 """For each row: the verifier, and what the command sets."""
 

@@ -42,6 +42,7 @@ class AdaptiveConsistency(Search):
     max_tokens: int = 256
 
     needs_verifier = False
+    voting = "majority"
 
     def __post_init__(self) -> None:
         super().__post_init__()

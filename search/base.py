@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from search.selection import C, Chosen, answer_of, best_first, whole
+from search.selection import C, Chosen, Voting, answer_of, best_first, whole
 from ttc.checks import NUMBERS, PLAIN, check_flag, check_is, check_kind, check_whole, is_number
 from ttc.errors import InvalidInput
 from ttc.protocols import (
@@ -179,6 +179,12 @@ class Search(ABC):
     def needs(self) -> tuple[Need, ...]:
         """What the search reads of its branches that not every backend offers."""
         return ()
+
+    @property
+    def voting(self) -> Voting | None:
+        """The rule by which the candidates vote for the answer; None where they don't, or where
+        votes weigh something else."""
+        return None
 
     def check_scores(self, verifier: str, least: float, most: float) -> None:
         """Raise InvalidInput for a verifier whose scores, from `least` to `most`, are of no use

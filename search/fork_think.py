@@ -38,6 +38,7 @@ class ForkThink(Search):
     max_tokens: int = 256
 
     needs_verifier = False
+    voting = "majority"
     needs: ClassVar[tuple[Need, ...]] = ("top_logprobs",)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:

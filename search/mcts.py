@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from search.base import COUNT, Case, Limit, Request, SearchSteps, StepwiseSearch, expand
 from search.growing import drop_repeated
-from search.selection import C, Chosen, best_first, by_path, vote
+from search.selection import C, Chosen, Voting, best_first, by_path, vote
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release
@@ -133,10 +133,14 @@ class MCTS(StepwiseSearch):
             return self._most_visited(top, ends, case.extract)
         return [branch for branch, _ in ends]
 
+    @property
+    def voting(self) -> Voting | None:
+        return "weighted" if self.answer == "weighted_majority" else None
+
     def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
-        if self.answer == "weighted_majority":
-            return vote(candidates, extract, weighted=True)
-        return super().choose(candidates, extract)
+        if self.voting is None:
+            return super().choose(candidates, extract)
+        return vote(candidates, extract, weighted=True)
 
     def _expand(self, node: Node, case: Case) -> Generator[Request, Any, list[Node]]:
         """The children of a state, equal ones left out, rated."""

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import ClassVar, Literal, get_args
 
 from search.base import Case, Limit, SearchSteps, StepwiseSearch, expand
-from search.selection import C, Chosen, complete, vote
+from search.selection import C, Chosen, Voting, complete, vote
 from ttc.protocols import Aggregation, Extract, Rate, Release
 from ttc.ranking import comparable
 from ttc.tree.branch import Branch
@@ -61,8 +61,12 @@ class REBASE(StepwiseSearch):
                 break
         return finished or opened
 
+    @property
+    def voting(self) -> Voting | None:
+        return "weighted" if self.answer == "weighted_majority" else None
+
     def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
-        if self.answer == "best":
+        if self.voting is None:
             return super().choose(complete(candidates), extract)
         return vote(complete(candidates), extract, weighted=True)
 

@@ -37,6 +37,7 @@ class Revision(Search):
     aggregation: Aggregation = "last"
 
     compares_ratings = True
+    voting = "weighted"
 
     def __post_init__(self) -> None:
         super().__post_init__()

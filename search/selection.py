@@ -26,6 +26,8 @@ from ttc.text.reader import ballots_by
 
 Measure = Literal["mean", "tail", "lowest", "bottom"]
 Figure = Literal["score", "logprob", "self_certainty"]
+Voting = Literal["majority", "weighted"]
+"""The rules of `vote`."""
 
 # ---------------------------------------------------------------- branches, and their records
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, get_args
 
 from search.base import Case, Limit, Search, SearchSteps, expand
-from search.selection import C, Chosen, vote
+from search.selection import C, Chosen, Voting, vote
 from search.tool_votes import ToolVote, vote_on_calls
 from ttc.protocols import Aggregation, Extract, Need, Rate
 from ttc.tree.branch import Branch
@@ -36,6 +36,12 @@ class SelfConsistency(Search):
     @property
     def needs_verifier(self) -> bool:
         return self.weighted
+
+    @property
+    def voting(self) -> Voting | None:
+        if self.tool_vote != "none":
+            return None
+        return "weighted" if self.weighted else "majority"
 
     @property
     def needs(self) -> tuple[Need, ...]:

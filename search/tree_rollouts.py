@@ -34,6 +34,7 @@ class TreeRollouts(Search):
     delimiter: str | None = None
 
     needs_verifier = False
+    voting = "majority"
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         step = case.step(self.step_tokens, self.delimiter)

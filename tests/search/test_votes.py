@@ -8,12 +8,15 @@ import pytest
 
 from experiments.fit.train_verifier.evaluation import Candidates
 from experiments.runs.records import chosen_branch
+from experiments.runs.schema import SEARCHES
 from experiments.runs.summary import votes
-from search import solve
+from search import Search, solve
 from search.adaptive_consistency import AdaptiveConsistency
 from search.certainty_probe import CertaintyProbe
+from search.compute_optimal import ComputeOptimal
 from search.deep_conf import DeepConf
 from search.mcts import MCTS
+from search.parallel_probe import ParallelProbe
 from search.rebase import REBASE
 from search.revision import Revision
 from search.selection import Sample, majority, vote, weighted_majority
@@ -64,6 +67,28 @@ def test_three_spellings_of_five_outvote_two_sevens() -> None:
 )
 def test_every_search_that_votes_groups_so(search: object) -> None:
     assert search.choose(CANDIDATES, MATH)[1] in ("5 cm", "x=5", "5")  # type: ignore[attr-defined]
+
+
+OTHER_VOTES = (DeepConf, ParallelProbe)
+"""Their votes weigh confidence, or are those of probes."""
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        *(kind() for kind in SEARCHES.values() if kind not in (ComputeOptimal, *OTHER_VOTES)),
+        SelfConsistency(weighted=True),
+        REBASE(answer="best"),
+        MCTS(answer="weighted_majority"),
+    ],
+    ids=lambda search: f"{type(search).__name__}-{search.voting}",
+)
+def test_a_search_says_by_which_rule_it_votes(search: Search) -> None:
+    scores = {"1": [0.9], "2": [0.6, 0.6], "3": [0.1, 0.1, 0.1]}
+    texts = [(answer, score) for answer, its in scores.items() for score in its]
+    candidates = [Text(text, (i,), score=score) for i, (text, score) in enumerate(texts)]
+    winners = {None: "1", "weighted": "2", "majority": "3"}
+    assert search.choose(candidates, MATH)[1] == winners[search.voting]
 
 
 def test_samples_are_enough_once_spellings_of_one_answer_are() -> None:

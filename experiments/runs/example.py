@@ -7,7 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.runs.records import chosen_branch, vote_of
+from search.selection import Voting
+
 WIDTH = 80
+RULES: dict[Voting, str] = {
+    "majority": "The answer with the most votes wins",
+    "weighted": "The answer whose votes have the highest total score wins",
+}
 
 
 def telling(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -20,18 +27,27 @@ def telling(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _contrast(record: dict[str, Any]) -> tuple[float, float]:
-    """How well the best branch is rated, to a tenth, and by how much above the worst wrong one."""
-    best, *losers = record["branches"]
-    wrong = [b["score"] for b in losers if not b["correct"] and b["score"] is not None]
-    if not wrong or best["score"] is None:
+    """How well the winner is rated, to a tenth, and by how much above the worst wrong branch."""
+    won = winner(record)["score"]
+    others = (b for b in record["branches"] if not b["correct"])
+    wrong = [b["score"] for b in others if b["score"] is not None]
+    if not wrong or won is None:
         return 0.0, 0.0
-    return round(best["score"], 1), best["score"] - min(wrong)
+    return round(won, 1), won - min(wrong)
+
+
+def winner(record: dict[str, Any]) -> dict[str, Any]:
+    """The best branch with the answer that the search gave, of a record that has branches. They are
+    best first, but where they vote the first one may have lost."""
+    chosen = chosen_branch(record)
+    assert chosen is not None
+    return chosen
 
 
 def winning_steps(record: dict[str, Any]) -> list[tuple[str, float | None]]:
     nodes = {node["id"]: node for node in record["tree"]}
-    best = record["branches"][0]["path"]
-    node = next((n for n in record["tree"] if n["path"] == best), None)
+    path = winner(record)["path"]
+    node = next((n for n in record["tree"] if n["path"] == path), None)
     steps: list[tuple[str, float | None]] = []
     while node is not None and node["parent"] is not None:
         steps.append((node["text"], node["score"]))
@@ -39,10 +55,15 @@ def winning_steps(record: dict[str, Any]) -> list[tuple[str, float | None]]:
     return steps[::-1]
 
 
-def example(record: dict[str, Any]) -> str:
-    """A solved problem in a dozen lines: the question, the winner's steps with their scores, a line
-    for each loser."""
-    best, *losers = record["branches"]
+def example(record: dict[str, Any], voting: Voting | None = None) -> str:
+    """A solved problem in a dozen lines: the question, the winner's steps with their scores, how
+    many votes it has, a line for each other branch.
+
+    voting: the search's (see `Search.voting`). Where a limit ended the search, no votes are told,
+    as the branch that got its reserve is the answer without any.
+    """
+    best = winner(record)
+    others = [branch for branch in record["branches"] if branch is not best]
     lines = [
         "\nOne problem, from its record:",
         *(f"  {line}" for line in record["question"].splitlines()),
@@ -54,11 +75,20 @@ def example(record: dict[str, Any]) -> str:
         ]
     verdict = "right" if record["correct"] else f"wrong, it is {record['gold']}"
     lines.append(f"Its answer is {record['answer']}, which is {verdict}.")
-    if losers:
-        lines.append("\nThe branches that lost:")
-        alike = Counter(f"  {_score(b['score']):>6}  {_one_line(b)}" for b in losers)
+    if voting is not None and vote_of(best) is not None and not record["stopped"]:
+        lines.append(f"{RULES[voting]}: {record['answer']} has {_votes(record, best)}.")
+    if others:
+        lines.append("\nThe other branches:")
+        alike = Counter(f"  {_score(b['score']):>6}  {_one_line(b)}" for b in others)
         lines += [line if n == 1 else f"{line} ({n} times)" for line, n in alike.items()]
     return "\n".join(lines)
+
+
+def _votes(record: dict[str, Any], best: dict[str, Any]) -> str:
+    """How many branches voted for the best one's answer, and how many voted."""
+    votes = Counter(map(vote_of, record["branches"]))
+    del votes[None]
+    return f"{votes[vote_of(best)]} of {votes.total()} votes"
 
 
 def _score(score: float | None) -> str:

@@ -203,7 +203,7 @@ class Job:
 def _show(config: DictConfig, job: Job, folder: RunFolder, summary: dict[str, Any]) -> None:
     if config.run.show_example:
         shown = telling([folder.records[problem.id] for problem in job.task.problems])
-        show(example(shown) if shown else "\nno problem has a branch to show")
+        show(example(shown, job.search.voting) if shown else "\nno problem has a branch to show")
     show(table(folder.path.name, summary))
     if summary["failures"]:
         show(failures(summary))

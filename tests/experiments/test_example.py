@@ -14,9 +14,10 @@ def node(
 
 
 def branch(
-    path: list[int], text: str, answer: str, score: float | None, correct: bool
+    path: list[int], text: str, answer: str | None, score: float | None, correct: bool
 ) -> dict[str, Any]:
-    return {"path": path, "text": text, "answer": answer, "score": score, "correct": correct}
+    known = {"path": path, "text": text, "answer": answer, "score": score, "correct": correct}
+    return known | {"vote": answer}
 
 
 RECORD: dict[str, Any] = {
@@ -24,6 +25,7 @@ RECORD: dict[str, Any] = {
     "gold": "3",
     "answer": "3",
     "correct": True,
+    "stopped": None,
     "branches": [
         branch([1, 0], "6 + 2 = 8\n8 - 5 = 3\n", "3", 0.875, True),
         branch([0, 0], "6 + 2 = 9\n9 - 5 = 4\n", "4", 0.125, False),
@@ -52,6 +54,43 @@ def test_an_example_shows_question_steps_scores_and_losers() -> None:
     assert "    0.12  answers 4: 6 + 2 = 9 / 9 - 5 = 4 (2 times)" in lines
     assert lines[-1].startswith("       -  answers 4: long long") and lines[-1].endswith("...")
     assert max(map(len, lines)) <= 80
+
+
+VOTED = RECORD | {
+    "answer": "4",
+    "correct": False,
+    "branches": [*RECORD["branches"], branch([2], "?", None, 0.1, False)],
+}
+
+
+def test_where_branches_vote_the_winner_is_the_best_one_with_the_answer_that_won() -> None:
+    assert winning_steps(VOTED) == [("6 + 2 = 9\n", 0.25), ("9 - 5 = 4\n", 0.125)]
+    lines = example(VOTED, "majority").splitlines()
+    assert "The branch that won, step by step (score 0.12):" in lines
+    at = lines.index("Its answer is 4, which is wrong, it is 3.")
+    assert lines[at + 1] == "The answer with the most votes wins: 4 has 3 of 4 votes."
+    others = lines[lines.index("The other branches:") + 1 :]
+    assert others[0] == "    0.88  answers 3: 6 + 2 = 8 / 8 - 5 = 3"
+    assert others[1] == "    0.12  answers 4: 6 + 2 = 9 / 9 - 5 = 4"
+    assert len(others) == 4
+
+
+def test_weighted_votes_are_called_so_and_none_are_counted_where_none_decided() -> None:
+    said = "The answer whose votes have the highest total score wins: 3 has 1 of 4 votes."
+    assert said in example(RECORD, "weighted").splitlines() and len(said) <= 80
+    assert "votes" not in example(RECORD)
+    assert "votes" not in example(RECORD | {"stopped": "max_generated_tokens"}, "weighted")
+    no_answer = [branch([0], "?", None, 0.5, False)] * 2
+    assert "votes" not in example(RECORD | {"answer": None, "branches": no_answer}, "majority")
+
+
+def test_of_a_record_whose_best_rated_branch_lost_the_winners_score_counts() -> None:
+    branches = [
+        branch([1], "", "4", 0.875, False),
+        branch([0], "", "3", 0.5, True),
+        branch([2], "", "5", 0.0, False),
+    ]
+    assert telling([RECORD | {"branches": branches}, RECORD]) is RECORD
 
 
 def test_a_wrong_answer_is_called_wrong() -> None:

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../tiles.h"
 #include "../vectors.h"
 #include "stored_product.h"
 
@@ -21,8 +22,8 @@ namespace {
 #define OPERATION                                                                               \
   kind, next, ended, no_wait, rows, input, input_row, output, output_row, width, weight, bias,  \
       weight_2, bias_2, columns, panel, residual, norm, epsilon, cos, sin, index, products,     \
-      stored, stored_row, stored_2, stored_row_2
-#define KINDS normalise, project, project_heads, gate, narrow, attend, round
+      stored, stored_row, stored_2, stored_row_2, turned
+#define KINDS normalise, project, project_heads, gate, narrow, attend, round, turn
 
 struct Head {
   int64_t HEAD;
@@ -368,7 +369,7 @@ int64_t ahead_of(const Unit& u, int64_t c, int64_t some) {
 // A unit's sums for some of its rows, and for both weights of a gate one after the other: the
 // product p with the first weight, for all columns of the unit.
 template <typename N>
-void multiply_stored(const Operation& op, const Unit& u, const Product<N>& p) {
+void multiply_stored(const Operation& op, const Unit& u, const Product<N>& p, const char* turned) {
   const auto products = (void (*)(int64_t, const StoredProduct*))op.products;
   const auto by = [&](int64_t weight, int64_t row, int64_t stored, float* out) {
     StoredProduct product;
@@ -382,6 +383,7 @@ void multiply_stored(const Operation& op, const Unit& u, const Product<N>& p) {
     product.out = (char*)out;
     product.out_row = p.out_row * sizeof *out;
     product.ahead = u.skipped * row;
+    product.turned = turned;
     products(stored, &product);
   };
   by(op.weight, op.stored_row, op.stored, p.out);
@@ -403,11 +405,12 @@ void multiply_many(const Operation& op, const Unit& u, const Product<N>& all, fl
   }
 }
 
+// The unit's columns from `from` on.
 template <typename N>
-void multiply_few(const Operation& op, const Unit& u, const Product<N>& all) {
+void multiply_few(const Operation& op, const Unit& u, const Product<N>& all, int64_t from = 0) {
   const auto* weight_2 = (const typename N::Kept*)op.weight_2 + u.first * all.width;
   Product<N> p = all;
-  for (int64_t c = 0; c < u.columns; c += GROUP) {
+  for (int64_t c = from; c < u.columns; c += GROUP) {
     p.columns = std::min(GROUP, u.columns - c);
     p.ahead = ahead_of(u, c, GROUP) * p.width * (int64_t)sizeof *p.w;
     p.w = all.w + c * p.width;
@@ -419,6 +422,46 @@ void multiply_few(const Operation& op, const Unit& u, const Product<N>& all) {
     multiply<N>(p);
   }
 }
+
+// The same by tiles, for columns that come 16 at a time. x: the rows of the unit, turned.
+#if defined(HAS_TILES)
+template <typename N>
+void multiply_by_tiles(const Operation& op, const Unit& u, const Product<N>& p, const char* x) {
+  const bool gate = op.kind == Kind::gate;
+  const int64_t row = p.width * (int64_t)sizeof *p.w, lines = row / TILE_LINE;
+  const int64_t x_tile = lines * TILE_BYTES, some = gate ? TILE : 2 * TILE;
+  const int64_t whole = u.columns / TILE * TILE;
+  const auto* w = (const char*)p.w;
+  const auto* weight_2 = (const char*)op.weight_2 + u.first * row;
+  alignas(64) float sums[4 * TILE * TILE];
+  for (int64_t r = 0; r < p.rows; r += 2 * TILE)
+    for (int64_t c = 0; c < whole; c += some) {
+      const char* second = gate ? weight_2 + c * row : w + (c + TILE) * row;
+      const int64_t second_out = gate ? u.columns + c : c + TILE;
+      const int64_t ahead = r > 0 ? 0 : ahead_of(u, c, some) * row;
+      const int64_t left = p.rows - r;
+      const auto by = [&](auto columns, auto rows) {
+        multiply_tiles<columns, rows>({w + c * row, row}, {second, row}, x + r / TILE * x_tile,
+                                      x_tile, lines, ahead, sums);
+        for (int64_t k = 0; k < columns; ++k)
+          for (int64_t i = 0; i < rows; ++i)
+            keep_sums(sums + (k * rows + i) * TILE * TILE, left - i * TILE,
+                      p.out + (r + i * TILE) * p.out_row + (k ? second_out : c), p.out_row);
+      };
+      constexpr std::integral_constant<int, 1> one;
+      constexpr std::integral_constant<int, 2> two;
+      const bool both = gate || c + TILE < whole;
+      if (both && left > TILE) by(two, two);
+      else if (both) by(two, one);
+      else if (left > TILE) by(one, two);
+      else by(one, one);
+    }
+  multiply_few<N>(op, u, p, whole);
+}
+#else
+template <typename N>
+void multiply_by_tiles(const Operation&, const Unit&, const Product<N>&, const char*) {}
+#endif
 
 // What becomes of one row's sums; of a gate they are those of both weights.
 template <typename N>
@@ -434,14 +477,23 @@ void finish(const Operation& op, const Unit& u, int64_t row, float* gates, float
   keep_gated<N>(gates, ups, u.columns, (typename N::Given*)out + u.first);
 }
 
+// Whether an operation's rows are turned, and meet tiles.
+bool by_tiles(const Operation& op) { return TILES && op.turned && op.rows >= TILE_ROWS; }
+
+// Where 16 rows lie that are turned, the first of them this row.
+const char* turned_row(const Operation& op, int64_t row) {
+  return (const char*)op.turned + row * op.width;
+}
+
 template <typename N>
 void project(const Operation& op, const Unit& u, float* scratch) {
   const bool gate = op.kind == Kind::gate;
   const int64_t width = op.width / sizeof(typename N::Kept);
   const int64_t sums_row = gate ? 2 * u.columns : u.columns;
-  const bool many = N::ROUNDS && !op.products && u.end - u.start >= MANY_ROWS &&
+  const bool tiles = by_tiles(op);
+  const bool many = N::ROUNDS && !tiles && !op.products && u.end - u.start >= MANY_ROWS &&
                     u.columns % (gate ? LANES : PACKS) == 0;
-  const int64_t block = many || op.products ? CHUNK : BLOCK;
+  const int64_t block = many || tiles || op.products ? CHUNK : BLOCK;
   float* sums = scratch + PACKED * PACKS;
   for (int64_t row = u.start; row < u.end; row += block) {
     Product<N> p;
@@ -453,7 +505,9 @@ void project(const Operation& op, const Unit& u, float* scratch) {
     p.columns = u.columns;
     p.out = sums;
     p.out_row = sums_row;
-    if (op.products) multiply_stored<N>(op, u, p);
+    const char* turned = tiles ? turned_row(op, row) : nullptr;
+    if (op.products) multiply_stored<N>(op, u, p, turned);
+    else if (tiles) multiply_by_tiles<N>(op, u, p, turned);
     else if (many) multiply_many<N>(op, u, p, scratch);
     else multiply_few<N>(op, u, p);
     for (int64_t i = 0; i < p.rows; ++i) {
@@ -497,7 +551,16 @@ void round(const Operation& op, int64_t row) {
   by((const char*)(op.input + row * op.input_row), count, (char*)(op.output + row * op.output_row));
 }
 
+// 16 rows, turned. There is memory for 16.
+void turn_rows(const Operation& op, int64_t unit) {
+#if defined(HAS_TILES)
+  const char* x = (const char*)op.input + unit * TILE * op.input_row;
+  turn(x, op.input_row, op.width / 4, (char*)turned_row(op, unit * TILE));
+#endif
+}
+
 int64_t units_of(const Operation& op) {
+  if (op.kind == Kind::turn) return by_tiles(op) ? (op.rows + TILE - 1) / TILE : 0;
   if (op.kind == Kind::normalise || op.kind == Kind::narrow || op.kind == Kind::round) return op.rows;
   return (op.columns + op.panel - 1) / op.panel * ((op.rows + CHUNK - 1) / CHUNK);
 }
@@ -514,6 +577,7 @@ void operate(Operation& op, float* scratch) {
     if (op.kind == Kind::normalise) normalise<N>(op, unit);
     else if (op.kind == Kind::narrow) narrow<N>(op, unit);
     else if (op.kind == Kind::round) round<N>(op, unit);
+    else if (op.kind == Kind::turn) turn_rows(op, unit);
     else project<N>(op, unit_of(op, unit, std::min(following, units - 1)), scratch);
   }
 }
@@ -537,10 +601,12 @@ void run(Head& head) {
   const int64_t thread = __atomic_fetch_add(&head.thread, 1, __ATOMIC_SEQ_CST);
   auto* scratch = (float*)(head.scratch + thread * head.scratch_stride);
   if (thread == 0) head.started = ticks();
+  const TileState state;
   for (int64_t i = head.first; i < head.end; ++i) {
     Operation& op = ((Operation*)head.operations)[i];
     operate<N>(op, scratch);
-    if (head.barrier && !op.no_wait) ((void (*)())head.barrier)();
+    const bool nothing = op.kind == Kind::turn && !by_tiles(op);
+    if (head.barrier && !op.no_wait && !nothing) ((void (*)())head.barrier)();
     if (thread == 0) op.ended = ticks();
   }
 }
@@ -559,6 +625,7 @@ extern const char* const head_fields = NAMES(HEAD);
 extern const char* const operation_fields = NAMES(OPERATION);
 extern const char* const kinds = NAMES(KINDS);
 extern const int64_t many_rows = MANY_ROWS;
+extern const int64_t tile_rows = TILES ? TILE_ROWS : 0;
 extern const int64_t bfloat16_given_bytes = sizeof(BFloat16::Given);
 
 // The memory that a thread works in whose units have at most so many columns.

@@ -56,6 +56,7 @@ class Program:
         self.sin = self._memory(layer.head_dim)
         self._rows: list[dict[int, int]] = []
         self._rounded: dict[int, Tensor] = {}  # by the address of the rows that are rounded
+        self._turned: dict[int, Tensor] = {}  # by the address of the rows that are turned
         attends: list[int] = []
         for layer in decoder.layers:
             self._before_attention(layer)
@@ -65,7 +66,7 @@ class Program:
         ending = len(self._rows)
         if decoder.head is not None:
             self.normalise(decoder.norm)
-            self._round(self.normed, decoder.head)
+            self._prepare(self.normed, decoder.head)
             self._project(decoder.head, self.normed, self.normed)
         self.ending = slice(ending, None)  # the operations that end in logits
         self.attends = np.array(attends)  # the places of attention in the list
@@ -186,7 +187,8 @@ class Program:
         }
         self._add(at.NORMALISE, self.x, self.normed, fields)
 
-    def _round(self, source: Tensor, *linears: Linear) -> None:
+    def _prepare(self, source: Tensor, *linears: Linear) -> None:
+        """Let `source` be rounded, or turned for tiles, where its products take it so."""
         at = self.at
         roundings = [x for linear in linears if (x := getattr(linear, "rounding", None))]
         if roundings:
@@ -200,18 +202,25 @@ class Program:
                 at.PRODUCTS: rounding.rounds(self.given),
             }
             self._add(at.ROUND, source, target, fields)
+        elif at.TILE_ROWS and self.dtype == torch.bfloat16:
+            width = source.shape[1]
+            turned = self._turned.setdefault(source.data_ptr(), self._memory(width))
+            fields = {at.WIDTH: width * self.dtype.itemsize, at.TURNED: turned.data_ptr()}
+            self._add(at.TURN, source, turned, fields)
 
     def _source(self, linear: Linear, source: Tensor) -> Tensor:
         rounds = getattr(linear, "rounding", None) is not None
         return self._rounded[source.data_ptr()] if rounds else source
 
-    def _linear(self, linear: Linear) -> dict[int, int]:
+    def _linear(self, linear: Linear, source: Tensor) -> dict[int, int]:
         at = self.at
         fields = {
             at.BIAS: 0 if linear.bias is None else linear.bias.data_ptr(),
             at.COLUMNS: linear.out_features,
             at.PANEL: PANEL,
         }
+        if source.data_ptr() in self._turned:
+            fields[at.TURNED] = self._turned[source.data_ptr()].data_ptr()
         if not isinstance(linear, StoredLinear):
             weight = linear.weight
             return fields | {at.WEIGHT: weight.data_ptr(), at.WIDTH: self._row_bytes(weight)}
@@ -225,14 +234,14 @@ class Program:
         }
 
     def _project(self, linear: Linear, source: Tensor, target: Tensor, add: bool = False) -> None:
-        fields = self._linear(linear) | {self.at.RESIDUAL: int(add)}
+        fields = self._linear(linear, source) | {self.at.RESIDUAL: int(add)}
         self._add(self.at.PROJECT, self._source(linear, source), target, fields)
 
     def _heads(
         self, linear: Linear, target: Tensor, dim: int, norm: Any, more: dict[int, int]
     ) -> None:
         at = self.at
-        fields = self._linear(linear) | {at.PANEL: dim} | more
+        fields = self._linear(linear, self.normed) | {at.PANEL: dim} | more
         if norm is not None:
             fields |= {at.NORM: norm.weight.data_ptr(), at.EPSILON: _epsilon(norm)}
         self._add(at.PROJECT_HEADS, self._source(linear, self.normed), target, fields)
@@ -243,7 +252,7 @@ class Program:
         turned = {at.COS: self.cos.data_ptr(), at.SIN: self.sin.data_ptr(), at.NO_WAIT: 1}
         key, value = (x[:0] for x in (self.key, self.value))  # a pass says where they go
         self.normalise(layer.input_norm)
-        self._round(self.normed, layer.q, layer.k, layer.v)
+        self._prepare(self.normed, layer.q, layer.k, layer.v)
         self._heads(layer.q, self.q, dim, layer.q_norm, turned)
         self._heads(layer.k, key, dim, layer.k_norm, turned)
         self._heads(layer.v, value, dim, None, {})
@@ -254,16 +263,17 @@ class Program:
         float32_row = columns * torch.float32.itemsize
         narrow = {at.INPUT_ROW: float32_row, at.WIDTH: columns * self.dtype.itemsize}
         self._add(at.NARROW, None, self.attended, narrow)
-        self._round(self.attended, layer.o)
+        self._prepare(self.attended, layer.o)
         self._project(layer.o, self.attended, self.x, add=True)
         self.normalise(layer.mlp_norm)
-        self._round(self.normed, layer.gate, layer.up)
-        up = self._linear(layer.up)
-        gate = self._linear(layer.gate) | {at.WEIGHT_2: up[at.WEIGHT], at.BIAS_2: up[at.BIAS]}
+        self._prepare(self.normed, layer.gate, layer.up)
+        up = self._linear(layer.up, self.normed)
+        gate = self._linear(layer.gate, self.normed)
+        gate |= {at.WEIGHT_2: up[at.WEIGHT], at.BIAS_2: up[at.BIAS]}
         if isinstance(layer.up, StoredLinear):
             gate |= {at.STORED_2: up[at.STORED], at.STORED_ROW_2: up[at.STORED_ROW]}
         self._add(at.GATE, self._source(layer.gate, self.normed), self.inner, gate)
-        self._round(self.inner, layer.down)
+        self._prepare(self.inner, layer.down)
         self._project(layer.down, self.inner, self.x, add=True)
 
 

@@ -61,6 +61,7 @@ def names() -> Any:
         FIELDS=len(lists[1]),
         HEAD=len(lists[2]),
         MANY_ROWS=ctypes.c_int64.in_dll(_loaded(), "many_rows").value,
+        TILE_ROWS=ctypes.c_int64.in_dll(_loaded(), "tile_rows").value,
     )
 
 

@@ -39,6 +39,8 @@ GROUPS = {1005: (4, 128), 1004: (4, 32), 1009: (8, 128), 1008: (8, 32)}
 """The kernel's numbers of integers in groups: (bits, numbers of a block), large blocks first."""
 GRAIN = 100_000
 """Multiplications worth another thread."""
+TILE = 16
+"""Rows of a tile."""
 
 
 @cache
@@ -67,13 +69,37 @@ def linear(x: Tensor, packed: Tensor, stored: int) -> Tensor:
     if not products(dtype):
         x = x.float()
     x = x.contiguous()
-    return shared(products(x.dtype, shared=True), x, x.shape[1], packed, stored).to(dtype)
+    tiles = tile_rows() if x.dtype == torch.bfloat16 else 0
+    rows = turned(x) if 0 < tiles <= len(x) else None
+    return shared(products(x.dtype, shared=True), x, x.shape[1], packed, stored, rows).to(dtype)
 
 
-def shared(function: int, x: Tensor, width: int, packed: Tensor, stored: int) -> Tensor:
+@cache
+def tile_rows() -> int:
+    """From how many rows of bfloat16 on tiles multiply them (`tiles.h`); 0 where there are none."""
+    return ctypes.c_int64.in_dll(kernel(), "tile_rows").value if kernel() else 0
+
+
+def turned(x: Tensor) -> Tensor:
+    """Rows of bfloat16 as tiles take them: (rows / 16, words, 16), words of two numbers."""
+    rows, width = x.shape
+    filled = torch.nn.functional.pad(x, (0, 0, 0, -rows % TILE))
+    words = filled.view(torch.int32).view(-1, TILE, width // 2)
+    return words.transpose(1, 2).contiguous()
+
+
+def shared(
+    function: int,
+    x: Tensor,
+    width: int,
+    packed: Tensor,
+    stored: int,
+    turned: Tensor | None = None,
+) -> Tensor:
     """What threads make together of rows x: (rows, columns), float32.
 
-    function: the address of what they call. width: the numbers of a row.
+    function: the address of what they call. width: the numbers of a row. turned: the rows as tiles
+    take them, if tiles are to multiply them.
     """
     rows, columns = len(x), len(packed)
     out = torch.empty(rows, columns)
@@ -88,6 +114,7 @@ def shared(function: int, x: Tensor, width: int, packed: Tensor, stored: int) ->
         out.data_ptr(),
         4 * columns,
         0,
+        0 if turned is None else turned.data_ptr(),
     )
     call = np.array([0, stored, *part], np.int64)
     threads = min(1 + rows * columns * width // GRAIN, torch.get_num_threads())

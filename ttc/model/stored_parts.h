@@ -19,6 +19,7 @@ void in_parts(const StoredProduct& all, Multiply multiply) {
     for (int64_t c = 0; c < all.columns; c += PANEL) {
       StoredProduct p = all;
       p.x += row * p.x_row;
+      if (p.turned) p.turned += row * p.width * 2;
       p.w += c * p.w_row;
       p.out += row * p.out_row + c * 4;
       p.rows = std::min(CHUNK, all.rows - row);

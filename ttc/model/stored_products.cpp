@@ -7,6 +7,7 @@
 // pairs of them are multiplied. Sums are float32, added up in one order: a row's result does not
 // depend on the rows beside it.
 
+#include "../tiles.h"
 #include "stored_kinds.h"
 #include "stored_parts.h"
 
@@ -211,9 +212,40 @@ void few_rows(const StoredProduct& p) {
   }
 }
 
+#if defined(HAS_TILES)
+// The same as `panel` gives for PANEL columns, by tiles.
+template <typename Stored>
+void panel_by_tiles(const StoredProduct& p) {
+  constexpr int64_t SOME = SLICE / BFloat16::SIZE;
+  alignas(64) char weights[PANEL * APART];
+  alignas(64) float sums[CHUNK * PANEL];
+  memset(sums, 0, sizeof sums);
+  const int64_t x_tile = p.width * BFloat16::SIZE * TILE;
+  for (int64_t begin = 0; begin < p.width; begin += SOME) {
+    const int64_t numbers = std::min(SOME, p.width - begin), lines = numbers / 32;
+    for (int64_t c = 0; c < PANEL; ++c)
+      unpack<Stored, BFloat16>(p.w + c * p.w_row + begin / Stored::NUMBERS * Stored::BYTES, numbers,
+                               weights + c * APART, p.ahead);
+    const char* x = p.turned + begin * BFloat16::SIZE * TILE;
+    const TileColumns w = {weights, APART};
+    for (int64_t row = 0; row < p.rows; row += 2 * TILE, x += 2 * x_tile) {
+      float* some = sums + row * PANEL;
+      if (p.rows - row > TILE) multiply_tiles<1, 2, true>(w, w, x, x_tile, lines, 0, some);
+      else multiply_tiles<1, 1, true>(w, w, x, x_tile, lines, 0, some);
+    }
+  }
+  for (int64_t row = 0; row < p.rows; row += TILE)
+    keep_sums(sums + row * PANEL, p.rows - row, (float*)(p.out + row * p.out_row), p.out_row / 4);
+}
+#endif
+
 // out[r, c] = x[r] . w[c] in float32, for up to CHUNK rows and PANEL columns.
 template <typename Stored, typename Number>
 void panel(const StoredProduct& p) {
+#if defined(HAS_TILES)
+  if constexpr (Number::SIZE == BFloat16::SIZE)
+    if (p.turned && p.rows >= TILE_ROWS && p.columns == PANEL) return panel_by_tiles<Stored>(p);
+#endif
   if constexpr (Number::template FEW<Stored> > 0) {
     if (p.columns == PANEL && p.rows == 1) return few_rows<Stored, Number, 1, Number::AT_ONCE>(p);
     if (p.columns == PANEL && p.rows == 2) return few_rows<Stored, Number, 2, Number::AT_ONCE>(p);
@@ -259,6 +291,8 @@ void products(int64_t stored, const StoredProduct& all) {
 }  // namespace
 
 extern "C" {
+extern const int64_t tile_rows = TILES ? TILE_ROWS : 0;
+
 void unpack_float32(int64_t stored, const char* from, int64_t numbers, char* to) {
   by_kind(stored, [&](auto tag) {
     unpack<typename decltype(tag)::Type, Float32>(from, numbers, to, 0);
@@ -268,6 +302,9 @@ void products_float32(int64_t stored, const StoredProduct* p) { products<Float32
 void share_float32(Shared* s) { share(s, products<Float32>); }
 #if defined(__AVX512BF16__)
 void products_bfloat16(int64_t stored, const StoredProduct* p) { products<BFloat16>(stored, *p); }
-void share_bfloat16(Shared* s) { share(s, products<BFloat16>); }
+void share_bfloat16(Shared* s) {
+  const TileState state;
+  share(s, products<BFloat16>);
+}
 #endif
 }

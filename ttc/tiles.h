@@ -30,11 +30,17 @@ bool ask_for_tiles() {
 }
 const bool TILES = ask_for_tiles();
 
-// While this lives, the thread's tiles are all of TILE_BYTES.
+// While this lives, the thread's tiles are all of TILE_BYTES. One may live within another.
 struct TileState {
+  bool made = false;
+
   TileState() {
     if (!TILES) return;
-    alignas(64) uint8_t shapes[64] = {1};
+    alignas(64) uint8_t shapes[64];
+    _tile_storeconfig(shapes);
+    made = shapes[0] == 0;  // the number of a table of shapes, 0 for none
+    if (!made) return;
+    shapes[0] = 1;
     for (int i = 0; i < 8; ++i) {
       shapes[16 + 2 * i] = TILE_LINE;
       shapes[48 + i] = TILE;
@@ -42,7 +48,7 @@ struct TileState {
     _tile_loadconfig(shapes);
   }
   ~TileState() {
-    if (TILES) _tile_release();
+    if (made) _tile_release();
   }
 };
 

@@ -14,11 +14,13 @@
 #include <cmath>
 #include <type_traits>
 
+#include "../tiles.h"
 #include "../vectors.h"
 
 namespace {
 
 constexpr int64_t BLOCK = 64;      // keys at a time
+constexpr int64_t TILE_QUERIES = 8;  // from so many queries on tiles pay
 constexpr float NOTHING = -1e30f;  // the largest score of a query that has seen no key
 constexpr float HIDDEN = -3e38f;   // the score of a key that a query does not see
 
@@ -79,15 +81,17 @@ int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 // A thread's memory for one unit.
 struct Scratch {
   float* queries;  // (queries, dim), float32 or pairs of bfloat16
-  float* scores;   // (queries, BLOCK), later the weights
+  float* scores;   // (queries, BLOCK), later the weights, for tiles in parts (`split`)
   float* results;  // (queries, width): values times weights; width: value_dim in whole vectors
   float* keys;     // (dim, BLOCK), float32 or pairs of bfloat16
-  float* values;   // (BLOCK, width)
+  float* values;   // (BLOCK, width), for tiles (BLOCK / 2, width) pairs of bfloat16
   float* tops;     // (queries,): the largest scores
   float* sums;     // (queries,): the sums of weights
   float* end;
 
-  Scratch(char* memory, int64_t count, int64_t dim, int64_t value_dim) : end((float*)memory) {
+  // Tiles read and write rows up to a multiple of 16.
+  Scratch(char* memory, int64_t queries_, int64_t dim, int64_t value_dim) : end((float*)memory) {
+    const int64_t count = (queries_ + TILE - 1) / TILE * TILE;
     const auto next = [&](int64_t numbers) {
       float* const begin = end;
       end += (numbers + 15) / 16 * 16;
@@ -437,6 +441,7 @@ struct Unit {
   int64_t head, queries, width;
   int64_t lowest, highest;  // positions of its rows
   bool in_pairs;            // whether queries and keys stay bfloat16
+  bool tiled;               // whether tiles multiply them, and values
   Scratch at;
 
   Unit(const Call& call, int64_t unit, char* memory)
@@ -446,6 +451,7 @@ struct Unit {
         queries((task.end - task.row) * call.groups),
         width(whole(call.value_dim)),
         in_pairs(Number::MULTIPLIED_IN_PAIRS && call.key_dim % (2 * LANES) == 0),
+        tiled(TILES && in_pairs && call.value_dim % TILE == 0 && queries >= TILE_QUERIES),
         at(memory, call.most_queries, call.key_dim, call.value_dim) {
     const auto ends = std::minmax_element(call.positions + task.row, call.positions + task.end);
     lowest = *ends.first;
@@ -492,15 +498,22 @@ struct Unit {
       if (run.causal && begin > highest) break;
       if (begin + count <= call.first_seen(lowest)) continue;
       expect<Kept>(call, run, first + BLOCK);
+      const bool by_tiles = tiled && Kept::MULTIPLIED_IN_PAIRS;
       multiply_keys<Kept>(run.key + first * run.key_token, run.key_token, count);
       int64_t query = 0;
       for (int64_t row = task.row; row < task.end; ++row) {
         const int64_t position = call.positions[row];
         const int64_t from = std::clamp<int64_t>(call.first_seen(position) - begin, 0, count);
         const int64_t end = run.causal ? std::min(count, position - begin + 1) : count;
-        for (int64_t g = 0; g < call.groups; ++g) weigh(query++, from, end, count);
+        for (int64_t g = 0; g < call.groups; ++g) {
+          weigh(query, from, end, count);
+          if (by_tiles) split(query, count);
+          ++query;
+        }
       }
-      multiply_values<Kept>(run.value + first * run.value_token, run.value_token, count);
+      const char* values = run.value + first * run.value_token;
+      if (by_tiles) multiply_values_by_tiles(values, run.value_token, count);
+      else multiply_values<Kept>(values, run.value_token, count);
     }
   }
 
@@ -514,7 +527,8 @@ struct Unit {
       // pairs are moved as they are
       using Pair = std::conditional_t<Kept::SCALED, Paired<Kept>, Float32>;
       pack<Pair>(keys, token, count, terms, at.keys);
-      multiply<InPairs>(product);
+      if (tiled && Kept::MULTIPLIED_IN_PAIRS) multiply_keys_by_tiles(count);
+      else multiply<InPairs>(product);
     } else {
       pack<Kept>(keys, token, count, terms, at.keys);
       multiply<Singles>(product);
@@ -608,6 +622,88 @@ struct Unit {
     multiply<Singles>(product);
   }
 
+#if defined(HAS_TILES)
+  // scores = queries @ keys, which are packed
+  void multiply_keys_by_tiles(int64_t count) {
+    const int64_t dim = call.key_dim, row = dim * sizeof *at.queries;
+    constexpr int64_t KEY_ROW = BLOCK * sizeof *at.keys;
+    all_is_written();
+    for (int64_t q = 0; q < queries; q += TILE)
+      for (int64_t k = 0; k < count; k += 2 * TILE) {
+        const float *query = at.queries + q * dim, *keys = at.keys + k;
+        float* scores = at.scores + q * BLOCK + k;
+        _tile_zero(0);
+        _tile_zero(1);
+        for (int64_t i = 0; i < dim / 2; i += TILE) {
+          _tile_loadd(4, query + i, row);
+          _tile_loadd(6, keys + i * BLOCK, KEY_ROW);
+          _tile_loadd(7, keys + i * BLOCK + TILE, KEY_ROW);
+          _tile_dpbf16ps(0, 4, 6);
+          _tile_dpbf16ps(1, 4, 7);
+        }
+        _tile_stored(0, scores, KEY_ROW);
+        _tile_stored(1, scores + TILE, KEY_ROW);
+      }
+    all_is_written();
+  }
+
+  // A query's weights as the sums of two bfloat16 numbers, which hold 16 bits of each: the first
+  // numbers of 32 weights, the second ones, then those of the next 32. What is no key weighs 0.
+  void split(int64_t query, int64_t count) {
+    float* scores = at.scores + query * BLOCK;
+    Halves parts[2][BLOCK / LANES];
+    for (int64_t v = 0; v < BLOCK / LANES; ++v) {
+      const Bits key = (Bits)(LANE + (int32_t)(v * LANES));
+      const Floats weight = key < (uint32_t)count ? load<Floats>(scores + v * LANES) : all(0.0f);
+      const Floats first = rounded(weight);
+      parts[0][v] = shorter((Bits)first >> 16);
+      parts[1][v] = narrowed(weight - first);
+    }
+    for (int64_t v = 0; v < BLOCK / LANES; ++v)
+      for (int64_t part = 0; part < 2; ++part)
+        store(scores + v / 2 * 2 * TILE + part * TILE + v % 2 * LANES / 2, parts[part][v]);
+  }
+
+  // Two keys' values, side by side.
+  void pair_values(const char* values, int64_t token, int64_t count) {
+    const int64_t filled = (count + 2 * TILE - 1) / (2 * TILE) * TILE;
+    for (int64_t pair = 0; pair < filled; ++pair)
+      for (int64_t d = 0; d < width; d += LANES) {
+        const char* at_d = values + 2 * pair * token + 2 * d;
+        const Bits first = 2 * pair < count ? longer(load<Halves>(at_d)) : Bits{};
+        const Bits second = 2 * pair + 1 < count ? longer(load<Halves>(at_d + token)) : Bits{};
+        store(at.values + pair * width + d, first | second << 16);
+      }
+  }
+
+  // results += weights @ values, for weights that are split
+  void multiply_values_by_tiles(const char* values, int64_t token, int64_t count) {
+    const int64_t row = width * sizeof *at.results;
+    constexpr int64_t WEIGHT_ROW = BLOCK * sizeof *at.scores;
+    pair_values(values, token, count);
+    all_is_written();
+    for (int64_t q = 0; q < queries; q += TILE)
+      for (int64_t d = 0; d < width; d += TILE) {
+        const float *weights = at.scores + q * BLOCK, *pairs = at.values + d;
+        float* results = at.results + q * width + d;
+        _tile_loadd(0, results, row);
+        for (int64_t k = 0; k < count; k += 2 * TILE) {
+          _tile_loadd(4, weights + k, WEIGHT_ROW);
+          _tile_loadd(5, weights + k + TILE, WEIGHT_ROW);
+          _tile_loadd(6, pairs + k / 2 * width, row);
+          _tile_dpbf16ps(0, 4, 6);
+          _tile_dpbf16ps(0, 5, 6);
+        }
+        _tile_stored(0, results, row);
+      }
+    all_is_written();
+  }
+#else
+  void multiply_keys_by_tiles(int64_t) {}
+  void split(int64_t, int64_t) {}
+  void multiply_values_by_tiles(const char*, int64_t, int64_t) {}
+#endif
+
   void leave_results() {
     const int64_t heads = call.kv_heads * call.groups, dim = call.value_dim;
     each_query([&](int64_t query, int64_t row, int64_t of) {
@@ -665,6 +761,7 @@ int64_t next(int64_t& counter) { return __atomic_fetch_add(&counter, 1, __ATOMIC
 template <typename Number, typename Stored>
 void attend(Call& shared) {
   const Call call = shared;
+  const TileState state;
   char* const memory = call.scratch + next(shared.ticket) * call.scratch_bytes;
   for (int64_t unit = next(shared.next_unit); unit < call.units;) {
     const int64_t following = next(shared.next_unit);

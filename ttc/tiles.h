@@ -8,7 +8,9 @@
 
 #include "vectors.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(EMULATED_TILES)  // by a test, for processors without any
+#define HAS_TILES
+#elif defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #define HAS_TILES
@@ -23,10 +25,15 @@ constexpr int64_t TILE_ROWS = 3;    // from so many rows on tiles pay
 
 #if defined(HAS_TILES)
 
-// Whether the kernel lets this process have tiles: they are asked for, as their state is large.
+// Whether the operating system lets this process have tiles. They are asked for, as their state is
+// large.
 bool ask_for_tiles() {
+#if defined(EMULATED_TILES)
+  return true;
+#else
   constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#endif
 }
 const bool TILES = ask_for_tiles();
 

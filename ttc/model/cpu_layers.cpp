@@ -5,7 +5,7 @@
 // whose results the next one reads they wait for each other. Numbers are rounded where the modules
 // of transformers round them, and sums of products are float32. A row's result does not depend on
 // the number of threads, nor in float32 on the rows beside it; bfloat16 is added up in another
-// order where rows are many.
+// order where rows are many, or meet tiles.
 
 #include <algorithm>
 #include <cmath>
@@ -620,7 +620,7 @@ extern "C" {
 void run_float32(Head* head) { run<Float32>(*head); }
 void run_bfloat16(Head* head) { run<BFloat16>(*head); }
 
-extern const char* const processor = PROCESSOR;
+extern const char* const processor = TILES ? "AVX-512 with tiles of bfloat16 (AMX)" : PROCESSOR;
 extern const char* const head_fields = NAMES(HEAD);
 extern const char* const operation_fields = NAMES(OPERATION);
 extern const char* const kinds = NAMES(KINDS);

@@ -77,7 +77,8 @@ def linear(x: Tensor, packed: Tensor, stored: int) -> Tensor:
 @cache
 def tile_rows() -> int:
     """From how many rows of bfloat16 on tiles multiply them (`tiles.h`); 0 where there are none."""
-    return ctypes.c_int64.in_dll(kernel(), "tile_rows").value if kernel() else 0
+    loaded = kernel()
+    return 0 if loaded is None else ctypes.c_int64.in_dll(loaded, "tile_rows").value
 
 
 def turned(x: Tensor) -> Tensor:

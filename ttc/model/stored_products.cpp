@@ -5,7 +5,7 @@
 // Unpacked numbers are float32, with the very bits that gguf's own `dequantize` gives, or those of
 // scale * (code - zero). Where the rows are bfloat16 they are rounded to the nearest bfloat16, and
 // pairs of them are multiplied. Sums are float32, added up in one order: a row's result does not
-// depend on the rows beside it.
+// depend on the rows beside it. Tiles (tiles.h), which rows of bfloat16 meet, have another order.
 
 #include "../tiles.h"
 #include "stored_kinds.h"

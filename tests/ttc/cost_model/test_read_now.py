@@ -8,6 +8,7 @@ import pytest
 
 from tests.helpers.placements import write_profile
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
+from ttc.cost_model.profile_file import read
 from ttc.cost_model.read_now import read_now
 
 LINK = LinkProfile(to_device_bandwidth=16e9, to_host_bandwidth=16e9)
@@ -40,6 +41,14 @@ def test_what_is_bound_by_memory_is_as_fast_as_memory_now(
     assert now.attention_flops == pytest.approx({1: 40e9 / 1.5})
     assert (now.l3_bandwidth, now.block_overhead_s, now.piece_s) == (1e11, 1e-5, 1e-5)
     assert profile.device("cuda bfloat16") == gpu and profile.link == LINK
+
+
+def test_a_small_drift_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = DeviceProfile(name="cpu float32", bandwidth=40e9, flops={1: 20e9})
+    file = write_profile(tmp_path / "profile.json", [cpu], LINK)
+    for now in (28e9, 58e9):
+        monkeypatch.setattr("ttc.cost_model.read_now.read_bandwidth", lambda now=now: now)
+        assert read_now(file) == read(file)
 
 
 def test_numbers_of_four_bytes_are_read_half_as_fast(

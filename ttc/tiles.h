@@ -37,6 +37,9 @@ bool ask_for_tiles() {
 }
 const bool TILES = ask_for_tiles();
 
+// GCC does not know what the instructions of tiles read and write.
+INLINE void all_is_written() { asm volatile("" ::: "memory"); }
+
 // While this lives, the thread's tiles are all of TILE_BYTES. One may live within another.
 struct TileState {
   bool made = false;
@@ -45,6 +48,7 @@ struct TileState {
     if (!TILES) return;
     alignas(64) uint8_t shapes[64];
     _tile_storeconfig(shapes);
+    all_is_written();
     made = shapes[0] == 0;  // the number of a table of shapes, 0 for none
     if (!made) return;
     shapes[0] = 1;
@@ -52,15 +56,13 @@ struct TileState {
       shapes[16 + 2 * i] = TILE_LINE;
       shapes[48 + i] = TILE;
     }
+    all_is_written();
     _tile_loadconfig(shapes);
   }
   ~TileState() {
     if (made) _tile_release();
   }
 };
-
-// GCC does not know that tiles are read from memory.
-INLINE void all_is_written() { asm volatile("" ::: "memory"); }
 
 // 16 rows, x_row bytes apart, turned. words: of a row, a multiple of 16.
 INLINE void turn(const char* x, int64_t x_row, int64_t words, char* to) {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from experiments.lab.attention_cases import DecodeCase, Segments
 from tests.helpers.attention import LAYERS, SHAPES, SIGHTS, TREE, trees
 from tests.helpers.processors import MULTIPLY_AND_ADD, PROCESSORS, skip_unless_runs
-from tests.helpers.tiers import examples
+from tests.helpers.tiers import examples, slow
 from ttc import compiling
 from ttc.attention import fused_cpu
 from ttc.attention.fused import SWITCH
@@ -38,8 +38,7 @@ def test_the_operations_give_the_same_in_double_precision(
     DecodeCase(shape, groups, TREE, 7, 5, torch.float64).check(layer, 1e-12, fused=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float16)], ids=str)
 def test_keys_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
     for layer in LAYERS:
         DecodeCase(LayerShape(3, 64, 48), 3, TREE, 7, 5, dtype).check(layer, 1e-5)

@@ -41,7 +41,7 @@ def test_the_operations_give_the_same_where_the_kernel_is_switched_off(
     ExtendCase(*SHAPES[0], TREE, COUNTS, torch.float32).check(LAYERS[2], 1e-5, fused=False)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float16)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float16)], ids=str)
 def test_numbers_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
     for layer in LAYERS:
         ExtendCase(LayerShape(3, 64, 48), 3, TREE, COUNTS, dtype).check(layer, 1e-5)

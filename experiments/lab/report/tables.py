@@ -71,6 +71,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "long_avx2": ("long_avx2", long.table),
         "search_steps": ("search", search_tables.steps_table),
         "search_steps_amx": ("search_amx", search_tables.steps_table),
+        "search_steps_no_tiles": ("search_no_tiles", search_tables.steps_table),
         "search": ("search", search_tables.searches_table),
         "search_aims": ("search", search_tables.aims_table),
         "memory_bytes": ("memory", memory.bytes_table),

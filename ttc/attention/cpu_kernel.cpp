@@ -147,6 +147,7 @@ struct Float16 {
 struct Int8 {
   static constexpr int64_t SIZE = 1;
   static constexpr bool SCALED = true;
+  static constexpr bool MULTIPLIED_IN_PAIRS = false;
   static Floats of(Bits bytes) { return __builtin_convertvector((Ints)(bytes << 24) >> 24, Floats); }
   static Floats vector(const char* from) {
     return of(__builtin_convertvector(load<Bytes>(from), Bits));
@@ -159,6 +160,7 @@ struct Int8 {
 struct Float8 {
   static constexpr int64_t SIZE = 1;
   static constexpr bool SCALED = true;
+  static constexpr bool MULTIPLIED_IN_PAIRS = false;
   static Floats of(Bits bytes) {
     return (Floats)((bytes & 0x7F) << 20 | (bytes & 0x80) << 24) * 0x1p120f;
   }

@@ -106,6 +106,12 @@ def generated_logits(model: Any, branch: Branch) -> Tensor:
     return torch.cat([rows.new_full((start - 1, rows.shape[1]), torch.nan), rows])
 
 
+ONE_RUN = "one run"
+CHUNKED = 2.0
+"""How many times as far as another model one with recurrent layers may be from one run over the
+whole. Transformers computes that in chunks, and `generate` and the engine go token by token."""
+
+
 def difference(
     model: Any,
     branches: Iterable[Branch],
@@ -155,6 +161,9 @@ def examine(case: str, window: int = WINDOW, device: str = "cpu") -> dict[str, A
             return row | {"verdict": "wrong", "reason": "its own passes count as changes of it"}
         ways = references(engine)
         gaps = {way: difference(model, branches, logits_of) for way, logits_of in ways.items()}
+        if ONE_RUN in gaps and engine.runner.recurrent is not None:
+            worst, allowed = gaps[ONE_RUN]
+            gaps[ONE_RUN] = worst, allowed * CHUNKED
     except Exception as error:
         return row | {
             "verdict": "wrong",
@@ -172,7 +181,7 @@ def references(engine: Engine) -> dict[str, Callable[[Any, Branch], Tensor]]:
     recurrent = engine.runner.recurrent
     ways: dict[str, Callable[[Any, Branch], Tensor]] = {"generate": generated_logits}
     if recurrent is None or not recurrent.knows_opening:
-        ways["one run"] = plain_logits
+        ways[ONE_RUN] = plain_logits
     return ways
 
 

@@ -145,6 +145,13 @@ def compiled_anew() -> Iterator[None]:
         function.cache_clear()
 
 
+@pytest.mark.skipif(compiling.cxx() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("packed", [None, "int8", "fp8"])
+def test_the_kernel_compiles_for_all_that_kv_is_stored_as(packed: str | None) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert fused_cpu.kernel(dtype, packed) is not None
+
+
 def test_without_a_compiler_a_plan_runs_operation_by_operation(
     compiled_anew: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,30 +37,35 @@ bool ask_for_tiles() {
 }
 const bool TILES = ask_for_tiles();
 
-// GCC does not know what the instructions of tiles read and write.
-INLINE void all_is_written() { asm volatile("" ::: "memory"); }
+// GCC does not know what the instructions of tiles read and write: it is told that anything may be
+// read and written here, what is `at` an address included.
+INLINE void all_is_written(const void* at = nullptr) { asm volatile("" ::"r"(at) : "memory"); }
 
-// While this lives, the thread's tiles are all of TILE_BYTES. One may live within another.
+// While this lives, the thread's tiles are all of TILE_BYTES. One may live within another, and
+// what another library left behind comes back afterwards.
 struct TileState {
-  bool made = false;
+  static constexpr int SIZE = 64;  // bytes: a number, 0 for no shapes, then those of eight tiles
+  alignas(64) uint8_t before[SIZE];
+  bool changed = false;
 
   TileState() {
     if (!TILES) return;
-    alignas(64) uint8_t shapes[64];
-    _tile_storeconfig(shapes);
-    all_is_written();
-    made = shapes[0] == 0;  // the number of a table of shapes, 0 for none
-    if (!made) return;
-    shapes[0] = 1;
+    alignas(64) uint8_t shapes[SIZE] = {1};
     for (int i = 0; i < 8; ++i) {
       shapes[16 + 2 * i] = TILE_LINE;
       shapes[48 + i] = TILE;
     }
-    all_is_written();
-    _tile_loadconfig(shapes);
+    _tile_storeconfig(before);
+    all_is_written(before);
+    changed = memcmp(before, shapes, SIZE) != 0;
+    all_is_written(shapes);
+    if (changed) _tile_loadconfig(shapes);
   }
   ~TileState() {
-    if (made) _tile_release();
+    if (!changed) return;
+    all_is_written(before);
+    if (before[0]) _tile_loadconfig(before);
+    else _tile_release();
   }
 };
 

@@ -80,6 +80,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "placement": ("placement", placement.table),
         "plan": ("plan", plan.table),
         "cost_model": ("cost_model", lambda record: cost_model.table(record["rows"])),
+        "cost_model_amx": ("cost_model_amx", lambda record: cost_model.table(record["rows"])),
         "stored_profile": ("stored_profile", stored_profile.table),
         "cache": ("cache", cache.table),
         "capture": ("capture", capture.table),

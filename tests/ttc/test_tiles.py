@@ -1,5 +1,5 @@
 """Products by Intel's tiles (AMX), which this processor may lack: `tests/helpers/emulated_tiles.h`
-stands for them. What has them runs them in all other tests of bfloat16."""
+stands for them. A processor that has tiles runs them in all other tests of bfloat16."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class Program:
         self._add(at.NORMALISE, self.x, self.normed, fields)
 
     def _prepare(self, source: Tensor, *linears: Linear) -> None:
-        """Let `source` be rounded, or turned for tiles, where its products take it so."""
+        """Let `source` be rounded and turned for tiles, where some of its products take it so."""
         at = self.at
         roundings = [x for linear in linears if (x := getattr(linear, "rounding", None))]
         if roundings:
@@ -202,7 +202,8 @@ class Program:
                 at.PRODUCTS: rounding.rounds(self.given),
             }
             self._add(at.ROUND, source, target, fields)
-        elif at.TILE_ROWS and self.dtype == torch.bfloat16:
+        exact = len(roundings) < len(linears)
+        if exact and at.TILE_ROWS and self.dtype == torch.bfloat16:
             width = source.shape[1]
             turned = self._turned.setdefault(source.data_ptr(), self._memory(width))
             fields = {at.WIDTH: width * self.dtype.itemsize, at.TURNED: turned.data_ptr()}

@@ -20,7 +20,10 @@ from experiments.lab.bench.random_gguf import Shape, random_weight, write_llama
 from tests.helpers.models import prompt
 from ttc import Engine, InvalidInput
 from ttc.approximate.int8_activations import Int8Rows
+from ttc.model.fused_runner import FusedRunner
 from ttc.model.grouped_weights import Grouped
+from ttc.model.runner_choice import check_runner
+from ttc.model.stored_layers import StoredLinear
 
 KINDS = [
     *(Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
@@ -156,3 +159,24 @@ def test_without_stored_weights_it_is_refused(tmp_path: Path) -> None:
         Engine.from_pretrained(
             tmp_path / "model.gguf", device="cpu", dtype="float32", int8_activations=True
         )
+
+
+def test_an_exact_layer_beside_rounded_ones_takes_its_own_rows(tmp_path: Path) -> None:
+    """Rows are prepared for tiles once for all products of an input, also where some of these are
+    rounded."""
+    write_llama(tmp_path / "model.gguf", Kind.Q4_1, Shape(layers=2))
+    engine = Engine.from_pretrained(
+        tmp_path / "model.gguf",
+        device="cpu",
+        dtype="bfloat16",
+        quantized=True,
+        runner="fused",
+        int8_activations=True,
+    )
+    assert isinstance(engine.runner, FusedRunner)
+    first, second = engine.model.model.layers
+    for module in (*first.modules(), second.self_attn.v_proj):
+        if isinstance(module, StoredLinear):
+            module.rounding = None
+    engine.runner.layers.renew()
+    check_runner(engine.runner)

@@ -17,6 +17,7 @@ SLOW_FILES = {
     "tests/search/test_types.py",
     "tests/ttc/model/test_default_model.py",
     "tests/ttc/placement/test_placed_loading.py",
+    "tests/ttc/test_tiles.py",
 }
 """Files whose tests are all slow: what they try needs real weights, a process of its own, or
 minutes."""

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -73,9 +74,15 @@ def run_parts(work: Callable[[int], None], parts: int) -> None:
             errors.append(error)
 
     function = _FUNCTION(take)
-    team()(ctypes.cast(function, ctypes.c_void_p).value or 0, 0, parts)
+    team()(_address(function), 0, parts)
     if errors:
         raise errors[0]
+
+
+def _address(function: Any) -> int:
+    """Of the code that a ctypes function points to. `ctypes.cast` would leave a cycle of references
+    behind, which keeps what the function uses until the garbage collector runs."""
+    return ctypes.c_void_p.from_address(ctypes.addressof(function)).value or 0
 
 
 @cache

@@ -4,7 +4,9 @@ without."""
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -75,3 +77,19 @@ def test_the_team_is_found_where_pytorch_keeps_its_library_to_itself(
     done: list[int] = []
     run_parts(done.append, 3)
     assert sorted(done) == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("way")
+def test_nothing_that_was_used_is_held_afterwards() -> None:
+    class Used:
+        pass
+
+    used = Used()
+    held = weakref.ref(used)
+    gc.disable()
+    try:
+        run_parts(lambda part, used=used: None, 2)
+        del used
+        assert held() is None
+    finally:
+        gc.enable()

@@ -20,6 +20,9 @@
 namespace {
 
 constexpr int64_t BLOCK = 64;      // keys at a time
+constexpr int64_t KEY_ROW = BLOCK * sizeof(float);  // bytes of a row of keys as columns
+constexpr int64_t FEW_QUERIES = 4;   // up to so many read values as they are stored
+constexpr int64_t SHARES = 128;      // threads take many units in about so many shares
 constexpr int64_t TILE_QUERIES = 8;  // from so many queries on tiles pay
 constexpr float NOTHING = -1e30f;  // the largest score of a query that has seen no key
 constexpr float HIDDEN = -3e38f;   // the score of a key that a query does not see
@@ -254,11 +257,11 @@ INLINE Floats tanh(Floats x) {
 // ---------------------------------------------------------------- matrix products
 
 // c (rows, columns) = a (rows, terms) @ b (terms, columns), or c + that, at these distances between
-// rows. columns: whole vectors.
+// rows, in bytes for b and numbers for the others. columns: whole vectors.
 struct Product {
   const float* a;
   int64_t a_row;
-  const float* b;
+  const char* b;
   int64_t b_row;
   float* c;
   int64_t c_row, rows, terms, columns;
@@ -279,11 +282,11 @@ struct InPairs {  // a and b hold pairs of bfloat16
 using InPairs = Singles;  // never called
 #endif
 
-// A part of c, whose sums are held in registers.
-template <typename Terms, int ROWS, int VECTORS>
+// A part of c, whose sums are held in registers. Number: of b, without scales.
+template <typename Terms, typename Number, int ROWS, int VECTORS>
 void tile(const Product& p, int64_t row, int64_t column) {
   const float* a = p.a + row * p.a_row;
-  const float* b = p.b + column;
+  const char* b = p.b + column * Number::SIZE;
   float* c = p.c + row * p.c_row + column;
   Floats sums[ROWS][VECTORS] = {};
   if (p.adds)
@@ -298,7 +301,7 @@ void tile(const Product& p, int64_t row, int64_t column) {
       numbers[r] = held((Floats)(Ints{} + load<int32_t>(a + r * p.a_row + t)));
 #pragma GCC unroll 16
     for (int v = 0; v < VECTORS; ++v) {
-      const Floats vector = held(load<Floats>(b + t * p.b_row + v * LANES));
+      const Floats vector = held(Number::vector(b + t * p.b_row + v * LANES * Number::SIZE));
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) sums[r][v] = Terms::add(numbers[r], vector, sums[r][v]);
     }
@@ -310,19 +313,19 @@ void tile(const Product& p, int64_t row, int64_t column) {
 }
 
 // Some rows of c from a column on, as many vectors at a time as there are.
-template <typename Terms, int ROWS, int VECTORS>
+template <typename Terms, typename Number, int ROWS, int VECTORS>
 void tiles(const Product& p, int64_t row, int64_t column) {
   for (; p.columns - column >= VECTORS * LANES; column += VECTORS * LANES)
-    tile<Terms, ROWS, VECTORS>(p, row, column);
-  if constexpr (VECTORS > 1) tiles<Terms, ROWS, VECTORS / 2>(p, row, column);
+    tile<Terms, Number, ROWS, VECTORS>(p, row, column);
+  if constexpr (VECTORS > 1) tiles<Terms, Number, ROWS, VECTORS / 2>(p, row, column);
 }
 
 // All rows of c from a row on, as many at a time as there are.
-template <typename Terms, int ROWS = 4>
+template <typename Terms, typename Number = Float32, int ROWS = 4>
 void multiply(const Product& p, int64_t row = 0) {
   constexpr int VECTORS = std::min(8, CELLS / (ROWS == 3 ? 4 : ROWS));
-  for (; p.rows - row >= ROWS; row += ROWS) tiles<Terms, ROWS, VECTORS>(p, row, 0);
-  if constexpr (ROWS > 1) multiply<Terms, ROWS - 1>(p, row);
+  for (; p.rows - row >= ROWS; row += ROWS) tiles<Terms, Number, ROWS, VECTORS>(p, row, 0);
+  if constexpr (ROWS > 1) multiply<Terms, Number, ROWS - 1>(p, row);
 }
 
 // ---------------------------------------------------------------- keys as columns
@@ -418,9 +421,9 @@ void expect(const Call& call, const Run& run, int64_t first) {
   const int64_t end = std::min(run.keys, first + BLOCK);
   for (int64_t k = first; k < end; ++k) {
     for (int64_t i = 0; i < call.key_dim * Number::SIZE; i += 64)
-      __builtin_prefetch(run.key + k * run.key_token + i);
+      __builtin_prefetch(run.key + k * run.key_token + i, 0, 2);
     for (int64_t i = 0; i < call.value_dim * Number::SIZE; i += 64)
-      __builtin_prefetch(run.value + k * run.value_token + i);
+      __builtin_prefetch(run.value + k * run.value_token + i, 0, 2);
   }
 }
 
@@ -523,8 +526,8 @@ struct Unit {
   template <typename Kept>
   void multiply_keys(const char* keys, int64_t token, int64_t count) {
     const int64_t dim = call.key_dim, terms = in_pairs ? dim / 2 : dim;
-    const Product product = {at.queries, dim,   at.keys,      BLOCK, at.scores, BLOCK,
-                             queries,    terms, whole(count), false};
+    const Product product = {at.queries, dim,     (const char*)at.keys, KEY_ROW,      at.scores,
+                             BLOCK,      queries, terms,                whole(count), false};
     if (in_pairs) {
       // pairs are moved as they are
       using Pair = std::conditional_t<Kept::SCALED, Paired<Kept>, Float32>;
@@ -609,18 +612,19 @@ struct Unit {
     for (int64_t d = 0; d < width; d += LANES) store(results + d, load<Floats>(results + d) * by);
   }
 
-  // results += weights @ values. Whole vectors of float32 are read where they lie.
+  // results += weights @ values. Whole vectors are read where they lie, unless they would be widened
+  // for too many queries.
   template <typename Kept>
   void multiply_values(const char* values, int64_t token, int64_t count) {
-    Product product = {at.scores,  BLOCK, at.values, width, at.results, width,
-                       queries, count, width,     true};
-    if (Kept::SIZE == 4 && width == call.value_dim) {
-      product.b = (const float*)values;
-      product.b_row = token / Kept::SIZE;
-    } else {
-      for (int64_t j = 0; j < count; ++j)
-        widen<Kept>(values + j * token, call.value_dim, at.values + j * width);
-    }
+    Product product = {at.scores, BLOCK,   values, token, at.results,
+                       width,     queries, count,  width, true};
+    const bool often = Kept::SIZE < 4 && queries > FEW_QUERIES;
+    if constexpr (!Kept::SCALED)
+      if (width == call.value_dim && !often) return multiply<Singles, Kept>(product);
+    for (int64_t j = 0; j < count; ++j)
+      widen<Kept>(values + j * token, call.value_dim, at.values + j * width);
+    product.b = (const char*)at.values;
+    product.b_row = width * sizeof *at.values;
     multiply<Singles>(product);
   }
 
@@ -628,7 +632,6 @@ struct Unit {
   // scores = queries @ keys, which are packed
   void multiply_keys_by_tiles(int64_t count) {
     const int64_t dim = call.key_dim, row = dim * sizeof *at.queries;
-    constexpr int64_t KEY_ROW = BLOCK * sizeof *at.keys;
     all_is_written();
     for (int64_t q = 0; q < queries; q += TILE)
       for (int64_t k = 0; k < count; k += 2 * TILE) {
@@ -756,27 +759,35 @@ void merge_row(const Call& call, int64_t row, float* merged) {
   }
 }
 
-int64_t next(int64_t& counter) { return __atomic_fetch_add(&counter, 1, __ATOMIC_SEQ_CST); }
+int64_t next(int64_t& counter, int64_t some = 1) {
+  return __atomic_fetch_add(&counter, some, __ATOMIC_SEQ_CST);
+}
 
 // One thread's part of a call. It reads a copy of its own, for the counters' cache line goes from
-// thread to thread.
+// thread to thread, which is also why a thread takes several units or rows of many.
 template <typename Number, typename Stored>
 void attend(Call& shared) {
   const Call call = shared;
   const TileState state;
   char* const memory = call.scratch + next(shared.ticket) * call.scratch_bytes;
-  for (int64_t unit = next(shared.next_unit); unit < call.units;) {
-    const int64_t following = next(shared.next_unit);
-    if (following < call.units) expect_unit<Number, Stored>(call, following);
-    Unit<Number, Stored>(call, unit, memory).run();
-    next(shared.done_units);
-    unit = following;
+  const int64_t units = 1 + call.units / SHARES, rows = 1 + call.rows / SHARES;
+  for (int64_t first = next(shared.next_unit, units); first < call.units;) {
+    const int64_t following = next(shared.next_unit, units);
+    const int64_t end = std::min(first + units, call.units);
+    for (int64_t unit = first; unit < end; ++unit) {
+      const int64_t soon = unit + 1 < end ? unit + 1 : following;
+      if (soon < call.units) expect_unit<Number, Stored>(call, soon);
+      Unit<Number, Stored>(call, unit, memory).run();
+    }
+    next(shared.done_units, end - first);
+    first = following;
   }
   if (!call.parts) return;
   while (__atomic_load_n(&shared.done_units, __ATOMIC_SEQ_CST) < call.units) {
   }  // others are at work on the last units
-  for (int64_t row = next(shared.next_row); row < call.rows; row = next(shared.next_row))
-    merge_row(call, row, (float*)memory);
+  for (int64_t row; (row = next(shared.next_row, rows)) < call.rows;)
+    for (const int64_t end = std::min(row + rows, call.rows); row < end; ++row)
+      merge_row(call, row, (float*)memory);
 }
 
 }  // namespace

@@ -771,17 +771,18 @@ void attend(Call& shared) {
   const TileState state;
   char* const memory = call.scratch + next(shared.ticket) * call.scratch_bytes;
   const int64_t units = 1 + call.units / SHARES, rows = 1 + call.rows / SHARES;
+  int64_t done = 0;
   for (int64_t first = next(shared.next_unit, units); first < call.units;) {
     const int64_t following = next(shared.next_unit, units);
     const int64_t end = std::min(first + units, call.units);
-    for (int64_t unit = first; unit < end; ++unit) {
+    for (int64_t unit = first; unit < end; ++unit, ++done) {
       const int64_t soon = unit + 1 < end ? unit + 1 : following;
       if (soon < call.units) expect_unit<Number, Stored>(call, soon);
       Unit<Number, Stored>(call, unit, memory).run();
     }
-    next(shared.done_units, end - first);
     first = following;
   }
+  next(shared.done_units, done);
   if (!call.parts) return;
   while (__atomic_load_n(&shared.done_units, __ATOMIC_SEQ_CST) < call.units) {
   }  // others are at work on the last units

@@ -43,7 +43,9 @@ constexpr int64_t SLICE = 2048;  // bytes of weights' rows at a time, about, whi
 constexpr int64_t PACKED = 384;  // words of weights' rows that are packed at a time
 constexpr int64_t PACKS = 2 * LANES;  // columns that are packed at a time
 constexpr int64_t MANY_ROWS = 96;     // from so many rows of a unit on it pays to pack weights
-constexpr int64_t SHARES = 32;        // threads take many rows in about so many shares
+// Threads take many units in about so many shares: the counter goes from one core to another, which
+// takes as long as a short row.
+constexpr int64_t SHARES = 64;
 
 // ---------------------------------------------------------------- how numbers are kept
 
@@ -110,17 +112,18 @@ struct Product {
 };
 
 // A few rows and columns from (row, column) on, whose sums are held in registers, over numbers
-// begin to end.
+// begin to end. The first rows ask for what comes next.
 template <typename N, int ROWS, int COLUMNS>
-void tile(const Product<N>& p, int64_t row, int64_t column, int64_t begin, int64_t end) {
+APART void tile(const Product<N>& p, int64_t row, int64_t column, int64_t begin, int64_t end) {
   constexpr int64_t AT_ONCE = LINE / sizeof(typename N::Kept);
   const auto* x = p.x + row * p.x_row;
   const auto* w = p.w + column * p.width;
   Floats cells[ROWS * COLUMNS] = {};
   for (int64_t line = begin; line < end; line += AT_ONCE) {
+    if (row == 0)
 #pragma GCC unroll 16
-    for (int c = 0; c < COLUMNS; ++c)
-      __builtin_prefetch((const char*)(w + c * p.width + line) + p.ahead, 0, 2);
+      for (int c = 0; c < COLUMNS; ++c)
+        __builtin_prefetch((const char*)(w + c * p.width + line) + p.ahead, 0, 2);
 #pragma GCC unroll 16
     for (int64_t part = 0; part < AT_ONCE; part += N::NUMBERS) {
       const int64_t i = line + part;
@@ -488,7 +491,7 @@ const char* turned_row(const Operation& op, int64_t row) {
 }
 
 template <typename N>
-__attribute__((noinline)) void project(const Operation& op, const Unit& u, float* scratch) {
+APART void project(const Operation& op, const Unit& u, float* scratch) {
   const bool gate = op.kind == Kind::gate;
   const int64_t width = op.width / sizeof(typename N::Kept);
   const int64_t sums_row = gate ? 2 * u.columns : u.columns;
@@ -561,19 +564,10 @@ void turn_rows(const Operation& op, int64_t unit) {
 #endif
 }
 
-bool by_rows(const Operation& op) {
-  return op.kind == Kind::normalise || op.kind == Kind::narrow || op.kind == Kind::round;
-}
-
-// How many units there are, and how many a thread takes at a time. Taking costs about as much as a
-// short row: the counter goes from one core to another.
 int64_t units_of(const Operation& op) {
   if (op.kind == Kind::turn) return by_tiles(op) ? (op.rows + TILE - 1) / TILE : 0;
-  if (by_rows(op)) return op.rows;
+  if (op.kind == Kind::normalise || op.kind == Kind::narrow || op.kind == Kind::round) return op.rows;
   return (op.columns + op.panel - 1) / op.panel * ((op.rows + CHUNK - 1) / CHUNK);
-}
-int64_t units_at_once(const Operation& op) {
-  return by_rows(op) ? 1 + op.rows / SHARES : 1;
 }
 
 // One thread's part of an operation.
@@ -581,16 +575,18 @@ template <typename N>
 void operate(Operation& op, float* scratch) {
   if (op.kind == Kind::attend)  // the kernel at `weight`; it has a counter of its own
     return ((void (*)(void*))op.weight)((void*)op.input);
-  const int64_t units = units_of(op), some = units_at_once(op);
+  const int64_t units = units_of(op), some = 1 + units / SHARES;
   const auto take = [&] { return __atomic_fetch_add(&op.next, some, __ATOMIC_SEQ_CST); };
   for (int64_t first = take(), following; first < units; first = following) {
     following = take();
-    for (int64_t unit = first; unit < std::min(first + some, units); ++unit) {
+    const int64_t end = std::min(first + some, units);
+    for (int64_t unit = first; unit < end; ++unit) {
+      const int64_t next = unit + 1 < end ? unit + 1 : following;
       if (op.kind == Kind::normalise) normalise<N>(op, unit);
       else if (op.kind == Kind::narrow) narrow<N>(op, unit);
       else if (op.kind == Kind::round) round<N>(op, unit);
       else if (op.kind == Kind::turn) turn_rows(op, unit);
-      else project<N>(op, unit_of(op, unit, std::min(following, units - 1)), scratch);
+      else project<N>(op, unit_of(op, unit, std::min(next, units - 1)), scratch);
     }
   }
 }

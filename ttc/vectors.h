@@ -15,7 +15,7 @@
 
 #define INLINE __attribute__((always_inline)) inline
 // A function of its own: its registers do not depend on what GCC would inline around it.
-#define APART __attribute__((noinline))
+#define NOT_INLINE __attribute__((noinline))
 
 namespace {
 

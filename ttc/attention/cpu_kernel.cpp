@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t BLOCK = 64;      // keys at a time
 constexpr int64_t KEY_ROW = BLOCK * sizeof(float);  // bytes of a row of keys as columns
 constexpr int64_t FEW_QUERIES = 4;   // up to so many read values as they are stored
-constexpr int64_t SHARES = 128;      // threads take many units in about so many shares
+constexpr int64_t SHARES = 8;        // a thread takes many units in about so many shares
 constexpr int64_t TILE_QUERIES = 8;  // from so many queries on tiles pay
 constexpr float NOTHING = -1e30f;  // the largest score of a query that has seen no key
 constexpr float HIDDEN = -3e38f;   // the score of a key that a query does not see
@@ -46,6 +46,7 @@ struct Call {
   int64_t ticket, next_unit, done_units, next_row;  // counters that threads share, 0 at first
   char* scratch;
   int64_t scratch_bytes;  // of a thread
+  int64_t threads;        // as many at most
   const Task* tasks;
   int64_t units;
   const Piece* pieces;
@@ -770,7 +771,8 @@ void attend(Call& shared) {
   const Call call = shared;
   const TileState state;
   char* const memory = call.scratch + next(shared.ticket) * call.scratch_bytes;
-  const int64_t units = 1 + call.units / SHARES, rows = 1 + call.rows / SHARES;
+  const int64_t shares = SHARES * call.threads;
+  const int64_t units = 1 + call.units / shares, rows = 1 + call.rows / shares;
   int64_t done = 0;
   for (int64_t first = next(shared.next_unit, units); first < call.units;) {
     const int64_t following = next(shared.next_unit, units);

@@ -171,7 +171,7 @@ class CompiledAttention:
         sums = np.empty((arrays.slots, heads, value_dim + 2), np.float32)
         part_out = sums.ctypes.data
         fixed = (
-            scratch.ctypes.data + -scratch.ctypes.data % 64, stride,
+            scratch.ctypes.data + -scratch.ctypes.data % 64, stride, threads,
             arrays.tasks.ctypes.data, len(arrays.tasks) * kv_heads, arrays.pieces.ctypes.data,
             arrays.starts.ctypes.data, arrays.positions.ctypes.data,
             arrays.own_places.ctypes.data, arrays.own_starts.ctypes.data, arrays.rows,

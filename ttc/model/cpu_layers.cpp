@@ -18,7 +18,7 @@ namespace {
 
 // What a list says, and each operation of it: addresses, strides and widths in bytes of the model's
 // numbers, columns as a number. Python reads these names from the library, so there is one list.
-#define HEAD thread, barrier, operations, first, end, scratch, scratch_stride, itemsize, started
+#define HEAD thread, threads, barrier, operations, first, end, scratch, scratch_stride, itemsize, started
 #define OPERATION                                                                               \
   kind, next, ended, no_wait, rows, input, input_row, output, output_row, width, weight, bias,  \
       weight_2, bias_2, columns, panel, residual, norm, epsilon, cos, sin, index, products,     \
@@ -43,9 +43,9 @@ constexpr int64_t SLICE = 2048;  // bytes of weights' rows at a time, about, whi
 constexpr int64_t PACKED = 384;  // words of weights' rows that are packed at a time
 constexpr int64_t PACKS = 2 * LANES;  // columns that are packed at a time
 constexpr int64_t MANY_ROWS = 96;     // from so many rows of a unit on it pays to pack weights
-// Threads take many units in about so many shares: the counter goes from one core to another, which
-// takes as long as a short row.
-constexpr int64_t SHARES = 64;
+// Each thread takes many units in about so many shares: the counter goes from one core to another,
+// which takes as long as a short row.
+constexpr int64_t SHARES = 16;
 
 // ---------------------------------------------------------------- how numbers are kept
 
@@ -114,7 +114,7 @@ struct Product {
 // A few rows and columns from (row, column) on, whose sums are held in registers, over numbers
 // begin to end. The first rows ask for what comes next.
 template <typename N, int ROWS, int COLUMNS>
-APART void tile(const Product<N>& p, int64_t row, int64_t column, int64_t begin, int64_t end) {
+NOT_INLINE void tile(const Product<N>& p, int64_t row, int64_t column, int64_t begin, int64_t end) {
   constexpr int64_t AT_ONCE = LINE / sizeof(typename N::Kept);
   const auto* x = p.x + row * p.x_row;
   const auto* w = p.w + column * p.width;
@@ -491,7 +491,7 @@ const char* turned_row(const Operation& op, int64_t row) {
 }
 
 template <typename N>
-APART void project(const Operation& op, const Unit& u, float* scratch) {
+NOT_INLINE void project(const Operation& op, const Unit& u, float* scratch) {
   const bool gate = op.kind == Kind::gate;
   const int64_t width = op.width / sizeof(typename N::Kept);
   const int64_t sums_row = gate ? 2 * u.columns : u.columns;
@@ -570,12 +570,12 @@ int64_t units_of(const Operation& op) {
   return (op.columns + op.panel - 1) / op.panel * ((op.rows + CHUNK - 1) / CHUNK);
 }
 
-// One thread's part of an operation.
+// One of so many threads' part of an operation.
 template <typename N>
-void operate(Operation& op, float* scratch) {
+void operate(Operation& op, int64_t threads, float* scratch) {
   if (op.kind == Kind::attend)  // the kernel at `weight`; it has a counter of its own
     return ((void (*)(void*))op.weight)((void*)op.input);
-  const int64_t units = units_of(op), some = 1 + units / SHARES;
+  const int64_t units = units_of(op), some = 1 + units / (SHARES * threads);
   const auto take = [&] { return __atomic_fetch_add(&op.next, some, __ATOMIC_SEQ_CST); };
   for (int64_t first = take(), following; first < units; first = following) {
     following = take();
@@ -613,7 +613,7 @@ void run(Head& head) {
   const TileState state;
   for (int64_t i = head.first; i < head.end; ++i) {
     Operation& op = ((Operation*)head.operations)[i];
-    operate<N>(op, scratch);
+    operate<N>(op, head.threads, scratch);
     const bool nothing = op.kind == Kind::turn && !by_tiles(op);
     if (head.barrier && !op.no_wait && !nothing) ((void (*)())head.barrier)();
     if (thread == 0) op.ended = ticks();

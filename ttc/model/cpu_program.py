@@ -138,7 +138,7 @@ class Program:
         products = sum(self.products) if part is None else self.products[part]
         useful = 1 + products * self.rows // GRAIN
         threads = min(useful, torch.get_num_threads(), self.threads)
-        head[at.THREAD] = 0
+        head[at.THREAD], head[at.THREADS] = 0, threads
         head[at.BARRIER] = openmp_function("GOMP_barrier") if threads > 1 else 0
         if head[at.BARRIER]:
             team()(self.function, head.ctypes.data, threads)

@@ -38,7 +38,7 @@ enum : int64_t { KINDS };
 constexpr int64_t LINE = 64;     // bytes of a cache line; rows of weights are whole lines
 constexpr int64_t GROUP = 16;    // columns that all rows of a block meet before the next ones
 constexpr int64_t BLOCK = 32;    // rows whose results are kept in float32 at a time
-constexpr int64_t CHUNK = 128;   // the most rows of a unit
+constexpr int64_t CHUNK = 256;   // the most rows of a unit
 constexpr int64_t SLICE = 2048;  // bytes of weights' rows at a time, about, which stay in a cache
 constexpr int64_t PACKED = 384;  // words of weights' rows that are packed at a time
 constexpr int64_t PACKS = 2 * LANES;  // columns that are packed at a time

@@ -55,7 +55,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/benchmarks.md": {
         "prefix": ("prefix", prefix.table),
         "prefix_avx2": ("prefix_avx2", prefix.avx2_table),
-        "prefix_short_avx512": ("prefix_short_avx512", prefix.short_table),
+        "prefix_short_amx": ("prefix_short_amx", prefix.short_table),
         "prefix_short_avx2": ("prefix_short_avx2", prefix.short_table),
         "quantized": ("quantized", quantized.table),
         "quantized_aims": ("quantized", quantized.aims_table),

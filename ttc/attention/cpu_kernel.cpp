@@ -19,10 +19,10 @@
 
 namespace {
 
-constexpr int64_t BLOCK = 64;      // keys at a time
+constexpr int64_t BLOCK = 64;        // keys at a time
 constexpr int64_t KEY_ROW = BLOCK * sizeof(float);  // bytes of a row of keys as columns
 constexpr int64_t FEW_QUERIES = 4;   // up to so many read values as they are stored
-constexpr int64_t SHARES = 8;        // a thread takes many units in about so many shares
+constexpr int64_t SHARES = 8;        // each thread takes many units in about so many shares
 constexpr int64_t TILE_QUERIES = 8;  // from so many queries on tiles pay
 constexpr float NOTHING = -1e30f;  // the largest score of a query that has seen no key
 constexpr float HIDDEN = -3e38f;   // the score of a key that a query does not see
@@ -613,8 +613,8 @@ struct Unit {
     for (int64_t d = 0; d < width; d += LANES) store(results + d, load<Floats>(results + d) * by);
   }
 
-  // results += weights @ values. Whole vectors are read where they lie, unless they would be widened
-  // for too many queries.
+  // results += weights @ values. Whole vectors are read where they lie, unless too many queries
+  // would each widen them.
   template <typename Kept>
   void multiply_values(const char* values, int64_t token, int64_t count) {
     Product product = {at.scores, BLOCK,   values, token, at.results,

@@ -18,7 +18,8 @@ namespace {
 
 // What a list says, and each operation of it: addresses, strides and widths in bytes of the model's
 // numbers, columns as a number. Python reads these names from the library, so there is one list.
-#define HEAD thread, threads, barrier, operations, first, end, scratch, scratch_stride, itemsize, started
+#define HEAD                                                                                    \
+  thread, threads, barrier, operations, first, end, scratch, scratch_stride, itemsize, started
 #define OPERATION                                                                               \
   kind, next, ended, no_wait, rows, input, input_row, output, output_row, width, weight, bias,  \
       weight_2, bias_2, columns, panel, residual, norm, epsilon, cos, sin, index, products,     \
@@ -570,7 +571,7 @@ int64_t units_of(const Operation& op) {
   return (op.columns + op.panel - 1) / op.panel * ((op.rows + CHUNK - 1) / CHUNK);
 }
 
-// One of so many threads' part of an operation.
+// One thread's part of an operation. threads: how many share it.
 template <typename N>
 void operate(Operation& op, int64_t threads, float* scratch) {
   if (op.kind == Kind::attend)  // the kernel at `weight`; it has a counter of its own

@@ -122,19 +122,23 @@ def test_integers_in_groups_are_multiplied_likewise(bits: int) -> None:
     assert_products(Int8Rows().linear(x, packed, stored), x, weight)
 
 
+def rounding_engine(folder: Path, dtype: str, runner: Any) -> Engine:
+    return Engine.from_pretrained(
+        folder / "model.gguf",
+        device="cpu",
+        dtype=dtype,
+        quantized=True,
+        runner=runner,
+        int8_activations=True,
+    )
+
+
 @pytest.mark.parametrize("runner", ["fused", "modules"])
 def test_a_model_computes_what_transformers_would_on_rounded_rows(
     tmp_path: Path, runner: Any
 ) -> None:
     write_llama(tmp_path / "model.gguf", Kind.Q4_1, Shape(layers=2))
-    engine = Engine.from_pretrained(
-        tmp_path / "model.gguf",
-        device="cpu",
-        dtype="float32",
-        quantized=True,
-        runner=runner,
-        int8_activations=True,
-    )
+    engine = rounding_engine(tmp_path, "float32", runner)
     plain = LlamaForCausalLM.from_pretrained(
         tmp_path, gguf_file="model.gguf", dtype=torch.float32
     ).eval()
@@ -165,14 +169,7 @@ def test_an_exact_layer_beside_rounded_ones_takes_its_own_rows(tmp_path: Path) -
     """Rows are prepared for tiles once for all products of an input, also where some of these are
     rounded."""
     write_llama(tmp_path / "model.gguf", Kind.Q4_1, Shape(layers=2))
-    engine = Engine.from_pretrained(
-        tmp_path / "model.gguf",
-        device="cpu",
-        dtype="bfloat16",
-        quantized=True,
-        runner="fused",
-        int8_activations=True,
-    )
+    engine = rounding_engine(tmp_path, "bfloat16", "fused")
     assert isinstance(engine.runner, FusedRunner)
     first, second = engine.model.model.layers
     for module in (*first.modules(), second.self_attn.v_proj):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from ttc.checks import check_fields
 from ttc.compiling import library_or_warning
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.threads import run_parts
+from ttc.threads import COUNTERS_APART, function_address, run, threads_for
 
 SOURCE = Path(__file__).with_name("sampling_kernel.cpp")
 
@@ -104,29 +104,27 @@ def random_key(*parts: object) -> int:
 
 def random_states(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
     """A 64-bit state (uint64) per key and token position, by counting: nothing is kept."""
-    states = torch.from_numpy(np.asarray(keys, np.uint64).view(np.int64))
-    mixed: np.ndarray = (
-        _mix(states, torch.from_numpy(np.asarray(positions, np.int64))).numpy().view(np.uint64)
-    )
+    states = np.asarray(keys, np.uint64).view(np.int64)
+    mixed: np.ndarray = _mix(states, np.asarray(positions, np.int64)).view(np.uint64)
     return mixed
 
 
 def gumbels(states: Tensor, tokens: Tensor) -> Tensor:
     """A standard Gumbel number, float64, for each (state, token), both int64."""
-    uniform = (_shift(_mix(states, tokens), 11).double() + 0.5) * 2.0**-53
+    uniform: Tensor = (_shift(_mix(states, tokens), 11).double() + 0.5) * 2.0**-53
     return uniform.log_().neg_().log_().neg_()
 
 
-def _mix(states: Tensor, counters: Tensor) -> Tensor:
-    """SplitMix64 (Steele, Lea & Flood, 2014): output number `counters` from each of `states`, the
-    bits of int64."""
+def _mix(states: Any, counters: Any) -> Any:
+    """SplitMix64 (Steele, Lea & Flood, 2014): output number `counters` from each of `states`, both
+    tensors or both arrays, the bits of int64."""
     x = states + (counters + 1) * (0x9E3779B97F4A7C15 - 2**64)
     x = (x ^ _shift(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
     x = (x ^ _shift(x, 27)) * (0x94D049BB133111EB - 2**64)
     return x ^ _shift(x, 31)
 
 
-def _shift(x: Tensor, bits: int) -> Tensor:
+def _shift(x: Any, bits: int) -> Any:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -411,13 +409,7 @@ def settings_of(sampling: Sampling, k: int) -> Settings:
 
 @cache
 def compiled_kernel() -> ctypes.CDLL | None:
-    kernel = library_or_warning("sampling on the CPU is slow", SOURCE, "-ffp-contract=off")
-    if kernel is None:
-        return None
-    number, address = ctypes.c_int64, ctypes.c_void_p
-    for function in (kernel.draw_float32, kernel.draw_bfloat16):
-        function.argtypes = [address, number, number, ctypes.POINTER(Settings), address, address]
-    return kernel
+    return library_or_warning("sampling on the CPU is slow", SOURCE, "-ffp-contract=off")
 
 
 def draw_compiled(
@@ -426,24 +418,28 @@ def draw_compiled(
     """`draw_with_torch` by the compiled functions, the rows shared among as many threads as PyTorch
     uses."""
     half = logits.dtype == torch.bfloat16
-    draw_rows = kernel.draw_bfloat16 if half else kernel.draw_float32
+    function = function_address(kernel, "draw_bfloat16" if half else "draw_float32")
     logits = (logits if half else logits.float()).contiguous()
-    seeds = torch.from_numpy(states.view(np.int64)).contiguous()
+    states = np.ascontiguousarray(states)
     rows, vocab = logits.shape
     figures = torch.empty(rows, 6 if k else 3, dtype=torch.float64)
     settings = settings_of(sampling, k)
-    parts = max(1, min(torch.get_num_threads(), rows // ROWS_PER_THREAD))
-
-    def work(part: int) -> None:
-        first, end = rows * part // parts, rows * (part + 1) // parts
-        draw_rows(
-            logits[first:].data_ptr(),
-            end - first,
+    threads = threads_for(rows // ROWS_PER_THREAD)
+    counters = np.zeros((threads, COUNTERS_APART), np.int64)
+    call = np.array(
+        [
+            0,
+            threads,
+            counters.ctypes.data,
+            COUNTERS_APART,
+            logits.data_ptr(),
+            rows,
             vocab,
-            settings,
-            seeds[first:].data_ptr(),
-            figures[first:].data_ptr(),
-        )
-
-    run_parts(work, parts)
+            ctypes.addressof(settings),
+            states.ctypes.data,
+            figures.data_ptr(),
+        ],
+        np.int64,
+    )
+    run(function, call.ctypes.data, threads)
     return figures.T

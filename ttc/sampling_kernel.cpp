@@ -9,9 +9,13 @@
 #include <limits>
 #include <vector>
 
+#include "shares.h"
 #include "vectors.h"
 
 namespace {
+
+typedef uint32_t HalfBits __attribute__((vector_size(2 * LANES)));
+typedef uint64_t Longs __attribute__((vector_size(4 * LANES)));  // half as many numbers as others
 
 constexpr int64_t BLOCK = 64;     // logits whose maximum is kept, so that searches skip the rest
 constexpr int64_t SUMMED = 256;   // numbers that are added up in float32, before float64
@@ -26,6 +30,19 @@ struct Settings {
   int64_t top_k, confidence_k;
   double top_p;
   uint64_t tail;
+};
+
+// What threads that draw together are told, 8 bytes each (`draw_compiled`).
+struct Call {
+  int64_t thread;  // how many have come
+  int64_t threads;
+  int64_t* counters;  // see `Shares`
+  int64_t counters_apart;
+  const void* logits;  // (rows, vocab)
+  int64_t rows, vocab;
+  const Settings* settings;
+  const uint64_t* states;
+  double* out;  // the columns of `Draws`, those of a row side by side: 3, or 6 with a confidence_k
 };
 
 // The last token that filters leave: larger scaled logits come first, and of equal ones the earlier
@@ -70,12 +87,35 @@ INLINE Floats weight(Floats x) {
 
 INLINE float weight(float x) { return weight(all(x))[0]; }
 
-// A number in (0, 1) for each counter, as in sampling.py (SplitMix64).
-INLINE double uniform(uint64_t state, uint64_t counter) {
-  uint64_t x = state + (counter + 1) * 0x9E3779B97F4A7C15u;
+// Output number `counter` of a state, as in sampling.py (SplitMix64); of many counters at a time.
+template <typename Number>
+INLINE Number mixed(uint64_t state, Number counter) {
+  Number x = state + (counter + 1) * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return ((double)((x ^ (x >> 31)) >> 11) + 0.5) * 0x1p-53;
+  return x ^ (x >> 31);
+}
+
+// A number in (0, 1) for each counter.
+INLINE double uniform(uint64_t state, uint64_t counter) {
+  return ((double)(mixed(state, counter) >> 11) + 0.5) * 0x1p-53;
+}
+
+template <std::size_t... I>
+constexpr Longs numbered(std::index_sequence<I...>) {
+  return Longs{I...};
+}
+
+// What 1 - `uniform` is more than, by less than 2^-24, for LANES counters from one on.
+INLINE Floats left_of_one(uint64_t state, uint64_t first) {
+  constexpr Longs NUMBER = numbered(std::make_index_sequence<LANES / 2>());
+  Ints bits;
+  for (int half = 0; half < 2; ++half) {
+    const Longs mixed_bits = mixed(state, NUMBER + (first + half * LANES / 2));
+    const HalfBits leading = __builtin_convertvector(mixed_bits >> 40, HalfBits);
+    memcpy((char*)&bits + half * sizeof leading, &leading, sizeof leading);
+  }
+  return __builtin_convertvector(0xFFFFFF - bits, Floats) * 0x1p-24f;
 }
 
 // AT_ONCE lanes become one sum, half to half.
@@ -213,20 +253,28 @@ struct Row {
     });
   }
 
-  // Calls `visit` with each token and its scaled logit, in blocks whose largest is `wanted`.
+  // Calls `visit` with the first token of each vector and their scaled logits, in blocks whose
+  // largest is `wanted`; -inf behind the last.
   template <typename Wanted, typename Visit>
-  INLINE void each(float temperature, Wanted wanted, Visit visit) const {
+  INLINE void each_vector(float temperature, Wanted wanted, Visit visit) const {
+    // a division takes as long as ten other operations
+    const auto scaled = [=](auto x) { return temperature == 1 ? x : x / temperature; };
     for (int64_t block = 0; block < (int64_t)maxima.size(); ++block) {
-      if (!wanted(maxima[block] / temperature)) continue;
+      if (!wanted(scaled(maxima[block]))) continue;
       Floats vectors[BLOCK / LANES];
       read<BLOCK>(block * BLOCK, vectors);
-#pragma GCC unroll 16
-      for (Floats& x : vectors) x = x / temperature;
-      float scaled[BLOCK];
-      memcpy(scaled, vectors, sizeof scaled);
-      const int64_t begin = block * BLOCK, some = std::min(BLOCK, count - begin);
-      for (int64_t i = 0; i < some; ++i) visit(begin + i, scaled[i]);
+      for (int i = 0; i < BLOCK / LANES; ++i)
+        visit(block * BLOCK + i * LANES, scaled(vectors[i]));
     }
+  }
+
+  // Calls `visit` with each token and its scaled logit, in such blocks.
+  template <typename Wanted, typename Visit>
+  INLINE void each(float temperature, Wanted wanted, Visit visit) const {
+    each_vector(temperature, wanted, [&](int64_t first, Floats x) {
+      const int64_t some = std::min<int64_t>(LANES, count - first);
+      for (int64_t i = 0; i < some; ++i) visit(first + i, x[i]);
+    });
   }
 
   // The k largest scaled logits, the smallest of them first. Each of k blocks has one as large as
@@ -309,9 +357,7 @@ struct Row {
                                   uint64_t state) const {
     int64_t winner = -1;
     double best = -INFINITE, bound = INFINITE;
-    const auto wanted = [=](float x) { return !(x <= above || x < cut.x); };
-    each(temperature, wanted, [&](int64_t token, float x) {
-      if (!(above < x && x <= upto && cut.keeps(x, token))) return;
+    const auto meet = [&](int64_t token, float x) {
       const double u = uniform(state, token);
       if (1 - u > bound * weight(x - top)) return;
       const double score = (double)(x - top) - std::log(-std::log(u));
@@ -319,6 +365,17 @@ struct Row {
       winner = token;
       best = score;
       bound = std::exp(-score) * 1.00001;
+    };
+    const auto wanted = [=](float x) { return !(x <= above || x < cut.x); };
+    each_vector(temperature, wanted, [&](int64_t first, Floats x) {
+      const Ints inside = (x > above) & (x <= upto) & (x >= cut.x);
+      if (!any(inside)) return;
+      // a little more than the bound, for rounding
+      const Floats most = weight(x - top) * ((float)bound * 1.000001f);
+      const Ints left = inside & ~(left_of_one(state, first) > most);
+      if (!any(left)) return;
+      for (int i = 0; i < LANES; ++i)
+        if (left[i] && cut.keeps(x[i], first + i)) meet(first + i, x[i]);
     });
     return {winner, best};
   }
@@ -382,26 +439,24 @@ void draw_row(const Number* logits, int64_t vocab, const Settings& s, uint64_t s
   out[5] = std::log(total) - plain / vocab - std::log((double)vocab);
 }
 
+// One thread's part of a call.
 template <typename Number>
-void draw_rows(const Number* logits, int64_t rows, int64_t vocab, const Settings& settings,
-               const uint64_t* states, double* out) {
-  for (int64_t r = 0; r < rows; ++r, out += settings.confidence_k > 0 ? 6 : 3)
-    draw_row(logits + r * vocab, vocab, settings, states[r], out);
+void draw_rows(Call& call) {
+  const int64_t thread = __atomic_fetch_add(&call.thread, 1, __ATOMIC_SEQ_CST);
+  const int64_t columns = call.settings->confidence_k > 0 ? 6 : 3;
+  const auto* logits = (const Number*)call.logits;
+  Shares rows(call.counters, call.counters_apart, call.threads, thread, call.rows);
+  for (int64_t row; (row = rows.take()) < rows.units;)
+    draw_row(logits + row * call.vocab, call.vocab, *call.settings, call.states[row],
+             call.out + row * columns);
 }
 
 }  // namespace
 
 extern "C" {
 
-void draw_float32(const float* logits, int64_t rows, int64_t vocab, const Settings* settings,
-                  const uint64_t* states, double* out) {
-  draw_rows(logits, rows, vocab, *settings, states, out);
-}
-
-void draw_bfloat16(const uint16_t* logits, int64_t rows, int64_t vocab, const Settings* settings,
-                   const uint64_t* states, double* out) {
-  draw_rows(logits, rows, vocab, *settings, states, out);
-}
+void draw_float32(Call* call) { draw_rows<float>(*call); }
+void draw_bfloat16(Call* call) { draw_rows<uint16_t>(*call); }
 
 // What the filters leave of a row: the last token's scaled logit. Returns the token.
 int64_t cut_float32(const float* logits, int64_t vocab, const Settings* s, float* x) {

@@ -11,11 +11,38 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any
 
 import torch
 
+COUNTERS_APART = 16
+"""How many int64 numbers lie between the counters of two threads, which are then in different cache
+lines."""
+
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def threads_for(useful: int) -> int:
+    """How many threads share work of which `useful` would each get enough: one, or all that PyTorch
+    uses. OpenMP ends the threads that a smaller team has no use for and starts others for the next
+    large one, which takes longer than much of this work."""
+    return torch.get_num_threads() if useful > 1 else 1
+
+
+def function_address(library: ctypes.CDLL | None, name: str) -> int:
+    """Of a function of a library; 0 where there is none of this name."""
+    function = getattr(library, name, None)
+    if function is None:
+        return 0
+    # `ctypes.cast` would leave a cycle of references behind at each call
+    return ctypes.c_void_p.from_address(ctypes.addressof(function)).value or 0
+
+
+def run(function: int, parameters: int, threads: int) -> None:
+    """Call a C function of one pointer, by its address, on so many threads."""
+    if threads == 1:
+        _FUNCTION(function)(parameters)
+    else:
+        team()(function, parameters, threads)
 
 
 @cache
@@ -27,17 +54,18 @@ def openmp_function(name: str) -> int:
     """
     for library in (None, torch._C.__file__):
         try:
-            function = getattr(ctypes.CDLL(library), name)
-        except (TypeError, AttributeError, OSError):
+            found = function_address(ctypes.CDLL(library), name)
+        except (TypeError, OSError):
             continue
-        return ctypes.cast(function, ctypes.c_void_p).value or 0
+        if found:
+            return found
     return 0
 
 
 @cache
 def team() -> Callable[[int, int, int], None]:
     """What runs a C function of one pointer on several threads: (its address, the pointer, how many
-    threads)."""
+    threads). There may be fewer of them."""
     address = openmp_function("GOMP_parallel")
     if not address:
         return by_pool
@@ -47,42 +75,11 @@ def team() -> Callable[[int, int, int], None]:
 
 
 def by_pool(function: int, parameters: int, threads: int) -> None:
-    run = _FUNCTION(function)
-    others = [_pool().submit(run, parameters) for _ in range(threads - 1)]
-    run(parameters)
+    call = _FUNCTION(function)
+    others = [_pool().submit(call, parameters) for _ in range(threads - 1)]
+    call(parameters)
     for other in others:
         other.result()
-
-
-def run_parts(work: Callable[[int], None], parts: int) -> None:
-    """Call `work` with each number below `parts`, each in a thread of the team. Raises what a call
-    has raised.
-
-    It pays where the calls let go of Python's lock.
-    """
-    if parts == 1:
-        work(0)
-        return
-    left = iter(range(parts))
-    errors = list[BaseException]()
-
-    def take(_: int | None) -> None:
-        try:
-            for part in left:  # the team may have fewer threads than were asked for
-                work(part)
-        except BaseException as error:  # ctypes would print it and go on
-            errors.append(error)
-
-    function = _FUNCTION(take)
-    team()(_address(function), 0, parts)
-    if errors:
-        raise errors[0]
-
-
-def _address(function: Any) -> int:
-    """Of the code that a ctypes function points to. `ctypes.cast` would leave a cycle of references
-    behind, which keeps what the function uses until the garbage collector runs."""
-    return ctypes.c_void_p.from_address(ctypes.addressof(function)).value or 0
 
 
 @cache

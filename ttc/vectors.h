@@ -219,6 +219,19 @@ INLINE void transpose(Floats* rows) {
 
 INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
+// Whether a comparison holds in any lane.
+INLINE bool any(Ints holds) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds);
+#elif defined(__AVX2__)
+  return _mm256_movemask_epi8((__m256i)holds);
+#else
+  for (int i = 0; i < LANES; ++i)
+    if (holds[i]) return true;
+  return false;
+#endif
+}
+
 // The largest lane.
 template <int SPAN = LANES / 2>
 INLINE float largest(Floats x) {

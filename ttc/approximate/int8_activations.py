@@ -19,9 +19,10 @@ from ttc.compiling import library
 from ttc.errors import InvalidInput
 from ttc.model.fused_runner import FusedRunner
 from ttc.model.runner import ModelRunner
-from ttc.model.stored_kernel import KINDS, address, shared
+from ttc.model.stored_kernel import KINDS, shared
 from ttc.model.stored_layers import Multiplying, StoredLinear
 from ttc.placement.split import SplitRunner
+from ttc.threads import function_address
 
 SOURCE = Path(__file__).with_name("int8_products.cpp")
 PART = 32
@@ -45,13 +46,13 @@ class Int8Rows:
         return width + width // PART * FACTORS_BYTES
 
     def rounds(self, dtype: torch.dtype) -> int:
-        return address(kernel(), f"round_{str(dtype).removeprefix('torch.')}")
+        return function_address(kernel(), f"round_{str(dtype).removeprefix('torch.')}")
 
     def products(self) -> int:
-        return address(kernel(), "products_int8")
+        return function_address(kernel(), "products_int8")
 
     def linear(self, x: Tensor, packed: Tensor, stored: int) -> Tensor:
-        together = address(kernel(), "share_int8")
+        together = function_address(kernel(), "share_int8")
         return shared(together, self.rounded(x), x.shape[1], packed, stored).to(x.dtype)
 
     def rounded(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ttc.attention.fused_cpu import COUNTERS, CompiledAttention
+from ttc.attention.fused_cpu import CompiledAttention
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import DecodePlan, Plan
 
@@ -23,7 +23,7 @@ class Calls(NamedTuple):
     parameters: np.ndarray
     """A row for each layer, int64."""
     counters: np.ndarray
-    """The part of `parameters` that is to be 0 before each pass."""
+    """What the calls count in, which is to be 0 before each pass."""
 
 
 def all_layers(
@@ -38,9 +38,9 @@ def all_layers(
     """The calls by which a plan's layers attend; None where a layer's attention is more than one
     call of the kernel.
 
-    q, new: as in `FusedAttention.attend`. out: (rows, heads, value_dim). lse: (rows, heads). All
-        layers find their queries and new KV there and leave their results, one after the other.
-        threads: how many will call the kernel at most.
+    q, new: as in `FusedAttention.attend`. out: (rows, heads x value_dim), float32 or bfloat16. lse:
+        (rows, heads). All layers find their queries and new KV there and leave their results, one
+        after the other. threads: how many will call the kernel at most.
     """
     if type(plan) is not DecodePlan or plan.stream is not None:
         return None
@@ -50,9 +50,10 @@ def all_layers(
     if any(fused.arrays.absent) or not all(fused.takes(layer, q) for layer in layers):
         return None
     parameters = np.zeros((len(layers), len(fused.parameters)), np.int64)
-    for row, layer in zip(parameters, layers, strict=True):
+    counters = np.stack([fused.counters_for(threads) for _ in layers])
+    for row, counted, layer in zip(parameters, counters, layers, strict=True):
         tails = plan.tails.device[layer.index]
         if tails is None:
             return None
-        fused.describe(row, layer, q, *tails.both, new, out, lse, threads)
-    return Calls(fused.kernel.function, parameters, parameters[:, :COUNTERS])
+        fused.describe(row, counted, layer, q, *tails.both, new, out, lse, threads)
+    return Calls(fused.kernel.function, parameters, counters)

@@ -2,9 +2,9 @@
 // what the arrays hold.
 //
 // A unit of work is one task for one KV head: its queries are gathered once, its keys are read
-// once, in blocks, and online softmax runs over them (Milakov and Gimelshein, 2018). Threads take
-// units from a shared counter; where several tasks share a row, their results are merged by
-// log-sum-exp once all units are done.
+// once, in blocks, and online softmax runs over them (Milakov and Gimelshein, 2018). Threads share
+// the units; where several tasks share a row, their results are merged by log-sum-exp once all
+// units are done.
 //
 // Sums are added up in an order that depends on neither the threads nor the length of vectors: in
 // float32 all processors that multiply and add in one instruction (AVX2, AVX-512, NEON) give the
@@ -14,6 +14,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "../shares.h"
 #include "../tiles.h"
 #include "../vectors.h"
 
@@ -22,7 +23,6 @@ namespace {
 constexpr int64_t BLOCK = 64;        // keys at a time
 constexpr int64_t KEY_ROW = BLOCK * sizeof(float);  // bytes of a row of keys as columns
 constexpr int64_t FEW_QUERIES = 4;   // up to so many read values as they are stored
-constexpr int64_t SHARES = 8;        // each thread takes many units in about so many shares
 constexpr int64_t TILE_QUERIES = 8;  // from so many queries on tiles pay
 constexpr float NOTHING = -1e30f;  // the largest score of a query that has seen no key
 constexpr float HIDDEN = -3e38f;   // the score of a key that a query does not see
@@ -41,14 +41,21 @@ struct Place {
   int64_t key_head, key_token, value_head, value_token;
 };
 
+// What threads count in a call, 0 at first: how many have come, and how many units and merges are
+// done. There is one for each thread as well: how many of its own are taken.
+struct Counters {
+  int64_t threads, units, merges;
+};
+
 // What a call is told, 8 bytes each (`fused_cpu.describe`); strides count numbers.
 struct Call {
-  int64_t ticket, next_unit, done_units, next_row;  // counters that threads share, 0 at first
+  int64_t* counters;  // of all threads, and of each one, so many numbers apart
+  int64_t counters_apart;
   char* scratch;
   int64_t scratch_bytes;  // of a thread
   int64_t threads;        // as many at most
   const Task* tasks;
-  int64_t units;
+  int64_t tasks_count;
   const Piece* pieces;
   const int64_t *starts, *positions, *own_places, *own_starts;
   int64_t rows;
@@ -59,7 +66,9 @@ struct Call {
   const Place* places;  // (entries,)
   const char* q;
   int64_t q_head, q_group, q_row;
-  float* out;  // (rows, heads, value_dim)
+  char* out;  // (rows, heads, value_dim), float32, or bfloat16 where it is narrow
+  int64_t out_row;  // bytes
+  int64_t out_narrow;
   float* lse;  // (rows, heads)
   char* own_key;
   int64_t own_key_row, own_key_head, own_key_token;
@@ -221,6 +230,11 @@ constexpr Ints numbered(std::index_sequence<I...>) {
   return Ints{(int32_t)I...};
 }
 constexpr Ints LANE = numbered(std::make_index_sequence<LANES>());  // 0, 1, 2, ...
+
+INLINE void put(float* to, Floats x) { store(to, x); }
+INLINE void put(uint16_t* to, Floats x) { store(to, narrowed(x)); }
+INLINE void put_one(float* to, float x) { *to = x; }
+INLINE void put_one(uint16_t* to, float x) { *to = narrowed(x); }
 
 // e to the x for x <= 0, to about 1e-7 of it (Cephes' expf); no less than 1e-38. Not a number stays
 // one.
@@ -430,13 +444,23 @@ void expect(const Call& call, const Run& run, int64_t first) {
 
 // ---------------------------------------------------------------- one unit: a task for one KV head
 
-// Write a query's result: its weighted values over the sum of its weights, and the log-sum-exp.
-void finish(const Call& call, int64_t place, const float* values, float top, float sum) {
-  float* out = call.out + place * call.value_dim;
+// Write the result of a row's head: its weighted values over the sum of its weights, and the
+// log-sum-exp.
+void finish(const Call& call, int64_t row, int64_t head, const float* values, float top,
+            float sum) {
+  const int64_t dim = call.value_dim;
   const bool nothing = top <= NOTHING;
   const float share = 1.0f / sum;
-  for (int64_t d = 0; d < call.value_dim; ++d) out[d] = nothing ? 0.0f : values[d] * share;
-  call.lse[place] = nothing ? -INFINITY : top + std::log(sum);
+  const auto write = [&](auto* out) {
+    int64_t d = 0;
+    for (; d + LANES <= dim; d += LANES)
+      put(out + d, nothing ? Floats{} : load<Floats>(values + d) * share);
+    for (; d < dim; ++d) put_one(out + d, nothing ? 0.0f : values[d] * share);
+  };
+  char* out = call.out + row * call.out_row;
+  if (call.out_narrow) write((uint16_t*)out + head * dim);
+  else write((float*)out + head * dim);
+  call.lse[row * call.kv_heads * call.groups + head] = nothing ? -INFINITY : top + std::log(sum);
 }
 
 // Number: of queries, own keys and results. Stored: of entries.
@@ -715,7 +739,7 @@ struct Unit {
     each_query([&](int64_t query, int64_t row, int64_t of) {
       const float* values = at.results + query * width;
       if (task.slot < 0) {
-        finish(call, row * heads + of, values, at.tops[query], at.sums[query]);
+        finish(call, row, of, values, at.tops[query], at.sums[query]);
       } else {
         const int64_t place = (task.slot + row - task.row) * heads + of;
         memcpy(call.part_out + place * dim, values, dim * sizeof *values);
@@ -738,13 +762,14 @@ void expect_unit(const Call& call, int64_t unit) {
   if (task.own_row >= 0) expect<Number>(call, own_keys<Number>(call, head, task), 0);
 }
 
-// Merge what several tasks found for one row, by log-sum-exp. merged: memory for value_dim numbers.
-void merge_row(const Call& call, int64_t row, float* merged) {
+// Merge what several tasks found for one row and KV head, by log-sum-exp. merged: memory for
+// value_dim numbers.
+void merge(const Call& call, int64_t row, int64_t kv_head, float* merged) {
   const int64_t heads = call.kv_heads * call.groups, dim = call.value_dim;
   const int64_t* begin = call.parts + call.part_first[row];
   const int64_t* end = call.parts + call.part_first[row + 1];
   if (begin == end) return;
-  for (int64_t head = 0; head < heads; ++head) {
+  for (int64_t head = kv_head * call.groups; head < (kv_head + 1) * call.groups; ++head) {
     float top = NOTHING, sum = 0.0f;
     for (const int64_t* slot = begin; slot < end; ++slot)
       top = std::max(top, call.part_sum[*slot * heads + head][0]);
@@ -756,41 +781,35 @@ void merge_row(const Call& call, int64_t row, float* merged) {
       const float* values = call.part_out + place * dim;
       for (int64_t d = 0; d < dim; ++d) merged[d] += weight * values[d];
     }
-    finish(call, row * heads + head, merged, top, sum);
+    finish(call, row, head, merged, top, sum);
   }
 }
 
-int64_t next(int64_t& counter, int64_t some = 1) {
-  return __atomic_fetch_add(&counter, some, __ATOMIC_SEQ_CST);
-}
-
-// One thread's part of a call. It reads a copy of its own, for the counters' cache line goes from
-// thread to thread, which is also why a thread takes several units or rows of many.
+// One thread's part of a call. Returns once all of the call is done.
 template <typename Number, typename Stored>
-void attend(Call& shared) {
-  const Call call = shared;
+void attend(const Call& call) {
   const TileState state;
-  char* const memory = call.scratch + next(shared.ticket) * call.scratch_bytes;
-  const int64_t shares = SHARES * call.threads;
-  const int64_t units = 1 + call.units / shares, rows = 1 + call.rows / shares;
+  auto& all = *(Counters*)call.counters;
+  const int64_t thread = __atomic_fetch_add(&all.threads, 1, __ATOMIC_SEQ_CST);
+  char* const memory = call.scratch + thread * call.scratch_bytes;
+  auto& each = *(Counters*)(call.counters + call.counters_apart);
+  const auto shares = [&](int64_t& taken, int64_t count) {
+    return Shares(&taken, call.counters_apart, call.threads, thread, count);
+  };
+  Shares units = shares(each.units, call.tasks_count * call.kv_heads);
   int64_t done = 0;
-  for (int64_t first = next(shared.next_unit, units); first < call.units;) {
-    const int64_t following = next(shared.next_unit, units);
-    const int64_t end = std::min(first + units, call.units);
-    for (int64_t unit = first; unit < end; ++unit, ++done) {
-      const int64_t soon = unit + 1 < end ? unit + 1 : following;
-      if (soon < call.units) expect_unit<Number, Stored>(call, soon);
-      Unit<Number, Stored>(call, unit, memory).run();
-    }
-    first = following;
+  for (int64_t unit = units.take(), soon; unit < units.units; unit = soon, ++done) {
+    soon = units.take();
+    if (soon < units.units) expect_unit<Number, Stored>(call, soon);
+    Unit<Number, Stored>(call, unit, memory).run();
   }
-  next(shared.done_units, done);
+  wait_for(all.units, done, units.units);
   if (!call.parts) return;
-  while (__atomic_load_n(&shared.done_units, __ATOMIC_SEQ_CST) < call.units) {
-  }  // others are at work on the last units
-  for (int64_t row; (row = next(shared.next_row, rows)) < call.rows;)
-    for (const int64_t end = std::min(row + rows, call.rows); row < end; ++row)
-      merge_row(call, row, (float*)memory);
+  Shares merges = shares(each.merges, call.rows * call.kv_heads);
+  done = 0;
+  for (int64_t unit; (unit = merges.take()) < merges.units; ++done)
+    merge(call, unit / call.kv_heads, unit % call.kv_heads, (float*)memory);
+  wait_for(all.merges, done, merges.units);
 }
 
 }  // namespace

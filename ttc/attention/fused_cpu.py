@@ -17,12 +17,9 @@ from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.compiling import library_or_warning
-from ttc.threads import team
+from ttc.threads import COUNTERS_APART, function_address, run, threads_for
 
 SOURCE = Path(__file__).with_name("cpu_kernel.cpp")
-
-COUNTERS = 4
-"""The first numbers of a call's parameters: counters that its threads share, 0 at first."""
 
 GRAIN = 100_000
 """Multiplications worth another thread: about 10 us, a few times what it takes to wake one."""
@@ -55,11 +52,13 @@ def kernel(dtype: torch.dtype, packed: str | None = None) -> Kernel | None:
     if loaded is None:
         return None
     kinds = [str(dtype).removeprefix("torch."), *filter(None, [packed])]
-    function = getattr(loaded, "_".join(["attend", *kinds]))
     loaded.scratch_bytes.argtypes = [ctypes.c_int64] * 3
     loaded.scratch_bytes.restype = ctypes.c_int64
-    address = ctypes.cast(function, ctypes.c_void_p).value or 0
-    return Kernel(address, loaded.call_numbers(), loaded.scratch_bytes)
+    return Kernel(
+        function_address(loaded, "_".join(["attend", *kinds])),
+        loaded.call_numbers(),
+        loaded.scratch_bytes,
+    )
 
 
 class CompiledAttention:
@@ -73,9 +72,9 @@ class CompiledAttention:
         self.arrays = arrays
         self.dtype = dtype
         self.kernel = kernel
-        self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(kernel.function)
         self.parameters = np.zeros(kernel.numbers, np.int64)
         self.address = self.parameters.ctypes.data
+        self.counters = self.counters_for(torch.get_num_threads())
         self.layer_addresses = [layer.ctypes.data for layer in arrays.addresses]
         self.buffers: dict[tuple[int, ...], tuple[Any, ...]] = {}
         tasks = arrays.tasks
@@ -89,6 +88,10 @@ class CompiledAttention:
             (rows * (keys[tasks[:, 3]] - keys[tasks[:, 2]])).sum()
             + (rows[in_tail] * own_keys).sum()
         )
+
+    def counters_for(self, threads: int) -> np.ndarray:
+        """What a call counts in, which is to be 0 before it."""
+        return np.zeros((1 + threads, COUNTERS_APART), np.int64)
 
     def advance(self) -> None:
         self.arrays.positions += 1
@@ -112,20 +115,24 @@ class CompiledAttention:
         kv_heads, groups, rows, dim = q.shape
         value_dim = own_values.shape[-1]
         q = q if q.stride(-1) == 1 else q.contiguous()
-        out = torch.empty(rows, kv_heads, groups, value_dim)
+        out = torch.empty(rows, kv_heads * groups * value_dim)
         lse = torch.empty(rows, kv_heads, groups)
-        threads = 1 + self.pairs * kv_heads * groups * (dim + value_dim) // GRAIN
-        threads = min(threads, torch.get_num_threads(), len(self.arrays.tasks) * kv_heads)
-        self.describe(self.parameters, layer, q, own_keys, own_values, new, out, lse, threads)
-        if threads == 1:
-            self.single(self.address)
-        else:
-            team()(self.kernel.function, self.address, threads)
+        useful = 1 + self.pairs * kv_heads * groups * (dim + value_dim) // GRAIN
+        threads = threads_for(min(useful, len(self.arrays.tasks) * kv_heads))
+        if len(self.counters) <= threads:
+            self.counters = self.counters_for(threads)
+        self.counters[:] = 0
+        self.describe(
+            self.parameters, self.counters, layer, q, own_keys, own_values, new, out, lse, threads
+        )
+        run(self.kernel.function, self.address, threads)
+        out = out.view(rows, kv_heads, groups, value_dim)
         return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
     def describe(  # noqa: PLR0913 - a kernel's arrays
         self,
         P: np.ndarray,
+        counters: np.ndarray,
         layer: Layer,
         q: Tensor,
         own_keys: Tensor,
@@ -135,19 +142,22 @@ class CompiledAttention:
         lse: Tensor,
         threads: int,
     ) -> None:
-        """Write the parameters of a call by at most so many threads to P. out: (rows, heads,
-        value_dim), contiguous."""
+        """Write the parameters of a call by at most so many threads to P. out: (rows, heads x
+        value_dim), float32 or bfloat16."""
         kv_heads, groups, _, dim = q.shape
         value_dim = own_values.shape[-1]
-        P[:COUNTERS] = 0
         buffers = self.buffers.get((threads, kv_heads, groups, dim, value_dim))
         if buffers is None:
             buffers = self._allocate(threads, kv_heads, groups, dim, value_dim)
         new_at = (0,) * 6 if new is None else (*_strided(new[0]), *_strided(new[1]))
         index = layer.index
-        P[COUNTERS:-2] = (
-            *buffers[0], self.layer_addresses[index] if index < len(self.layer_addresses) else 0,
-            q.data_ptr(), *q.stride()[:3], out.data_ptr(), lse.data_ptr(),
+        known = index < len(self.layer_addresses)
+        P[:-2] = (
+            counters.ctypes.data, COUNTERS_APART, *buffers[0],
+            self.layer_addresses[index] if known else 0,
+            q.data_ptr(), *q.stride()[:3],
+            out.data_ptr(), out.stride(0) * out.itemsize, out.dtype == torch.bfloat16,
+            lse.data_ptr(),
             own_keys.data_ptr(), *own_keys.stride()[:3],
             own_values.data_ptr(), *own_values.stride()[:3],
             *new_at, layer.window or 0, layer.chunk or 0,
@@ -172,7 +182,7 @@ class CompiledAttention:
         part_out = sums.ctypes.data
         fixed = (
             scratch.ctypes.data + -scratch.ctypes.data % 64, stride, threads,
-            arrays.tasks.ctypes.data, len(arrays.tasks) * kv_heads, arrays.pieces.ctypes.data,
+            arrays.tasks.ctypes.data, len(arrays.tasks), arrays.pieces.ctypes.data,
             arrays.starts.ctypes.data, arrays.positions.ctypes.data,
             arrays.own_places.ctypes.data, arrays.own_starts.ctypes.data, arrays.rows,
             arrays.part_first.ctypes.data, arrays.parts.ctypes.data if arrays.slots else 0,

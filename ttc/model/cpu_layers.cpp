@@ -1,8 +1,8 @@
 // What lies around attention in a decoder of Llama's kind: a list of operations that threads share.
 // `cpu_program.py` writes the list.
 //
-// Each operation is cut into units, and threads take units from its counter; after an operation
-// whose results the next one reads they wait for each other. Numbers are rounded where the modules
+// Each operation is cut into units, which threads share; after an operation whose results the next
+// one reads they wait until all of its units are done. Numbers are rounded where the modules
 // of transformers round them, and sums of products are float32. A row's result does not depend on
 // the number of threads, nor in float32 on the rows beside it; bfloat16 is added up in another
 // order where rows are many, or meet tiles.
@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../shares.h"
 #include "../tiles.h"
 #include "../vectors.h"
 #include "stored_product.h"
@@ -19,11 +20,12 @@ namespace {
 // What a list says, and each operation of it: addresses, strides and widths in bytes of the model's
 // numbers, columns as a number. Python reads these names from the library, so there is one list.
 #define HEAD                                                                                    \
-  thread, threads, barrier, operations, first, end, scratch, scratch_stride, itemsize, started
+  thread, done, threads, operations, first, end, counters, counters_apart, scratch,             \
+      scratch_stride, started, ended
 #define OPERATION                                                                               \
-  kind, next, ended, no_wait, rows, input, input_row, output, output_row, width, weight, bias,  \
-      weight_2, bias_2, columns, panel, residual, norm, epsilon, cos, sin, index, products,     \
-      stored, stored_row, stored_2, stored_row_2, turned
+  kind, no_wait, rows, input, input_row, output, output_row, width, weight, bias, weight_2,     \
+      bias_2, columns, panel, residual, norm, epsilon, cos, sin, index, products, stored,       \
+      stored_row, stored_2, stored_row_2, turned
 #define KINDS normalise, project, project_heads, gate, narrow, attend, round, turn
 
 struct Head {
@@ -44,9 +46,6 @@ constexpr int64_t SLICE = 2048;  // bytes of weights' rows at a time, about, whi
 constexpr int64_t PACKED = 384;  // words of weights' rows that are packed at a time
 constexpr int64_t PACKS = 2 * LANES;  // columns that are packed at a time
 constexpr int64_t MANY_ROWS = 96;     // from so many rows of a unit on it pays to pack weights
-// Each thread takes many units in about so many shares: the counter goes from one core to another,
-// which takes as long as a short row.
-constexpr int64_t SHARES = 16;
 
 // ---------------------------------------------------------------- how numbers are kept
 
@@ -565,31 +564,32 @@ void turn_rows(const Operation& op, int64_t unit) {
 #endif
 }
 
+// Attention has none here: its kernel returns once all of its own are done.
 int64_t units_of(const Operation& op) {
+  if (op.kind == Kind::attend) return 0;
   if (op.kind == Kind::turn) return by_tiles(op) ? (op.rows + TILE - 1) / TILE : 0;
-  if (op.kind == Kind::normalise || op.kind == Kind::narrow || op.kind == Kind::round) return op.rows;
+  if (op.kind == Kind::normalise || op.kind == Kind::narrow || op.kind == Kind::round)
+    return op.rows;
   return (op.columns + op.panel - 1) / op.panel * ((op.rows + CHUNK - 1) / CHUNK);
 }
 
-// One thread's part of an operation. threads: how many share it.
+// One thread's part of an operation. Returns how many units it has done.
 template <typename N>
-void operate(Operation& op, int64_t threads, float* scratch) {
-  if (op.kind == Kind::attend)  // the kernel at `weight`; it has a counter of its own
-    return ((void (*)(void*))op.weight)((void*)op.input);
-  const int64_t units = units_of(op), some = 1 + units / (SHARES * threads);
-  const auto take = [&] { return __atomic_fetch_add(&op.next, some, __ATOMIC_SEQ_CST); };
-  for (int64_t first = take(), following; first < units; first = following) {
-    following = take();
-    const int64_t end = std::min(first + some, units);
-    for (int64_t unit = first; unit < end; ++unit) {
-      const int64_t next = unit + 1 < end ? unit + 1 : following;
-      if (op.kind == Kind::normalise) normalise<N>(op, unit);
-      else if (op.kind == Kind::narrow) narrow<N>(op, unit);
-      else if (op.kind == Kind::round) round<N>(op, unit);
-      else if (op.kind == Kind::turn) turn_rows(op, unit);
-      else project<N>(op, unit_of(op, unit, std::min(next, units - 1)), scratch);
-    }
+int64_t operate(const Operation& op, Shares units, float* scratch) {
+  if (op.kind == Kind::attend) {  // the kernel at `weight`, which shares out its own units
+    ((void (*)(void*))op.weight)((void*)op.input);
+    return 0;
   }
+  int64_t done = 0;
+  for (int64_t unit = units.take(), next; unit < units.units; unit = next, ++done) {
+    next = units.take();
+    if (op.kind == Kind::normalise) normalise<N>(op, unit);
+    else if (op.kind == Kind::narrow) narrow<N>(op, unit);
+    else if (op.kind == Kind::round) round<N>(op, unit);
+    else if (op.kind == Kind::turn) turn_rows(op, unit);
+    else project<N>(op, unit_of(op, unit, std::min(next, units.units - 1)), scratch);
+  }
+  return done;
 }
 
 // The processor's clock, in ticks of its own.
@@ -607,17 +607,26 @@ int64_t ticks() {
 
 // One thread's part of a list.
 template <typename N>
-void run(Head& head) {
-  const int64_t thread = __atomic_fetch_add(&head.thread, 1, __ATOMIC_SEQ_CST);
+void run(Head& shared) {
+  const int64_t thread = __atomic_fetch_add(&shared.thread, 1, __ATOMIC_SEQ_CST);
+  const Head head = shared;  // for other threads write to the cache line of the counters
   auto* scratch = (float*)(head.scratch + thread * head.scratch_stride);
-  if (thread == 0) head.started = ticks();
+  auto* counters = (int64_t*)head.counters;
+  const bool first = thread == 0;
+  if (first) shared.started = ticks();
   const TileState state;
+  // those of all operations so far, and what this thread has done of them since it last waited
+  int64_t units = 0, done = 0;
   for (int64_t i = head.first; i < head.end; ++i) {
-    Operation& op = ((Operation*)head.operations)[i];
-    operate<N>(op, head.threads, scratch);
-    const bool nothing = op.kind == Kind::turn && !by_tiles(op);
-    if (head.barrier && !op.no_wait && !nothing) ((void (*)())head.barrier)();
-    if (thread == 0) op.ended = ticks();
+    const Operation& op = ((Operation*)head.operations)[i];
+    const Shares shares(counters + i, head.counters_apart, head.threads, thread, units_of(op));
+    done += operate<N>(op, shares, scratch);
+    units += shares.units;
+    if (!op.no_wait) {
+      wait_for(shared.done, done, units);
+      done = 0;
+    }
+    if (first) ((int64_t*)head.ended)[i] = ticks();
   }
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from ttc.model import layers_kernel
 from ttc.model.llama_structure import Decoder, DecoderLayer, Linear
 from ttc.model.stored_kernel import products
 from ttc.model.stored_layers import StoredLinear
-from ttc.threads import openmp_function, team
+from ttc.threads import COUNTERS_APART, run, threads_for
 
 GRAIN = 100_000
 """Multiplications worth another thread."""
@@ -30,7 +29,7 @@ class Program:
     The first layers of a model end with their states, a whole one with logits.
     It runs as a whole, or in parts: part 0 is what comes before the first layer's attention, part n
     what comes after that of layer n - 1, up to the next. x: (rows, hidden), the states between
-    layers. cos, sin: (rows, head_dim). q, key, value, attention, lse: what attention takes and
+    layers. cos, sin: (rows, head_dim). q, key, value, attended, lse: what attention takes and
     gives where the program runs as a whole.
     """
 
@@ -40,8 +39,8 @@ class Program:
         self.dtype = decoder.embedding.weight.dtype
         self.given = layers_kernel.given(self.dtype)
         self.function = layers_kernel.address(self.dtype)
-        self.single = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.function)
         self.rows = 0
+        self.attending: np.ndarray | None = None  # what attention is told, if it is in the list
         layer = decoder.layers[0]
         self.x = self._apart(layer.q.in_features, self.dtype)
         self.normed = self._apart(layer.q.in_features, self.given)
@@ -50,7 +49,6 @@ class Program:
         self.q = self._memory(layer.q.out_features)
         self.key = self._memory(layer.k.out_features)
         self.value = self._memory(layer.v.out_features)
-        self.attention = torch.empty(capacity, layer.o.in_features)
         self.lse = torch.empty(capacity, layer.q.out_features // layer.head_dim)
         self.cos = self._memory(layer.head_dim)
         self.sin = self._memory(layer.head_dim)
@@ -85,19 +83,27 @@ class Program:
         self.threads = max(1, torch.get_num_threads())
         self.scratch = np.zeros(self.threads * stride + LINE, np.uint8)
         address = self.scratch.ctypes.data
+        apart = len(self.table) + COUNTERS_APART
+        self.counters = np.zeros((self.threads, apart), np.int64)
+        self.ended = np.zeros(len(self.table), np.int64)
         self.head = np.zeros(at.HEAD, np.int64)
         self.head[at.OPERATIONS] = self.table.ctypes.data
         self.head[at.SCRATCH] = address + -address % LINE
         self.head[at.SCRATCH_STRIDE] = stride
-        self.head[at.ITEMSIZE] = self.dtype.itemsize
+        self.head[at.COUNTERS] = self.counters.ctypes.data
+        self.head[at.COUNTERS_APART] = apart
+        self.head[at.ENDED] = self.ended.ctypes.data
 
     # ---------------------------------------------------------------- running
 
     def begin(self, rows: int) -> None:
         at = self.at
         table = self.table
+        self.counters[:] = 0
+        if rows == self.rows:
+            return
         self.rows = rows
-        table[:, at.NEXT] = 0
+        self.attending = None
         table[:, at.ROWS] = rows
         panel = 2 * PANEL if rows >= at.MANY_ROWS else PANEL
         table[table[:, at.KIND] == at.PROJECT, at.PANEL] = panel
@@ -113,15 +119,23 @@ class Program:
         table[-1, at.OUTPUT_ROW] = self._row_bytes(logits)
 
     def keep_new(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self.attending = None
         place = self.attends[layer]
         self.table[place - 2, self.at.OUTPUT] = key.data_ptr()
         self.table[place - 1, self.at.OUTPUT] = value.data_ptr()
 
     def take(self, layer: int, attended: Tensor) -> None:
         """Give a layer the result of its attention: (rows, heads x dim), float32, contiguous."""
-        self.table[self.attends[layer] + 1, self.at.INPUT] = attended.data_ptr()
+        narrow = self.table[self.attends[layer] + 1]
+        narrow[self.at.ROWS] = self.rows
+        narrow[self.at.INPUT] = attended.data_ptr()
 
     def attend_by(self, kernel: int, parameters: np.ndarray) -> None:
+        """Let the kernel attend at its place in each layer, told by a row of `parameters`. It
+        writes to `attended` itself."""
+        if self.attending is parameters:
+            return
+        self.attending = parameters
         at = self.at
         places = self.attends
         offsets = parameters.strides[0] * np.arange(len(parameters))
@@ -129,7 +143,7 @@ class Program:
         self.table[places, at.INPUT] = parameters.ctypes.data + offsets
         self.table[places - 2, at.OUTPUT] = self.key.data_ptr()
         self.table[places - 1, at.OUTPUT] = self.value.data_ptr()
-        self.table[places + 1, at.INPUT] = self.attention.data_ptr()
+        self.table[places + 1, at.ROWS] = 0  # there is nothing left to narrow
 
     def run(self, part: int | None = None) -> None:
         at = self.at
@@ -137,18 +151,15 @@ class Program:
         head[at.FIRST], head[at.END] = self._span(part)
         products = sum(self.products) if part is None else self.products[part]
         useful = 1 + products * self.rows // GRAIN
-        threads = min(useful, torch.get_num_threads(), self.threads)
-        head[at.THREAD], head[at.THREADS] = 0, threads
-        head[at.BARRIER] = openmp_function("GOMP_barrier") if threads > 1 else 0
-        if head[at.BARRIER]:
-            team()(self.function, head.ctypes.data, threads)
-        else:
-            self.single(head.ctypes.data)
+        threads = min(threads_for(useful), self.threads)
+        head[at.THREAD], head[at.DONE], head[at.THREADS] = 0, 0, threads
+        run(self.function, head.ctypes.data, threads)
 
     def share(self, kinds: Sequence[int], part: int | None = None) -> float:
-        operations = self.table[slice(*self._span(part))]
+        span = slice(*self._span(part))
+        operations = self.table[span]
         started = self.head[self.at.STARTED]
-        spans = np.diff(operations[:, self.at.ENDED], prepend=started)
+        spans = np.diff(self.ended[span], prepend=started)
         counted = np.isin(operations[:, self.at.KIND], kinds)
         return float(spans[counted].sum() / max(1, spans.sum()))
 

@@ -115,7 +115,7 @@ class CompiledLayers:
                 for x in (program.key, program.value)
             )
             calls = all_layers(
-                plan, self._layers, q, (key, value), program.attention, program.lse, program.threads
+                plan, self._layers, q, (key, value), program.attended, program.lse, program.threads
             )
             if calls is None:
                 return False

@@ -15,6 +15,7 @@ import torch
 
 from ttc.compiling import WITHOUT_COMPILER, library
 from ttc.errors import InvalidInput
+from ttc.threads import function_address
 
 SOURCE = Path(__file__).with_name("cpu_layers.cpp")
 
@@ -31,8 +32,7 @@ def why_not() -> str:
 
 
 def address(dtype: torch.dtype) -> int:
-    function = getattr(kernel(), f"run_{str(dtype).removeprefix('torch.')}")
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return function_address(kernel(), f"run_{str(dtype).removeprefix('torch.')}")
 
 
 def processor() -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ttc.compiling import library
 from ttc.errors import UnsupportedModel
-from ttc.threads import team
+from ttc.threads import function_address, run, threads_for
 
 SOURCE = Path(__file__).with_name("stored_products.cpp")
 KINDS = {
@@ -53,12 +53,7 @@ def products(dtype: torch.dtype, shared: bool = False) -> int:
     """The address of what multiplies rows of this type; 0 where nothing does. shared: the one that
     threads call together."""
     name = f"{'share' if shared else 'products'}_{str(dtype).removeprefix('torch.')}"
-    return address(kernel(), name)
-
-
-def address(library: ctypes.CDLL | None, name: str) -> int:
-    function = getattr(library, name, None)
-    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+    return function_address(kernel(), name)
 
 
 def linear(x: Tensor, packed: Tensor, stored: int) -> Tensor:
@@ -118,11 +113,7 @@ def shared(
         0 if turned is None else turned.data_ptr(),
     )
     call = np.array([0, stored, *part], np.int64)
-    threads = min(1 + rows * columns * width // GRAIN, torch.get_num_threads())
-    if threads == 1:
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(call.ctypes.data)
-    else:
-        team()(function, call.ctypes.data, threads)
+    run(function, call.ctypes.data, threads_for(1 + rows * columns * width // GRAIN))
     return out
 
 

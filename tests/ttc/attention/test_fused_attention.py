@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ttc.threads
 from experiments.lab.attention_cases import DecodeCase, Segments
 from tests.helpers.attention import LAYERS, SHAPES, SIGHTS, TREE, trees
 from tests.helpers.processors import MULTIPLY_AND_ADD, PROCESSORS, skip_unless_runs
@@ -102,7 +103,7 @@ def test_results_are_the_same_bits_for_any_number_of_threads(
         for threads, team in ((1, None), (2, None), (3, None), (3, by_pool)):
             torch.set_num_threads(threads)
             if team is not None:
-                monkeypatch.setattr(fused_cpu, "team", lambda: by_pool)
+                monkeypatch.setattr(ttc.threads, "team", lambda: by_pool)
             found.append(case.plan().attend(Layer(0, 0.3), case.q, case.key, case.value))
     finally:
         torch.set_num_threads(before)

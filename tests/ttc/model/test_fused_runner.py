@@ -15,7 +15,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-import ttc.model.cpu_program
+import ttc.threads
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import COMMON, build, prompt, small
@@ -32,6 +32,7 @@ from ttc.model.llama_structure import decoder_of
 from ttc.model.packed_linear import can_pack
 from ttc.model.runner import HuggingFaceRunner
 from ttc.model.runner_choice import Differs, check_runner, runner_for
+from ttc.threads import by_pool, team
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
 LLAMA3 = {
@@ -155,18 +156,18 @@ def a_row_is_the_same_bits(name: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)])
+@pytest.mark.parametrize("run", [team(), by_pool], ids=["team", "pool"])
 @torch.inference_mode()
 def test_two_threads_that_wait_for_each_other_find_what_one_finds(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, run: Callable[[int, int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, before, teams = model_of("wide rows", dtype), torch.get_num_threads(), list[int]()
-    run = ttc.model.cpu_program.team()
 
     def watched(function: int, parameters: int, threads: int) -> None:
         teams.append(threads)
         run(function, parameters, threads)
 
-    monkeypatch.setattr(ttc.model.cpu_program, "team", lambda: watched)
+    monkeypatch.setattr(ttc.threads, "team", lambda: watched)
     found = []
     try:
         for threads in (1, 2):

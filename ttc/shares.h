@@ -32,8 +32,11 @@ class Shares {
     for (; left > 0; --left) {
       const int64_t begin = units * owner / threads, end = units * (owner + 1) / threads;
       int64_t& taken = counters[owner * apart];
-      const int64_t unit = begin + __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);
-      if (unit < end) return unit;
+      // looking costs many threads less than adding where nothing is left
+      if (begin + __atomic_load_n(&taken, __ATOMIC_RELAXED) < end) {
+        const int64_t unit = begin + __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);
+        if (unit < end) return unit;
+      }
       owner = owner + 1 < threads ? owner + 1 : 0;
     }
     return units;
@@ -50,7 +53,7 @@ class Shares {
 
 // Say that some units are done, and wait until `all` are, by whichever threads.
 void wait_for(int64_t& done, int64_t some, int64_t all) {
-  constexpr int64_t PATIENCE = 10000;  // looks, before others may use the core
+  constexpr int64_t PATIENCE = 2000;  // looks, some 50 us, before others may use the core
   if (some) __atomic_fetch_add(&done, some, __ATOMIC_SEQ_CST);
   for (int64_t looks = 0; __atomic_load_n(&done, __ATOMIC_SEQ_CST) < all; ++looks) {
     if (looks > PATIENCE) sched_yield();

@@ -419,8 +419,9 @@ def bytes_table(result: dict[str, Any]) -> str:
     bases = {row["arm"]: sum(row["to_device_bytes"].values()) for row in rows}
     for row in rows:
         moved, base = sum(row["to_device_bytes"].values()), bases["layerwise"]
-        fair = f"{moved / bases[FAIR]:.2%}" if bases.get(FAIR) else ""
-        model = f"{moved / row['model_bytes']:.3f}" if "model_bytes" in row else ""
+        copies = "model_bytes" in row  # of the KV for every beam, as the paper has them
+        model = f"{moved / row['model_bytes']:.3f}" if copies else ""
+        fair = f"{moved / bases[FAIR]:.2%}" if bases.get(FAIR) and not copies else ""
         bound = _over_bound(moved, row)
         lines.append(
             f"| {row['arm']} | {row['step_tokens']} | {moved / 2**20:,.1f} MiB | "

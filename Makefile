@@ -20,7 +20,7 @@ demo: $(READY)  ## solve problems with the default model, search and verifier; S
 	@echo
 	@$(BIN)/python -m experiments.compare --brief outputs/sums-greedy-seed0 outputs/sums-$(SEARCH)-arithmetic-seed0
 
-test: $(READY)  ## every part once, in about 3 minutes on two cores with AVX-512
+test: $(READY)  ## every part once, in 3 to 4 minutes on two cores with AVX-512
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: $(READY)  ## every test, in about 20 minutes on two cores with AVX-512

@@ -101,14 +101,9 @@ INLINE double uniform(uint64_t state, uint64_t counter) {
   return ((double)(mixed(state, counter) >> 11) + 0.5) * 0x1p-53;
 }
 
-template <std::size_t... I>
-constexpr Longs numbered(std::index_sequence<I...>) {
-  return Longs{I...};
-}
-
 // What 1 - `uniform` is more than, by less than 2^-24, for LANES counters from one on.
 INLINE Floats left_of_one(uint64_t state, uint64_t first) {
-  constexpr Longs NUMBER = numbered(std::make_index_sequence<LANES / 2>());
+  constexpr Longs NUMBER = numbered<Longs>(std::make_index_sequence<LANES / 2>());
   Ints bits;
   for (int half = 0; half < 2; ++half) {
     const Longs mixed_bits = mixed(state, NUMBER + (first + half * LANES / 2));

@@ -59,6 +59,12 @@ INLINE void store(void* to, Vector x) {
   memcpy(to, &x, sizeof x);
 }
 
+// 0, 1, 2, ... in the lanes.
+template <typename Vector, std::size_t... I>
+constexpr Vector numbered(std::index_sequence<I...>) {
+  return Vector{I...};
+}
+
 // A vector that several products use. GCC would load it anew for each, were it not for the asm. One
 // that fills more than a register is left to the compiler.
 template <typename Vector>

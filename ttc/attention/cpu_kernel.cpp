@@ -225,11 +225,7 @@ void widen(const char* from, int64_t count, float* to) {
   }
 }
 
-template <std::size_t... I>
-constexpr Ints numbered(std::index_sequence<I...>) {
-  return Ints{(int32_t)I...};
-}
-constexpr Ints LANE = numbered(std::make_index_sequence<LANES>());  // 0, 1, 2, ...
+constexpr Ints LANE = numbered<Ints>(std::make_index_sequence<LANES>());
 
 INLINE void put(float* to, Floats x) { store(to, x); }
 INLINE void put(uint16_t* to, Floats x) { store(to, narrowed(x)); }

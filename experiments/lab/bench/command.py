@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         help="fewer cases",
     )
     sizes.add_argument(
-        "--short", dest="size", action="store_const", const="short", help="the README's five cases"
+        "--short", dest="size", action="store_const", const="short", help="the README's cases"
     )
     sizes.add_argument(
         "--avx2",
@@ -356,6 +356,7 @@ def parser() -> argparse.ArgumentParser:
     arm.add_argument("branches", type=int)
     arm.add_argument("model")
     arm.add_argument("dtype")
+    arm.add_argument("--quantized", action="store_true", help="weights stay as their file has them")
     return parser
 
 
@@ -376,7 +377,12 @@ def _arm(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import prefix
 
     prefix.run_arm(
-        arguments.name, arguments.tokens, arguments.branches, arguments.model, arguments.dtype
+        arguments.name,
+        arguments.tokens,
+        arguments.branches,
+        arguments.model,
+        arguments.dtype,
+        arguments.quantized,
     )
 
 

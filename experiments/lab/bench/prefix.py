@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 
 SHORT = ((64, 1), (256, 8), (1024, 8), (1024, 32), (4096, 8))
 """The README's cases, for `generate` and the engine alone."""
 
+LAPTOP = ((64, 1), (1024, 8))
+"""The README's cases with AVX2 alone, as most laptops have it."""
+
 AVX2 = tuple((tokens, branches) for tokens in (256, 1024) for branches in (1, 8, 16, 64))
 QUICK = ((64, 1), (256, 8), (4096, 8), (4096, 32))
 NEW_TOKENS = 24
@@ -39,6 +43,24 @@ AVX2_ENVIRONMENT = {
 """What makes a process use the instructions of a processor without AVX-512: PyTorch, oneDNN, and
 this package's kernels."""
 Figures = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is measured, in which type. avx2: with the instructions of a processor without AVX-512.
+    quantized: the weights stay in the 4 bits of the default model's file."""
+
+    arm: str
+    dtype: str
+    avx2: bool = False
+    quantized: bool = False
+
+
+GENERATE_AVX2 = Way("generate", "float32", avx2=True)
+"""With AVX2 alone PyTorch emulates bfloat16."""
+
+Case = tuple[int, int]
+"""Tokens of the prefix, and branches."""
 
 
 def prompt(tokens: int) -> list[int]:
@@ -188,9 +210,11 @@ def _figures(prefill: float, stamps: list[float], tokens: int, model: Any) -> Fi
     }
 
 
-def run_arm(name: str, tokens: int, branches: int, model_name: str, dtype: str) -> None:
+def run_arm(
+    name: str, tokens: int, branches: int, model_name: str, dtype: str, quantized: bool
+) -> None:
     """Measure one arm in this process and print its figures as JSON."""
-    model, tokenizer = load(model_name, dtype=dtype)
+    model, tokenizer = load(model_name, dtype=dtype, quantized=quantized)
     with torch.inference_mode():
         model(torch.tensor([prompt(8)], device=model.device))  # first-use set-up is not counted
     figures = ARMS[name](model, tokenizer, prompt(tokens), branches)
@@ -201,17 +225,17 @@ def run_arm(name: str, tokens: int, branches: int, model_name: str, dtype: str) 
 def run(size: str, model_name: str, out: Path) -> None:
     """Run the cases and arms of a size ("full", "quick", "short" or "avx2"), print ratios against
     `generate`, and write the figures."""
-    cases = {"full": CASES, "quick": QUICK, "short": SHORT, "avx2": AVX2}[size]
-    ways = _ways(size, model_name)
+    cases = _cases(size, model_name)
     model, _ = load(model_name, dtype=torch.bfloat16)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     del model
     bandwidth = read_bandwidth()
     rows = []
-    environment = os.environ | (AVX2_ENVIRONMENT if size == "avx2" else {})
-    for (tokens, branches), (arm, dtype) in product(cases, ways):
-        case = {"tokens": tokens, "branches": branches, "arm": arm, "dtype": dtype}
-        words = [arm, str(tokens), str(branches), model_name, dtype]
+    for (tokens, branches), way in cases:
+        case = {"tokens": tokens, "branches": branches} | asdict(way)
+        words = [way.arm, str(tokens), str(branches), model_name, way.dtype]
+        words += ["--quantized"] if way.quantized else []
+        environment = os.environ | (AVX2_ENVIRONMENT if way.avx2 else {})
         rows.append(case | measure(words, environment))
         print(json.dumps(rows[-1]), flush=True)
     for row in rows:
@@ -219,10 +243,10 @@ def run(size: str, model_name: str, out: Path) -> None:
             row["floor_ms"] = (weights + row["kv_bytes"]) / bandwidth * 1e3
     result = provenance(
         "python -m experiments.bench prefix" + ("" if size == "full" else f" --{size}"),
-        model=f"{model_name}, {_named(ways)}, its real weights; random prompts; sampled tokens",
+        model=f"{model_name}, {_named(cases)}, its real weights; random prompts; sampled tokens",
     )
     result |= {
-        "environment": AVX2_ENVIRONMENT if size == "avx2" else {},
+        "environment_of_avx2": AVX2_ENVIRONMENT,
         "read_bandwidth_gb_s": bandwidth / 1e9,
         "weight_bytes": weights,
         "rows": rows,
@@ -232,21 +256,40 @@ def run(size: str, model_name: str, out: Path) -> None:
     print({"short": short_table, "avx2": avx2_table}.get(size, table)(result))
 
 
-def _ways(size: str, model_name: str) -> list[tuple[str, str]]:
-    """What is measured, and in which type."""
+def _cases(size: str, model_name: str) -> list[tuple[Case, Way]]:
+    """What is measured of a size, and the way to do it."""
+    own = default_dtype(model_name)
     if size == "short":
-        return [("generate", generate_dtype()), ("engine", default_dtype(model_name))]
-    if size == "avx2":  # where PyTorch emulates bfloat16
-        return [("generate", "float32"), ("engine", "float32"), ("engine", "bfloat16")]
-    return [(arm, "bfloat16") for arm in ARMS]
+        ways = [Way("generate", generate_dtype()), Way("engine", own)]
+        return [*product(SHORT, ways), *(_laptop(own) if has_avx512() else ())]
+    if size == "avx2":
+        dtypes = ("float32", "bfloat16")
+        engine = [Way("engine", dtype, avx2=True) for dtype in dtypes]
+        return [*product(AVX2, [GENERATE_AVX2, *engine])]
+    ways = [Way(arm, "bfloat16") for arm in ARMS]
+    return [*product(QUICK if size == "quick" else CASES, ways)]
 
 
-def _named(ways: Sequence[tuple[str, str]]) -> str:
+def _laptop(dtype: str) -> list[tuple[Case, Way]]:
+    engine = [Way("engine", dtype, avx2=True, quantized=stays) for stays in (False, True)]
+    return [(case, way) for way in (GENERATE_AVX2, *engine) for case in LAPTOP]
+
+
+def has_avx512() -> bool:
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+def _named(cases: Sequence[tuple[Case, Way]]) -> str:
     """The types, by way where they differ."""
-    types = dict.fromkeys(dtype for _, dtype in ways)
+    types = {way.dtype for _, way in cases}
     if len(types) == 1:
-        return next(iter(types))
-    return " and ".join(f"{arm} in {dtype}" for arm, dtype in ways)
+        return types.pop()
+    return ", ".join(dict.fromkeys(f"{way.arm} in {_type(way)}" for _, way in cases))
+
+
+def _type(way: Way) -> str:
+    stored = f"{way.dtype} on weights in 4 bits" if way.quantized else way.dtype
+    return f"{stored} with AVX2 alone" if way.avx2 else stored
 
 
 def measure(words: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -288,19 +331,30 @@ def table(result: dict[str, Any]) -> str:
 def short_table(result: dict[str, Any]) -> str:
     """The engine beside `generate`, a line for each case, as a Markdown table."""
     lines = [
-        "| prefix | branches | step, `generate` | step, engine | faster | prefill, `generate` | "
-        "prefill, engine |",
-        "|---|---|---|---|---|---|---|",
+        "| processor | prefix | branches | step, `generate` | step, engine | faster | prefill, "
+        "`generate` | prefill, engine |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    rows = {(r["tokens"], r["branches"], r["arm"]): r for r in result["rows"]}
-    for tokens, branches in dict.fromkeys((r["tokens"], r["branches"]) for r in result["rows"]):
-        plain, own = rows[tokens, branches, "generate"], rows[tokens, branches, "engine"]
+    plain: dict[tuple[int, int, bool], dict[str, Any]] = {}
+    for row in result["rows"]:
+        case = row["tokens"], row["branches"], row.get("avx2", False)
+        if row["arm"] == "generate":
+            plain[case] = row
+            continue
+        beside = plain[case]
         lines.append(
-            f"| {tokens:,} | {branches} | {plain['step_ms']:.0f} ms | {own['step_ms']:.0f} ms | "
-            f"{plain['step_ms'] / own['step_ms']:.1f}x | {plain['prefill_s']:.1f} s | "
-            f"{own['prefill_s']:.1f} s |"
+            f"| {_processor(row, result['machine'])} | {row['tokens']:,} | {row['branches']} | "
+            f"{beside['step_ms']:.0f} ms | {row['step_ms']:.0f} ms | "
+            f"{beside['step_ms'] / row['step_ms']:.1f}x | {beside['prefill_s']:.1f} s | "
+            f"{row['prefill_s']:.1f} s |"
         )
     return "\n".join(lines)
+
+
+def _processor(row: dict[str, Any], machine: dict[str, Any]) -> str:
+    """The vector instructions that a row was measured with, and what weights are stored in."""
+    name = "AVX2" if row.get("avx2") else machine["instructions"].partition(" ")[0]
+    return f"{name}, weights in 4 bits" if row.get("quantized") else name
 
 
 def avx2_table(result: dict[str, Any]) -> str:
@@ -339,6 +393,7 @@ def draw(figures: Path, out: Path) -> bool:
     from matplotlib import pyplot
 
     rows = json.loads(figures.read_text(encoding="utf-8"))["rows"]
+    rows = [row for row in rows if not row.get("avx2")]
     cases = sorted({(r["branches"] * r["tokens"], r["branches"], r["tokens"]) for r in rows})
     figure, axis = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
     for n, arm in enumerate(("generate", "engine")):

@@ -12,6 +12,13 @@ UNNOTED = "AVX512 with bfloat16"
 """The instructions of the machines whose records name none: these are older than the field."""
 
 
+def parts(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records of a file: what it holds, or each of the records that it holds by name."""
+    if "machine" in found:
+        return [found]
+    return [part for part in found.values() if isinstance(part, dict)]
+
+
 def named(machine: Mapping[str, Any]) -> str:
     noted = {"instructions": UNNOTED} | dict(machine)
     names = [noted[name] for name in ("cpu", "instructions", "gpu") if name in noted]

@@ -55,31 +55,38 @@ def test_the_table_of_another_processor_has_both_types_beside_generate() -> None
     assert last == "| 1,024 | 8 | 90 ms | 30 ms (3.0x) | 45 ms (2.0x) |"
 
 
-def test_the_short_table_ends_with_the_rows_of_a_laptop() -> None:
-    own = {"tokens": 64, "branches": 1, "prefill_s": 1.0}
-    laptop = own | {"avx2": True}
+def test_the_short_table_has_the_rows_of_each_processor() -> None:
+    case = {"tokens": 64, "branches": 1, "prefill_s": 1.0}
     rows = [
-        own | {"arm": "generate", "step_ms": 40.0},
-        own | {"arm": "engine", "step_ms": 10.0},
-        laptop | {"arm": "generate", "step_ms": 60.0},
-        laptop | {"arm": "engine", "step_ms": 20.0, "quantized": False},
-        laptop | {"arm": "engine", "step_ms": 15.0, "quantized": True},
+        case | {"arm": "generate", "step_ms": 60.0},
+        case | {"arm": "engine", "step_ms": 20.0},
+        case | {"arm": "engine", "step_ms": 15.0, "quantized": True},
     ]
-    machine = {"instructions": "AVX512 with bfloat16"}
-    assert prefix.short_table({"rows": rows, "machine": machine}).splitlines()[2:] == [
-        "| AVX512 | 64 | 1 | 40 ms | 10 ms | 4.0x | 1.0 s | 1.0 s |",
+    records = {
+        name: {"rows": rows, "machine": {"instructions": name}}
+        for name in ("AVX512 with bfloat16", "AVX2")
+    }
+    assert prefix.short_table(records).splitlines()[2:] == [
+        "| AVX512 | 64 | 1 | 60 ms | 20 ms | 3.0x | 1.0 s | 1.0 s |",
+        "| AVX512, weights in 4 bits | 64 | 1 | 60 ms | 15 ms | 4.0x | 1.0 s | 1.0 s |",
         "| AVX2 | 64 | 1 | 60 ms | 20 ms | 3.0x | 1.0 s | 1.0 s |",
         "| AVX2, weights in 4 bits | 64 | 1 | 60 ms | 15 ms | 4.0x | 1.0 s | 1.0 s |",
     ]
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], bool]]:
-    """The words of each measurement, and whether it is made with AVX2 alone. Nothing is run."""
-    asked: list[tuple[list[str], bool]] = []
+@pytest.mark.parametrize(
+    ("units", "named"), [(True, "bfloat16"), (False, "generate in float32 and engine in bfloat16")]
+)
+def test_the_short_cases_run_in_the_type_that_each_way_is_faster_in(
+    units: bool, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    types = {"generate": "bfloat16" if units else "float32", "engine": "bfloat16"}
+    monkeypatch.setattr(prefix, "generate_dtype", lambda: types["generate"])
+    monkeypatch.setattr(prefix, "default_dtype", lambda model: types["engine"])
+    asked: list[list[str]] = []
 
     def measured(words: list[str], environment: Any) -> dict[str, Any]:
-        asked.append((words, environment.get("ATEN_CPU_CAPABILITY") == "avx2"))
+        asked.append(words)
         return {"step_ms": 1.0, "prefill_s": 1.0, "kv_bytes": 0, "peak_bytes": 0}
 
     monkeypatch.setattr(prefix, "measure", measured)
@@ -87,45 +94,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], bool]]:
     weight = SimpleNamespace(numel=lambda: 1, element_size=lambda: 2)
     model = SimpleNamespace(parameters=lambda: [weight])
     monkeypatch.setattr(prefix, "load", lambda name, dtype: (model, None))
-    monkeypatch.setattr(prefix, "default_dtype", lambda model: "bfloat16")
-    return asked
-
-
-@pytest.mark.parametrize(
-    ("units", "named"), [(True, "bfloat16"), (False, "generate in float32, engine in bfloat16")]
-)
-def test_the_short_cases_run_in_the_type_that_each_way_is_faster_in(
-    units: bool,
-    named: str,
-    asked: list[tuple[list[str], bool]],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    types = {"generate": "bfloat16" if units else "float32", "engine": "bfloat16"}
-    monkeypatch.setattr(prefix, "generate_dtype", lambda: types["generate"])
-    monkeypatch.setattr(prefix, "has_avx512", lambda: False)
-    prefix.run("short", "a-model", tmp_path / "figures.json")
-    assert {words[0]: words[-1] for words, _ in asked} == types
-    assert len(asked) == 2 * len(prefix.SHORT)
-    record = json.loads((tmp_path / "figures.json").read_text())
+    file = tmp_path / "figures.json"
+    file.write_text(json.dumps({"another processor": {"rows": []}}))
+    prefix.run("short", "a-model", file)
+    assert {words[0]: words[4] for words in asked} == types
+    stored = [tuple(map(int, words[1:3])) for words in asked if words[5:] == ["--quantized"]]
+    assert stored == list(prefix.STORED)
+    assert len(asked) == 2 * len(prefix.SHORT) + len(stored)
+    records = json.loads(file.read_text())
+    assert records.pop("another processor") == {"rows": []}
+    (record,) = records.values()
     assert record["model"].startswith(f"a-model, {named}, its real weights")
-
-
-def test_with_avx512_the_short_cases_are_measured_as_on_a_laptop_too(
-    asked: list[tuple[list[str], bool]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(prefix, "has_avx512", lambda: True)
-    monkeypatch.setattr(prefix, "generate_dtype", lambda: "bfloat16")
-    prefix.run("short", "a-model", tmp_path / "figures.json")
-    laptop = [(words[0], *words[4:]) for words, avx2 in asked if avx2]
-    assert laptop == [
-        *[("generate", "float32")] * 2,
-        *[("engine", "bfloat16")] * 2,
-        *[("engine", "bfloat16", "--quantized")] * 2,
-    ]
-    record = json.loads((tmp_path / "figures.json").read_text())
-    assert record["model"].startswith(
-        "a-model, generate in bfloat16, engine in bfloat16, generate in float32 with AVX2 alone, "
-        "engine in bfloat16 with AVX2 alone, engine in bfloat16 on weights in 4 bits with AVX2 "
-        "alone, its real weights"
-    )

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from experiments.lab.records import changed_modules, named
+from experiments.lab.records import changed_modules, named, parts
 from experiments.lab.report.tables import RESULTS, TABLES, origin
 from experiments.runs.provenance import code_hash, provenance
 
@@ -67,15 +65,6 @@ def test_of_absolute_paths_in_a_command_their_last_part_is_kept() -> None:
     assert made["command"] == "bench long --peer python --data=a.jsonl,b.jsonl out/c.json"
 
 
-def records(found: Any) -> Iterator[dict[str, Any]]:
-    """The records of a file: itself, or its parts."""
-    yield from (
-        [found]
-        if "machine" in found
-        else [part for part in found.values() if isinstance(part, dict)]
-    )
-
-
 def test_a_machine_is_named_by_its_processor_instructions_and_threads() -> None:
     cpu = {"cpu": "A CPU", "threads": 1, "python": "3.11"}
     assert named(cpu | {"instructions": "AVX2"}) == "A CPU, AVX2, 1 thread"
@@ -95,7 +84,7 @@ def test_a_table_says_what_its_record_or_each_of_its_records_was_made_on() -> No
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
 def test_every_record_names_its_command_machine_versions_and_commit(file: Path) -> None:
-    for record in records(json.loads(file.read_text(encoding="utf-8"))):
+    for record in parts(json.loads(file.read_text(encoding="utf-8"))):
         assert "python -m experiments." in str(record.get("command", record.get("commands")))
         assert len(record["commit"]) >= 40 and record["model"] and record["simulated"]
         assert {"torch", "transformers"} <= (record.get("versions") or record["machine"]).keys()
@@ -103,8 +92,8 @@ def test_every_record_names_its_command_machine_versions_and_commit(file: Path) 
 
 @pytest.mark.parametrize("file", sorted({file for file, _ in TABLES["README.md"].values()}))
 def test_the_readmes_figures_were_made_by_the_code_that_is_here(file: str) -> None:
-    record = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
-    changed = changed_modules(record)
-    assert not changed, (
-        f"run {record['command']!r} again: {changed} changed since its figures were made"
-    )
+    for record in parts(json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))):
+        changed = changed_modules(record)
+        assert not changed, (
+            f"run {record['command']!r} again: {changed} changed since its figures were made"
+        )

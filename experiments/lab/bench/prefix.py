@@ -10,8 +10,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from experiments.lab.bench.dtypes import default_dtype, generate_dtype
+from experiments.lab.records import parts
 from experiments.runs.provenance import provenance
 from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.engine import Engine
@@ -29,8 +30,8 @@ CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 
 SHORT = ((64, 1), (256, 8), (1024, 8), (1024, 32), (4096, 8))
 """The README's cases, for `generate` and the engine alone."""
 
-LAPTOP = ((64, 1), (1024, 8))
-"""The README's cases with AVX2 alone, as most laptops have it."""
+STORED = ((64, 1), (1024, 8))
+"""Those that are measured with weights in 4 bits too."""
 
 AVX2 = tuple((tokens, branches) for tokens in (256, 1024) for branches in (1, 8, 16, 64))
 QUICK = ((64, 1), (256, 8), (4096, 8), (4096, 32))
@@ -47,17 +48,13 @@ Figures = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Way:
-    """What is measured, in which type. avx2: with the instructions of a processor without AVX-512.
-    quantized: the weights stay in the 4 bits of the default model's file."""
+    """What is measured, in which type. quantized: the weights stay in the 4 bits of the default
+    model's file."""
 
     arm: str
     dtype: str
-    avx2: bool = False
     quantized: bool = False
 
-
-GENERATE_AVX2 = Way("generate", "float32", avx2=True)
-"""With AVX2 alone PyTorch emulates bfloat16."""
 
 Case = tuple[int, int]
 """Tokens of the prefix, and branches."""
@@ -231,11 +228,11 @@ def run(size: str, model_name: str, out: Path) -> None:
     del model
     bandwidth = read_bandwidth()
     rows = []
+    environment = os.environ | (AVX2_ENVIRONMENT if size == "avx2" else {})
     for (tokens, branches), way in cases:
         case = {"tokens": tokens, "branches": branches} | asdict(way)
         words = [way.arm, str(tokens), str(branches), model_name, way.dtype]
         words += ["--quantized"] if way.quantized else []
-        environment = os.environ | (AVX2_ENVIRONMENT if way.avx2 else {})
         rows.append(case | measure(words, environment))
         print(json.dumps(rows[-1]), flush=True)
     for row in rows:
@@ -246,37 +243,35 @@ def run(size: str, model_name: str, out: Path) -> None:
         model=f"{model_name}, {_named(cases)}, its real weights; random prompts; sampled tokens",
     )
     result |= {
-        "environment_of_avx2": AVX2_ENVIRONMENT,
+        "environment": AVX2_ENVIRONMENT if size == "avx2" else {},
         "read_bandwidth_gb_s": bandwidth / 1e9,
         "weight_bytes": weights,
         "rows": rows,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    written = _beside_others(result, out) if size == "short" else result
+    out.write_text(json.dumps(written, indent=1) + "\n")
     print({"short": short_table, "avx2": avx2_table}.get(size, table)(result))
 
 
 def _cases(size: str, model_name: str) -> list[tuple[Case, Way]]:
     """What is measured of a size, and the way to do it."""
-    own = default_dtype(model_name)
     if size == "short":
-        ways = [Way("generate", generate_dtype()), Way("engine", own)]
-        return [*product(SHORT, ways), *(_laptop(own) if has_avx512() else ())]
-    if size == "avx2":
-        dtypes = ("float32", "bfloat16")
-        engine = [Way("engine", dtype, avx2=True) for dtype in dtypes]
-        return [*product(AVX2, [GENERATE_AVX2, *engine])]
+        engine = Way("engine", default_dtype(model_name))
+        ways = [Way("generate", generate_dtype()), engine]
+        stored = replace(engine, quantized=True)
+        return [*product(SHORT, ways), *((case, stored) for case in STORED)]
+    if size == "avx2":  # where PyTorch emulates bfloat16
+        own = [Way("engine", dtype) for dtype in ("float32", "bfloat16")]
+        return [*product(AVX2, [Way("generate", "float32"), *own])]
     ways = [Way(arm, "bfloat16") for arm in ARMS]
     return [*product(QUICK if size == "quick" else CASES, ways)]
 
 
-def _laptop(dtype: str) -> list[tuple[Case, Way]]:
-    engine = [Way("engine", dtype, avx2=True, quantized=stays) for stays in (False, True)]
-    return [(case, way) for way in (GENERATE_AVX2, *engine) for case in LAPTOP]
-
-
-def has_avx512() -> bool:
-    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+def _beside_others(result: dict[str, Any], out: Path) -> dict[str, Any]:
+    """The record of this processor among those of others in a file, by their instructions."""
+    known = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    return known | {_instructions(result): result}
 
 
 def _named(cases: Sequence[tuple[Case, Way]]) -> str:
@@ -284,12 +279,7 @@ def _named(cases: Sequence[tuple[Case, Way]]) -> str:
     types = {way.dtype for _, way in cases}
     if len(types) == 1:
         return types.pop()
-    return ", ".join(dict.fromkeys(f"{way.arm} in {_type(way)}" for _, way in cases))
-
-
-def _type(way: Way) -> str:
-    stored = f"{way.dtype} on weights in 4 bits" if way.quantized else way.dtype
-    return f"{stored} with AVX2 alone" if way.avx2 else stored
+    return " and ".join(dict.fromkeys(f"{way.arm} in {way.dtype}" for _, way in cases))
 
 
 def measure(words: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -329,32 +319,37 @@ def table(result: dict[str, Any]) -> str:
 
 
 def short_table(result: dict[str, Any]) -> str:
-    """The engine beside `generate`, a line for each case, as a Markdown table."""
+    """The engine beside `generate`, a line for each case, as a Markdown table.
+
+    result: a record, or one for each processor.
+    """
     lines = [
         "| processor | prefix | branches | step, `generate` | step, engine | faster | prefill, "
         "`generate` | prefill, engine |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    plain: dict[tuple[int, int, bool], dict[str, Any]] = {}
-    for row in result["rows"]:
-        case = row["tokens"], row["branches"], row.get("avx2", False)
+    return "\n".join([*lines, *(line for part in parts(result) for line in _short_lines(part))])
+
+
+def _short_lines(record: dict[str, Any]) -> Iterator[str]:
+    processor = _instructions(record)
+    plain = {(r["tokens"], r["branches"]): r for r in record["rows"] if r["arm"] == "generate"}
+    for row in record["rows"]:
         if row["arm"] == "generate":
-            plain[case] = row
             continue
-        beside = plain[case]
-        lines.append(
-            f"| {_processor(row, result['machine'])} | {row['tokens']:,} | {row['branches']} | "
-            f"{beside['step_ms']:.0f} ms | {row['step_ms']:.0f} ms | "
-            f"{beside['step_ms'] / row['step_ms']:.1f}x | {beside['prefill_s']:.1f} s | "
-            f"{row['prefill_s']:.1f} s |"
+        beside = plain[row["tokens"], row["branches"]]
+        name = f"{processor}, weights in 4 bits" if row.get("quantized") else processor
+        yield (
+            f"| {name} | {row['tokens']:,} | {row['branches']} | {beside['step_ms']:.0f} ms | "
+            f"{row['step_ms']:.0f} ms | {beside['step_ms'] / row['step_ms']:.1f}x | "
+            f"{beside['prefill_s']:.1f} s | {row['prefill_s']:.1f} s |"
         )
-    return "\n".join(lines)
 
 
-def _processor(row: dict[str, Any], machine: dict[str, Any]) -> str:
-    """The vector instructions that a row was measured with, and what weights are stored in."""
-    name = "AVX2" if row.get("avx2") else machine["instructions"].partition(" ")[0]
-    return f"{name}, weights in 4 bits" if row.get("quantized") else name
+def _instructions(record: dict[str, Any]) -> str:
+    """The vector instructions of a record's processor, as "AVX512"."""
+    instructions: str = record["machine"]["instructions"]
+    return instructions.partition(" ")[0]
 
 
 def avx2_table(result: dict[str, Any]) -> str:
@@ -381,8 +376,8 @@ def table_and_plot(result: dict[str, Any]) -> str:
 
 
 def draw(figures: Path, out: Path) -> bool:
-    """Plot the step's time of `generate` and of the engine for each case. Returns whether there
-    were figures, and matplotlib to draw them."""
+    """Plot the step's time of `generate` and of the engine for each case, of the first processor.
+    Returns whether there were figures, and matplotlib to draw them."""
     if not figures.exists():
         return False
     try:
@@ -392,8 +387,8 @@ def draw(figures: Path, out: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = json.loads(figures.read_text(encoding="utf-8"))["rows"]
-    rows = [row for row in rows if not row.get("avx2")]
+    record = parts(json.loads(figures.read_text(encoding="utf-8")))[0]
+    rows = [row for row in record["rows"] if not row.get("quantized")]
     cases = sorted({(r["branches"] * r["tokens"], r["branches"], r["tokens"]) for r in rows})
     figure, axis = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
     for n, arm in enumerate(("generate", "engine")):
@@ -417,7 +412,7 @@ def draw(figures: Path, out: Path) -> bool:
     axis.set(
         xlabel="branches x tokens of their prefix",
         ylabel="ms",
-        title="a decoding step",
+        title=f"a decoding step, {_instructions(record)}",
         yscale="log",
     )
     axis.legend()

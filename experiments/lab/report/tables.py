@@ -41,7 +41,7 @@ from experiments.lab.bench import (
 from experiments.lab.paper import capture
 from experiments.lab.paper.rksc import plots
 from experiments.lab.paper.rksc import tables as rksc
-from experiments.lab.records import named
+from experiments.lab.records import named, parts
 from experiments.lab.report import searches
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -56,7 +56,6 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "prefix": ("prefix", prefix.table),
         "prefix_avx2": ("prefix_avx2", prefix.avx2_table),
         "prefix_short_amx": ("prefix_short_amx", prefix.short_table),
-        "prefix_short_avx2": ("prefix_short_avx2", prefix.short_table),
         "quantized": ("quantized", quantized.table),
         "quantized_aims": ("quantized", quantized.aims_table),
         "quantized_amx": ("quantized_amx", quantized.table),
@@ -140,8 +139,7 @@ def filled(document: str) -> str:
 def origin(record: dict[str, Any]) -> str:
     """On which machine and at which commit a record was made, in a line; of a file of several
     records, each once."""
-    parts = [record] if "machine" in record else list(record.values())
-    lines = [f"{named(part['machine'])}, at {part['commit'][:7]}" for part in parts]
+    lines = [f"{named(part['machine'])}, at {part['commit'][:7]}" for part in parts(record)]
     return f"Made on: {'; '.join(dict.fromkeys(lines))}."
 
 

@@ -45,7 +45,9 @@ constexpr int64_t CHUNK = 256;   // the most rows of a unit
 constexpr int64_t SLICE = 2048;  // bytes of weights' rows at a time, about, which stay in a cache
 constexpr int64_t PACKED = 384;  // words of weights' rows that are packed at a time
 constexpr int64_t PACKS = 2 * LANES;  // columns that are packed at a time
-constexpr int64_t MANY_ROWS = 96;     // from so many rows of a unit on it pays to pack weights
+// From so many rows of a unit on it pays to pack weights: from fewer where few registers hold sums,
+// so that fewer rows meet a weight while it is held.
+constexpr int64_t MANY_ROWS = CELLS == 8 ? 24 : 96;
 
 // ---------------------------------------------------------------- how numbers are kept
 
@@ -227,13 +229,14 @@ void packed_tile(const float* x, int64_t x_row, const float* packed, int64_t wor
 }
 
 // The same as `multiply` for PACKS columns, LANES of them from w and LANES from w_2 on, whose sums
-// lie `apart`. Up to CELLS / 2 - 1 rows behind the last are read and written too. packed: memory
+// lie `apart`. Where there are 16 registers, six rows keep the multipliers busier than four, and
+// need all of them. Up to CELLS / 2 - 1 rows behind the last are read and written too. packed: memory
 // for PACKED x PACKS words. What lies `ahead` bytes behind the weights is asked for meanwhile.
 template <typename N>
 void multiply_packed(const Product<N>& p, const typename N::Kept* w_2, int64_t apart,
                      float* packed) {
   const char *soon = (const char*)p.w + p.ahead, *soon_2 = (const char*)w_2 + p.ahead;
-  constexpr int ROWS = CELLS / 2;
+  constexpr int ROWS = CELLS == 8 ? 6 : CELLS / 2, LAST = CELLS / 2;
   constexpr int64_t SOME = PACKED * N::NUMBERS / LANES;
   const int64_t tiles = (p.rows + ROWS - 1) / ROWS;
   const int64_t x_row = p.x_row * sizeof *p.x / sizeof(float);
@@ -244,16 +247,22 @@ void multiply_packed(const Product<N>& p, const typename N::Kept* w_2, int64_t a
     pack<N>(w_2 + begin, p.width, words, packed + LANES, PACKS);
     // each tile asks for its share of the LANES rows of weights that come next
     const int64_t share = numbers * (int64_t)sizeof *p.w * LANES / tiles / LINE * LINE + LINE;
-    for (int64_t tile = 0; tile < tiles; ++tile) {
+    for (int64_t row = 0; row < p.rows;) {
       for (int64_t line = 0; line < share; line += LINE) {
         __builtin_prefetch(soon + line, 0, 2);
         __builtin_prefetch(soon_2 + line, 0, 2);
       }
       soon += share;
       soon_2 += share;
-      const int64_t row = tile * ROWS;
-      packed_tile<N, ROWS>((const float*)(p.x + row * p.x_row + begin), x_row, packed, words,
-                           p.out + row * p.out_row, p.out_row, apart, begin > 0);
+      const auto* x = (const float*)(p.x + row * p.x_row + begin);
+      float* out = p.out + row * p.out_row;
+      if (p.rows - row >= ROWS || LAST == ROWS) {
+        packed_tile<N, ROWS>(x, x_row, packed, words, out, p.out_row, apart, begin > 0);
+        row += ROWS;
+      } else {
+        packed_tile<N, LAST>(x, x_row, packed, words, out, p.out_row, apart, begin > 0);
+        row += LAST;
+      }
     }
   }
 }

@@ -77,8 +77,11 @@ void unpack(const char* from, int64_t numbers, char* to, int64_t ahead) {
   }
 }
 
-// sums[r * COLUMNS + c] += x[r] . w[c] for a few rows and columns whose sums are held in registers;
-// x_row is in bytes.
+// Rows and columns whose sums are held in registers at a time. Where there are 16 registers, three
+// rows and four columns need all of them, and keep the multipliers busier than eight sums.
+constexpr int columns_beside(int rows) { return rows == 3 ? 4 : CELLS / rows; }
+
+// sums[r * COLUMNS + c] += x[r] . w[c] for such rows and columns; x_row is in bytes.
 template <typename Number, int ROWS, int COLUMNS>
 void tile(const char* x, int64_t x_row, const char* w, int64_t vectors, float* sums) {
   Floats cells[ROWS * COLUMNS] = {};
@@ -96,10 +99,16 @@ void tile(const char* x, int64_t x_row, const char* w, int64_t vectors, float* s
       }
     }
   }
-  fold_all<1, ROWS * COLUMNS>(cells);
+  constexpr int COUNT = ROWS * COLUMNS, SOME = COUNT & -COUNT;  // folding halves their number
+  float found[COUNT + LANES];
 #pragma GCC unroll 16
-  for (int i = 0; i < ROWS * COLUMNS / LANES; ++i)
-    store(sums + i * LANES, load<Floats>(sums + i * LANES) + cells[i]);
+  for (int i = 0; i < COUNT; i += SOME) {
+    fold_all<1, SOME>(cells + i);
+#pragma GCC unroll 16
+    for (int n = 0; n < SOME; n += LANES) store(found + i + n, cells[i + n / LANES]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < COUNT; ++i) sums[i] += found[i];
 }
 
 // Calls `call` with tiles of PANEL columns and so many rows: as many rows at a time as there are,
@@ -107,7 +116,7 @@ void tile(const char* x, int64_t x_row, const char* w, int64_t vectors, float* s
 template <int ROWS, typename Call>
 int64_t tiles(int64_t row, int64_t rows, Call call) {
   for (; rows - row >= ROWS; row += ROWS)
-    for (int64_t c = 0; c < PANEL; c += CELLS / ROWS)
+    for (int64_t c = 0; c < PANEL; c += columns_beside(ROWS))
       call(std::integral_constant<int, ROWS>(), row, c);
   return row;
 }
@@ -115,6 +124,7 @@ template <typename Call>
 void each_tile(int64_t rows, Call call) {
   int64_t row = 0;
   if constexpr (CELLS == 16) row = tiles<8>(row, rows, call);
+  else row = tiles<3>(row, rows % 3 == 1 ? rows - 4 : rows, call);  // four are better than 3 + 1
   row = tiles<4>(row, rows, call);
   row = tiles<2>(row, rows, call);
   tiles<1>(row, rows, call);
@@ -268,12 +278,12 @@ void panel(const StoredProduct& p) {
     const int64_t vectors = numbers * Number::SIZE / Number::VECTOR;
     each_tile(p.rows, [&](auto of, int64_t row, int64_t c) {
       constexpr int ROWS = decltype(of)::value;
-      tile<Number, ROWS, CELLS / ROWS>(x + row * p.x_row, p.x_row, weights + c * APART, vectors,
+      tile<Number, ROWS, columns_beside(ROWS)>(x + row * p.x_row, p.x_row, weights + c * APART, vectors,
                                        sums + row * PANEL + c * ROWS);
     });
   }
   each_tile(p.rows, [&](auto of, int64_t row, int64_t c) {
-    constexpr int ROWS = decltype(of)::value, COLUMNS = CELLS / ROWS;
+    constexpr int ROWS = decltype(of)::value, COLUMNS = columns_beside(ROWS);
     const int64_t count = std::min<int64_t>(COLUMNS, p.columns - c);
     for (int r = 0; r < ROWS && count > 0; ++r)
       memcpy(p.out + (row + r) * p.out_row + 4 * c,

@@ -58,6 +58,8 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "prefix_short_amx": ("prefix_short_amx", prefix.short_table),
         "quantized": ("quantized", quantized.table),
         "quantized_aims": ("quantized", quantized.aims_table),
+        "quantized_avx2": ("quantized_avx2", quantized.table),
+        "quantized_avx2_aims": ("quantized_avx2", quantized.aims_table),
         "quantized_amx": ("quantized_amx", quantized.table),
         "quantized_amx_aims": ("quantized_amx", quantized.aims_table),
         "hybrid": ("hybrid", hybrid.table),

@@ -45,8 +45,8 @@ constexpr int64_t CHUNK = 256;   // the most rows of a unit
 constexpr int64_t SLICE = 2048;  // bytes of weights' rows at a time, about, which stay in a cache
 constexpr int64_t PACKED = 384;  // words of weights' rows that are packed at a time
 constexpr int64_t PACKS = 2 * LANES;  // columns that are packed at a time
-// From so many rows of a unit on it pays to pack weights: from fewer where few registers hold sums,
-// so that fewer rows meet a weight while it is held.
+// From so many rows of a unit on it pays to pack weights. Where few sums are held, and so a weight is
+// widened again for every four rows, these are fewer.
 constexpr int64_t MANY_ROWS = CELLS == 8 ? 24 : 96;
 
 // ---------------------------------------------------------------- how numbers are kept
@@ -230,8 +230,9 @@ void packed_tile(const float* x, int64_t x_row, const float* packed, int64_t wor
 
 // The same as `multiply` for PACKS columns, LANES of them from w and LANES from w_2 on, whose sums
 // lie `apart`. Where there are 16 registers, six rows keep the multipliers busier than four, and
-// need all of them. Up to CELLS / 2 - 1 rows behind the last are read and written too. packed: memory
-// for PACKED x PACKS words. What lies `ahead` bytes behind the weights is asked for meanwhile.
+// need all of them. Up to CELLS / 2 - 1 rows behind the last are read and written too. packed:
+// memory for PACKED x PACKS words. What lies `ahead` bytes behind the weights is asked for
+// meanwhile.
 template <typename N>
 void multiply_packed(const Product<N>& p, const typename N::Kept* w_2, int64_t apart,
                      float* packed) {

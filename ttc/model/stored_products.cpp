@@ -124,7 +124,7 @@ template <typename Call>
 void each_tile(int64_t rows, Call call) {
   int64_t row = 0;
   if constexpr (CELLS == 16) row = tiles<8>(row, rows, call);
-  else row = tiles<3>(row, rows % 3 == 1 ? rows - 4 : rows, call);  // four are better than 3 + 1
+  else row = tiles<3>(row, rows % 3 == 1 ? rows - 4 : rows, call);  // the last four are one tile
   row = tiles<4>(row, rows, call);
   row = tiles<2>(row, rows, call);
   tiles<1>(row, rows, call);
@@ -278,8 +278,8 @@ void panel(const StoredProduct& p) {
     const int64_t vectors = numbers * Number::SIZE / Number::VECTOR;
     each_tile(p.rows, [&](auto of, int64_t row, int64_t c) {
       constexpr int ROWS = decltype(of)::value;
-      tile<Number, ROWS, columns_beside(ROWS)>(x + row * p.x_row, p.x_row, weights + c * APART, vectors,
-                                       sums + row * PANEL + c * ROWS);
+      tile<Number, ROWS, columns_beside(ROWS)>(x + row * p.x_row, p.x_row, weights + c * APART,
+                                               vectors, sums + row * PANEL + c * ROWS);
     });
   }
   each_tile(p.rows, [&](auto of, int64_t row, int64_t c) {

@@ -45,8 +45,8 @@ constexpr int64_t CHUNK = 256;   // the most rows of a unit
 constexpr int64_t SLICE = 2048;  // bytes of weights' rows at a time, about, which stay in a cache
 constexpr int64_t PACKED = 384;  // words of weights' rows that are packed at a time
 constexpr int64_t PACKS = 2 * LANES;  // columns that are packed at a time
-// From so many rows of a unit on it pays to pack weights. Where few sums are held, and so a weight is
-// widened again for every four rows, these are fewer.
+// From so many rows of a unit on it pays to pack weights. These are fewer where few sums are held,
+// and so a weight is widened again for every four rows.
 constexpr int64_t MANY_ROWS = CELLS == 8 ? 24 : 96;
 
 // ---------------------------------------------------------------- how numbers are kept

@@ -67,8 +67,8 @@ def test_the_short_table_has_the_rows_of_each_processor() -> None:
         for name in ("AVX512 with bfloat16", "AVX2")
     }
     assert prefix.short_table(records).splitlines()[2:] == [
-        "| AVX512 | 64 | 1 | 60 ms | 20 ms | 3.0x | 1.0 s | 1.0 s |",
-        "| AVX512, weights in 4 bits | 64 | 1 | 60 ms | 15 ms | 4.0x | 1.0 s | 1.0 s |",
+        "| AVX-512 | 64 | 1 | 60 ms | 20 ms | 3.0x | 1.0 s | 1.0 s |",
+        "| AVX-512, weights in 4 bits | 64 | 1 | 60 ms | 15 ms | 4.0x | 1.0 s | 1.0 s |",
         "| AVX2 | 64 | 1 | 60 ms | 20 ms | 3.0x | 1.0 s | 1.0 s |",
         "| AVX2, weights in 4 bits | 64 | 1 | 60 ms | 15 ms | 4.0x | 1.0 s | 1.0 s |",
     ]

@@ -347,9 +347,9 @@ def _short_lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _instructions(record: dict[str, Any]) -> str:
-    """The vector instructions of a record's processor, as "AVX512"."""
+    """The vector instructions of a record's processor, as "AVX-512"."""
     instructions: str = record["machine"]["instructions"]
-    return instructions.partition(" ")[0]
+    return instructions.partition(" ")[0].replace("AVX512", "AVX-512")
 
 
 def avx2_table(result: dict[str, Any]) -> str:

@@ -65,6 +65,11 @@ constexpr Vector numbered(std::index_sequence<I...>) {
   return Vector{I...};
 }
 
+// Ask for memory ahead of its use. Many lines at once would hold up what comes after them.
+INLINE void expect(const char* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
 // A vector that several products use. GCC would load it anew for each, were it not for the asm. One
 // that fills more than a register is left to the compiler.
 template <typename Vector>

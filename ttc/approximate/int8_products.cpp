@@ -355,13 +355,13 @@ void one_row(const StoredProduct& p) {
   const Row row = row_at(p.x, p.width);
   for (int64_t column = 0; column < PANEL; column += 8) {
     Float8 out = {};
+    const char* soon = after(p, column + 8);  // asked for in the order in which it lies
     for (int64_t i = 0; i < p.width / Stored::NUMBERS; ++i) {
       const uint8_t* blocks[8];
-      for (int c = 0; c < 8; ++c) {
+      for (int c = 0; c < 8; ++c)
         blocks[c] = (const uint8_t*)p.w + (column + c) * p.w_row + i * Stored::BYTES;
-        for (int64_t line = 0; line < Stored::BYTES; line += 64)
-          __builtin_prefetch(blocks[c] + line + p.ahead, 0, 2);
-      }
+      expect(soon, 8 * Stored::BYTES);
+      soon += 8 * Stored::BYTES;
       EightFactors<Stored> factors;
       factors.read(blocks);
       each_below<Stored::NUMBERS / 32>([&](auto number) {

@@ -268,7 +268,8 @@ INLINE Floats tanh(Floats x) {
 // ---------------------------------------------------------------- matrix products
 
 // c (rows, columns) = a (rows, terms) @ b (terms, columns), or c + that, at these distances between
-// rows, in bytes for b and numbers for the others. columns: whole vectors.
+// rows, in bytes for b and numbers for the others. columns: whole vectors. soon: so many rows of b
+// from BLOCK on are asked for meanwhile.
 struct Product {
   const float* a;
   int64_t a_row;
@@ -277,6 +278,7 @@ struct Product {
   float* c;
   int64_t c_row, rows, terms, columns;
   bool adds;
+  int64_t soon = 0;
 };
 
 struct Singles {
@@ -305,7 +307,9 @@ void tile(const Product& p, int64_t row, int64_t column) {
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
       for (int v = 0; v < VECTORS; ++v) sums[r][v] = load<Floats>(c + r * p.c_row + v * LANES);
+  const int64_t soon = row == 0 && column == 0 ? p.soon : 0;
   for (int64_t t = 0; t < p.terms; ++t) {
+    if (t < soon) expect(b + (BLOCK + t) * p.b_row, p.columns * Number::SIZE);
     Floats numbers[ROWS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
@@ -331,10 +335,11 @@ void tiles(const Product& p, int64_t row, int64_t column) {
   if constexpr (VECTORS > 1) tiles<Terms, Number, ROWS, VECTORS / 2>(p, row, column);
 }
 
-// All rows of c from a row on, as many at a time as there are.
+// All rows of c from a row on, as many at a time as there are. Three rows with four vectors fill 16
+// registers.
 template <typename Terms, typename Number = Float32, int ROWS = 4>
 void multiply(const Product& p, int64_t row = 0) {
-  constexpr int VECTORS = std::min(8, CELLS / (ROWS == 3 ? 4 : ROWS));
+  constexpr int VECTORS = ROWS == 3 ? 4 : std::min(8, CELLS / ROWS);
   for (; p.rows - row >= ROWS; row += ROWS) tiles<Terms, Number, ROWS, VECTORS>(p, row, 0);
   if constexpr (ROWS > 1) multiply<Terms, Number, ROWS - 1>(p, row);
 }
@@ -360,10 +365,13 @@ void pack_some(const char* const* keys, int64_t dim, float* to) {
   });
 }
 
-// The same for a block of keys, `token` bytes apart. The last one fills up the last vector.
+// The same for a block of keys, `token` bytes apart. The last one fills up the last vector. As many
+// of the next block as come soon are asked for meanwhile.
 template <typename Number>
-void pack(const char* keys, int64_t token, int64_t count, int64_t dim, float* to) {
+void pack(const char* keys, int64_t token, int64_t count, int64_t soon, int64_t dim, float* to) {
   for (int64_t first = 0; first < count; first += LANES) {
+    for (int64_t k = first; k < std::min(first + LANES, soon); ++k)
+      expect(keys + (BLOCK + k) * token, dim * Number::SIZE);
     const char* some[LANES];
     for (int64_t k = 0; k < LANES; ++k) some[k] = keys + std::min(first + k, count - 1) * token;
     pack_some<Number>(some, dim, to + first);
@@ -426,15 +434,12 @@ void store_new(const Call& call, int64_t head, const Task& task) {
          call.value_dim * Number::SIZE);
 }
 
-// Ask for a block of a run from a key on, ahead of its use.
+// Ask for the first block of a run.
 template <typename Number>
-void expect(const Call& call, const Run& run, int64_t first) {
-  const int64_t end = std::min(run.keys, first + BLOCK);
-  for (int64_t k = first; k < end; ++k) {
-    for (int64_t i = 0; i < call.key_dim * Number::SIZE; i += 64)
-      __builtin_prefetch(run.key + k * run.key_token + i, 0, 2);
-    for (int64_t i = 0; i < call.value_dim * Number::SIZE; i += 64)
-      __builtin_prefetch(run.value + k * run.value_token + i, 0, 2);
+void expect_first(const Call& call, const Run& run) {
+  for (int64_t k = 0; k < std::min(run.keys, BLOCK); ++k) {
+    expect(run.key + k * run.key_token, call.key_dim * Number::SIZE);
+    expect(run.value + k * run.value_token, call.value_dim * Number::SIZE);
   }
 }
 
@@ -523,9 +528,9 @@ struct Unit {
       const int64_t begin = run.start + first, count = std::min(BLOCK, run.keys - first);
       if (run.causal && begin > highest) break;
       if (begin + count <= call.first_seen(lowest)) continue;
-      expect<Kept>(call, run, first + BLOCK);
+      const int64_t soon = std::min(BLOCK, run.keys - first - count);  // keys of the next block
       const bool by_tiles = tiled && Kept::MULTIPLIED_IN_PAIRS;
-      multiply_keys<Kept>(run.key + first * run.key_token, run.key_token, count);
+      multiply_keys<Kept>(run.key + first * run.key_token, run.key_token, count, soon);
       int64_t query = 0;
       for (int64_t row = task.row; row < task.end; ++row) {
         const int64_t position = call.positions[row];
@@ -538,25 +543,25 @@ struct Unit {
         }
       }
       const char* values = run.value + first * run.value_token;
-      if (by_tiles) multiply_values_by_tiles(values, run.value_token, count);
-      else multiply_values<Kept>(values, run.value_token, count);
+      if (by_tiles) multiply_values_by_tiles(values, run.value_token, count, soon);
+      else multiply_values<Kept>(values, run.value_token, count, soon);
     }
   }
 
   // scores = queries @ keys
   template <typename Kept>
-  void multiply_keys(const char* keys, int64_t token, int64_t count) {
+  void multiply_keys(const char* keys, int64_t token, int64_t count, int64_t soon) {
     const int64_t dim = call.key_dim, terms = in_pairs ? dim / 2 : dim;
     const Product product = {at.queries, dim,     (const char*)at.keys, KEY_ROW,      at.scores,
                              BLOCK,      queries, terms,                whole(count), false};
     if (in_pairs) {
       // pairs are moved as they are
       using Pair = std::conditional_t<Kept::SCALED, Paired<Kept>, Float32>;
-      pack<Pair>(keys, token, count, terms, at.keys);
+      pack<Pair>(keys, token, count, soon, terms, at.keys);
       if (tiled && Kept::MULTIPLIED_IN_PAIRS) multiply_keys_by_tiles(count);
       else multiply<InPairs>(product);
     } else {
-      pack<Kept>(keys, token, count, terms, at.keys);
+      pack<Kept>(keys, token, count, soon, terms, at.keys);
       multiply<Singles>(product);
     }
     if constexpr (Kept::SCALED) scale_scores<Kept>(keys, token, count);
@@ -636,16 +641,19 @@ struct Unit {
   // results += weights @ values. Whole vectors are read where they lie, unless too many queries
   // would each widen them.
   template <typename Kept>
-  void multiply_values(const char* values, int64_t token, int64_t count) {
-    Product product = {at.scores, BLOCK,   values, token, at.results,
-                       width,     queries, count,  width, true};
+  void multiply_values(const char* values, int64_t token, int64_t count, int64_t soon) {
+    Product product = {at.scores, BLOCK, values, token, at.results, width,
+                       queries,   count, width,  true,  soon};
     const bool often = Kept::SIZE < 4 && queries > FEW_QUERIES;
     if constexpr (!Kept::SCALED)
       if (width == call.value_dim && !often) return multiply<Singles, Kept>(product);
-    for (int64_t j = 0; j < count; ++j)
+    for (int64_t j = 0; j < count; ++j) {
+      if (j < soon) expect(values + (BLOCK + j) * token, call.value_dim * Kept::SIZE);
       widen<Kept>(values + j * token, call.value_dim, at.values + j * width);
+    }
     product.b = (const char*)at.values;
     product.b_row = width * sizeof *at.values;
+    product.soon = 0;
     multiply<Singles>(product);
   }
 
@@ -691,22 +699,25 @@ struct Unit {
   }
 
   // Two keys' values, side by side.
-  void pair_values(const char* values, int64_t token, int64_t count) {
+  void pair_values(const char* values, int64_t token, int64_t count, int64_t soon) {
     const int64_t filled = (count + 2 * TILE - 1) / (2 * TILE) * TILE;
-    for (int64_t pair = 0; pair < filled; ++pair)
+    for (int64_t pair = 0; pair < filled; ++pair) {
+      for (int64_t j = 2 * pair; j < std::min(2 * pair + 2, soon); ++j)
+        expect(values + (BLOCK + j) * token, 2 * width);
       for (int64_t d = 0; d < width; d += LANES) {
         const char* at_d = values + 2 * pair * token + 2 * d;
         const Bits first = 2 * pair < count ? longer(load<Halves>(at_d)) : Bits{};
         const Bits second = 2 * pair + 1 < count ? longer(load<Halves>(at_d + token)) : Bits{};
         store(at.values + pair * width + d, first | second << 16);
       }
+    }
   }
 
   // results += weights @ values, for weights that are split
-  void multiply_values_by_tiles(const char* values, int64_t token, int64_t count) {
+  void multiply_values_by_tiles(const char* values, int64_t token, int64_t count, int64_t soon) {
     const int64_t row = width * sizeof *at.results;
     constexpr int64_t WEIGHT_ROW = BLOCK * sizeof *at.scores;
-    pair_values(values, token, count);
+    pair_values(values, token, count, soon);
     all_is_written();
     for (int64_t q = 0; q < queries; q += TILE)
       for (int64_t d = 0; d < width; d += TILE) {
@@ -727,7 +738,7 @@ struct Unit {
 #else
   void multiply_keys_by_tiles(int64_t) {}
   void split(int64_t, int64_t) {}
-  void multiply_values_by_tiles(const char*, int64_t, int64_t) {}
+  void multiply_values_by_tiles(const char*, int64_t, int64_t, int64_t) {}
 #endif
 
   void leave_results() {
@@ -754,8 +765,8 @@ void expect_unit(const Call& call, int64_t unit) {
   const Task& task = call.tasks[unit / call.kv_heads];
   const int64_t head = unit % call.kv_heads;
   if (task.first_piece < task.end_piece)
-    expect<Stored>(call, piece_of<Stored>(call, head, call.pieces[task.first_piece]), 0);
-  if (task.own_row >= 0) expect<Number>(call, own_keys<Number>(call, head, task), 0);
+    expect_first<Stored>(call, piece_of<Stored>(call, head, call.pieces[task.first_piece]));
+  if (task.own_row >= 0) expect_first<Number>(call, own_keys<Number>(call, head, task));
 }
 
 // Merge what several tasks found for one row and KV head, by log-sum-exp. merged: memory for

@@ -39,12 +39,13 @@ enum : int64_t { KINDS };
 }
 
 constexpr int64_t LINE = 64;     // bytes of a cache line; rows of weights are whole lines
-constexpr int64_t GROUP = 16;    // columns that all rows of a block meet before the next ones
 constexpr int64_t BLOCK = 32;    // rows whose results are kept in float32 at a time
 constexpr int64_t CHUNK = 256;   // the most rows of a unit
 constexpr int64_t SLICE = 2048;  // bytes of weights' rows at a time, about, which stay in a cache
 constexpr int64_t PACKED = 384;  // words of weights' rows that are packed at a time
 constexpr int64_t PACKS = 2 * LANES;  // columns that are packed at a time
+// Columns that all rows of a block meet before the next ones, which are asked for meanwhile.
+constexpr int64_t GROUP = CELLS == 8 ? 4 : 16;
 // From so many rows of a unit on it pays to pack weights. These are fewer where few sums are held,
 // and so a weight is widened again for every four rows.
 constexpr int64_t MANY_ROWS = CELLS == 8 ? 24 : 96;
@@ -114,18 +115,22 @@ struct Product {
 };
 
 // A few rows and columns from (row, column) on, whose sums are held in registers, over numbers
-// begin to end. The first rows ask for what comes next.
+// begin to end. The first rows ask for what comes next. A few whole columns are asked for in the
+// order in which they lie: short ones come faster so.
 template <typename N, int ROWS, int COLUMNS>
 NOT_INLINE void tile(const Product<N>& p, int64_t row, int64_t column, int64_t begin, int64_t end) {
   constexpr int64_t AT_ONCE = LINE / sizeof(typename N::Kept);
   const auto* x = p.x + row * p.x_row;
   const auto* w = p.w + column * p.width;
+  const bool in_order = CELLS == 8 && end - begin == p.width;
+  const int64_t apart = in_order ? LINE : p.width * sizeof *w;
+  const int64_t step = in_order ? COLUMNS * LINE : LINE;
+  const char* soon = (const char*)(w + begin) + p.ahead;
   Floats cells[ROWS * COLUMNS] = {};
-  for (int64_t line = begin; line < end; line += AT_ONCE) {
+  for (int64_t line = begin; line < end; line += AT_ONCE, soon += step) {
     if (row == 0)
 #pragma GCC unroll 16
-      for (int c = 0; c < COLUMNS; ++c)
-        __builtin_prefetch((const char*)(w + c * p.width + line) + p.ahead, 0, 2);
+      for (int c = 0; c < COLUMNS; ++c) __builtin_prefetch(soon + c * apart, 0, 2);
 #pragma GCC unroll 16
     for (int64_t part = 0; part < AT_ONCE; part += N::NUMBERS) {
       const int64_t i = line + part;
@@ -164,7 +169,7 @@ NOT_INLINE void tile(const Product<N>& p, int64_t row, int64_t column, int64_t b
 // All columns of as many rows as come ROWS at a time. Returns the first row that is left.
 template <typename N, int ROWS>
 int64_t tiles(const Product<N>& p, int64_t row, int64_t begin, int64_t end) {
-  constexpr int COLUMNS = CELLS / ROWS;
+  constexpr int COLUMNS = std::min<int>(CELLS / ROWS, GROUP);
   for (; p.rows - row >= ROWS; row += ROWS) {
     int64_t c = 0;
     for (; c + COLUMNS <= p.columns; c += COLUMNS) tile<N, ROWS, COLUMNS>(p, row, c, begin, end);

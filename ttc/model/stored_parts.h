@@ -30,6 +30,11 @@ void in_parts(const StoredProduct& all, Multiply multiply) {
     }
 }
 
+// Where what comes after a few columns of a panel begins: the column c of it, or the next panel.
+INLINE const char* after(const StoredProduct& p, int64_t c) {
+  return p.w + (c < PANEL ? c * p.w_row : p.ahead);
+}
+
 // A product that threads share: each takes the next columns.
 struct Shared {
   int64_t next, stored;

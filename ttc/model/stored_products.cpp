@@ -131,11 +131,11 @@ void each_tile(int64_t rows, Call call) {
 }
 
 // A few columns times ROWS rows, whose weights are unpacked in registers: cells[COLUMNS * r + c] is
-// a vector that adds up to x[r] . w[c]. What lies `ahead` behind the weights is asked for
-// meanwhile.
+// a vector that adds up to x[r] . w[c]. As much memory as they take is asked for meanwhile, in the
+// order in which it lies: from `soon` on.
 template <typename Stored, int ROWS, int COLUMNS>
 INLINE void columns(Float32, const StoredProduct& p, const char* x, const char* w, int64_t numbers,
-                    Floats* cells) {
+                    const char* soon, Floats* cells) {
   Floats sums[COLUMNS][ROWS] = {};
   const int64_t x_row = p.x_row;
   for (int64_t i = 0; i < numbers / Stored::NUMBERS; ++i) {
@@ -145,9 +145,8 @@ INLINE void columns(Float32, const StoredProduct& p, const char* x, const char* 
     for (int c = 0; c < COLUMNS; ++c) {
       blocks[c] = (const uint8_t*)w + c * p.w_row + i * Stored::BYTES;
       factors[c] = Stored::factors(blocks[c]);
-      for (int64_t line = 0; line < Stored::BYTES; line += 64)
-        __builtin_prefetch(blocks[c] + line + p.ahead, 0, 2);
     }
+    expect(soon + i * COLUMNS * Stored::BYTES, COLUMNS * Stored::BYTES);
     many_in_memory(factors);
     each_below<Stored::NUMBERS / 32>([&](auto number) {
       constexpr int PART = decltype(number)::value;
@@ -169,7 +168,7 @@ INLINE void columns(Float32, const StoredProduct& p, const char* x, const char* 
 #if defined(__AVX512BF16__)
 template <typename Stored, int ROWS, int COLUMNS>
 INLINE void columns(BFloat16, const StoredProduct& p, const char* x, const char* w, int64_t numbers,
-                    Floats* cells) {
+                    const char* soon, Floats* cells) {
   typedef Bfloat16Block<Stored> Block;
   Floats sums[COLUMNS][ROWS] = {};
   const int64_t x_row = p.x_row;
@@ -180,9 +179,8 @@ INLINE void columns(BFloat16, const StoredProduct& p, const char* x, const char*
     for (int c = 0; c < COLUMNS; ++c) {
       blocks[c] = (const uint8_t*)w + c * p.w_row + i * Stored::BYTES;
       Block::read(blocks[c], factors[c]);
-      for (int64_t line = 0; line < Stored::BYTES; line += 64)
-        __builtin_prefetch(blocks[c] + line + p.ahead, 0, 2);
     }
+    expect(soon + i * COLUMNS * Stored::BYTES, COLUMNS * Stored::BYTES);
     each_below<Stored::NUMBERS / 32>([&](auto number) {
       constexpr int PART = decltype(number)::value;
       const char* from = x + 2 * i * Stored::NUMBERS + 64 * PART;
@@ -210,9 +208,12 @@ void few_rows(const StoredProduct& p) {
     Floats out[ROWS] = {};
     for (int64_t begin = 0; begin < p.width; begin += SOME) {
       const int64_t numbers = std::min(SOME, p.width - begin);
-      const char* w = p.w + c * p.w_row + begin / Stored::NUMBERS * Stored::BYTES;
+      const int64_t before = begin / Stored::NUMBERS * Stored::BYTES;
+      const char* w = p.w + c * p.w_row + before;
+      const char* soon = after(p, c + COLUMNS) + COLUMNS * before;
       Floats cells[ROWS * COLUMNS];
-      columns<Stored, ROWS, COLUMNS>(Number(), p, p.x + begin * Number::SIZE, w, numbers, cells);
+      columns<Stored, ROWS, COLUMNS>(Number(), p, p.x + begin * Number::SIZE, w, numbers, soon,
+                                     cells);
       for (int r = 0; r < ROWS; ++r) {
         fold_all<1, COLUMNS>(cells + COLUMNS * r);
         out[r] += cells[COLUMNS * r];

@@ -286,23 +286,58 @@ void tile(const Row* rows, int64_t begin, int64_t numbers, const Weights& w, flo
   }
 }
 
+// Lanes of a and b. As float32, which GCC takes one instruction for.
+template <int... LANE>
+INLINE Sums picked(Sums a, Sums b) {
+  return (Sums)__builtin_shufflevector((Float8)a, (Float8)b, LANE...);
+}
+
 // Eight vectors become one: lane n is the sum of what is in vector n, of its first and of its
 // second half.
 INLINE void fold_eight(const Sums* x, Sums& first, Sums& second) {
-  Sums twos[4], fours[2];
+  const auto fold = [](Sums a, Sums b) {
+    return picked<0, 2, 8, 10, 4, 6, 12, 14>(a, b) + picked<1, 3, 9, 11, 5, 7, 13, 15>(a, b);
+  };
+  const Sums low = fold(fold(x[0], x[1]), fold(x[2], x[3]));
+  const Sums high = fold(fold(x[4], x[5]), fold(x[6], x[7]));
+  first = picked<0, 1, 2, 3, 8, 9, 10, 11>(low, high);
+  second = picked<4, 5, 6, 7, 12, 13, 14, 15>(low, high);
+}
+
+// Eight float16 numbers, as integers, as float32.
+INLINE Float8 halves(Sums x) {
+#if defined(__F16C__) && defined(__AVX2__)
+  const __m128i low = _mm256_castsi256_si128((__m256i)x);
+  const __m128i high = _mm256_extracti128_si256((__m256i)x, 1);
+  return (Float8)_mm256_cvtph_ps(_mm_packus_epi32(low, high));
+#else
+  Float8 y;
+  for (int c = 0; c < 8; ++c) {
+    const uint16_t bits = (uint16_t)x[c];
+    y[c] = half(&bits);
+  }
+  return y;
+#endif
+}
+
+// 16 bytes of eight columns, turned: words[n] are the columns' words n.
+INLINE void turn_words(const uint8_t* const* blocks, int64_t at, Sums* words) {
+  typedef int32_t Four __attribute__((vector_size(16)));
+  Sums x[4];
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const Sums a = x[2 * i], b = x[2 * i + 1];
-    twos[i] = __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
-              __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
-  }
+  for (int c = 0; c < 4; ++c)
+    x[c] = __builtin_shufflevector(load<Four>(blocks[c] + at), load<Four>(blocks[c + 4] + at), 0, 1,
+                                   2, 3, 4, 5, 6, 7);
+#pragma GCC unroll 2
   for (int i = 0; i < 2; ++i) {
-    const Sums a = twos[2 * i], b = twos[2 * i + 1];
-    fours[i] = __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
-               __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+    const auto pair = [&](Sums a, Sums b) {
+      return i == 0 ? picked<0, 8, 1, 9, 4, 12, 5, 13>(a, b)
+                    : picked<2, 10, 3, 11, 6, 14, 7, 15>(a, b);
+    };
+    const Sums a = pair(x[0], x[1]), b = pair(x[2], x[3]);
+    words[2 * i] = picked<0, 1, 8, 9, 4, 5, 12, 13>(a, b);
+    words[2 * i + 1] = picked<2, 3, 10, 11, 6, 7, 14, 15>(a, b);
   }
-  first = __builtin_shufflevector(fours[0], fours[1], 0, 1, 2, 3, 8, 9, 10, 11);
-  second = __builtin_shufflevector(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
 // What eight columns' scales and shifts are, for each part of a block and each factor of it.
@@ -312,39 +347,53 @@ struct EightFactors {
   Float8 scales[COUNT], shifts[COUNT];
 
   INLINE void read(const uint8_t* const* blocks) {
-    typename Stored::Factors f[8];
+    typedef typename Stored::Factors Factors;
+    if constexpr (std::is_same_v<Factors, Scales<8>>) read_least(blocks);
+    else if constexpr (std::is_same_v<Factors, Scales<16>>) read_signed(blocks);
+    else read_one(blocks);
+  }
+
+  // Q4_K and Q5_K (`scales_and_least`).
+  INLINE void read_least(const uint8_t* const* blocks) {
+    Sums words[4];
+    turn_words(blocks, 0, words);
+    const Sums low = words[1], least = words[2], high = words[3];
+    constexpr int32_t FOUR = 0x0F0F0F0F, SIX = 0x3F3F3F3F, UPPER = 0x30303030;
+    const Sums codes[4] = {low & SIX, (high & FOUR) | (low >> 2 & UPPER), least & SIX,
+                           (high >> 4 & FOUR) | (least >> 2 & UPPER)};
+    const Float8 scale = halves(words[0] & 0xFFFF), shift = -halves(words[0] >> 16 & 0xFFFF);
 #pragma GCC unroll 8
-    for (int c = 0; c < 8; ++c) f[c] = Stored::factors(blocks[c]);
-    if constexpr (std::is_same_v<typename Stored::Factors, Scales<COUNT>> && COUNT > 1) {
-      many_in_memory(f);
-#pragma GCC unroll 2
-      for (int n = 0; n < COUNT; n += 8) {
-        turned(scales + n, [&](int c) { return f[c].scale + n; });
-        if (EACH == 1) turned(shifts + n, [&](int c) { return f[c].shift + n; });
-        else for (int i = n; i < n + 8; ++i) shifts[i] = scales[i] * Q6_K::SHIFT;
-      }
-    } else {
-      for (int c = 0; c < 8; ++c) {
-        float scale, shift;
-        factor<0, 0>(f[c], SIGNED<Stored::BITS>, scale, shift);
-        scales[0][c] = scale;
-        shifts[0][c] = shift;
-      }
-      for (int n = 1; n < COUNT; ++n) {
-        scales[n] = scales[0];
-        shifts[n] = shifts[0];
-      }
+    for (int n = 0; n < 8; ++n) {
+      const int by = 8 * (n % 4);
+      scales[n] = __builtin_convertvector(codes[n / 4] >> by & 0xFF, Float8) * scale;
+      shifts[n] = __builtin_convertvector(codes[2 + n / 4] >> by & 0xFF, Float8) * shift;
     }
   }
 
-  template <typename At>
-  INLINE static void turned(Float8* to, At at) {
-    Sums x[8];
-#pragma GCC unroll 8
-    for (int c = 0; c < 8; ++c) x[c] = load<Sums>(at(c));
-    turn(x);
-#pragma GCC unroll 8
-    for (int n = 0; n < 8; ++n) to[n] = (Float8)x[n];
+  // Q6_K, whose scales have a sign.
+  INLINE void read_signed(const uint8_t* const* blocks) {
+    Sums words[4], all;
+    turn_words(blocks, 192, words);
+    for (int c = 0; c < 8; ++c) all[c] = load<uint16_t>(blocks[c] + 208);
+    const Float8 scale = halves(all);
+#pragma GCC unroll 16
+    for (int n = 0; n < 16; ++n) {
+      scales[n] = __builtin_convertvector(words[n / 4] << (24 - 8 * (n % 4)) >> 24, Float8) * scale;
+      shifts[n] = scales[n] * Stored::SHIFT;
+    }
+  }
+
+  INLINE void read_one(const uint8_t* const* blocks) {
+    for (int c = 0; c < 8; ++c) {
+      float scale, shift;
+      factor<0, 0>(Stored::factors(blocks[c]), SIGNED<Stored::BITS>, scale, shift);
+      scales[0][c] = scale;
+      shifts[0][c] = shift;
+    }
+    for (int n = 1; n < COUNT; ++n) {
+      scales[n] = scales[0];
+      shifts[n] = shifts[0];
+    }
   }
 };
 

@@ -123,8 +123,8 @@ struct Scratch {
 
 // ---------------------------------------------------------------- numbers
 
-// How KV is stored, and read as float32. SCALED: a float32 behind each row of numbers is their scale
-// (`ttc/approximate/quantized_kv.py`).
+// How KV is stored, and read as float32. SCALED: a float32 behind each row of numbers is their
+// scale (`ttc/approximate/quantized_kv.py`).
 struct Float32 {
   static constexpr int64_t SIZE = 4;
   static constexpr bool SCALED = false;
@@ -161,15 +161,17 @@ struct Int8 {
   static constexpr int64_t SIZE = 1;
   static constexpr bool SCALED = true;
   static constexpr bool MULTIPLIED_IN_PAIRS = false;
-  static Floats of(Bits bytes) { return __builtin_convertvector((Ints)(bytes << 24) >> 24, Floats); }
+  static Floats of(Bits bytes) {
+    return __builtin_convertvector((Ints)(bytes << 24) >> 24, Floats);
+  }
   static Floats vector(const char* from) {
     return of(__builtin_convertvector(load<Bytes>(from), Bits));
   }
   static float single(const char* from) { return (float)(int8_t)*from; }
 };
 
-// float8_e4m3fn: its exponent and mantissa are put where float32 has them. What is then too small is
-// too small by the difference of the two biases, also for numbers without a leading one.
+// float8_e4m3fn: its exponent and mantissa are put where float32 has them. What is then too small
+// is too small by the difference of the two biases, also for numbers without a leading one.
 struct Float8 {
   static constexpr int64_t SIZE = 1;
   static constexpr bool SCALED = true;

@@ -353,14 +353,11 @@ struct EightFactors {
     else read_one(blocks);
   }
 
-  // Q4_K and Q5_K (`scales_and_least`).
+  // Q4_K and Q5_K.
   INLINE void read_least(const uint8_t* const* blocks) {
-    Sums words[4];
+    Sums words[4], codes[4];
     turn_words(blocks, 0, words);
-    const Sums low = words[1], least = words[2], high = words[3];
-    constexpr int32_t FOUR = 0x0F0F0F0F, SIX = 0x3F3F3F3F, UPPER = 0x30303030;
-    const Sums codes[4] = {low & SIX, (high & FOUR) | (low >> 2 & UPPER), least & SIX,
-                           (high >> 4 & FOUR) | (least >> 2 & UPPER)};
+    scales_and_least(words[1], words[2], words[3], codes);
     const Float8 scale = halves(words[0] & 0xFFFF), shift = -halves(words[0] >> 16 & 0xFFFF);
 #pragma GCC unroll 8
     for (int n = 0; n < 8; ++n) {

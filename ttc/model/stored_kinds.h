@@ -202,9 +202,17 @@ INLINE Float8 eight(const uint8_t* bytes8, bool sign) {
 }
 
 // The scales and the least numbers of the eight parts of a block of Q4_K or Q5_K, 6 bits each, as
-// 16 bytes. Behind two float16 a block has four bytes each: the first four scales; the first four
-// least numbers; and fours of bits of the others, whose upper two bits are the upper ones of the
-// first.
+// 16 bytes: four words, or the same four of several blocks. Behind two float16 a block has four
+// bytes each: the first four scales; the first four least numbers; and fours of bits of the others,
+// whose upper two bits are the upper ones of the first.
+template <typename Word>
+INLINE void scales_and_least(Word low, Word least, Word high, Word* codes) {
+  constexpr int32_t FOUR = 0x0F0F0F0F, SIX = 0x3F3F3F3F, UPPER = 0x30303030;
+  codes[0] = low & SIX;
+  codes[1] = (high & FOUR) | (low >> 2 & UPPER);
+  codes[2] = least & SIX;
+  codes[3] = (high >> 4 & FOUR) | (least >> 2 & UPPER);
+}
 #if defined(__AVX2__)
 INLINE __m128i scales_and_least(const uint8_t* b) {
   const __m128i begin = load<__m128i>(b);
@@ -220,10 +228,10 @@ struct Sixteen {
   uint32_t words[4];
 };
 INLINE Sixteen scales_and_least(const uint8_t* b) {
-  const uint32_t low = load<uint32_t>(b + 4), least = load<uint32_t>(b + 8);
-  const uint32_t high = load<uint32_t>(b + 12), four = 0x0F0F0F0F, six = 0x3F3F3F3F;
-  return {{low & six, (high & four) | (low >> 2 & 0x30303030), least & six,
-           (high >> 4 & four) | (least >> 2 & 0x30303030)}};
+  Sixteen codes;
+  scales_and_least(load<uint32_t>(b + 4), load<uint32_t>(b + 8), load<uint32_t>(b + 12),
+                   codes.words);
+  return codes;
 }
 #endif
 

@@ -80,7 +80,7 @@ MODELS = {
     "1B, Q4_K_M": Model(ONE_B, MIXED),
     "1B, Q8_0": Model(ONE_B, "Q8_0", beside_bfloat16=False),
     "8B, Q4_K_M": EIGHT,
-    "8B, Q8_0": replace(EIGHT, kinds="Q8_0", figures=("prefill", "1", "4", "16")),
+    "8B, Q8_0": replace(EIGHT, kinds="Q8_0"),
 }
 
 
@@ -163,14 +163,14 @@ def _measure(
         ways["bfloat16"] = Way(*own, file, "--bfloat16")
     if peer is not None:
         ways["llama.cpp"] = Way(peer, str(PEER), file)
-    speeds = {"bytes_per_s": read_bandwidth(), "products_per_s": products_per_s()}
     try:
         for figure in figures:
             answers: dict[str, list[Row]] = {way: [] for way in ways}
             for _ in range(model.rounds):
                 for way, process in ways.items():
                     answers[way].append(process.ask(figure))
-            row: Row = {"model": name, "figure": figure, "commit": commit()} | speeds
+            row: Row = {"model": name, "figure": figure, "commit": commit()}
+            row |= {"bytes_per_s": read_bandwidth(), "products_per_s": products_per_s()}
             row |= {key: ways["stored"].about[key] for key in ("weight_bytes", "products")}
             row["ms"] = {way: median(a["ms"] for a in found) for way, found in answers.items()}
             row["rounds_ms"] = {way: [a["ms"] for a in found] for way, found in answers.items()}

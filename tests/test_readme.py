@@ -27,7 +27,7 @@ def test_the_tables_are_the_committed_figures(
     document: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    assert filled(document) == Path(document).read_text()
+    assert filled(document) == Path(document).read_text(), "run python -m experiments.report"
     text = Path(document).read_text()
     for name, (file, _) in TABLES[document].items():
         unmeasured = f"<!-- results:{name} -->\nNot measured yet: `python -m experiments."

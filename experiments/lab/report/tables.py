@@ -41,7 +41,7 @@ from experiments.lab.bench import (
 from experiments.lab.paper import capture
 from experiments.lab.paper.rksc import plots
 from experiments.lab.paper.rksc import tables as rksc
-from experiments.lab.records import named, parts
+from experiments.lab.records import changed_modules, named, parts
 from experiments.lab.report import searches
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -134,7 +134,10 @@ def filled(document: str) -> str:
         if figures.exists():
             record = json.loads(figures.read_text(encoding="utf-8"))
             part = record if "machine" in record else record.get(name.removeprefix(f"{file}_"))
-            text = fill(text, name, f"{table(record)}\n\n{origin(part or record)}")
+            about = origin(part or record)
+            if document == "README.md":
+                about += changes_since(record)
+            text = fill(text, name, f"{table(record)}\n\n{about}")
     return text
 
 
@@ -143,6 +146,14 @@ def origin(record: dict[str, Any]) -> str:
     records, each once."""
     lines = [f"{named(part['machine'])}, at {part['commit'][:7]}" for part in parts(record)]
     return f"Made on: {'; '.join(dict.fromkeys(lines))}."
+
+
+def changes_since(record: dict[str, Any]) -> str:
+    """A sentence that names the commits of the parts whose code has changed since; "" for none."""
+    commits = [part["commit"][:7] for part in parts(record) if changed_modules(part)]
+    if not commits:
+        return ""
+    return f" Some of the code that ran has changed since {' and '.join(dict.fromkeys(commits))}."
 
 
 def write_all() -> None:

@@ -10,6 +10,7 @@ _FENCE = re.compile(
 )
 _BEGINS = re.compile(r"^(?:def|class|import|from|async def|@|[A-Za-z_]\w*[ \t]*=)", re.MULTILINE)
 _DEFINES = re.compile(r"^[ \t]*(?:async def|def|class)\b", re.MULTILINE)
+_DEFINES_NO_TEST = re.compile(r"^(?:async def|def|class)[ \t]++(?!test_|Test)\w", re.MULTILINE)
 _PYTHON = ("", "python", "python3", "py", "py3")
 CUTS = 8
 """How often what follows a program is cut off at the line that is no Python."""
@@ -39,14 +40,17 @@ def in_a_block(text: str) -> bool:
 
 def find_program(text: str, strict: bool = False) -> str | None:
     """The program that a text gives, or None: the last fenced block that defines a function or a
-    class, else the last one that is not blank.
+    class that is no test, else any function or class, else the last one that is not blank.
 
     Without fences, and unless `strict`, what stands from the first line of code on, as far as it is
     Python and defines something. Blocks are taken as they are.
     """
     blocks = [block.rstrip() for block in fenced_blocks(text) if block.strip()]
     if blocks:
-        return next((b for b in reversed(blocks) if _DEFINES.search(b)), blocks[-1])
+        for defines in _DEFINES_NO_TEST, _DEFINES:
+            if found := [block for block in blocks if defines.search(block)]:
+                return found[-1]
+        return blocks[-1]
     begin = None if strict else _BEGINS.search(text)
     if begin is None:
         return None

@@ -26,10 +26,11 @@ _MARKUP = (
     r"(?:[\s*_`~$\"'“”‘’\[({:>-]"
     r"|\\(?:text|textbf|textit|textrm|mathbf|mathrm|mathsf|boxed|fbox|bf|rm|[\[(,;:! {])){0,64}+"
 )
-_STATED = rf"{_MARKUP}(?:(?i:options?|choices?|letter)\b{_MARKUP})?+"
+_STATED = rf"{_MARKUP}(?:(?i:option|choice|letter)\b{_MARKUP})?+"
 _OF_IT = r"(?:\s++(?:here|to\s++(?:the|this)\s++(?:question|problem)))?+"
 _RIGHT, _NOUN = "(?:correct|right|best)", "(?:answer|choice|option)"
-_WRONG = r"(?!\W{0,8}+(?:is|are|was)\s++(?:wrong|incorrect|false|untrue|not)\b)"
+_ALMOST = r"(?:(?:also|clearly|obviously|simply|tempting|plausible|close|but)\s++){0,3}+"
+_WRONG = rf"(?!\W{{0,8}}+(?:is|are|was)\s++{_ALMOST}(?:wrong|incorrect|false|untrue|not)\b)"
 _ARTICLE = r"(?![ \t]++(?!(?:is|because|since|as|for|and|or|not|due)\b)[a-z])"
 """Follows A and I where they are choices; before another small word they are words."""
 
@@ -77,12 +78,13 @@ def _patterns(letters: str | None) -> _Patterns:
 
     known = "".join(re.escape(letter) for letter in letters or LETTERS)
     few = known if letters else "A-J"
-    noun = r"\b(?i:choice|option)"
+    noun = r"(?<!\b[Ee]ach )(?<!\b[Ee]very )\b(?i:choice|option)"
     verb = r"(?:\s*+(?i:is|:|=|(?:should|would|must)\s++be)\s*+:?+)"
-    said = rf"(?i:\banswers?{_OF_IT})\**+{verb}?+|答案(?:应该|應該)?+\s*+[是为為:]?+"
-    answer = rf"(?:{said}){_STATED}{one(known)}"
+    said = rf"(?i:\banswer{_OF_IT})\**+{verb}?+|(?i:\banswers)\**+\s*+:"
+    in_chinese = r"答案(?:应该|應該)?+\s*+[是为為:]?+"
+    answer = rf"(?:{said}|{in_chinese}){_STATED}{one(known)}{_WRONG}"
     boxed = rf"\\f?box(?:ed)?+\s*+\{{{_STATED}{one(known)}"
-    stated = rf"{noun}\**+{verb}{_STATED}{one(known)}"
+    stated = rf"{noun}\**+{verb}{_STATED}{one(known)}{_WRONG}"
     whole = rf"(?P<letter>[{known}])(?!\w)[)\]]?+\**+\s++is\s++"
     the_answer = rf"(?<![\w'’\\-]){whole}(?i:the\s++(?:only\s++)?+{_RIGHT}\s++{_NOUN}\b)"
     right = rf"(?<!\b[Ii]f )(?<!whether ){noun}{_MARKUP}{whole}(?i:{_RIGHT}\b)"

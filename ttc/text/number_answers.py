@@ -7,6 +7,7 @@ import re
 from ttc.text.boxes import boxed
 from ttc.text.number_words import MAGNITUDE, number_in_words
 from ttc.text.numbers import (
+    MINUS,
     POWER_OF_TEN,
     THOUSANDS,
     as_number,
@@ -19,13 +20,15 @@ from ttc.text.numbers import (
 _FRACTION = r"/\d++(?!\.\d)"
 _TEX_FRACTION = r"\\[dtc]?frac ?(?:\{ ?-?\d++ ?\}|\d) ?(?:\{ ?\d++ ?\}|\d)"
 _WHOLE = rf"(?:\d{{1,3}}(?:{THOUSANDS}\d{{3}}(?!\d))++|\d++)"
+_SIGN = rf"[-{MINUS}]?(?:\\?\$)?"
 _DIGITS = (
-    rf"[-−–]?\$?(?:\d{{1,3}}+ ?)?{_TEX_FRACTION}"  # 1\frac{1}{2}
-    rf"|[-−–]?\$?\d{{1,3}}+[ ]\d++{_FRACTION}"  # 1 1/2
-    rf"|[-−–]?\$?{_WHOLE}(?:\.\d++)?(?:{_FRACTION}|{POWER_OF_TEN}(?!\w)|{MAGNITUDE})?"
-    r"|[-−–]?\.\d++"
+    rf"{_SIGN}(?:\d{{1,3}}+ ?)?{_TEX_FRACTION}"  # 1\frac{1}{2}
+    rf"|{_SIGN}\d{{1,3}}+[ ]\d++{_FRACTION}"  # 1 1/2
+    rf"|{_SIGN}{_WHOLE}(?:\.\d++)?(?:{_FRACTION}|{POWER_OF_TEN}(?!\w)|{MAGNITUDE})?"
+    rf"|[-{MINUS}]?\.\d++"
 )
-_NUMBER = re.compile(rf"(?<![\w.])(?:{_DIGITS})")
+_NUMBER = re.compile(rf"(?<![\w.^])(?<!\^\{{)(?:{_DIGITS})")
+"""A number that is no exponent: of 18 m^2 it is 18."""
 _NUMBER_HERE = re.compile(rf"(?:[\s*_`:$€£¥₹({{]|\\(?![dtc]?frac)|(?<=\\)\[)*+({_DIGITS})")
 
 STATED = re.compile(
@@ -43,6 +46,13 @@ _SUM = re.compile(
     rf"(?:[-−–+*/×÷·^{{}}()$€£%, \t\d]|\.(?=\d)|{_TIMES}|\\[$%(\[])*+"
     r"=(?!=)[ \t]*+"
 )
+_OPERAND = (
+    r"[\s($*_\\]*+\d[\d,]*+(?:\.\d++)?+%?+"
+    r"(?:[ /]++(?!(?:of|x)\b)[A-Za-z]++){0,3}+[)\s]*+"
+)
+_OPERATOR = r"(?:[-−–+*/×÷x]|of\b|\\times\b|\\cdot\b)"
+_WORDED_SUM = re.compile(rf"{_OPERAND}(?:{_OPERATOR}{_OPERAND})++=(?!=)[ \t]*+")
+"""A sum of numbers with units, up to its result: 3 boxes * 4 apples = 12."""
 _HEADING = re.compile(r"\d{1,2}[.)][ \t]++[A-Za-z*]")
 _FIRST_OF_A_LIST = re.compile(r"1[.)][ \t]++[A-Za-z*]")
 _TEXT_PART = re.compile(r"\\(?:text|textrm|mbox|mathrm) ?\{[^{}]*+\}")
@@ -54,7 +64,7 @@ def stated_number(text: str) -> str | None:
     plain = spelt_out(text)
     for mark in reversed(list(STATED.finditer(plain))):
         place = mark.end()
-        while equation := _SUM.match(plain, place):
+        while equation := _SUM.match(plain, place) or _WORDED_SUM.match(plain, place):
             place = equation.end()
         number = _NUMBER_HERE.match(plain, place)
         if number and not _begins_a_list(plain, mark, number.start(1)):
@@ -92,6 +102,7 @@ def _begins_a_list(text: str, mark: re.Match[str], start: int) -> bool:
 
 def _boxed_number(content: str) -> str | None:
     numbers = _NUMBER.findall(_TEXT_PART.sub(" ", content)) or _NUMBER.findall(content)
-    if len(numbers) > 1 and as_number(without_unit(content)) is not None:
-        return content.strip()  # 12 000
+    whole = hyphened(without_unit(content)).strip()
+    if as_number(whole) is not None:
+        return whole  # 12 000 or - 20
     return hyphened(numbers[-1]) if numbers else number_in_words(content, 0)

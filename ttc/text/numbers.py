@@ -11,11 +11,13 @@ from ttc.text.number_words import MAGNITUDE, MAGNITUDES
 MAX_CHARS = 1000
 """Longer answers are no numbers; Python refuses integers of 4,301 digits."""
 
-MINUS = "−–"
-"""The minus sign and the en dash, which both stand for a minus."""
+MINUS = "−–\u2011\ufe63\uff0d"
+"""What stands for a minus: its own sign, the en dash, a hyphen that ends no line, a small and a
+full-width hyphen."""
 
-THOUSANDS = r"(?:,|\{,\}|,\\!|\\[, ])"
-"""What parts thousands, in LaTeX too: 12,000, 12{,}000, 12\\,000."""
+THOUSANDS = r"(?:,|\{,\}|,\\!|\\[,;: ]|[\u00a0\u2009\u202f])"
+"""What parts thousands, in LaTeX too: 12,000, 12{,}000, 12\\,000. Blanks that end no line and thin
+ones do; a common blank may part two numbers."""
 
 _EXPONENT = r"(?:\{ ?[-−–+]?\d{1,3} ?\}|[-−–+]?\d{1,3})"
 POWER_OF_TEN = (
@@ -31,6 +33,7 @@ _VULGAR = {
     ord(sign): " " + unicodedata.normalize("NFKC", sign).replace("⁄", "/")
     for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
 }
+_NEGATIVE = re.compile(r"\bnegative\s++(?=\\?[$€£]?\d)", re.IGNORECASE)
 _AS_HYPHEN = str.maketrans(dict.fromkeys(MINUS, "-"))
 _SIGNS = re.compile(r"\\?[$€£¥₹%]")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
@@ -89,8 +92,8 @@ def hyphened(answer: str) -> str:
 
 
 def spelt_out(text: str) -> str:
-    """A text with 1 1/2 in the place of 1½."""
-    return text.translate(_VULGAR)
+    """A text with 1 1/2 in the place of 1½, and -3 in that of negative 3."""
+    return _NEGATIVE.sub("-", text.translate(_VULGAR))
 
 
 def without_unit(answer: str) -> str:

@@ -19,6 +19,8 @@ SQUARE = "def square(x):\n    return x * x"
         f"~~~py\n{SQUARE}\n~~~",
         f"First:\n```python\ndef wrong(): pass\n```\nBetter:\n```python\n{SQUARE}\n```",
         f"```python\n{SQUARE}\n```\nUse it:\n```python\nprint(square(2))\n```",
+        f"```python\n{SQUARE}\n```\nTest:\n```python\ndef test_it():\n    assert square(2)\n```",
+        f"```python\n{SQUARE}\n```\n```python\nclass TestIt(unittest.TestCase):\n    pass\n```",
         f"```python\n{SQUARE}\n```\nRun it:\n```bash\npython square.py\n```",
         f"```python\n{SQUARE}\n",
         "1. Multiply:\n   ```python\n   def square(x):\n       return x * x\n   ```\n2. Done.",

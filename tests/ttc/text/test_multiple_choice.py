@@ -129,6 +129,13 @@ HERE: list[tuple[str, str | None, str]] = [
     ("B is the only correct option, not A.", "B", "before is the right answer"),
     ("The answer to this question is B, not C.", "B", "an answer to something"),
     ("The right answer here is (B). Note that (A) fails.", "B", "an answer to something"),
+    ("The answer choices:\n\n(A) Small.\n(B) Fits.\n\nWe choose (B).", "B", "a list states none"),
+    ("Each option:\n\nA) Too small.\nB) Fits.\n\nThus **B** fits best.", "B", "a list states none"),
+    ("The answer is B.\n- Answer A is incorrect.\n- Answer C is not.", "B", "a wrong answer"),
+    ("The answer is B. The other answers (A, C) do not apply.", "B", "other answers"),
+    ("The answer is B. Answers A and C are wrong.", "B", "other answers"),
+    ("The answer is B. Answer choice D is tempting but wrong.", "B", "a wrong answer"),
+    ("Answers: B", "B", "a heading"),
 ]
 
 
@@ -159,6 +166,7 @@ def test_what_they_leave_open_follows_rules(text: str, letter: str | None, rule:
         ("(B)", None),
         ("It must be B", None),
         ("the answer is not (A) but (C)", None),
+        ("Let's see the answer choices:\n\n(A) This is too small, since", None),  # cut off
     ],
 )
 def test_strict_is_a_letter_after_answer(text: str, letter: str | None) -> None:

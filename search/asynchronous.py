@@ -10,7 +10,7 @@ from threading import Event
 from typing import Any, TypeVar, Unpack, overload
 
 from search.base import Search
-from search.options import CallKeywords, Cancel, SolveKeywords
+from search.options import CallKeywords, Cancel, SolveKeywords, check_cancel
 from search.solving import solve, stream
 from ttc.protocols import Backend, Problem
 from ttc.results import Progress, Result
@@ -92,6 +92,8 @@ class AnyOf:
     """Says that a problem is to end once any of these does."""
 
     def __init__(self, *asked: Cancel | None):
+        for one in asked:
+            check_cancel(one)
         self.asked = [one for one in asked if one is not None]
 
     def is_set(self) -> bool:
@@ -99,8 +101,8 @@ class AnyOf:
 
 
 async def _ended_with_the_task(work: Callable[[], T], left: Event) -> T:
-    """What `work` returns, from a thread. Where the task is cancelled, `left` is set and the thread
-    waited for."""
+    """What `work` returns, from a thread. Where the task is cancelled, once or again, `left` is set
+    and the thread waited for."""
     executor = ThreadPoolExecutor(1, "search")
     running = asyncio.get_running_loop().run_in_executor(executor, work)
     executor.shutdown(wait=False)
@@ -108,6 +110,8 @@ async def _ended_with_the_task(work: Callable[[], T], left: Event) -> T:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         left.set()
-        with suppress(Exception):
-            await asyncio.shield(running)
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        running.exception()  # read, or asyncio would report it as forgotten
         raise

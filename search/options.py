@@ -88,8 +88,7 @@ class SolveOptions:
                 "answer_kind=..."
             )
         check_is("budget", self.budget, Budget, "a search.budget.Budget(max_tokens=...)")
-        fits = self.cancel is None or callable(getattr(self.cancel, "is_set", None))
-        check_kind("cancel", self.cancel, fits, "a threading.Event()")
+        check_cancel(self.cancel)
         object.__setattr__(self, "end", as_strings("end", self.end))
         object.__setattr__(self, "tools", Tools.of(self.tools))
 
@@ -110,6 +109,12 @@ class SolveOptions:
         if limits:
             given["budget"] = Budget(**limits)
         return cls(**given)
+
+
+def check_cancel(cancel: object) -> None:
+    """Raise InvalidInput for what does not say whether it is set."""
+    fits = cancel is None or callable(getattr(cancel, "is_set", None))
+    check_kind("cancel", cancel, fits, "a threading.Event()")
 
 
 BUDGET_NAMES = tuple(field.name for field in fields(Budget))

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple, TypeVar
 
 from search.active_search import ActiveSearch
@@ -217,7 +217,11 @@ class FairDriver(Driver):
     def begin_decoding(
         self, active: ActiveSearch, children: list[Branch], step: Step, sampling: Sampling
     ) -> None:
-        self.unseated.append(Unseated(active, children, step, sampling))
+        count = len(children)
+        parts = ceil(count / (self.max_rows or count))  # each of them finds rows
+        for part in range(parts):
+            some = children[part * count // parts : (part + 1) * count // parts]
+            self.unseated.append(Unseated(active, some, step, sampling))
 
     def _seat(self) -> None:
         """Give rows to branches that wait for them, in turn, and spare rows where the next ones

@@ -68,15 +68,16 @@ class Reply:
     # ------------------------------------------------------------ choices
 
     def choices(self, result: Result) -> list[Choice]:
-        """The samples of the plain model in order, or the branch that a search chose."""
+        """The samples of the plain model in order, or the branch that a search chose. A sample that
+        was not begun before a limit, and what a search did not find, is an empty text."""
         if self.search == PLAIN:
-            in_order = sorted(result.branches, key=lambda branch: branch.path)
-            return list(map(self._choice, in_order))
-        if result.best is None:
-            return [Choice("", "", "", "length", ())]
+            samples = {branch.path[-1]: branch for branch in result.branches}
+            return [self._choice(samples.get(index)) for index in range(self.body.n)]
         return [self._choice(result.best)]
 
-    def _choice(self, branch: BranchRecord) -> Choice:
+    def _choice(self, branch: BranchRecord | None) -> Choice:
+        if branch is None:
+            return Choice("", "", "", "length", ())
         tokens = branch.generated
         ended = branch.finish_reason in ("eos", "end")
         calls = [call for call in branch.tool_calls if call.answer is None]
@@ -259,7 +260,7 @@ class Reply:
             "score": None if first.best is None else first.best.score,
             "branches": sum(len(result.branches) for result in results),
             "nodes": sum(len(result.tree) for result in results),
-            "stopped": first.stopped,
+            "stopped": next((result.stopped for result in results if result.stopped), None),
         }
 
 

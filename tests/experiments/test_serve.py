@@ -134,6 +134,22 @@ def test_samples_and_prompts_are_choices_in_order(shared: Running) -> None:
     assert [choice.text for choice in reply.choices] == [branch.text for branch in expected]
 
 
+def test_samples_that_a_limit_left_out_are_empty_choices_in_their_places(shared: Running) -> None:
+    ask: Any = {"model": "tiny", "n": 2, "seed": 3, "max_tokens": 9}
+    limited: Any = {"extra_body": {"max_generated_tokens": 9}}
+    client = shared.client()
+    whole = client.completions.create(**ask, prompt=["abc", "xyz"])
+    cut = client.completions.create(**ask, prompt=["abc", "xyz"], **limited)
+    assert [choice.index for choice in cut.choices] == [0, 1, 2, 3]
+    for choice, full in zip(cut.choices, whole.choices, strict=True):
+        assert full.text.startswith(choice.text)
+    assert [choice.text for choice in cut.choices].count("") == 2
+    assert cut.model_extra is not None and cut.model_extra["search"]["stopped"] is not None
+    chunks = list(client.completions.create(**ask, prompt="abc", stream=True, **limited))
+    ended = {c.choices[0].index: c.choices[0].finish_reason for c in chunks if c.choices}
+    assert ended == {0: "length", 1: "length"}
+
+
 def test_a_stop_string_ends_an_answer_and_is_left_out(shared: Running) -> None:
     ask: Any = {"model": "tiny", "prompt": "abc", "temperature": 0, "max_tokens": 40}
     whole = shared.client().completions.create(**ask).choices[0]

@@ -275,18 +275,35 @@ def test_a_client_that_leaves_while_its_branches_are_rated_leaves_nothing() -> N
 
 
 def test_many_wide_requests_on_connections_of_their_own_leave_rows_for_a_small_one() -> None:
-    """20 clients have 18 branches each for 16 rows. Spare rows are for few branches, so that one of
-    them decodes at a time, and the small client gets some at once."""
-    counted, many = Counted(max_rows=16), SelfConsistency(n=18, max_tokens=20)
+    """20 clients have 45 branches each for 40 rows, in parts of 22 and 23. Spare rows are for few
+    branches, so that one part decodes at a time, and the small client gets some at once."""
+    counted, many = Counted(max_rows=40), SelfConsistency(n=45, max_tokens=20)
     few = SelfConsistency(n=3, max_tokens=4)
     for i in range(20):
         counted.add(many, f"many {i}", i)
     for _ in range(50):
         counted.step()
-        assert len(counted.driver.admission.batch) <= 18
+        assert len(counted.driver.admission.batch) <= 40
     small = counted.add(few, "few", "small")
     assert counted.passes_until(small) <= 12
     counted.driver.close()
+
+
+def test_a_search_wider_than_all_rows_keeps_nobody_waiting() -> None:
+    """One expansion has 60 branches for 8 rows. The other client gets its rows at once, and the
+    wide search's answer is the one that it has alone."""
+    wide, few = SelfConsistency(n=60, max_tokens=12), SelfConsistency(n=3, max_tokens=4)
+    counted = Counted(max_rows=8)
+    large = counted.add(wide, "many", "large")
+    for _ in range(9):
+        counted.step()
+        assert len(counted.driver.admission.batch) <= 8
+    small = counted.add(few, "few", "small")
+    assert counted.passes_until(small) <= 12 and large not in counted.ended
+    counted.passes_until(large)
+    best = counted.ended[large].best
+    assert best is not None and best.text == text_of(wide, "many")
+    assert counted.engine.kv_bytes() == 0
 
 
 def test_many_branches_of_one_client_do_not_keep_another_one_waiting() -> None:

@@ -68,6 +68,39 @@ def test_a_task_that_is_cancelled_ends_its_search_within_a_pass() -> None:
     assert_nothing_left(engine, [])
 
 
+def test_a_task_that_is_cancelled_again_waits_for_its_search_too() -> None:
+    engine = make_engine(context=8192)
+    begun, cancelled = threading.Event(), threading.Event()
+    forward = engine.runner.forward
+
+    def held(*given: Any) -> Any:
+        begun.set()
+        assert cancelled.wait(100)
+        return forward(*given)
+
+    engine.runner.forward = held  # type: ignore[method-assign]
+
+    async def left() -> None:
+        task = asyncio.create_task(asolve(LONG, problem="1", engine=engine, template=PLAIN))
+        assert await asyncio.to_thread(begun.wait, 100)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+        cancelled.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 100)
+        assert engine.kv_bytes() == 0
+
+    asyncio.run(left())
+    assert_nothing_left(engine, [])
+
+
+def test_a_cancel_that_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="cancel=5 is of type int"):
+        asyncio.run(asolve(Greedy(), problem="q", engine=FakeBackend(), cancel=5))  # type: ignore[arg-type]
+
+
 def test_a_timeout_is_a_cancelled_task() -> None:
     engine = make_engine(context=8192)
 

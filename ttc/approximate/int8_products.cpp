@@ -157,26 +157,35 @@ INLINE Sums by_fours(Codes codes, Codes x) {
 
 // ---------------------------------------------------------------- weights
 
+// Lanes of a and b. As float32, which GCC takes one instruction for.
+template <int... LANE>
+INLINE Sums picked(Sums a, Sums b) {
+  return (Sums)__builtin_shufflevector((Float8)a, (Float8)b, LANE...);
+}
+
+// Words of four columns, and in the upper halves of four others, turned: vector n gets the words n.
+INLINE void turn_halves(const Sums* x, Sums* words) {
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const auto pair = [&](Sums a, Sums b) {
+      return i == 0 ? picked<0, 8, 1, 9, 4, 12, 5, 13>(a, b)
+                    : picked<2, 10, 3, 11, 6, 14, 7, 15>(a, b);
+    };
+    const Sums a = pair(x[0], x[1]), b = pair(x[2], x[3]);
+    words[2 * i] = picked<0, 1, 8, 9, 4, 5, 12, 13>(a, b);
+    words[2 * i + 1] = picked<2, 3, 10, 11, 6, 7, 14, 15>(a, b);
+  }
+}
+
 // The words of eight columns' codes, turned: word n of each column becomes vector n.
-template <int SPAN = 1>
 INLINE void turn(Sums* x) {
-  if constexpr (SPAN < 8) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      if (i & SPAN) continue;
-      const Sums a = x[i], b = x[i + SPAN];
-      if constexpr (SPAN == 1) {
-        x[i] = __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14);
-        x[i + 1] = __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
-      } else if constexpr (SPAN == 2) {
-        x[i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
-        x[i + 2] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
-      } else {
-        x[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
-        x[i + 4] = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
-      }
-    }
-    turn<2 * SPAN>(x);
+  Sums first[4], last[4];  // of four columns: words n and n + 4
+  turn_halves(x, first);
+  turn_halves(x + 4, last);
+#pragma GCC unroll 4
+  for (int n = 0; n < 4; ++n) {
+    x[n] = picked<0, 1, 2, 3, 8, 9, 10, 11>(first[n], last[n]);
+    x[n + 4] = picked<4, 5, 6, 7, 12, 13, 14, 15>(first[n], last[n]);
   }
 }
 
@@ -187,22 +196,110 @@ struct Weights {
   alignas(64) float scales[SLICE / 16][PANEL], shifts[SLICE / 16][PANEL];
 };
 
-// The scale of a part's half, and the shift; `less` where the codes are less by 128.
-template <int PART, int HALF, int N>
-INLINE void factor(const Scales<N>& f, bool less, float& scale, float& shift) {
-  constexpr int EACH = N == 1 ? 0 : N == 8 ? PART : 2 * PART + HALF;
-  scale = f.scale[EACH];
-  shift = f.shift[EACH] + (less ? 128 * scale : 0);
-}
-template <int PART, int HALF>
-INLINE void factor(Group::Factors f, bool less, float& scale, float& shift) {
-  scale = f.scale;
-  shift = (less ? 128 - f.zero : -f.zero) * scale;
-}
-
 // How many factors 32 numbers have.
 template <typename Stored>
 constexpr int FACTORS = std::is_same_v<typename Stored::Factors, Scales<16>> ? 2 : 1;
+
+// Eight float16 numbers, as integers, as float32.
+INLINE Float8 halves(Sums x) {
+#if defined(__F16C__) && defined(__AVX2__)
+  const __m128i low = _mm256_castsi256_si128((__m256i)x);
+  const __m128i high = _mm256_extracti128_si256((__m256i)x, 1);
+  return (Float8)_mm256_cvtph_ps(_mm_packus_epi32(low, high));
+#else
+  Float8 y;
+  for (int c = 0; c < 8; ++c) {
+    const uint16_t bits = (uint16_t)x[c];
+    y[c] = half(&bits);
+  }
+  return y;
+#endif
+}
+
+// 16 bytes of eight columns, turned: words[n] are the columns' words n.
+INLINE void turn_words(const uint8_t* const* blocks, int64_t at, Sums* words) {
+  typedef int32_t Four __attribute__((vector_size(16)));
+  Sums x[4];
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c)
+    x[c] = __builtin_shufflevector(load<Four>(blocks[c] + at), load<Four>(blocks[c + 4] + at), 0, 1,
+                                   2, 3, 4, 5, 6, 7);
+  turn_halves(x, words);
+}
+
+// What eight columns' scales and shifts are, for each part of a block and each factor of it.
+template <typename Stored>
+struct EightFactors {
+  static constexpr int EACH = FACTORS<Stored>, COUNT = Stored::NUMBERS / 32 * EACH;
+  Float8 scales[COUNT], shifts[COUNT];
+
+  INLINE void read(const uint8_t* const* blocks) { of((Stored*)nullptr, blocks); }
+
+  // Q4_K and Q5_K.
+  INLINE void of(Affine<8>*, const uint8_t* const* blocks) {
+    Sums words[4], codes[4];
+    turn_words(blocks, 0, words);
+    scales_and_least(words[1], words[2], words[3], codes);
+    const Float8 scale = halves(words[0] & 0xFFFF), shift = -halves(words[0] >> 16 & 0xFFFF);
+#pragma GCC unroll 8
+    for (int n = 0; n < 8; ++n) {
+      const int by = 8 * (n % 4);
+      scales[n] = __builtin_convertvector(codes[n / 4] >> by & 0xFF, Float8) * scale;
+      shifts[n] = __builtin_convertvector(codes[2 + n / 4] >> by & 0xFF, Float8) * shift;
+    }
+  }
+
+  // Q6_K, whose scales have a sign.
+  INLINE void of(Affine<16>*, const uint8_t* const* blocks) {
+    Sums words[4], all;
+    turn_words(blocks, 192, words);
+    for (int c = 0; c < 8; ++c) all[c] = load<uint16_t>(blocks[c] + 208);
+    const Float8 scale = halves(all);
+#pragma GCC unroll 16
+    for (int n = 0; n < 16; ++n) {
+      scales[n] = __builtin_convertvector(words[n / 4] << (24 - 8 * (n % 4)) >> 24, Float8) * scale;
+      shifts[n] = scales[n] * Stored::SHIFT;
+    }
+  }
+
+  template <int TIMES>
+  INLINE void of(Scaled<TIMES>*, const uint8_t* const* blocks) {
+    Sums all;
+    for (int c = 0; c < 8; ++c) all[c] = load<uint16_t>(blocks[c]);
+    const Float8 scale = halves(all), shift = scale * Stored::SHIFT;
+    all_parts(scale, SIGNED<Stored::BITS> ? shift + 128 * scale : shift);
+  }
+
+  INLINE void of(Shifted*, const uint8_t* const* blocks) {
+    Sums all;
+    for (int c = 0; c < 8; ++c) all[c] = load<int32_t>(blocks[c]);
+    all_parts(halves(all & 0xFFFF), halves(all >> 16 & 0xFFFF));
+  }
+
+  INLINE void of(MXFP4*, const uint8_t* const* blocks) {
+    Float8 scale;
+    for (int c = 0; c < 8; ++c) scale[c] = MXFP4::scale(blocks[c]);
+    all_parts(scale, scale * MXFP4::SHIFT);
+  }
+
+  INLINE void of(Group*, const uint8_t* const* blocks) {
+    Float8 scale, zero;
+    for (int c = 0; c < 8; ++c) {
+      const auto f = Group::factors(blocks[c]);
+      scale[c] = f.scale;
+      zero[c] = f.zero;
+    }
+    all_parts(scale, (SIGNED<Stored::BITS> ? 128 - zero : -zero) * scale);
+  }
+
+  // One scale and one shift for all parts of a block.
+  INLINE void all_parts(Float8 scale, Float8 shift) {
+    for (int n = 0; n < COUNT; ++n) {
+      scales[n] = scale;
+      shifts[n] = shift;
+    }
+  }
+};
 
 // Unpacks `numbers` of eight columns, or of `count` and the last of these again. What lies `ahead`
 // is asked for meanwhile.
@@ -211,15 +308,19 @@ void unpack_eight(const char* from, int64_t apart, int64_t count, int64_t number
                   int64_t column, Weights& to) {
   for (int64_t i = 0; i < numbers / Stored::NUMBERS; ++i) {
     const uint8_t* blocks[8];
-    typename Stored::Factors factors[8];
     for (int c = 0; c < 8; ++c) {
       const int64_t place = std::min<int64_t>(c, count - 1);
       blocks[c] = (const uint8_t*)from + place * apart + i * Stored::BYTES;
-      factors[c] = Stored::factors(blocks[c]);
       for (int64_t line = 0; line < Stored::BYTES; line += 64)
         __builtin_prefetch(blocks[c] + line + ahead, 0, 2);
     }
-    many_in_memory(factors);
+    EightFactors<Stored> factors;
+    factors.read(blocks);
+#pragma GCC unroll 16
+    for (int n = 0; n < factors.COUNT; ++n) {
+      store(&to.scales[factors.COUNT * i + n][column], factors.scales[n]);
+      store(&to.shifts[factors.COUNT * i + n][column], factors.shifts[n]);
+    }
     each_below<Stored::NUMBERS / 32>([&](auto number) {
       constexpr int PART = decltype(number)::value;
       const int64_t part = i * (Stored::NUMBERS / 32) + PART;
@@ -232,14 +333,6 @@ void unpack_eight(const char* from, int64_t apart, int64_t count, int64_t number
       turn(words);
 #pragma GCC unroll 8
       for (int n = 0; n < 8; ++n) store(&to.codes[8 * part + n][column], words[n]);
-      each_below<FACTORS<Stored>>([&](auto half) {
-        constexpr int HALF = decltype(half)::value;
-        const int64_t place = FACTORS<Stored> * part + HALF;
-#pragma GCC unroll 8
-        for (int c = 0; c < 8; ++c)
-          factor<PART, HALF>(factors[c], SIGNED<Stored::BITS>, to.scales[place][column + c],
-                             to.shifts[place][column + c]);
-      });
     });
   }
 }
@@ -286,12 +379,6 @@ void tile(const Row* rows, int64_t begin, int64_t numbers, const Weights& w, flo
   }
 }
 
-// Lanes of a and b. As float32, which GCC takes one instruction for.
-template <int... LANE>
-INLINE Sums picked(Sums a, Sums b) {
-  return (Sums)__builtin_shufflevector((Float8)a, (Float8)b, LANE...);
-}
-
 // Eight vectors become one: lane n is the sum of what is in vector n, of its first and of its
 // second half.
 INLINE void fold_eight(const Sums* x, Sums& first, Sums& second) {
@@ -303,96 +390,6 @@ INLINE void fold_eight(const Sums* x, Sums& first, Sums& second) {
   first = picked<0, 1, 2, 3, 8, 9, 10, 11>(low, high);
   second = picked<4, 5, 6, 7, 12, 13, 14, 15>(low, high);
 }
-
-// Eight float16 numbers, as integers, as float32.
-INLINE Float8 halves(Sums x) {
-#if defined(__F16C__) && defined(__AVX2__)
-  const __m128i low = _mm256_castsi256_si128((__m256i)x);
-  const __m128i high = _mm256_extracti128_si256((__m256i)x, 1);
-  return (Float8)_mm256_cvtph_ps(_mm_packus_epi32(low, high));
-#else
-  Float8 y;
-  for (int c = 0; c < 8; ++c) {
-    const uint16_t bits = (uint16_t)x[c];
-    y[c] = half(&bits);
-  }
-  return y;
-#endif
-}
-
-// 16 bytes of eight columns, turned: words[n] are the columns' words n.
-INLINE void turn_words(const uint8_t* const* blocks, int64_t at, Sums* words) {
-  typedef int32_t Four __attribute__((vector_size(16)));
-  Sums x[4];
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c)
-    x[c] = __builtin_shufflevector(load<Four>(blocks[c] + at), load<Four>(blocks[c + 4] + at), 0, 1,
-                                   2, 3, 4, 5, 6, 7);
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    const auto pair = [&](Sums a, Sums b) {
-      return i == 0 ? picked<0, 8, 1, 9, 4, 12, 5, 13>(a, b)
-                    : picked<2, 10, 3, 11, 6, 14, 7, 15>(a, b);
-    };
-    const Sums a = pair(x[0], x[1]), b = pair(x[2], x[3]);
-    words[2 * i] = picked<0, 1, 8, 9, 4, 5, 12, 13>(a, b);
-    words[2 * i + 1] = picked<2, 3, 10, 11, 6, 7, 14, 15>(a, b);
-  }
-}
-
-// What eight columns' scales and shifts are, for each part of a block and each factor of it.
-template <typename Stored>
-struct EightFactors {
-  static constexpr int EACH = FACTORS<Stored>, COUNT = Stored::NUMBERS / 32 * EACH;
-  Float8 scales[COUNT], shifts[COUNT];
-
-  INLINE void read(const uint8_t* const* blocks) {
-    typedef typename Stored::Factors Factors;
-    if constexpr (std::is_same_v<Factors, Scales<8>>) read_least(blocks);
-    else if constexpr (std::is_same_v<Factors, Scales<16>>) read_signed(blocks);
-    else read_one(blocks);
-  }
-
-  // Q4_K and Q5_K.
-  INLINE void read_least(const uint8_t* const* blocks) {
-    Sums words[4], codes[4];
-    turn_words(blocks, 0, words);
-    scales_and_least(words[1], words[2], words[3], codes);
-    const Float8 scale = halves(words[0] & 0xFFFF), shift = -halves(words[0] >> 16 & 0xFFFF);
-#pragma GCC unroll 8
-    for (int n = 0; n < 8; ++n) {
-      const int by = 8 * (n % 4);
-      scales[n] = __builtin_convertvector(codes[n / 4] >> by & 0xFF, Float8) * scale;
-      shifts[n] = __builtin_convertvector(codes[2 + n / 4] >> by & 0xFF, Float8) * shift;
-    }
-  }
-
-  // Q6_K, whose scales have a sign.
-  INLINE void read_signed(const uint8_t* const* blocks) {
-    Sums words[4], all;
-    turn_words(blocks, 192, words);
-    for (int c = 0; c < 8; ++c) all[c] = load<uint16_t>(blocks[c] + 208);
-    const Float8 scale = halves(all);
-#pragma GCC unroll 16
-    for (int n = 0; n < 16; ++n) {
-      scales[n] = __builtin_convertvector(words[n / 4] << (24 - 8 * (n % 4)) >> 24, Float8) * scale;
-      shifts[n] = scales[n] * Stored::SHIFT;
-    }
-  }
-
-  INLINE void read_one(const uint8_t* const* blocks) {
-    for (int c = 0; c < 8; ++c) {
-      float scale, shift;
-      factor<0, 0>(Stored::factors(blocks[c]), SIGNED<Stored::BITS>, scale, shift);
-      scales[0][c] = scale;
-      shifts[0][c] = shift;
-    }
-    for (int n = 1; n < COUNT; ++n) {
-      scales[n] = scales[0];
-      shifts[n] = shifts[0];
-    }
-  }
-};
 
 // The same sums as `panel` gives for one row, whose codes are multiplied as they come.
 template <typename Stored>

@@ -115,19 +115,27 @@ struct Affine {
   }
 };
 
-struct Q4_0 : Affine<1> {
-  static constexpr int NUMBERS = 32, BYTES = 18, BITS = 4;
+// Kinds whose blocks begin with a scale, of which the shift is a multiple, or with both.
+template <int TIMES>
+struct Scaled : Affine<1> {
+  static constexpr float SHIFT = TIMES;
   INLINE static Factors factors(const uint8_t* b) {
     const float d = half(b);
-    return {{d}, {-8 * d}};
+    return {{d}, {SHIFT * d}};
   }
+};
+struct Shifted : Affine<1> {
+  INLINE static Factors factors(const uint8_t* b) { return {{half(b)}, {half(b + 2)}}; }
+};
+
+struct Q4_0 : Scaled<-8> {
+  static constexpr int NUMBERS = 32, BYTES = 18, BITS = 4;
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 2); }
 };
 
-struct Q4_1 : Affine<1> {
+struct Q4_1 : Shifted {
   static constexpr int NUMBERS = 32, BYTES = 20, BITS = 4;
-  INLINE static Factors factors(const uint8_t* b) { return {{half(b)}, {half(b + 2)}}; }
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 4); }
 };
@@ -148,29 +156,20 @@ INLINE Codes fifths(const uint8_t* bytes4) {
 #endif
 }
 
-struct Q5_0 : Affine<1> {
+struct Q5_0 : Scaled<-16> {
   static constexpr int NUMBERS = 32, BYTES = 22, BITS = 5;
-  INLINE static Factors factors(const uint8_t* b) {
-    const float d = half(b);
-    return {{d}, {-16 * d}};
-  }
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 6) | fifths(b + 2); }
 };
 
-struct Q5_1 : Affine<1> {
+struct Q5_1 : Shifted {
   static constexpr int NUMBERS = 32, BYTES = 24, BITS = 5;
-  INLINE static Factors factors(const uint8_t* b) { return {{half(b)}, {half(b + 2)}}; }
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 8) | fifths(b + 4); }
 };
 
-struct Q8_0 : Affine<1> {
+struct Q8_0 : Scaled<-128> {
   static constexpr int NUMBERS = 32, BYTES = 34, BITS = 8;
-  INLINE static Factors factors(const uint8_t* b) {
-    const float d = half(b);
-    return {{d}, {-128 * d}};
-  }
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) { return load<Codes>(b + 2) ^ 128; }
 };
@@ -295,12 +294,8 @@ INLINE Codes codes_of(Codes nibbles, const uint8_t* table16) {
 }
 
 // Numbers that lie closer together near 0: -127, -104, ..., 113. A code is such a number plus 127.
-struct IQ4_NL : Affine<1> {
+struct IQ4_NL : Scaled<-127> {
   static constexpr int NUMBERS = 32, BYTES = 18, BITS = 8;
-  INLINE static Factors factors(const uint8_t* b) {
-    const float d = half(b);
-    return {{d}, {-127 * d}};
-  }
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) {
     alignas(16) static constexpr uint8_t CODES[16] = {0,   23,  44,  62,  78,  92,  105, 117,
@@ -313,13 +308,14 @@ struct IQ4_NL : Affine<1> {
 // (OCP Microscaling Formats, 1.0). Doubled they are whole, and a code is such a number plus 12.
 struct MXFP4 : Affine<1> {
   static constexpr int NUMBERS = 32, BYTES = 17, BITS = 5;
+  static constexpr float SHIFT = -12;
   INLINE static float scale(const uint8_t* b) {  // half of the power of two
     const uint32_t bits = b[0] < 2 ? 0x00200000u << b[0] : (b[0] - 1u) << 23;
     return load<float>(&bits);
   }
   INLINE static Factors factors(const uint8_t* b) {
     const float d = scale(b);
-    return {{d}, {-12 * d}};
+    return {{d}, {SHIFT * d}};
   }
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) {

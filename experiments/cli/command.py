@@ -3,6 +3,7 @@ Ctrl-C."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -39,6 +40,8 @@ def perform(work: Callable[[], Any], given: str, stopped: str = "stopped") -> No
     given: what the user typed. stopped: what Ctrl-C says, unless `work` knows more.
     """
     say(f"starting: {given}")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a sign gets its code
+        sys.stdout.reconfigure(errors="backslashreplace")
     check()
     quiet()
     full = os.environ.get(FULL_ERRORS) == "1"

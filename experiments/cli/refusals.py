@@ -30,6 +30,8 @@ def reason(error: BaseException | None) -> str | None:
     """What to tell the user of an error; None for a fault of this project."""
     if isinstance(error, TTCError):
         return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; give a file or folder that can be used"
     if isinstance(error, InstantiationException):
         # a setting that was added with +, and the class does not have
         if isinstance(error.__cause__, TypeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -212,7 +213,14 @@ def _read(
                     "dataset.fields.question=NAME"
                 )
             failures.append((name, f"{type(error).__name__}: {reason}"))
-    return list(problems.values()), failures
+    return list(problems.values()), [(_unused(name, problems), why) for name, why in failures]
+
+
+def _unused(name: str, problems: Collection[str]) -> str:
+    """A row's name, lengthened until it is no problem's id."""
+    while name in problems:
+        name += "-row"
+    return name
 
 
 def _checked_row(row: Any) -> Row:

@@ -120,6 +120,7 @@ class Job:
         """Write a record of each problem that has none yet, then the summary."""
         if self.config.run.retry_failed:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
+        self._check_problems(folder)
         folder.check_inputs(inputs)
         folder.made_by({"commit": commit(), "machine": machine()})
         problems = [problem for problem in self.task.problems if problem.id not in folder.records]
@@ -151,6 +152,15 @@ class Job:
             summary["plan"] = meter.record()
         folder.write_summary(summary)
         return summary
+
+    def _check_problems(self, folder: RunFolder) -> None:
+        """Refuse to sum up less than the folder holds."""
+        if others := [name for name in folder.records if name not in set(self._ids())]:
+            raise InvalidInput(
+                f"{folder.path} holds {number_of(len(others), 'problem')} that this command does "
+                f"not ask for, as {others[0]}; leave dataset.limit={self.config.dataset.limit} out "
+                "or raise it, or give another run.name"
+            )
 
     def _ids(self) -> list[str]:
         return [problem.id for problem in self.task.problems] + [

@@ -94,6 +94,7 @@ class RunFolder:
         self.records: dict[str, dict[str, Any]] = {}
         self._inputs: dict[str, dict[str, str]] | None = None  # to be written with the next record
         self._made: list[dict[str, Any]] = []  # so too
+        self._forgotten = set[str]()  # so too
         self.goes: list[dict[str, Any]] = []
         self._lock = self._locked()
         try:
@@ -172,10 +173,10 @@ class RunFolder:
         return len(read_records(file, self.needed)[0]) if file.exists() else 0
 
     def forget(self, ids: Collection[str]) -> None:
-        """Take records out for good, in one piece, so that their problems are solved again."""
-        kept = {name: record for name, record in self.records.items() if name not in ids}
-        self._write("records.jsonl", as_lines(kept.values()))
-        self.records = kept
+        """Take records out, so that their problems are solved again. The file loses them when the
+        next record or the summary is written: a command that is refused takes nothing away."""
+        self._forgotten |= self.records.keys() & set(ids)
+        self.records = {n: record for n, record in self.records.items() if n not in ids}
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._made = []
@@ -207,6 +208,9 @@ class RunFolder:
             self.goes = [*self.goes, *self._made]
             self._write("provenance.json", as_json(self.goes))
             self._made = []
+        if self._forgotten:
+            self._write("records.jsonl", as_lines(self.records.values()))
+            self._forgotten = set()
 
     def _write(self, name: str, text: str) -> None:
         """Write a file so that a kill leaves the old one or the new one."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,12 @@ from omegaconf import OmegaConf
 
 import experiments.run
 from experiments.cli.choices import choices
+from experiments.cli.command import perform
 from experiments.cli.help import page
 from experiments.runs import schema
 from experiments.runs.sweep import for_each_job
 from tests.helpers.configurations import configuration
-from tests.helpers.processes import LIMIT_S, started
+from tests.helpers.processes import LIMIT_S, finished, started
 
 
 @pytest.fixture(autouse=True)
@@ -277,6 +280,24 @@ def test_every_example_of_the_help_page_can_be_composed() -> None:
             continue
         plain = [re.sub(r"(=\w+),.*", r"\1", a) for a in arguments if a != "-m"]
         configuration("run", "run.name=r", *plain)
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    def write() -> None:
+        (tmp_path / "none" / "out.csv").write_text("a")
+
+    with pytest.raises(SystemExit) as refused:
+        perform(write, "a command")
+    assert str(refused.value.code).startswith(f"error: {tmp_path}/none/out.csv: No such file")
+
+
+def test_what_a_terminal_cannot_show_is_shown_by_its_code() -> None:
+    words = [sys.executable, "-m", "experiments.report", "--help"]
+    program = "from experiments.cli.command import perform; perform(lambda: print('√'), 'x')"
+    done = finished([sys.executable, "-c", program], env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and done.stdout == "\\u221a\n"
+    helped = finished(words, cwd=tempfile.gettempdir())
+    assert helped.returncode == 0 and "Write the tables" in helped.stdout
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")

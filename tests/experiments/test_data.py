@@ -125,6 +125,14 @@ def test_a_bad_row_is_named_by_its_number_and_stops_nothing(tmp_path: Path, row:
     json.dumps(task.failures, ensure_ascii=False).encode()  # what a record can hold
 
 
+def test_a_bad_row_never_has_the_id_of_a_problem(tmp_path: Path) -> None:
+    rows = [{"id": "file-1", "question": "q?", "answer": "1"}, {"question": "q?"}]
+    rows.append({"id": "file-1-row", "question": "q?", "answer": "1"})
+    task = load_task(dataset(path=jsonl(tmp_path / "rows.jsonl", rows)))
+    assert [p.id for p in task.problems] == ["file-1", "file-1-row"]
+    assert [name for name, _ in task.failures] == ["file-1-row-row"]
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

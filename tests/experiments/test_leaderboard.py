@@ -147,6 +147,24 @@ def test_a_killed_leaderboard_goes_on_to_the_same_rows(place: Path) -> None:
 
 
 @pytest.mark.slow
+def test_results_of_other_settings_are_no_row(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def searches(n: int) -> list[Any]:
+        return ["greedy", {"name": "bon", "search": "best_of_n", "search.n": n}]
+
+    assert leaderboard(parsed([str(board(place, "two", seeds=[0], searches=searches(2)))])) == 0
+    assert leaderboard(parsed([str(board(place, "two", seeds=[0], searches=searches(4)))])) == 1
+    folder = place / "outputs" / "two"
+    made = json.loads((folder / "leaderboard.json").read_text())
+    assert [row["search"] for row in made["rows"]] == ["greedy"]
+    for name in ("leaderboard.md", "leaderboard.html"):
+        said = (folder / name).read_text()
+        assert "could not be run" in said and "another configuration" in said
+    assert "1 of 2 cells could not be run" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_cell_that_cannot_run_leaves_the_others_their_rows(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +220,7 @@ def test_the_published_predictions_are_those_of_the_first_n_candidates(tmp_path:
         ({"searches": ["greed"]}, "'greed' is unknown; use one of .*greedy"),
         ({"seeds": ["one"]}, r"seeds is \['one'\]"),
         ({"budgets": ["much"]}, "'much' is neither a number of tokens"),
+        ({"budgets": 500}, "budgets is 500; give a list"),
         ({"searches": ["greedy", "greedy"]}, "two cells are called tiny-sums-greedy"),
         ({"settings": {"run.seed": 3}}, r"run\.seed is set by the leaderboard itself"),
         ({"settings": [1]}, "no mapping of settings"),
@@ -226,6 +245,14 @@ def test_a_wrong_setting_is_refused_before_anything_runs(
         match=r"the cell tiny-sums-best_of_n-search\.many=3-.*search\.many is no setting",
     ):
         leaderboard(parsed([str(board(place, "wrong", searches=searches))]))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"searches": ["greedy", {"search": "best_of_n", "search.n": 0}]}, "n=0 must be at"),
+        ({"budgets": [500, -1]}, "max_tokens=-1 must be at"),
+        ({"datasets": [{"dataset": "file", "dataset.path": "nope.jsonl"}]}, "nope.jsonl"),
+    ]
+    for changes, message in wrong:
+        with pytest.raises(InvalidInput, match=message):
+            leaderboard(parsed([str(board(place, "wrong", **changes)), "--dry"]))
     assert not (place / "outputs").exists()
     assert leaderboard(parsed([str(board(place, "fine")), "--dry"])) == 0
     assert capsys.readouterr().out.count("tiny-sums-") == 4 and not (place / "outputs").exists()

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hydra.errors import HydraException
@@ -20,7 +21,7 @@ from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished, run_until_killed, started
 from tests.helpers.records import roughly, without_costs
 from tests.helpers.tiers import slow
-from ttc import TTCError, VerifierError
+from ttc import InvalidInput, TTCError, VerifierError
 from ttc.compiling import LINE
 from verifiers import ArithmeticVerifier
 
@@ -215,6 +216,15 @@ def test_a_verifier_that_cannot_rate_is_known_before_the_run(
 
 
 @pytest.mark.slow
+def test_a_run_is_not_summed_up_over_fewer_problems(tmp_path: Path) -> None:
+    run_here(tmp_path, *SHORT)
+    before = (tmp_path / "r" / "summary.json").read_text()
+    with pytest.raises(InvalidInput, match=r"1 problem that this command does not ask for.*raise"):
+        run_here(tmp_path, *SHORT, "dataset.limit=2")
+    assert (tmp_path / "r" / "summary.json").read_text() == before
+
+
+@pytest.mark.slow
 def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +260,13 @@ def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
     monkeypatch.undo()
     assert run_here(tmp_path, *SHORT)["failures"] == 1
     assert "3 of 3 were done already" in capsys.readouterr().err
+    with pytest.raises(InvalidInput, match="another configuration"):
+        run_here(tmp_path, *SHORT, "run.retry_failed=true", "run.seed=7")
+    with monkeypatch.context() as patched, pytest.raises(InvalidInput, match="no such weights"):
+        refused = Mock(side_effect=InvalidInput("no such weights"))
+        patched.setattr("experiments.runs.problem_loop.make_backend", refused)
+        run_here(tmp_path, *SHORT, "run.retry_failed=true")
+    assert len(records(tmp_path, "r")) == 3  # what is refused takes nothing away
     assert run_here(tmp_path, *SHORT, "run.retry_failed=true")["failures"] == 0
     assert "2 of 3 were done already" in capsys.readouterr().err
     again = records(tmp_path, "r")

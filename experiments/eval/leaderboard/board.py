@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ ABOUT = (
 Figures = dict[str, Any]
 
 
-def board_rows(plan: Plan) -> list[Figures]:
-    folders = [(cell, plan.folder / cell.name) for cell in plan.cells]
+def board_rows(plan: Plan, refused: Collection[str] = ()) -> list[Figures]:
+    """A row of each cell that has results. refused: the cells whose folders hold those of other
+    settings."""
+    folders = [(cell, plan.folder / cell.name) for cell in plan.cells if cell.name not in refused]
     return [
         cell_row(cell, Run.load(folder))
         for cell, folder in folders
@@ -94,7 +97,7 @@ def write_predictions(run: Run, out: Path) -> None:
 
 def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> list[Path]:
     """Write leaderboard.md, .csv, .json and .html, and a folder of every cell's predictions."""
-    sections = tables(rows)
+    sections = tables(rows, errors)
     files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json", "html")]
     files[0].write_text(
         "\n\n".join(table.markdown() for table in sections) + "\n", encoding="utf-8"
@@ -126,13 +129,15 @@ def csv_text(rows: Sequence[Figures]) -> str:
     return as_csv(lines)
 
 
-def tables(rows: Sequence[Figures]) -> list[Table]:
+def tables(rows: Sequence[Figures], errors: Mapping[str, str] | None = None) -> list[Table]:
     """For each data set one table over seeds, best first; then every row with what it was made
-    from."""
+    from, and why cells could not be run."""
     names = list(dict.fromkeys(row["dataset"] for row in rows))
+    every = _every(rows)
+    failed = [f"The cell {name} could not be run: {why}" for name, why in (errors or {}).items()]
     return [
         *(_over_seeds(name, [r for r in rows if r["dataset"] == name]) for name in names),
-        _every(rows),
+        replace(every, notes=[*every.notes, *failed]),
     ]
 
 

@@ -58,14 +58,14 @@ def leaderboard(arguments: argparse.Namespace) -> int:
         configurations(plan.cells)
         show("\n".join(cell.name for cell in plan.cells))
         return 0
-    errors = run_cells(plan)
-    rows = board_rows(plan)
+    errors, refused = run_cells(plan)
+    rows = board_rows(plan, refused)
     if rows:
         files = write_board(plan, rows, errors)
         if arguments.format == "csv":
             show(csv_text(rows), end="")
         else:
-            show("\n\n".join(getattr(table, arguments.format)() for table in tables(rows)))
+            show("\n\n".join(getattr(table, arguments.format)() for table in tables(rows, errors)))
         say("\nwritten: " + ", ".join(map(str, files)))
     show_errors(errors, f"{number_of(len(plan.cells), 'cell')} could not be run")
     return int(bool(errors))

@@ -77,7 +77,8 @@ def read_plan(file: Path) -> Plan:
     axes = [
         [_entry(value, group, key) for value in _list(given, key)] for key, group in GROUPS.items()
     ]
-    axes.append([_budget(value) for value in given.get("budgets") or [{}]])
+    budgets = _list(given, "budgets") if given.get("budgets") is not None else [{}]
+    axes.append([_budget(value) for value in budgets])
     axes = [list(_titled(entries)) for entries in axes]
     seeds = _seeds(given.get("seeds", [0]))
     common = _settings(given.get("settings") or {}, "settings")

@@ -12,6 +12,8 @@ from omegaconf import DictConfig
 from experiments.cli.output import say
 from experiments.cli.refusals import explained
 from experiments.eval.leaderboard.plan import Cell, Plan
+from experiments.runs.build import check_run, make_search, resolved
+from experiments.runs.data import load_task
 from experiments.runs.hydra_command import composed
 from experiments.runs.problem_loop import run
 from ttc.errors import InvalidInput
@@ -23,15 +25,28 @@ def configurations(cells: Sequence[Cell]) -> list[DictConfig]:
     configs = []
     for cell in cells:
         try:
-            configs.append(composed(cell.overrides))
+            configs.append(checked(composed(cell.overrides)))
         except Exception as error:
             raise InvalidInput(f"the cell {cell.name}: {explained(error)}") from error
     return configs
 
 
-def run_cells(plan: Plan) -> dict[str, str]:
-    """Solve what is left of every cell. Returns why cells failed, by their names."""
+def checked(config: DictConfig) -> DictConfig:
+    """A configuration whose settings can be used, and whose data set, if it is a file, can be
+    read."""
+    values = resolved(config)
+    make_search(values)
+    check_run(values)
+    if values.dataset.path is not None:
+        load_task(values.dataset)
+    return config
+
+
+def run_cells(plan: Plan) -> tuple[dict[str, str], set[str]]:
+    """Solve what is left of every cell. Returns why cells failed, by their names, and which of them
+    were refused: the folder of such a one may hold results of other settings."""
     errors: dict[str, str] = {}
+    refused = set[str]()
     cells = list(zip(plan.cells, configurations(plan.cells), strict=True))
     for number, (cell, config) in enumerate(cells, 1):
         say(f"cell {number} of {len(cells)}: {cell.name}")
@@ -40,5 +55,7 @@ def run_cells(plan: Plan) -> dict[str, str]:
                 run(config)
         except Exception as error:
             errors[cell.name] = explained(error)
+            if isinstance(error, InvalidInput):
+                refused.add(cell.name)
             say(f"error: {errors[cell.name]}")
-    return errors
+    return errors, refused

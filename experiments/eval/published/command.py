@@ -127,7 +127,8 @@ def _run(recipe: Recipe, folder: Path, cells: Sequence[Cell]) -> dict[str, str]:
     from experiments.eval.leaderboard.plan import Plan
     from experiments.eval.leaderboard.run import run_cells
 
-    return run_cells(Plan(recipe.name, folder, list(cells)))
+    errors, _ = run_cells(Plan(recipe.name, folder, list(cells)))
+    return errors
 
 
 def main() -> None:

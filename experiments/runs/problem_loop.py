@@ -155,11 +155,12 @@ class Job:
 
     def _check_problems(self, folder: RunFolder) -> None:
         """Refuse to sum up less than the folder holds."""
-        if others := [name for name in folder.records if name not in set(self._ids())]:
+        asked = set(self._ids())
+        if others := [name for name in folder.records if name not in asked]:
             raise InvalidInput(
                 f"{folder.path} holds {number_of(len(others), 'problem')} that this command does "
-                f"not ask for, as {others[0]}; leave dataset.limit={self.config.dataset.limit} out "
-                "or raise it, or give another run.name"
+                f"not ask for, as {others[0]}; ask for as many as before (dataset.limit, "
+                "dataset.size), or give another run.name"
             )
 
     def _ids(self) -> list[str]:

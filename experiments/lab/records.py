@@ -27,5 +27,6 @@ def named(machine: Mapping[str, Any]) -> str:
 
 
 def changed_modules(record: dict[str, Any]) -> list[str]:
-    """The modules that a record was made by and that have changed or are gone."""
+    """The modules and files of kernels that a record was made by and that have changed or are
+    gone."""
     return [name for name, known in record["code"].items() if code_hash(name) != known]

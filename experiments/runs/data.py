@@ -103,8 +103,8 @@ def _load(config: DatasetConfig) -> Task:
     rows = _rows(config)
     if not rows[config.offset :]:
         raise InvalidInput(
-            f"the data set {config.name} has {number_of(len(rows), 'row')}, none after "
-            f"dataset.offset={config.offset}"
+            f"the data set {config.path or config.hub} has {number_of(len(rows), 'row')}, none "
+            f"after dataset.offset={config.offset}"
         )
     numbered = list(enumerate(rows))[config.offset : stop]
     problems, failures = _read(numbered, config)

@@ -22,6 +22,10 @@ MEASURED = ("ttc", "search", "verifiers")
 
 ROOT = Path(__file__).resolve().parents[2]
 
+KERNELS = (".cpp", ".h")
+"""The files of a compiled kernel, which any command may run."""
+_CPP_COMMENT = re.compile(r"//[^\n]*")
+
 _ABSOLUTE_FOLDER = re.compile(r"(?<![^\s=,])/(?:[^\s,/]+/)*(?=[^\s,/])")
 """The folders before an absolute path's last part, which say something of the machine alone."""
 
@@ -30,10 +34,13 @@ def provenance(command: str, *, model: str, simulated: str = "nothing") -> dict[
     """What stands at the head of every record. model: which one, its dtype, and whether its weights
     are real. Of an absolute path in the command its last part is kept.
 
-    code: a hash of each module of the project that this process has loaded. Call it when everything
-    was measured.
+    code: a hash of each module of the project that this process has loaded, and of each file of its
+    kernels. Call it when everything was measured.
     """
     loaded = sorted(name for name in sys.modules if name.partition(".")[0] in MEASURED)
+    loaded += sorted(
+        str(file.relative_to(ROOT)) for file in (ROOT / "ttc").rglob("*") if file.suffix in KERNELS
+    )
     return {
         "command": _ABSOLUTE_FOLDER.sub("", command),
         "machine": machine(),
@@ -67,7 +74,11 @@ def commit() -> str | None:
 
 @cache
 def code_hash(name: str) -> str:
-    """A short hash of a module without comments, docstrings and layout; "" for none."""
+    """A short hash of a module, or of a file of a kernel, without comments, docstrings and layout;
+    "" for none."""
+    if name.endswith(KERNELS):
+        file = ROOT / name
+        return _hash(kernel_text(file.read_text(encoding="utf-8"))) if file.exists() else ""
     try:
         spec = find_spec(name)
     except ModuleNotFoundError:  # its package is gone
@@ -79,7 +90,16 @@ def code_hash(name: str) -> str:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             body[:] = [statement for statement in body if not _is_docstring(statement)]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+    return _hash(ast.dump(tree))
+
+
+def kernel_text(text: str) -> str:
+    """A file of C++ without comments and layout."""
+    return " ".join(_CPP_COMMENT.sub("", text).split())
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_docstring(statement: ast.AST) -> bool:

@@ -329,8 +329,10 @@ def _is_name(part: str | int) -> bool:
 
 def _counts(name: str, value: Any) -> bool:
     """Whether a field asks for something."""
-    return (
-        value is not None
-        and name not in IGNORED
-        and (name not in WITHOUT_EFFECT or value != WITHOUT_EFFECT[name])
-    )
+    if value is None or name in IGNORED:
+        return False
+    if name not in WITHOUT_EFFECT:
+        return True
+    nothing = WITHOUT_EFFECT[name]
+    is_number = isinstance(value, bool) != isinstance(nothing, bool)  # logprobs=0 asks for some
+    return is_number or value != nothing

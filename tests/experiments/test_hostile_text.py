@@ -142,7 +142,7 @@ def test_a_leaderboard_names_its_models(
         "experiments.eval.leaderboard.plan.read_plan", lambda file: Plan("b", tmp_path, [cell])
     )
     monkeypatch.setattr(
-        "experiments.eval.leaderboard.run.run_cells", lambda plan: {"c": HOSTILE[3]}
+        "experiments.eval.leaderboard.run.run_cells", lambda plan: ({"c": HOSTILE[3]}, set())
     )
     board.leaderboard(board.parsed([str(tmp_path)]))
     check(capsys.readouterr().out, r"\x1b]52;c;cm0=\x07", r"\x1b[2J", r"\u202e")

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.lab.records import changed_modules, named, parts
 from experiments.lab.report.tables import RESULTS, changes_since, origin
-from experiments.runs.provenance import code_hash, provenance
+from experiments.runs.provenance import code_hash, kernel_text, provenance
 
 
 @pytest.fixture
@@ -33,6 +33,15 @@ def test_comments_docstrings_and_layout_change_no_hash_and_code_does(module: Pat
     first = written(module, '"""A."""\n\ndef f(x):\n    """B."""\n    return x + 1  # one\n')
     assert written(module, "def f(x):\n\n    return (x +\n        1)\n") == first
     assert written(module, "def f(x):\n    return x + 2\n") != first
+
+
+def test_a_change_of_a_kernel_is_seen_and_one_of_its_comments_is_not() -> None:
+    text = "int one() {\n  return 1;  // the first\n}\n"
+    assert kernel_text(text) == kernel_text("// a file\nint one() { return 1; }\n")
+    assert kernel_text(text) != kernel_text(text.replace("1;", "2;"))
+    code = provenance("a command", model="a model")["code"]
+    assert {"ttc/vectors.h", "ttc/attention/cpu_kernel.cpp"} <= code.keys()
+    assert code["ttc/vectors.h"] == code_hash("ttc/vectors.h") != code_hash("ttc/gone.h") == ""
 
 
 def test_a_record_tells_which_modules_changed_or_went(module: Path) -> None:

@@ -239,6 +239,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": [{"role": "user", "content": "x" * 1100}]}, 400, "model's context of 1024"),
     ({"answer_kind": "rhyme"}, 400, "rhyme"),
     ({"stop": [""]}, 400, "at least 1 character"),
+    ({"logprobs": 0}, 400, "logprobs is not offered"),
     (
         {"search": {"name": "best_of_n", "aggregation": "product"}},
         400,

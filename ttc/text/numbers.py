@@ -12,12 +12,12 @@ MAX_CHARS = 1000
 """Longer answers are no numbers; Python refuses integers of 4,301 digits."""
 
 MINUS = "−–\u2011\ufe63\uff0d"
-"""What stands for a minus: its own sign, the en dash, a hyphen that ends no line, a small and a
-full-width hyphen."""
+"""What stands for a minus: its own sign, the en dash, and the no-break, small and full-width
+hyphens."""
 
 THOUSANDS = r"(?:,|\{,\}|,\\!|\\[,;: ]|[\u00a0\u2009\u202f])"
-"""What parts thousands, in LaTeX too: 12,000, 12{,}000, 12\\,000. Blanks that end no line and thin
-ones do; a common blank may part two numbers."""
+"""What parts thousands, in LaTeX too: 12,000, 12{,}000, 12\\,000. Thin and no-break
+blanks do; a common blank may also stand between two numbers."""
 
 _EXPONENT = r"(?:\{ ?[-−–+]?\d{1,3} ?\}|[-−–+]?\d{1,3})"
 POWER_OF_TEN = (

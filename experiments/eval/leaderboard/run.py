@@ -20,26 +20,29 @@ from ttc.errors import InvalidInput
 
 
 def configurations(cells: Sequence[Cell]) -> list[DictConfig]:
-    """Every cell's configuration. Raises InvalidInput for the first wrong one, before any is
-    run."""
+    """Every cell's configuration. Raises InvalidInput for the first wrong one, before any is run,
+    also where its data set is a file that cannot be read."""
     configs = []
+    data_sets = list[DictConfig]()  # each is read once
     for cell in cells:
         try:
-            configs.append(checked(composed(cell.overrides)))
+            config = composed(cell.overrides)
+            values = checked(config)
+            if values.dataset.path is not None and values.dataset not in data_sets:
+                load_task(values.dataset)
+                data_sets.append(values.dataset)
+            configs.append(config)
         except Exception as error:
             raise InvalidInput(f"the cell {cell.name}: {explained(error)}") from error
     return configs
 
 
 def checked(config: DictConfig) -> DictConfig:
-    """A configuration whose settings can be used, and whose data set, if it is a file, can be
-    read."""
+    """The configuration with all values, once its search and its limits can be used."""
     values = resolved(config)
     make_search(values)
     check_run(values)
-    if values.dataset.path is not None:
-        load_task(values.dataset)
-    return config
+    return values
 
 
 def run_cells(plan: Plan) -> tuple[dict[str, str], set[str]]:

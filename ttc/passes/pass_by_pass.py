@@ -63,8 +63,8 @@ class PassByPass(Generic[T]):
             try:
                 if not self.done:
                     self.running = True
-                    next(self.passes)
                     self.under_way.add(self)
+                    next(self.passes)
             except StopIteration as end:
                 self.done = True
                 self.result = end.value

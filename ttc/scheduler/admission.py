@@ -27,7 +27,7 @@ class Admission:
 
     make_way: has other batches give up their room, and says whether any did.
     wake: has the KV of branches there that was let go of.
-    idle: branches that no call works on, the first to let go of their KV first.
+    let_go: frees the KV of a branch that is not one of these, and says whether there was any.
     waiting: the rows of each request, in the order in which they came.
     crowded: those who wait found no room, and nothing has changed since.
     groups: rows whose groups were chosen, to decode their step when those at work have.
@@ -41,7 +41,7 @@ class Admission:
         max_rows: int | None,
         make_way: Callable[[], bool],
         wake: Callable[[Sequence[Branch]], None],
-        idle: Callable[[], Sequence[Branch]],
+        let_go: Callable[[Sequence[Branch]], bool],
     ):
         if max_rows is not None and max_rows < 1:
             raise InvalidInput(f"max_rows={max_rows} must be at least 1, or None for no limit")
@@ -50,7 +50,7 @@ class Admission:
         self.max_rows = inf if max_rows is None else max_rows
         self.make_way = make_way
         self.wake = wake
-        self.idle = idle
+        self.let_go = let_go
         self.lengths = Lengths()
         self.waiting: list[list[Row]] = []
         self.crowded = False
@@ -139,10 +139,12 @@ class Admission:
             self.wake([row.branch for row in lost])
 
     def _let_go(self, rows: Sequence[Row]) -> bool:
-        """Free the KV of the youngest row that waits, not one of `rows`, else of an idle branch;
+        """Free the KV of the youngest row that waits, not one of `rows`, else of another branch;
         says whether there was any."""
         youngest = [row.branch for row in reversed(list(chain(*self.waiting))) if row not in rows]
-        return any(self.runtime.tree.let_go(branch) for branch in (*youngest, *self.idle()))
+        return any(map(self.runtime.tree.let_go, youngest)) or self.let_go(
+            [row.branch for row in rows]
+        )
 
     def _take(self, count: int) -> list[Row]:
         """The first rows that wait do so no more."""
@@ -163,11 +165,11 @@ class Admission:
     # ---------------------------------------------------------------- beside those at work
 
     def join(self, rows: Sequence[Row], tails: RunningTails) -> list[Row]:
-        """The waiting rows that find room with those at work, which have their tails then."""
-        joined: list[Row] = []
-        while self.waiting and (count := self._joining([*rows, *joined], tails)):
-            joined += self._take(count)
-        self.crowded = bool(self.waiting)
+        """The rows that wait longest, where they find room with those at work: they have their
+        tails then. None where nobody joins any more."""
+        count = self._joining(rows, tails) if self.waiting else 0
+        self.crowded = bool(self.waiting) and not count
+        joined = self._take(count)
         self._make_compact(joined)
         return joined
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,6 +46,8 @@ class RunningBatch:
 
     What a branch decodes does not depend on who decodes with it.
 
+    unfinished: the rows whose step is not over, wherever they are: at work, in a group, waiting, or
+        on the way from one to another. A cache takes their KV from none of them.
     gate: stops branches that have fallen behind. calls: of the engine, which all its batches are
         part of. Where two of them do not find room side by side, they take turns.
     max_rows: how many branches decode at once at most, None for no limit; those of one request
@@ -68,10 +69,11 @@ class RunningBatch:
         self.draft = draft
         self.calls = calls
         self.admission = Admission(
-            runtime, gate, max_rows, self._preempt_others, self._wake, calls.idle
+            runtime, gate, max_rows, self._preempt_others, calls.wake, calls.let_go
         )
         self.running_tails = RunningTails(runtime)
         self.ahead = pass_ahead(runtime, gate, draft)
+        self.unfinished: dict[Branch, Row] = {}
         self.rows: list[Row] = []  # at work, in depth-first order
         self.plan: DecodePlan | None = None
         self.meters: list[Usage] = []  # of the problems in the plan
@@ -108,6 +110,7 @@ class RunningBatch:
                     together = [branches[i] for i in places]
                     request = Request(stops, sampling, step.statistics, together)
                     rows = [Row.of(branches[i], request, step_tokens[i], model) for i in places]
+                    self.unfinished |= {row.branch: row for row in rows}
                     self.admission.add(rows)
 
     @torch.inference_mode()
@@ -169,10 +172,15 @@ class RunningBatch:
         with self.calls.lock:
             self._drop_plan()
             try:
-                for row in [row for row in self._all_rows() if len(row.branch.tokens) > row.start]:
-                    self.running_tails.rescue(row)
+                at_work = set(self.rows)
+                for row in self.unfinished.values():
+                    if row in at_work:
+                        self.running_tails.rescue(row)
+                    if row.written:
+                        row.branch.end_step("interrupted")
             finally:
                 self.rows = []
+                self.unfinished = {}
                 self.admission.clear()
                 self._end_step()
 
@@ -180,11 +188,13 @@ class RunningBatch:
         """Branches that are about to be released leave without their step being over."""
         gone = set(branches)
         self.admission.crowded = False  # those who wait may find the room of any branch
-        if gone.isdisjoint(self.branches):
+        if gone.isdisjoint(self.unfinished):
             return
         self._drop_plan()
         self.rows = [row for row in self.rows if row.branch not in gone]
         self.admission.forget(gone)
+        for branch in gone:
+            self.unfinished.pop(branch, None)
         if not self.rows:
             self.preempt()
 
@@ -205,7 +215,7 @@ class RunningBatch:
     @property
     def branches(self) -> set[Branch]:
         """All branches whose step is not over."""
-        return {row.branch for row in self._all_rows()}
+        return set(self.unfinished)
 
     def fits(self, tokens: int, states: int) -> float:
         """How many times over there is room for KV of so many tokens and so many recurrent
@@ -226,10 +236,7 @@ class RunningBatch:
 
     def __len__(self) -> int:
         with self.calls.lock:
-            return sum(1 for _ in self._all_rows())
-
-    def _all_rows(self) -> Iterator[Row]:
-        return chain(self.rows, self.admission)
+            return len(self.unfinished)
 
     # ---------------------------------------------------------------- a token
 
@@ -322,6 +329,7 @@ class RunningBatch:
         residency = self.runtime.residency
         rows = self.rows
         assert tails.kv is not None
+        tails.check(rows)
         entries = residency.entries(paths(rows))
         positions = [len(row.branch.tokens) - 1 for row in rows]
         stream = residency.stream(Reads(entries, positions, tails.of(rows), repeat=True))
@@ -337,6 +345,7 @@ class RunningBatch:
         whose step is over then. None where nothing is drafted."""
         assert self.tails is not None
         rows = self.rows
+        self.running_tails.check(rows)
         drafts = drafts_for(rows, draft, self.tails.tokens)
         if not any(drafts):
             return None
@@ -380,13 +389,11 @@ class RunningBatch:
     # ---------------------------------------------------------------- joining and leaving
 
     def _join(self) -> None:
-        joined = self.admission.join(self.rows, self.running_tails)
-        if not joined:
-            return
-        self._drop_plan()
-        self.running_tails.seat(self.rows, joined)
-        rows = [*self.rows, *joined]
-        self.rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
+        while joined := self.admission.join(self.rows, self.running_tails):
+            self._drop_plan()
+            self.running_tails.seat(self.rows, joined)
+            rows = [*self.rows, *joined]
+            self.rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
 
     def _let_go(self, ended: dict[Row, StepEnd], plan: DecodePlan | DraftPlan) -> None:
         """The steps of these rows are over after a pass with this plan."""
@@ -401,6 +408,7 @@ class RunningBatch:
             for row, reason in ended.items():
                 tails.freeze_if_room(row)
                 row.branch.end_step(reason)
+                del self.unfinished[row.branch]
                 self.admission.note_end(row)
                 frozen.add(row)
         finally:
@@ -434,13 +442,8 @@ class RunningBatch:
 
     def youngest(self) -> list[Branch]:
         """The branches whose step is not over, the last that came first."""
-        rows = sorted(self._all_rows(), key=lambda row: row.number, reverse=True)
+        rows = sorted(self.unfinished.values(), key=lambda row: row.number, reverse=True)
         return [row.branch for row in rows]
-
-    def _wake(self, branches: Sequence[Branch]) -> None:
-        """Compute the KV of branches again."""
-        with self.calls.present(branches):
-            pass
 
     @property
     def at_work(self) -> bool:

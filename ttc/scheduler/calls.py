@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from threading import RLock
 from typing import Protocol, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from ttc.errors import OutOfMemory
 from ttc.passes.pass_by_pass import PassByPass, Passes, all_of
@@ -53,7 +53,8 @@ class Calls:
     """The calls of one engine, and of those that take turns with it.
 
     lock: held during each call, or during each pass of one that others may come between.
-    live: the branches that were not released. batches: where branches decode.
+    live: the branches that were not released. batches: where branches decode. family: the calls of
+        the engines that take turns, these among them.
     count: of calls so far. changes: of the model that KV has followed, since load.
     """
 
@@ -63,6 +64,7 @@ class Calls:
         self.lock = RLock()
         self.live: WeakSet[Branch] = WeakSet()
         self.batches: WeakSet[Decoding] = WeakSet()
+        self.family = [ref(self)]
         self.count = 0
         self.changes = runtime.runner.watch.changes
 
@@ -70,6 +72,8 @@ class Calls:
         """Share another engine's lock, before any call: each makes way for the other's passes."""
         self.lock = other.lock
         self.batches = other.batches
+        self.family = other.family
+        self.family.append(ref(self))
         self.runtime.under_way = other.runtime.under_way
 
     # ---------------------------------------------------------------- a call
@@ -156,6 +160,13 @@ class Calls:
         finally:
             self.trim()
 
+    def wake(self, branches: Sequence[Branch]) -> None:
+        """Compute the KV of branches again that a batch is about to decode. They are its own, and
+        others have made way."""
+        self._use(branches)
+        all_of(self._woken(branches))
+        self.trim()
+
     def before_token(self) -> None:
         """A batch is about to decode a token."""
         if self.runtime.under_way:
@@ -165,13 +176,16 @@ class Calls:
     def _begin(self, branches: Sequence[Branch]) -> None:
         self._finish_others()
         self.follow_model()
-        self.count += 1
-        for branch in branches:
-            branch.used_at = self.count
+        self._use(branches)
         self._make_way(branches)
         self.trim(branches)
 
     # ---------------------------------------------------------------- its parts
+
+    def _use(self, branches: Sequence[Branch]) -> None:
+        self.count += 1
+        for branch in branches:
+            branch.used_at = self.count
 
     def follow_model(self, samples: bool = True) -> None:
         """Where the model is another one than in the last call (adapters, weights, code), let go of
@@ -214,22 +228,32 @@ class Calls:
             yield
 
     def _let_go_of_others(self, branches: Sequence[Branch]) -> bool:
-        """Have all that decode wait, and free the KV of a branch that is not one of these, to be
-        computed again when it goes on: an idle one first, else the youngest that waits. Says
-        whether there was any."""
+        """Have all that decode wait; where nobody did, `let_go` of a branch that is not one of
+        these. Says whether there may be more room now."""
         at_work = [batch for batch in list(self.batches) if batch.at_work]
         for batch in at_work:
             batch.preempt()
-        own = {
+        return bool(at_work) or self.let_go(branches)
+
+    def let_go(self, keep: Sequence[Branch]) -> bool:
+        """Free the KV of a branch that is not one of `keep`, to be computed again when it goes on:
+        an idle one first, else one of another part of this call, else the youngest in a batch. Of
+        models in the same tiers, each in its own tree. Says whether there was any."""
+        tiers = self.runtime.memory.device
+        alike = [calls for other in self.family if (calls := other()) is not None]
+        alike = [calls for calls in alike if calls.runtime.memory.device is tiers]
+        own = dict.fromkeys(
             branch
             for call in self.runtime.under_way
             for branch in call.branches
-            if not set(branches).isdisjoint(call.branches)
-        }
-        youngest = chain(*(batch.youngest() for batch in list(self.batches)))
-        others = [branch for branch in (*self.idle(), *own, *youngest) if branch not in branches]
-        tree = self.runtime.tree
-        return bool(at_work) or any(tree.let_go(branch) for branch in others)
+            if branch in self.live and not set(keep).isdisjoint(call.branches)
+        )
+        others = [(calls.runtime.tree, branch) for calls in alike for branch in calls.idle()]
+        others += [(self.runtime.tree, branch) for branch in own]
+        for batch in list(self.batches):
+            if batch.runtime.memory.device is tiers:
+                others += [(batch.runtime.tree, branch) for branch in batch.youngest()]
+        return any(tree.let_go(branch) for tree, branch in others if branch not in keep)
 
     def trim(self, at_work: Iterable[Branch] = ()) -> None:
         """Keep the cache within its capacity, without the KV of these branches and of those that

@@ -46,7 +46,7 @@ class Row:
     """A branch in a batch.
 
     start, limit: `len(tokens)` at the step's start, and where it ends at the latest.
-    place: the number of its tail, once it has one.
+    place: the number of its tail, once it has one. leaf: the segment that the tail goes on from.
     number: how many rows came before it.
     """
 
@@ -55,6 +55,7 @@ class Row:
     start: int
     limit: int
     place: int = -1
+    leaf: Segment | None = None
     number: int = field(default_factory=lambda: next(_numbers))
     _text: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     _count: int = 0

@@ -33,7 +33,7 @@ class RunningTails:
         group."""
         self.kv = self.runtime.residency.enter(paths(rows), paths(upcoming), capacity)
         for place, row in enumerate(rows):
-            row.place = place
+            _seat(row, place)
 
     def make_room(self, rows: Sequence[Row], joining: Sequence[Row], lengths: Lengths) -> bool:
         """Have tails for the rows at work and for those that join; says whether the memory has room
@@ -63,7 +63,14 @@ class RunningTails:
         taken = {row.place for row in rows}
         free = (place for place in range(self.kv.rows or 0) if place not in taken)
         for row in joining:
-            row.place = next(free)
+            _seat(row, next(free))
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Raise RuntimeError where the KV of a row at work was taken: its tail would be read in the
+        wrong place."""
+        for row in rows:
+            if row.branch.leaf is not row.leaf:
+                raise RuntimeError(f"the KV of {row.branch!r} was let go of while it decodes")
 
     def close_gaps(self, rows: Sequence[Row]) -> None:
         """Move the tails of these rows to the first places."""
@@ -146,5 +153,10 @@ class RunningTails:
             self.freeze(row)
         except Exception:
             row.branch.take_back(lost)
-        if len(row.branch.tokens) > row.start:
-            row.branch.end_step("interrupted")
+
+
+def _seat(row: Row, place: int) -> None:
+    if row.filled:
+        raise RuntimeError(f"{row.branch!r} is to decode without the KV of {row.filled} tokens")
+    row.place = place
+    row.leaf = row.branch.leaf

@@ -228,6 +228,62 @@ def test_the_youngest_let_go_of_their_kv_and_have_it_computed_again(tiny: None) 
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.parametrize("passes", some_quick([0, 5, 11, 23, 47, 60], [11, 47]))
+def test_a_batch_breaks_off_while_some_wait_without_their_kv(tiny: None, passes: int) -> None:
+    """What they go on from is computed again, and never read in the tail that they had."""
+    expected = make_engine()
+    wanted = forked(expected, 4)
+    expected.generate(wanted, 40)
+    engine = make_engine(memory=Resident(90 * KIB / 8))
+    branches = forked(engine, 4)
+    batch = engine.running_batch()
+    batch.add(branches, Step(40))
+    for _ in range(passes):
+        batch.step()
+    batch.close()
+    assert_whole(engine, branches)
+    left = [branch for branch in branches if len(branch.generated) < 40]
+    engine.generate(left, [40 - len(branch.generated) for branch in left])
+    for branch, other in zip(branches, wanted, strict=True):
+        assert branch.tokens == other.tokens
+        assert branch.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert_nothing_left(engine, branches)
+
+
+@pytest.mark.parametrize("length", [30, 40, 50])
+def test_the_passes_of_another_model_have_waiting_rows_let_go_of_their_kv(
+    tiny: None, length: int
+) -> None:
+    """Each in its own tree, under one budget."""
+    expected = make_engine()
+    wanted = forked(expected, 4)
+    expected.generate(wanted, 20)
+    engine = make_engine(memory=Resident(90 * KIB / 8))
+    other = make_engine(memory=Resident(90 * KIB / 8))
+    other.residency.join(engine.residency)
+    other.take_turns_with(engine)
+    branches = forked(engine, 4)
+    batch = engine.running_batch()
+    batch.add(branches, Step(20))
+    for _ in range(12):
+        batch.step()
+    root = other.root(list(range(1, length)))
+    other.generate([root], 4, sampling=GREEDY)
+    twin = expected.root(root.tokens[: root.prompt_length])
+    expected.generate([twin], 4, sampling=GREEDY)
+    assert root.tokens == twin.tokens
+    while len(batch):  # where the other's idle KV stands in the way
+        batch.step()
+    assert [b.tokens for b in branches] == [b.tokens for b in wanted]
+    other.generate([root], 4, sampling=GREEDY)
+    expected.generate([twin], 4, sampling=GREEDY)
+    assert root.tokens == twin.tokens
+    engine.release(branches)
+    other.release([root])
+    assert engine.memory.device.used_bytes == 0
+    assert not engine.memory.live and not other.memory.live
+
+
 def test_only_a_branch_that_does_not_fit_alone_is_refused(tiny: None) -> None:
     engine = make_engine(memory=Resident(30 * KIB / 8))
     branches = forked(engine, 4)

@@ -1,0 +1,121 @@
+"""Branches whose KV was let go of have it again before they decode, whoever decodes, waits or comes
+back beside them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.helpers.engines import GREEDY
+from tests.helpers.exactness import assert_like_plain
+from tests.helpers.models import FEW, build, prompt
+from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.recurrent import plain
+from tests.helpers.tiers import some_quick
+from tests.helpers.tokenizers import Letters
+from ttc import (
+    BeamGroups,
+    BlockCache,
+    Capture,
+    Engine,
+    Headwise,
+    Layerwise,
+    Paged,
+    PromptLookup,
+    Resident,
+    Step,
+)
+from ttc.residency.base import Residency
+from ttc.tree.branch import Branch
+
+RECURRENT = ("jamba", "mamba2", "qwen3_next")
+ORDERS = ("rsbcm", "lru")
+POLICIES: dict[str, type[Residency]] = {
+    "resident": Resident,
+    "layerwise": Layerwise,
+    "beam_groups": BeamGroups,
+    "paged": Paged,
+    "headwise": Headwise,
+    "capture": Capture,
+}
+
+
+def model_of(family: str) -> Any:
+    return copy.deepcopy(plain(family)) if family in RECURRENT else build(family)
+
+
+def together(engine: Engine) -> list[Branch]:
+    """Two branches of each of six problems, which decode in one batch: those of some join while
+    others decode, all with less KV than the cache lets them keep. One problem is cancelled, one
+    forks while it waits."""
+    roots = engine.roots([prompt(seed, 9 + 2 * seed) for seed in range(6)], seeds=range(6))
+    problems = [engine.fork(root, 2) for root in roots]
+    engine.release(roots)
+    for branches in problems:
+        engine.generate(branches, 5, sampling=GREEDY)
+    batch = engine.running_batch()
+    batch.add(problems[0], Step(9), GREEDY)
+    batch.step()
+    for branches in problems[1:]:
+        batch.add(branches, Step(7), GREEDY)
+    forks = engine.fork(problems[4][0], 2)
+    batch.step()
+    engine.release(problems.pop(2))
+    engine.extend(forks, [[3], [4, 5]])
+    batch.add(forks, Step(4), GREEDY)
+    while len(batch):
+        batch.step()
+    for branches in reversed(problems):
+        batch.add(branches, Step(3), GREEDY)
+        batch.step()
+    while len(batch):
+        batch.step()
+    return [branch for branches in (*problems, forks) for branch in branches]
+
+
+def check(family: str, order: str, policy: str, share: float | None, **options: Any) -> Engine:
+    """share: the budget, of what the program takes at most without one."""
+    model = model_of(family)
+    budget = None
+    if share is not None:
+        engine = Engine(model, Letters())
+        assert_nothing_left(engine, together(engine))
+        budget = share * engine.memory.device.peak_bytes / 2**30
+    blocks = {} if policy in ("resident",) else {"block_tokens": 8}
+    memory = POLICIES[policy](budget, **blocks)
+    cache = BlockCache(3, block_tokens=4, order=order)
+    engine = Engine(model, Letters(), memory=memory, cache=cache, prefill_tokens=16, **options)
+    branches = together(engine)
+    assert engine.cache is not None and engine.cache.evictions > 20
+    assert branches[0].usage.recomputed_tokens > 0
+    assert_whole(engine, branches)
+    found = [(branch.tokens[:], branch.logprobs[:]) for branch in branches]
+    assert_nothing_left(engine, branches)
+    with engine.lent():
+        for branch, (tokens, logprobs) in zip(branches, found, strict=True):
+            assert (branch.tokens, branch.logprobs) == (tokens, logprobs)
+            assert_like_plain(model, branch)
+    return engine
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "family", some_quick([*FEW, "qwen3", "gpt_oss", *RECURRENT], ["llama", "jamba"])
+)
+def test_evicted_branches_of_several_problems_decode_as_plain_ones(family: str, order: str) -> None:
+    check(family, order, "resident", None)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("share", [0.9, 0.6])
+@pytest.mark.parametrize("policy", some_quick(POLICIES, ["resident", "paged"]))
+@pytest.mark.parametrize("family", some_quick(["llama", "jamba"], ["llama"]))
+def test_and_under_every_policy(family: str, policy: str, share: float, order: str) -> None:
+    check(family, order, policy, share)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_and_with_drafts(order: str) -> None:
+    check("llama", order, "resident", None, speculation=PromptLookup(max_rows=16))

@@ -32,7 +32,7 @@ def launch() -> int:
     from experiments.cli.refusals import explained
     from experiments.eval.compare.show import compared
     from experiments.runs.flags import RUN_FLAGS, as_settings
-    from experiments.runs.problem_loop import run
+    from experiments.runs.problem_loop import run, stopped
     from experiments.runs.records import run_folder
     from experiments.runs.schema import register
     from experiments.runs.summary_tables import row_labels, sweep_table
@@ -59,6 +59,7 @@ def launch() -> int:
             if sweep:
                 say(f"\n{job_title(words, number, overrides)}")
             try:
+                outcomes.begin(number, run_folder(config))
                 if summary := run(checked_parts(config)):  # a dry run has none
                     folder = None if config.run.shard else str(run_folder(config))
                     outcomes.add(number, Outcome(overrides, summary, folder))
@@ -69,7 +70,12 @@ def launch() -> int:
                 say(f"error: {text}")  # the other jobs of a sweep go on
                 outcomes.add(number, Outcome(overrides, text.splitlines()[0], None))
 
-        job()
+        try:
+            job()
+        except KeyboardInterrupt as stop:
+            if stop.args or not (done := outcomes.recorded()):
+                raise
+            raise KeyboardInterrupt(stopped(done)) from None
         jobs = outcomes.all()
     if len(jobs) > 1:
         show(sweep_table([(job.overrides, job.result) for job in jobs]))

@@ -122,7 +122,6 @@ class Job:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
         self._check_problems(folder)
         folder.check_inputs(inputs)
-        folder.made_by({"commit": commit(), "machine": machine()})
         problems = [problem for problem in self.task.problems if problem.id not in folder.records]
         unusable = [
             (name, reason) for name, reason in self.task.failures if name not in folder.records
@@ -134,6 +133,14 @@ class Job:
             StepMeter(engine) if isinstance(engine, Engine) and engine.chosen is not None else None
         )
         self._check_model(engine, inputs, folder)
+        why = other_samples(engine)
+        if why and folder.records:
+            say(
+                f"{why} the problems left may get other samples than in one go; float32 on a CPU "
+                "gives the same (docs/exactness.md)"
+            )
+        sitting = {"records_before": len(folder.records), "samples_depend_on_batch": why}
+        folder.made_by({"commit": commit(), "machine": machine(), **sitting})
         if engine is not None and self.search.needs_verifier:
             _try_verifier(self.verifier, self.template, engine, problems)
         for name, reason in unusable:
@@ -230,8 +237,24 @@ def _told_how_to_go_on(folder: RunFolder) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         done = number_of(folder.count_written(), "problem")
-        safe = f"stopped; what is done so far is safe ({done} in {folder.path})"
-        raise KeyboardInterrupt(f"{safe}\nrun the same command to go on") from None
+        raise KeyboardInterrupt(stopped(f"{done} in {folder.path}")) from None
+
+
+def stopped(done: str) -> str:
+    """What Ctrl-C says once something was recorded."""
+    return f"stopped; what is done so far is safe ({done})\nrun the same command to go on"
+
+
+def other_samples(engine: Backend | None) -> str:
+    """Why a problem's samples may depend on the problems beside it, "" where they do not
+    (docs/exactness.md, "16 bits")."""
+    if isinstance(engine, RemoteBackend):
+        return "on a server"
+    if not isinstance(engine, Engine):
+        return ""
+    if engine.device.type != "cpu":
+        return f"on {engine.device.type}"
+    return f"in {str(engine.dtype).removeprefix('torch.')}" if engine.dtype.itemsize < 4 else ""
 
 
 def _try_verifier(

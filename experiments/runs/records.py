@@ -83,9 +83,9 @@ class RunFolder:
     """`outputs/<name>/` with config.yaml, records.jsonl, summary.json, fingerprint.json and
     provenance.json, locked against other processes.
 
-    needed: what each record must have. goes: what each go that wrote records was made by (commit,
-    machine, versions), without repetitions. Raises InvalidInput when the folder was made with
-    another configuration or is in use.
+    needed: what each record must have. goes: what each sitting that wrote records was made by
+    (commit, machine, versions, the records before it, why samples may depend on it). Raises
+    InvalidInput when the folder was made with another configuration or is in use.
     """
 
     def __init__(self, config: DictConfig, needed: Sequence[str] = NEEDED):

@@ -91,6 +91,9 @@ def summary_of(
         config.model.name, as_dict(config.verifier, resolve=True)
     )
     summary["made_by"] = goes
+    summary["sittings"] = len(goes)
+    if len(goes) > 1 and (why := [w for go in goes if (w := go.get("samples_depend_on_batch"))]):
+        summary["samples_depend_on_sittings"] = why[0]
     return summary
 
 

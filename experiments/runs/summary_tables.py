@@ -35,6 +35,9 @@ def table(name: str, summary: dict[str, Any]) -> str:
             for what, n in summary["approximate"].items()
         ),
     ]
+    if why := summary.get("samples_depend_on_sittings"):
+        count = summary["sittings"]
+        rows.append(("sittings", f"{count}; {why} one go may have given other samples"))
     if any(moved):
         rows.append(("moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back"))
     link = ", over a simulated link" if "simulated_link_gbps" in summary else ""

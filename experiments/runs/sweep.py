@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 
 from experiments.cli.labels import label, typed_settings
 from experiments.runs.overrides import read
+from ttc.wording import number_of
 
 PRESETS = "experiment"
 """The group whose choices set others."""
@@ -119,6 +120,22 @@ class Outcomes:
         ) as place:
             yield cls(Path(place))
 
+    def begin(self, number: int, folder: Path) -> None:
+        """A job is about to write to this folder."""
+        (self.place / f"{number:06}.begun").write_text(str(folder), encoding="utf-8")
+
+    def recorded(self) -> str:
+        """How many problems the jobs that have begun have recorded, and where; "" for none."""
+        count = 0
+        where = set[str]()
+        for begun in self.place.glob("*.begun"):
+            folder = Path(begun.read_text(encoding="utf-8"))
+            file = folder / "records.jsonl"
+            if lines := file.read_bytes().count(b"\n") if file.exists() else 0:
+                count += lines
+                where.add(str(folder.parent))
+        return f"{number_of(count, 'problem')} in {', '.join(sorted(where))}" if count else ""
+
     def add(self, number: int, outcome: Outcome) -> None:
         (self.place / f"{number:06}.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
 
@@ -126,5 +143,5 @@ class Outcomes:
         """In the order of the jobs."""
         return [
             Outcome(**json.loads(file.read_text(encoding="utf-8")))
-            for file in sorted(self.place.iterdir())
+            for file in sorted(self.place.glob("*.json"))
         ]

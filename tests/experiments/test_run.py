@@ -15,7 +15,9 @@ from unittest.mock import Mock
 import pytest
 from hydra.errors import HydraException
 
+from experiments.run import launch
 from experiments.runs.problem_loop import run
+from experiments.runs.sweep import Outcomes
 from tests.helpers.benches import save_tiny_model
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished, run_until_killed, started
@@ -179,6 +181,35 @@ def test_ctrl_c_says_what_is_safe_and_how_to_go_on(tmp_path: Path) -> None:
     # one may be on its way to the disk
     assert counted is not None and done - int(counted[1]) in (0, 1)
     assert how == "run the same command to go on"
+
+
+def test_ctrl_c_in_a_sweep_counts_what_its_jobs_have_recorded(tmp_path: Path) -> None:
+    with Outcomes.kept([]) as outcomes:
+        outcomes.begin(0, tmp_path / "a")
+        outcomes.begin(1, tmp_path / "b")
+        assert outcomes.recorded() == "" and outcomes.all() == []
+        for name, lines in (("a", "{}\n"), ("b", "{}\n{}\n")):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "records.jsonl").write_text(lines)
+        assert outcomes.recorded() == f"3 problems in {tmp_path}"
+
+
+def test_ctrl_c_that_the_launcher_hears_first_says_what_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As joblib's, which stops its processes and knows of no record."""
+
+    def interrupted(config: Any) -> dict[str, Any]:
+        folder = Path(config.run.output_dir) / config.run.name
+        folder.mkdir(parents=True)
+        (folder / "records.jsonl").write_text("{}\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.runs.problem_loop.run", interrupted)
+    monkeypatch.setattr(sys, "argv", ["run", "-m", "run.name=a,b", f"run.output_dir={tmp_path}"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt, match=r"what is done so far is safe \(1 problem in"):
+        launch()
 
 
 SHORT = [

@@ -75,11 +75,29 @@ def test_every_go_that_adds_records_says_what_made_them(
     for limit in (1, 2, 2, 3):  # the third go has nothing to do
         run(composed(place, f"dataset.limit={limit}"))
     found = json.loads((place / "outputs" / "r" / "provenance.json").read_text())
-    assert [go["commit"] for go in found] == ["first", "second"] and "torch" in found[0]["machine"]
+    assert [go["commit"] for go in found] == ["first", "second", "second"]
+    assert [go["records_before"] for go in found] == [0, 1, 2] and "torch" in found[0]["machine"]
     summary = json.loads((place / "outputs" / "r" / "summary.json").read_text())
-    assert summary["made_by"] == found
+    assert summary["made_by"] == found and summary["sittings"] == 3
+    assert "samples_depend_on_sittings" not in summary  # in float32
     assert summary["parameters"]["model"] == sum(p.numel() for p in loaded_parameters(place))
     assert all(r["timing"]["kv_peak_bytes"] > 0 for r in records(place))
+
+
+@pytest.mark.slow
+def test_a_run_of_several_sittings_in_16_bits_says_so(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "in bfloat16 the problems left may get other samples than in one go"
+    for limit, says in ((1, False), (1, False), (2, True)):
+        run(composed(place, f"dataset.limit={limit}", "model.dtype=bfloat16"))
+        said = capsys.readouterr()
+        assert (told in said.err) == says
+        assert ("one go may have given other samples" in said.out) == says
+    summary = json.loads((place / "outputs" / "r" / "summary.json").read_text())
+    assert (summary["sittings"], summary["samples_depend_on_sittings"]) == (2, "in bfloat16")
+    found = json.loads((place / "outputs" / "r" / "provenance.json").read_text())
+    assert [go["samples_depend_on_batch"] for go in found] == ["in bfloat16"] * 2
 
 
 def loaded_parameters(place: Path) -> list[torch.Tensor]:

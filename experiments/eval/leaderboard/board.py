@@ -60,7 +60,7 @@ def cell_row(cell: Cell, run: Run) -> Figures:
         "folder": str(run.folder),
         **figures,
         **predictions_right(run),
-        "commit": " ".join(str(go["commit"]) for go in goes) or None,
+        "commit": " ".join(dict.fromkeys(str(go["commit"]) for go in goes)) or None,
         "made_by": goes,
         "data_fingerprint": digest(sorted(run.problems.items(), key=str)),
         "prompt_fingerprint": digest(sorted(_prompts(run).items()) or prompt_settings(run)),

@@ -343,6 +343,7 @@ class Engine:
         for child in children:
             while keep is not None and child.leaf.end >= max(keep, 1):
                 child.leaf = child.leaf.parent or self.tree.trunk
+            child.leaf = self.tree.last_state(child.leaf)
             if self.sharing.rule == "none":
                 child.leaf = self.tree.trunk
             self.tree.hold(child.leaf)

@@ -154,9 +154,14 @@ class MeasuredTimes:
             layers = decoder_layers(self.runner.model)
         except UnsupportedModel:
             return None
-        return next(
+        whole = next(
             (each for each in layers if any(part is attention for part in each.modules())), None
         )
+        if whole is None:
+            return None
+        parts = set(whole.modules())
+        alone = sum(module in parts for module in self.regeneration.modules) == 1
+        return whole if alone else None  # one that attends twice needs the blocks of both
 
     @torch.inference_mode()
     def _layer_s(self, module: nn.Module, plan: DecodePlan, rows: int) -> float:

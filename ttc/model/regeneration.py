@@ -210,6 +210,7 @@ class Regeneration:
 
         def look(module: Any, call: _Arguments, key: Tensor, value: Tensor) -> None:
             layer = len(self.calls)
+            call = replace(call, tables=[])  # a module may call attention twice
             for one, other in zip(calls_of_few[layer].others, call.others, strict=True):
                 axis = _row_axis(one, other)
                 if axis is not None and id(other) not in by_identity:

@@ -58,7 +58,7 @@ class Tree:
         segment = branch.leaf
         while segment.end >= len(branch.tokens) and segment.parent is not None:
             segment = segment.parent
-        self.move(branch, segment)
+        self.move(branch, self.last_state(segment))
 
     def let_go(self, branch: Branch) -> bool:
         """Take a branch off its leaf, and off what nobody else needs above. Says whether it had any
@@ -108,6 +108,12 @@ class Tree:
                 return self.split(child, shared)
             else:
                 break
+        return self.last_state(segment)
+
+    def last_state(self, segment: Segment) -> Segment:
+        """The deepest segment from here up that a branch can go on from: with recurrent layers one
+        with a state."""
+        recurrent = self.memory.states.shape is not None
         while recurrent and segment.state is None and segment.parent is not None:
             segment = segment.parent
         return segment

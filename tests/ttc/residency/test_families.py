@@ -1,0 +1,50 @@
+"""Every family under every policy: a prompt and tokens as plain `transformers` computes them, or a
+refusal by name."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.helpers.engines import GREEDY
+from tests.helpers.exactness import assert_like_plain
+from tests.helpers.models import FAMILIES, OWN_CODE, build, prompt
+from tests.helpers.recurrent import plain
+from tests.helpers.tiers import some_quick
+from tests.helpers.tokenizers import Letters
+from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel
+
+TWICE = ("diffllama", "longcat_flash")
+"""Families whose layers attend twice."""
+OTHERS = (*TWICE, "jamba", "qwen3_next", "zamba2", "kimi_linear")
+POLICIES: dict[str, Any] = {
+    "layerwise": Layerwise(block_tokens=8),
+    "beam_groups": BeamGroups(block_tokens=8),
+    "paged": Paged(block_tokens=8),
+    "headwise": Headwise(block_tokens=8),
+    "capture": Capture(),
+    "capture, half ACT": Capture(act_share=0.5, block_tokens=8),
+}
+CASES = [(family, policy) for family in (*FAMILIES, *OWN_CODE, *OTHERS) for policy in POLICIES]
+QUICK = [(family, policy) for family in TWICE for policy in POLICIES if "capture" in policy]
+
+
+@pytest.mark.filterwarnings("ignore:memory=capture")
+@pytest.mark.parametrize(("family", "policy"), some_quick(CASES, QUICK))
+def test_a_family_decodes_under_a_policy_or_is_refused_by_name(family: str, policy: str) -> None:
+    model = copy.deepcopy(plain(family)) if family in OTHERS else build(family)
+    try:
+        engine = Engine(model, Letters(), memory=POLICIES[policy])
+    except UnsupportedModel as refused:
+        assert type(model).__name__ in str(refused) or "memory=" in str(refused)
+        return
+    root = engine.root(prompt(1, 19))
+    branches = engine.fork(root, 2)
+    engine.generate(branches, 3, sampling=GREEDY)
+    with engine.lent():
+        for branch in branches:
+            assert_like_plain(model, branch)
+    engine.release([*branches, root])
+    assert engine.kv_bytes() == 0

@@ -94,7 +94,7 @@ def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
         (["search=beem_search"], "beem_search"),
         (["verifier=none"], "verifier"),
         (["model.name=/no/such/model"], "/no/such/model"),
-        slow((["memory.budget_gib=0.0001"], "would do")),
+        slow((["memory.budget_gib=0.0001"], "at least")),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(

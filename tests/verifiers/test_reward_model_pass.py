@@ -126,7 +126,7 @@ def test_a_budget_too_small_for_both_is_refused_before_the_reward_model_runs() -
     assert result.error is not None and "which 2 models share, is too small" in result.error
     assert result.usage.verifier_tokens == 0 and engine.kv_bytes() == 0
     engine = searching(memory=Resident(6 * KIB))
-    with pytest.raises(OutOfMemory, match=r"a budget of .* would do"):
+    with pytest.raises(OutOfMemory, match=r"a budget of .* at least"):
         root = engine.root([1, 2, 3])
         prm().rate(grown(engine, root, "abc\n"), [QUESTION], engine)
 

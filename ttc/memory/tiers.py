@@ -23,6 +23,15 @@ def as_budget(nbytes: int) -> str:
     return f"{nbytes:,} bytes ({gib:f} GiB)"
 
 
+def least_budget(nbytes: int) -> str:
+    """What to say of a budget that is too small for what is under way: what comes after it may need
+    more."""
+    return (
+        f"a budget of {as_budget(nbytes)} at least is needed, and what the search does next may "
+        "need more: `python -m experiments.plan` tells what all of it takes"
+    )
+
+
 class Tier:
     """Bytes in use in one tier, and the most that may be; None for no limit but the machine's.
 
@@ -74,9 +83,9 @@ class Tier:
             shared = f", which {self.models} models share," if self.models > 1 else ""
             raise OutOfMemory(
                 f"the {self.name} KV budget of {self.budget_bytes:,} bytes{shared} is too small: "
-                f"{used:,} are in use and {nbytes:,} more are needed; a budget of "
-                f"{as_budget(used + nbytes)} would do, or use fewer beams, shorter steps or a "
-                "smaller batch"
+                f"{used:,} are in use and {nbytes:,} more are needed; "
+                f"{least_budget(used + nbytes)}. Or use fewer beams, shorter steps or a smaller "
+                "batch"
             )
 
 

@@ -8,7 +8,7 @@ from math import ceil
 
 from ttc.errors import OutOfMemory
 from ttc.memory.kv import KV
-from ttc.memory.tiers import as_budget
+from ttc.memory.tiers import least_budget
 
 BlockBytes = Callable[[KV], int]
 Beams = Sequence[Sequence[KV]]
@@ -145,6 +145,6 @@ def _overlap(blocks: Sequence[KV] | set[KV], near: set[KV], block_bytes: BlockBy
 def _too_small(budget: float, needed: int) -> OutOfMemory:
     return OutOfMemory(
         f"the device KV budget of {budget:,.0f} bytes is too small for one branch's step with its "
-        f"blocks and tail; a budget of {as_budget(needed)} would do, or use shorter steps or "
+        f"blocks and tail; {least_budget(needed)}. Or use shorter steps or "
         "memory=paged"
     )

@@ -17,8 +17,8 @@ from ttc.residency.base import Paths, Residency, free_device_bytes
 
 @dataclass
 class Resident(Residency):
-    """All KV on the device; a budget too small is refused before any work, with the bytes that
-    would do."""
+    """All KV on the device; a budget too small is refused before any work, with the least bytes
+    that it takes."""
 
     def _memory_options(self) -> dict[str, Any]:
         return {"host_budget_bytes": 0, "by_layer": False}

@@ -320,7 +320,7 @@ class ActiveSearch:
             self.steps = _last_words(best, self.budget.final_text, step, search.sampling)
             self.advance(None)
 
-    def result(self) -> Result:
+    def result(self, tokenizer: Any) -> Result:
         candidates = self.choices()
         self.tree.end(dict.fromkeys([*self.live, *candidates]), candidates)
         best, answer = self.config.search.choose(candidates, self.case.extract)
@@ -342,6 +342,7 @@ class ActiveSearch:
             self.error,
             self.stopped,
             by_model if len(by_model) > 1 else {},
+            self.config.template.text(self.problem.question, tokenizer),
         )
 
     def choices(self) -> list[Branch]:

@@ -42,7 +42,7 @@ from search.config import SearchConfig
 from search.solving import results_of
 from ttc.engine import Engine
 from ttc.errors import BranchRefused, InvalidInput, VerifierError
-from ttc.protocols import Backend, Problem, Result
+from ttc.protocols import Backend, Problem, Result, misfit
 from ttc.remote.backend import RemoteBackend
 from ttc.remote.client import ContentRefused
 from ttc.text.prompt import PromptTemplate
@@ -62,6 +62,8 @@ def run(config: DictConfig) -> dict[str, Any]:
     inputs = job.inputs()
     problems = number_of(job.total, "problem")
     say(f"{job.title}, {config.model.name}, {config.dataset.name}: {problems}{job.part}")
+    if (why := misfit(job.verifier, config.dataset.answer_kind)) is not None:
+        say(why)
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
         summary = job.solve(folder, inputs)
     _show(config, job, folder, summary)
@@ -203,8 +205,7 @@ class Job:
         ):
             for result in results:
                 progress.solved(result.usage.generated_tokens)
-                template = search_config.template
-                record = full_record(result, self.task, config, template, engine)
+                record = full_record(result, self.task, config, engine)
                 folder.append(record)
                 if config.run.show_questions:
                     answer = f"-> {record['answer']} (gold {record['gold']})"

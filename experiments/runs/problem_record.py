@@ -15,7 +15,6 @@ from experiments.runs.summary import failed
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Result
 from ttc.results import BranchRecord
-from ttc.text.prompt import PromptTemplate
 
 TIMING = (
     "forward_passes",
@@ -28,15 +27,11 @@ TIMING = (
 """The parts of a problem's usage that depend on the machine and on what else ran."""
 
 
-def full_record(
-    result: Result, task: Task, config: DictConfig, template: PromptTemplate, engine: Backend
-) -> Any:
+def full_record(result: Result, task: Task, config: DictConfig, engine: Backend) -> Any:
     """The record of a problem that a run has solved: `problem_record`, the exact prompt, and what
     cut the text off."""
     record = problem_record(result, task, config.run.record_tokens)
-    record["prompt"] = (
-        None if result.best is None else template.text(result.problem.question, engine.tokenizer)
-    )
+    record["prompt"] = None if result.best is None else result.prompt
     if config.dataset.private:
         record |= {"question": None, "prompt": None}
     record["truncated_by"] = _truncated_by(result, config.run)

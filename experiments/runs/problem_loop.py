@@ -29,7 +29,7 @@ from experiments.runs.data import Task, load_task, part_of
 from experiments.runs.dry_run import describe
 from experiments.runs.example import example, telling
 from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
-from experiments.runs.problem_record import full_record, problem_record
+from experiments.runs.problem_record import full_record, problem_record, without_texts
 from experiments.runs.provenance import commit, machine
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import Progress, show_logged
@@ -142,7 +142,10 @@ class Job:
             result = Result(
                 Problem("", name), None, [], None, Usage(), [], self.config.run.seed, reason
             )
-            folder.append(problem_record(result, self.task))
+            record = problem_record(result, self.task)
+            if self.config.dataset.private:
+                without_texts(record)
+            folder.append(record)
         if engine is not None:
             self._solve(engine, problems, folder)
         if isinstance(engine, RemoteBackend):
@@ -207,7 +210,7 @@ class Job:
                 progress.solved(result.usage.generated_tokens)
                 record = full_record(result, self.task, config, engine)
                 folder.append(record)
-                if config.run.show_questions:
+                if config.run.show_questions:  # on the screen alone
                     answer = f"-> {record['answer']} (gold {record['gold']})"
                     progress.note(f"{record['id']}: {result.problem.question}\n  {answer}")
 

@@ -64,6 +64,13 @@ def run(config: DictConfig) -> dict[str, Any]:
     say(f"{job.title}, {config.model.name}, {config.dataset.name}: {problems}{job.part}")
     if (why := misfit(job.verifier, config.dataset.answer_kind)) is not None:
         say(why)
+    similar = config.sharing.get("rule") == "similar"
+    if similar and not getattr(job.search, "phrasings", ()):
+        say(
+            "sharing=similar does nothing for the branches of one problem here: "
+            f"{type(job.search).__name__} words its prompts in one way alone; use "
+            "search=diverse_prompts with search.phrasings"
+        )
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
         summary = job.solve(folder, inputs)
     _show(config, job, folder, summary)

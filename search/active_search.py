@@ -10,7 +10,7 @@ from search.base import Case, Request, Search, SearchSteps, check_request
 from search.budget import Budget
 from search.config import SearchConfig
 from search.recorded_tree import RecordedTree
-from search.selection import answer_of, best_first, by_path
+from search.selection import answer_of, best_first, by_path, with_answer
 from search.spending import Spending
 from search.thinking import ThinkingStep, most_tokens
 from search.tool_runs import ToolRun
@@ -320,7 +320,7 @@ class ActiveSearch:
             self.steps = _last_words(best, self.budget.final_text, step, search.sampling)
             self.advance(None)
 
-    def result(self) -> Result:
+    def result(self, tokenizer: Any) -> Result:
         candidates = self.choices()
         self.tree.end(dict.fromkeys([*self.live, *candidates]), candidates)
         best, answer = self.config.search.choose(candidates, self.case.extract)
@@ -342,18 +342,29 @@ class ActiveSearch:
             self.error,
             self.stopped,
             by_model if len(by_model) > 1 else {},
+            self.config.template.text(self.problem.question, tokenizer),
         )
 
     def choices(self) -> list[Branch]:
         """The candidates in the order of their paths: what the search returned, and what a budget
-        left unpaid. Of a search that was cut short, the live branches that nothing continues."""
+        left unpaid. Of a search that was cut short, the live branches that nothing continues. Where
+        none has an answer, the best finished branch that it has rated and let go of, too."""
+        chosen = self._left()
+        if not with_answer(chosen, self.case.extract):
+            ended = [b for b in self.chats if b.finished and b.score is not None]
+            chosen += best_first(with_answer(by_path(ended), self.case.extract), self.case.extract)[
+                :1
+            ]
+        return by_path(chosen)
+
+    def _left(self) -> list[Branch]:
         if self.closing is not None:
-            return by_path([*(self.candidates or []), *self.others])
+            return [*(self.candidates or []), *self.others]
         if self.candidates is not None:
-            return by_path(dict.fromkeys([*self.candidates, *self.unpaid]))
+            return list(dict.fromkeys([*self.candidates, *self.unpaid]))
         written = [branch for branch in self.live if branch is not self.root and branch.generated]
         parents = {branch.parent for branch in self.live}
-        return by_path([branch for branch in written if branch.finished or branch not in parents])
+        return [branch for branch in written if branch.finished or branch not in parents]
 
     # ------------------------------------------------------------ branches
 

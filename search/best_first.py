@@ -21,7 +21,7 @@ class BestFirst(StepwiseSearch):
     Nothing is pruned: a branch that was passed over stays open and is taken up again when it is the
     best one left, so many idle branches hold KV (see `ttc.BlockCache`). The search ends after
     `max_steps` expansions, when no branch is open, or once `finish` branches have finished. It
-    answers with the best finished branch, or the best open one if none has.
+    answers with the best finished branch; where none has an answer, the open ones compete too.
     """
 
     limits: ClassVar = {"finish": COUNT}
@@ -54,7 +54,7 @@ class BestFirst(StepwiseSearch):
         except BudgetExceeded:
             if not finished and opened in ([], [root]):
                 raise
-        return ranked(finished) or ranked(opened)
+        return complete(ranked([*finished, *opened]), case.extract)
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
-        return super().choose(complete(candidates), extract)
+        return super().choose(complete(candidates, extract), extract)

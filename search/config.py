@@ -59,9 +59,10 @@ class SearchConfig:
         reader = reader_of(options.extract, options.answer_kind)
         if thoughts is not None:
             reader = replace(reader, marks=thoughts.marks)
-        template, closes = switched(
-            options.template or PromptTemplate(), search.thinking, engine.tokenizer, thoughts
+        template = (options.template or PromptTemplate()).asking(
+            reader.kind if reader.extract is None else "text"
         )
+        template, closes = switched(template, search.thinking, engine.tokenizer, thoughts)
         limited = not (isinstance(engine, WritesAhead) and engine.writes_ahead)
         if closes and not limited:
             raise InvalidInput(

@@ -194,7 +194,7 @@ class Driver:
         for active in done:
             active.close()
             if active.done:
-                result = active.result()
+                result = active.result(self.engine.tokenizer)
                 self._release([active])
                 result.error = active.error
                 self.under_way.leave(active.index)

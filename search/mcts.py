@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from search.base import COUNT, Case, Limit, Request, SearchSteps, StepwiseSearch, expand
 from search.growing import drop_repeated
-from search.selection import C, Chosen, Voting, best_first, by_path, vote
+from search.selection import C, Chosen, Voting, best_first, by_path, complete, vote
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release
@@ -127,7 +127,8 @@ class MCTS(StepwiseSearch):
             if not states:
                 raise
         ends = rollouts + [(state.branch, state) for state in states if state.branch.finished]
-        ends = [pair for pair in ends if pair[0].finished] or ends
+        kept = complete([branch for branch, _ in ends], case.extract)
+        ends = [pair for pair in ends if pair[0] in kept]
         ends = ends or [(state.branch, state) for state in states if not state.children]
         if self.answer == "most_visited":
             return self._most_visited(top, ends, case.extract)

@@ -23,8 +23,8 @@ class REBASE(StepwiseSearch):
 
     See `balanced` for the shares; the root gets all n. A finished branch takes its one continuation
     out of the budget for good. The search ends when no branch is open, or after `max_steps` steps
-    of `step_tokens` tokens or up to `delimiter`. The candidates are the finished branches, or the
-    open ones if there are none; also where a budget ends the search.
+    of `step_tokens` tokens or up to `delimiter`. The candidates are the finished branches, and the
+    open ones where none of these has an answer; also where a budget ends the search.
     balance_temperature: T_b of the paper; the lower, the more the best branches get.
     answer: that with the highest total score ("weighted_majority"), or of the best rated branch
     ("best").
@@ -59,7 +59,7 @@ class REBASE(StepwiseSearch):
             budget = self.n - len(finished)
             if budget <= 0 or not opened:
                 break
-        return finished or opened
+        return complete([*finished, *opened], case.extract)
 
     @property
     def voting(self) -> Voting | None:
@@ -67,8 +67,8 @@ class REBASE(StepwiseSearch):
 
     def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
         if self.voting is None:
-            return super().choose(complete(candidates), extract)
-        return vote(complete(candidates), extract, weighted=True)
+            return super().choose(complete(candidates, extract), extract)
+        return vote(complete(candidates, extract), extract, weighted=True)
 
 
 def balanced(scores: Sequence[float], budget: int, temperature: float) -> list[int]:

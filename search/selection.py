@@ -2,15 +2,16 @@
 
 A rule takes samples in the order of their index and returns the place of the one that it chooses,
 None where none has an answer that counts. Answers that the grader calls equal are one, invalid ones
-have no vote. Scores that agree in six digits are equal. Of equals one with an answer comes before
-one without, and then the lowest index, which is the order of their paths in the tree. The searches
-choose by these rules, and `python -m experiments.select` scores all of them from a run's records.
+have no vote. One without an answer never wins against one that has an answer, whatever their
+scores. Scores that agree in six digits are equal, and of equals the lowest index wins, which is the
+order of their paths in the tree. The searches choose by these rules, and `python -m
+experiments.select` scores all of them from a run's records.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -75,10 +76,17 @@ def _standing(branch: Candidate) -> tuple[bool, float]:
     return not branch.gated, comparable(branch.score)
 
 
-def complete(branches: Sequence[C]) -> list[C]:
-    """The branches that have finished; all of them where none has."""
+def complete(branches: Sequence[C], extract: Extract) -> list[C]:
+    """The branches that have finished; all of them where none has, or where only others have an
+    answer."""
     finished = [branch for branch in branches if branch.finish_reason is not None]
-    return finished or list(branches)
+    if with_answer(finished, extract) or not with_answer(branches, extract):
+        return finished or list(branches)
+    return list(branches)
+
+
+def with_answer(branches: Iterable[C], extract: Extract) -> list[C]:
+    return [branch for branch in branches if canonical(answer_of(branch, extract)) is not None]
 
 
 def by_path(branches: Iterable[C]) -> list[C]:
@@ -86,18 +94,12 @@ def by_path(branches: Iterable[C]) -> list[C]:
 
 
 def best_first(candidates: Sequence[C], extract: Extract) -> list[C]:
-    """Best score first; of equal scores those with an answer first, then in the order given.
+    """Those with an answer first; of these, and of the others, those that no gate cut off, then
+    the best score. Equals keep their order. extract: reads an answer."""
+    answered = set(map(id, with_answer(candidates, extract)))
 
-    What a gate cut off comes last. extract: reads an answer; only texts of equal scores are read.
-    """
-    equals = Counter(_standing(candidate) for candidate in candidates)
-
-    def key(candidate: C) -> tuple[bool, float, bool]:
-        standing = _standing(candidate)
-        if equals[standing] < 2:
-            return *standing, False
-        answer = answer_of(candidate, extract)
-        return *standing, canonical(answer) is not None
+    def key(candidate: C) -> tuple[bool, bool, float]:
+        return id(candidate) in answered, *_standing(candidate)
 
     return sorted(candidates, key=key, reverse=True)
 
@@ -242,12 +244,14 @@ def _sigmoid(score: float) -> float:
 
 
 def best(samples: Sequence[Sample], by: Figure = "score") -> int | None:
-    """The sample with the highest score, log-probability or self-certainty."""
-    counted = set(_whole(samples))
-    for place in _order(samples, by):
-        if place in counted:
-            return place
-    return None
+    """The sample with the highest score, log-probability or self-certainty among those that have
+    an answer; among all where none has."""
+
+    def key(place: int) -> tuple[bool, float]:
+        sample = samples[place]
+        return sample.ballot is not None, comparable(getattr(sample, by))
+
+    return max(_whole(samples), key=key, default=None)
 
 
 def borda(
@@ -267,14 +271,16 @@ def soft_best_of_n(samples: Sequence[Sample], temperature: float = 0.1) -> list[
     """The probability of each sample to be chosen, proportional to exp(score / temperature).
 
     It is the one rule that draws: near temperature 0 it is `best`, at a high one all samples are
-    alike. A sample without a score is never drawn.
+    alike. A sample without a score is never drawn, one without an answer only where none has one.
     """
     if not temperature > 0:
         raise InvalidInput(
             f"temperature={temperature} of soft best-of-n must be above 0; near 0 it is best-of-n"
         )
     scores: dict[int, float] = {}
-    for place in _whole(samples):
+    counted = _whole(samples)
+    answered = [place for place in counted if samples[place].ballot is not None]
+    for place in answered or counted:
         score = samples[place].score
         if score is not None:
             scores[place] = score
@@ -351,9 +357,11 @@ def _order(samples: Sequence[Sample], by: Figure) -> list[int]:
 
 
 def _whole(samples: Sequence[Sample]) -> list[int]:
-    """The places of the samples that no decode gate cut off; all where it cut off every one."""
+    """The places of the samples that no decode gate cut off; all where none of these has an
+    answer."""
     kept = [place for place, sample in enumerate(samples) if not sample.gated]
-    return kept or list(range(len(samples)))
+    answered = any(samples[place].ballot is not None for place in kept)
+    return kept if answered else list(range(len(samples)))
 
 
 # ---------------------------------------------------------------- all of them by name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from search.expansions import Events
 from search.options import CallKeywords, SolveKeywords, SolveOptions, check_keywords
 from search.several_models import one_backend
 from ttc.checks import check_flag, check_kind
-from ttc.protocols import Backend, Problem
+from ttc.protocols import Backend, Problem, misfit
 from ttc.results import Progress, Result
 
 Engines = Backend | Mapping[str, Backend]
@@ -52,7 +53,9 @@ def solve(
         {"small": engine, "large": remote}, for searches that hand branches from one to another.
         The first one reads the prompt. verifier: what rates
         branches, for searches that ask for scores.
-    template: the words around a question, `PromptTemplate()` by default.
+    template: the words around a question. Where it has no instruction, or there is none, these go
+        with the answers: with `answer_kind`, or the question alone for "text" and with an `extract`
+        of your own (see `ttc.text.prompt.WORDS`). `Result.prompt` shows what was sent.
     seed: with the problem's id it fixes every sampled token. Without an id it is the question, and
         how many problems without one ask the same before it in the list: ["q", "q"] are two
         problems with samples of their own, of which the first has those of "q" alone.
@@ -104,7 +107,7 @@ def solve(
         check_kind(name, called, called is None or callable(called), "a function of one argument")
     check_keywords(solve, options)
     engine = one_backend(engine)
-    config = SearchConfig.of(search, engine, SolveOptions.of(**options))
+    config = _config(search, engine, SolveOptions.of(**options))
     single = isinstance(problem, str | Problem)
     problems = [as_problem(problem)] if single else as_problems(problem)
     results: dict[int, Result] = {}
@@ -139,7 +142,7 @@ def solve_each(
     """
     check_keywords(solve_each, options)
     engine = one_backend(engine)
-    config = SearchConfig.of(search, engine, SolveOptions.of(**options))
+    config = _config(search, engine, SolveOptions.of(**options))
     return results_of(engine, config, problems, concurrency, max_rows)
 
 
@@ -186,10 +189,17 @@ def stream(
     check_keywords(stream, options)
     check_flag("tokens", tokens)
     engine = one_backend(engine)
-    config = SearchConfig.of(search, engine, SolveOptions.of(**options))
+    config = _config(search, engine, SolveOptions.of(**options))
     return _progress(
         _events(engine, config, [as_problem(problem)], 1, None, strict=True, tokens=tokens)
     )
+
+
+def _config(search: Search, engine: Backend, options: SolveOptions) -> SearchConfig:
+    """Warns of a verifier that cannot rate this kind of answer."""
+    if (why := misfit(options.verifier, options.answer_kind)) is not None:
+        warnings.warn(why, stacklevel=3)
+    return SearchConfig.of(search, engine, options)
 
 
 def _events(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch, expand
-from search.selection import ranked
+from search.selection import complete, ranked
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Rate, Release
 from ttc.tree.branch import Branch
@@ -21,8 +21,8 @@ class TreeOfThoughts(StepwiseSearch):
     are pruned; the others are followed one after the other, the best rated first (the first of
     equals), each with all that comes of it before the next. A state is not continued once it has
     finished or is `max_depth` steps deep. The search ends when nothing is left to follow, or after
-    `max_states` states were continued. It answers with the best rated finished state; if none has
-    finished, with the best rated of those that are left and the best of the pruned ones.
+    `max_states` states were continued. It answers with the best rated finished state; where none of
+    these has an answer, those that are left and the best of the pruned ones compete too.
 
     What is pruned frees its keys and values at once; what waits to be followed keeps them.
     """
@@ -70,7 +70,10 @@ class TreeOfThoughts(StepwiseSearch):
             if not (finished or given_up or unrated or stack[1:]):
                 raise
         finished += [state for state in [*stack, *unrated] if state.finished]
-        return ranked(finished) or ranked([*stack, *unrated, *given_up])
+        if not finished:
+            return ranked([*stack, *unrated, *given_up])
+        waiting = [state for state in [*stack, *unrated, *given_up] if not state.finished]
+        return complete(ranked([*finished, *waiting]), case.extract)
 
     def _promising(self, state: Branch) -> bool:
         return state.score is not None and state.score > self.threshold

@@ -496,6 +496,21 @@ def score_range(verifier: object) -> tuple[float, float] | None:
     return getattr(verifier, "score_range", None)
 
 
+def misfit(verifier: object, kind: str) -> str | None:
+    """Why a verifier, or a part of one, says little about answers of a kind; None where it may rate
+    them. One that rates some kinds alone names these as `answer_kinds`."""
+    parts = [getattr(verifier, "inner", None), *(getattr(verifier, "parts", None) or ())]
+    for part in (verifier, *parts):
+        kinds = getattr(part, "answer_kinds", None)
+        if kinds is not None and kind not in kinds:
+            return (
+                f"{type(part).__name__} rates answers of the kind {' or '.join(kinds)}, and these "
+                f"are of the kind {kind}, so that its scores say little about them; use "
+                "another (SelfVerifier rates all kinds), or a search that votes"
+            )
+    return None
+
+
 def children_price(
     verifier: object, parent: Branch, question: str, backend: Backend, tokens: int, count: int
 ) -> int:

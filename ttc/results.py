@@ -181,6 +181,7 @@ class Result:
     stopped: what ended the search before it was done: the name of the limit of its budget that ran
         out, or "cancelled"; else None.
     usage_by_model: what each model took of `usage`, by its name; {} where there is one alone.
+    prompt: the text that was sent to the model for the question, None where none was.
     """
 
     problem: Problem
@@ -193,6 +194,7 @@ class Result:
     error: str | None = None
     stopped: Stopped | None = None
     usage_by_model: dict[str, Usage] = field(default_factory=dict)
+    prompt: str | None = None
 
     @classmethod
     def unsolved(
@@ -214,6 +216,7 @@ class Result:
             "seed": self.seed,
             "error": self.error,
             "stopped": self.stopped,
+            "prompt": self.prompt,
             **({"usage_by_model": by_model} if by_model else {}),
         }
 
@@ -237,6 +240,7 @@ class Result:
                 values["error"],
                 values["stopped"],
                 {name: Usage(**usage) for name, usage in values.get("usage_by_model", {}).items()},
+                values.get("prompt"),
             )
         except (KeyError, TypeError, ValueError, StopIteration) as error:
             raise InvalidInput(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate
+from typing import ClassVar
 
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend
@@ -62,6 +63,8 @@ class ArithmeticVerifier:
     Every equation that holds takes the score `credit` of the way to 1. An equation that a step's
     end cuts off is judged when it is complete. Takes time linear in the text.
     """
+
+    answer_kinds: ClassVar[tuple[str, ...]] = ("number", "strict", "math")
 
     neutral: float = 0.5
     credit: float = 0.3

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Event
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from ttc.errors import InvalidInput
 from ttc.execution.code_tests import failures, shown_tests, whole_program
@@ -40,6 +40,8 @@ class ExecutionVerifier:
     time_s: processor seconds for a call or a run. memory_mib: memory of a program.
     Raises TTCError where this machine cannot confine a program.
     """
+
+    answer_kinds: ClassVar[tuple[str, ...]] = ("code",)
 
     neutral: float = 0.5
     time_s: float = 5.0

@@ -67,6 +67,7 @@ class WrittenTests:
     time_s: float = 5.0
     memory_mib: int = 1024
     _written: dict[int, list[CallTest]] = field(default_factory=dict, init=False, repr=False)
+    answer_kinds: ClassVar[tuple[str, ...]] = ("code",)
     writes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -4,13 +4,14 @@ cost."""
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from experiments.cli.choices import defaults
 from experiments.cli.command import perform
-from experiments.cli.output import show
+from experiments.cli.output import say, show
 from experiments.cli.package_check import check
 from ttc.wording import number_of
 
@@ -29,6 +30,10 @@ Examples
   ttc "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
   ttc "What is 17 * 23?" --model Qwen/Qwen3-0.6B --search best_of_n --verifier self search.n=8
   ttc "Which is larger, 9.9 or 9.11?" --search self_consistency run.max_generated_tokens=2000
+
+A question that says "how many" or the like, or has numbers to compute with or to choose from, asks
+for a number: the model is then told to think step by step and to end with "The answer is N.".
+Other questions are sent as they are. dataset.answer_kind=number, text, choice or math decides.
 
 SETTING=VALUE is a setting of `python -m experiments.run`: of the search (search.beam_size=8), of
 the prompt (dataset.instruction="{question}"), or a budget (run.max_generated_tokens=N).
@@ -79,9 +84,11 @@ def ask(arguments: argparse.Namespace) -> int:
     )
     from experiments.runs.grading import Reading
     from experiments.runs.hydra_command import composed
+    from experiments.runs.question_kind import question_kind
     from experiments.runs.screen import show_logged
     from search.config import SearchConfig
     from ttc.errors import InvalidInput
+    from ttc.protocols import misfit
     from ttc.remote.backend import RemoteBackend
 
     for setting in arguments.settings:
@@ -98,11 +105,17 @@ def ask(arguments: argparse.Namespace) -> int:
     config = composed([*chosen, *arguments.settings], "ask")
     if arguments.model is not None:
         config.model.name = arguments.model
+    if not any(re.match(r"\+*dataset(\.answer_kind|\.extract)?=", s) for s in arguments.settings):
+        config.dataset.answer_kind = question_kind(arguments.question)
     config = resolved(config)
     check_backend(config)
     search = instantiate(config.search, _convert_="all")
     verifier = make_verifier(config) if search.needs_verifier else None
     template = make_template(config)
+    if added := template.instruction.replace("{question}", "").strip():
+        say(f"beside the question the model is told: {added}")
+    if (why := misfit(verifier, config.dataset.answer_kind)) is not None:
+        say(why)
     backend = make_backend(config)
     try:
         options = solve_options(config, Reading.of(config.dataset), verifier, template)

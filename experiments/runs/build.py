@@ -14,6 +14,7 @@ from experiments.cli.output import say
 from experiments.runs.auto_memory import auto_of, is_auto
 from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_examples
+from experiments.runs.default_verifier import default_verifier
 from experiments.runs.grading import Reading
 from experiments.runs.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from search import Search
@@ -49,6 +50,8 @@ def resolved(config: DictConfig) -> DictConfig:
     data set or search, or on the same problems.
     """
     config = config.copy()
+    if OmegaConf.is_interpolation(config.verifier, "_target_"):  # verifier=auto
+        config.verifier = _by_name(default_verifier(config.dataset.answer_kind), "verifier")
     resolve_escapes(config)
     verifier = config.verifier
     if isinstance(name := verifier.get("inner"), str):

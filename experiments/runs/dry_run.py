@@ -6,6 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.build import make_tools, source_options, thinking_marks
 from experiments.runs.data import Task
+from experiments.runs.problem_record import without_quotes
 from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_switch import switched
@@ -39,5 +40,7 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
         f"--- {number_of(len(task.problems), 'problem')}, "
         f"{number_of(len(task.failures), 'row')} that cannot be used ---"
     )
-    parts += [f"{name}: {reason}" for name, reason in task.failures[:SHOWN]]
+    for name, reason in task.failures[:SHOWN]:
+        shown = without_quotes(reason) if config.dataset.private else reason
+        parts.append(f"{name}: {shown}")
     return "\n\n".join(parts)

@@ -29,7 +29,7 @@ from experiments.runs.data import Task, load_task, part_of
 from experiments.runs.dry_run import describe
 from experiments.runs.example import example, telling
 from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
-from experiments.runs.problem_record import full_record, problem_record
+from experiments.runs.problem_record import full_record, problem_record, without_texts
 from experiments.runs.provenance import commit, machine
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import Progress, show_logged
@@ -42,7 +42,7 @@ from search.config import SearchConfig
 from search.solving import results_of
 from ttc.engine import Engine
 from ttc.errors import BranchRefused, InvalidInput, VerifierError
-from ttc.protocols import Backend, Problem, Result
+from ttc.protocols import Backend, Problem, Result, misfit
 from ttc.remote.backend import RemoteBackend
 from ttc.remote.client import ContentRefused
 from ttc.text.prompt import PromptTemplate
@@ -62,6 +62,15 @@ def run(config: DictConfig) -> dict[str, Any]:
     inputs = job.inputs()
     problems = number_of(job.total, "problem")
     say(f"{job.title}, {config.model.name}, {config.dataset.name}: {problems}{job.part}")
+    if (why := misfit(job.verifier, config.dataset.answer_kind)) is not None:
+        say(why)
+    similar = config.sharing.get("rule") == "similar"
+    if similar and not getattr(job.search, "phrasings", ()):
+        say(
+            "sharing=similar does nothing for the branches of one problem here: "
+            f"{type(job.search).__name__} words its prompts in one way alone; use "
+            "search=diverse_prompts with search.phrasings"
+        )
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
         summary = job.solve(folder, inputs)
     _show(config, job, folder, summary)
@@ -147,7 +156,10 @@ class Job:
             result = Result(
                 Problem("", name), None, [], None, Usage(), [], self.config.run.seed, reason
             )
-            folder.append(problem_record(result, self.task))
+            record = problem_record(result, self.task)
+            if self.config.dataset.private:
+                without_texts(record)
+            folder.append(record)
         if engine is not None:
             self._solve(engine, problems, folder)
         if isinstance(engine, RemoteBackend):
@@ -210,10 +222,9 @@ class Job:
         ):
             for result in results:
                 progress.solved(result.usage.generated_tokens)
-                template = search_config.template
-                record = full_record(result, self.task, config, template, engine)
+                record = full_record(result, self.task, config, engine)
                 folder.append(record)
-                if config.run.show_questions:
+                if config.run.show_questions:  # on the screen alone
                     answer = f"-> {record['answer']} (gold {record['gold']})"
                     progress.note(f"{record['id']}: {result.problem.question}\n  {answer}")
 

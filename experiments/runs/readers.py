@@ -100,20 +100,33 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
 
 def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
     labels = list(map(str, row["choices"]["label"]))
-    gold = str(row["answerKey"])
+    gold = str(row[config.fields.answer or "answerKey"])
     if gold not in labels:
         raise InvalidInput(f"the gold answer {gold!r} is none of the choices {labels}")
-    return _with_letters(text_of(row, "question"), name, row["choices"]["text"], labels.index(gold))
+    return _with_letters(
+        text_of(row, config.fields.question or "question"),
+        name,
+        row["choices"]["text"],
+        labels.index(gold),
+        _solution(row, config.fields.solution),
+    )
 
 
 def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
     """The right answer comes first in the file; the order is shuffled by a seed and the question
     itself."""
-    columns = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
-    question = text_of(row, "Question")
+    columns = (
+        config.fields.answer or "Correct Answer",
+        "Incorrect Answer 1",
+        "Incorrect Answer 2",
+        "Incorrect Answer 3",
+    )
+    question = text_of(row, config.fields.question or "Question")
     order = list(range(len(columns)))
     random.Random(f"{config.shuffle_seed}:{question}").shuffle(order)
-    return _with_letters(question, name, [text_of(row, columns[i]) for i in order], order.index(0))
+    choices = [text_of(row, columns[i]) for i in order]
+    solution = _solution(row, config.fields.solution)
+    return _with_letters(question, name, choices, order.index(0), solution)
 
 
 def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
@@ -143,11 +156,16 @@ READERS: dict[str, Reader] = {
 }
 
 
-def _with_letters(question: str, name: str, choices: list[str], right: int) -> Problem:
+def _solution(row: Row, name: str | None) -> dict[str, str]:
+    return {} if name is None else {"solution": text_of(row, name)}
+
+
+def _with_letters(
+    question: str, name: str, choices: list[str], right: int, about: Mapping[str, str]
+) -> Problem:
     lettered = dict(zip(LETTERS, choices, strict=False))
-    return Problem(
-        with_choices(question, lettered), name, LETTERS[right], {"choices": "".join(lettered)}
-    )
+    known = {"choices": "".join(lettered), **about}
+    return Problem(with_choices(question, lettered), name, LETTERS[right], known)
 
 
 def with_choices(question: str, choices: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from experiments.runs.default_verifier import default_verifier
 from experiments.runs.records import MAY_CHANGE
 
 IN_NAME = (
@@ -32,7 +33,8 @@ OURS = ("search", "verifiers", "ttc", "experiments", "conf")
 
 def is_own(path: str | None) -> bool:
     """Whether a search's or verifier's `_target_` is the user's own."""
-    return path is not None and path.partition(".")[0] not in OURS
+    chosen = path is not None and not path.startswith("${")  # else by the kind of answer
+    return chosen and str(path).partition(".")[0] not in OURS
 
 
 def data_label(name: str, path: str | None) -> str:
@@ -62,6 +64,11 @@ def verifier_label(search: Any, verifier: str) -> str:
     return f"-{verifier}" if rated else ""
 
 
+def _chosen_verifier(kind: str) -> str:
+    choice = str(HydraConfig.get().runtime.choices["verifier"])
+    return default_verifier(kind) if choice == "auto" else choice
+
+
 def overrides_suffix(overrides: Sequence[str], silent: Sequence[str]) -> str:
     """The other overrides as a part of a run's name: each setting of a sweep has its own folder."""
     kept = [o for o in overrides if o.partition("=")[0].lstrip("+~") not in (*IN_NAME, *silent)]
@@ -83,7 +90,7 @@ def register_names() -> None:
         "verifier_label",
         lambda *, _root_: verifier_label(
             _root_.search,
-            class_label(_root_.verifier, HydraConfig.get().runtime.choices["verifier"]),
+            class_label(_root_.verifier, _chosen_verifier(_root_.dataset.answer_kind)),
         ),
         replace=True,
     )

@@ -8,17 +8,19 @@ from importlib import import_module
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 import search
 import ttc
 import verifiers
 from experiments.cli.choices import public_classes, written
+from experiments.runs.default_verifier import default_verifier
 from experiments.runs.run_name import register_names
 from ttc.approximate.early_exit import Rule
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency
 from ttc.speculation.base import Draft
-from ttc.text.prompt import STEP_BY_STEP
+from ttc.text.prompt import words_for
 
 
 @dataclass
@@ -82,15 +84,17 @@ class DatasetConfig:
     reader: how a row is read, by a name of `readers.READERS` or the dotted path of a function (row,
     id, these settings) -> Problem. extract, grader: dotted paths of functions in place of
     answer_kind, see `grading`.
-    instruction: the words around a question. raw: they are the whole prompt, with no chat template
-    around them.
+    instruction: the words around a question, by default those that go with answer_kind
+    (`ttc.text.prompt.WORDS`), and with an extract of your own the question alone. raw: they are the
+    whole prompt, with no chat template around them.
     chat_options: what else the chat template takes, as {enable_thinking: false}.
     keep_generated: see `ttc.text.prompt.PromptTemplate`.
     examples: solved examples that come first. shots: how many more are taken from shots_path, a
     file, or shots_split, a split of the hub; its first rows, or rows drawn by shots_seed.
     end: strings that finish an answer. In these, the instruction, the examples and the search's
     texts `\n` is a line break and `\t` a tab, unless they begin a LaTeX command (`\neq`).
-    private: the questions are not to be published, so that records keep ids and answers alone.
+    private: the questions are not to be published, so that records keep no text of them, nor of
+    what the model wrote; false keeps them.
     pad_chars: neutral text before each question until it has so many characters, to measure long
     prompts.
     """
@@ -113,7 +117,7 @@ class DatasetConfig:
     answer_kind: str = "number"
     extract: str | None = None
     grader: str | None = None
-    instruction: str = STEP_BY_STEP
+    instruction: str = "${words_for:${.answer_kind},${.extract}}"
     system: str | None = None
     chat: bool | None = None
     raw: bool = False
@@ -372,6 +376,14 @@ def extended(name: str, part: type) -> type:
 
 def register() -> None:
     register_names()
+    OmegaConf.register_new_resolver(
+        "words_for",
+        lambda kind, extract: words_for(kind if extract is None else "text"),
+        replace=True,
+    )
+    OmegaConf.register_new_resolver(
+        "verifier_for", lambda kind: target_of(VERIFIERS[default_verifier(kind)]), replace=True
+    )
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, node in (("model", ModelConfig), ("dataset", DatasetConfig), ("run", RunConfig)):

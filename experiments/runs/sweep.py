@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 
 from experiments.cli.labels import label, typed_settings
 from experiments.runs.overrides import read
+from ttc.errors import InvalidInput
 from ttc.wording import number_of
 
 PRESETS = "experiment"
@@ -28,6 +29,20 @@ def sweeps(arguments: Sequence[str]) -> bool:
     return bool({"-m", "--multirun"} & set(arguments))
 
 
+def _check_name(overrides: Sequence[Override]) -> None:
+    swept = [o.key_or_group for o in overrides if o.is_sweep_override()]
+    for o in overrides:
+        fixed = o.key_or_group == "run.name" and not o.is_sweep_override()
+        name = str(o.value())
+        others = [key for key in swept if key != "run.shard"]
+        if fixed and others and "${" not in name:
+            raise InvalidInput(
+                f"run.name={name} is the folder of one run, and the jobs of this sweep differ in "
+                f"{others[0]}; leave it out, as each job has a name of its own, and give the "
+                f"folder of all of them: run.output_dir=outputs/{name}"
+            )
+
+
 def for_each_job(arguments: Sequence[str]) -> list[str]:
     """The words of a sweep's command line, in which the settings of a swept group are given to each
     job alone.
@@ -35,10 +50,11 @@ def for_each_job(arguments: Sequence[str]) -> list[str]:
     Hydra applies what is not swept to the configuration without any of the swept choices first,
     where the setting of a swept search need not exist: `search=greedy,best_of_n
     search.max_tokens=40`. Written as a sweep over one value, `search.max_tokens=choice(40)`, it
-    reaches the jobs alone.
+    reaches the jobs alone. Raises InvalidInput for one run.name of several runs.
     """
     overrides = [read(word) for word in arguments]
     swept = {_group(o) for o in overrides if o is not None and o.is_sweep_override()}
+    _check_name([o for o in overrides if o is not None])
     words = []
     for word, override in zip(arguments, overrides, strict=True):
         if override is not None:

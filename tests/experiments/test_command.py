@@ -21,6 +21,7 @@ from experiments.runs import schema
 from experiments.runs.sweep import for_each_job
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import LIMIT_S, finished, started
+from ttc.errors import InvalidInput
 
 
 @pytest.fixture(autouse=True)
@@ -318,3 +319,12 @@ def test_a_reader_that_leaves_ends_a_command_quietly() -> None:
         process.stdout.close()
         assert process.stderr.read() == "starting: the recipes\n"
         assert process.wait(LIMIT_S) == 141
+
+
+def test_one_name_for_the_jobs_of_a_sweep_is_refused_before_the_first() -> None:
+    with pytest.raises(InvalidInput, match=r"differ in search.n; leave it out.*run.output_dir="):
+        for_each_job(["search.n=1,2", "run.name=x"])
+    for words in (["run.shard=1/2,2/2", "run.name=x"], ["run.name=x"], ["search.n=1,2"]):
+        assert for_each_job(words) == words
+    named = ["search.n=1,2", r"run.name='x-${search.n}'"]
+    assert for_each_job(named) == named

@@ -329,3 +329,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     return getattr(value, "text", value)
+
+
+def test_another_leaderboard_of_the_same_name_replaces_no_tables(place: Path) -> None:
+    assert leaderboard(parsed([str(board(place, "one", seeds=[0]))])) == 0
+    file = place / "outputs" / "one" / "leaderboard.json"
+    written = file.read_text()
+    with pytest.raises(InvalidInput, match="is a leaderboard of other cells, as tiny-sums-greedy"):
+        leaderboard(parsed([str(board(place, "one", seeds=[0], searches=["self_consistency"]))]))
+    assert file.read_text() == written
+    assert leaderboard(parsed([str(board(place, "one", seeds=[0, 1]))])) == 0  # more of the same

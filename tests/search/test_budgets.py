@@ -357,7 +357,13 @@ def test_the_reserve_finishes_the_best_branch() -> None:
         extract=lambda text: text,
     )
     assert result.stopped == "max_tokens" and result.usage.generated_tokens == 40
-    (short,) = solved(search, FakeBackend(letters="1234567,,"), ["q"], max_tokens=29)
+    (short,) = solved(
+        search,
+        FakeBackend(letters="1234567,,"),
+        ["q"],
+        max_tokens=29,
+        extract=lambda text: text,
+    )
     text, _, last = result.best.text.partition(" so:")
     assert text == short.best.text and len(last) == 11 and result.answer == result.best.text
     assert result.best is result.branches[0] and result.best.score == short.best.score

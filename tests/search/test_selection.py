@@ -118,9 +118,11 @@ def test_a_higher_score_never_weighs_less(scores: list[float]) -> None:
     )
 
 
-def test_of_equal_scores_one_with_an_answer_comes_before_one_without() -> None:
+def test_one_with_an_answer_comes_before_one_without_whatever_their_scores() -> None:
     mixed = samples([None, "8", "7"], score=[0.5, 0.5, 0.5])
-    assert best(mixed) == 1 and best(samples([" ", "8"], score=[0.6, 0.5])) == 0
+    assert best(mixed) == 1 and best(samples([" ", "8"], score=[0.6, 0.5])) == 1
+    assert soft_best_of_n(samples([" ", "8"], score=[9.0, 0.5])) == [0, 1]
+    assert best(samples([" ", None], score=[0.5, 0.6])) == 1
     assert best(samples([None, "8"], logprob=[-1.0, -1.0]), "logprob") == 1
     ranks = samples([None, "8", "7", "7"], self_certainty=[2.0, 2.0, 1.0, 0.5])
     assert borda(ranks, power=0.9) == 1  # 4^.9 against 2^.9 + 1; as rank 2 it had 3^.9

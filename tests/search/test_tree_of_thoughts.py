@@ -116,7 +116,7 @@ def test_against_the_recursive_algorithm(
         beam_width=width, step_tokens=1, max_depth=depth, max_states=states, threshold=threshold
     )
     values: Any = Random(seed)
-    result, backend = run(search, values, values)
+    result, backend = run(search, values, values, extract=lambda text: text)
     order, finished = reference(search, values, values)
     assert continued(result) == order
     if finished:

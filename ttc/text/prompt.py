@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ttc.checks import check_fields, check_is, check_kind
@@ -23,6 +23,18 @@ from ttc.text.chat import (
 STEP_BY_STEP = (
     "{question}\nThink step by step, and end with 'The answer is N.', N being the final answer."
 )
+
+WORDS: Mapping[str, str] = {
+    "number": STEP_BY_STEP,
+    "strict": STEP_BY_STEP,
+    "choice": "{question}\nThink step by step, and end with 'The answer is X.', X being the letter "
+    "of your choice.",
+    "math": "{question}\nThink step by step, and put your final answer in \\boxed{}.",
+    "code": "{question}\nAnswer with the whole program in one fenced block of Python.",
+    "text": "{question}",
+}
+"""The instruction for each kind of answer where none is given: what makes the model write its
+answer in a form that is read."""
 
 NEXT_QUESTION = "Question:"
 """Where a model without a chat template begins to invent the next question, as `until` has it in
@@ -43,11 +55,24 @@ SET_HERE = {
 """What `apply_chat_template` takes and no options may say."""
 
 
+class DefaultWords(str):
+    """An instruction that nobody has given."""
+
+    __slots__ = ()
+
+
+def words_for(kind: str) -> str:
+    """The instruction for a kind of answer; the question alone for one that is unknown."""
+    return WORDS.get(kind, "{question}")
+
+
 @dataclass(frozen=True)
 class PromptTemplate:
     """How a question is put to the model.
 
-    instruction: the user's words, `{question}` in them replaced by the question.
+    instruction: the user's words, `{question}` in them replaced by the question. Where none is
+        given, `search.solve` takes those that go with the kind of answer (`WORDS`, see `asking`),
+        and a template by itself those of "number".
     examples: solved (question, answer) pairs that come first.
     chat: use the tokenizer's chat template; None for when it has one. Without it examples and
         question are written as "Question: ...\\nAnswer:".
@@ -62,7 +87,7 @@ class PromptTemplate:
     `tokenizer(text)["input_ids"]`.
     """
 
-    instruction: str = STEP_BY_STEP
+    instruction: str = DefaultWords(STEP_BY_STEP)
     system: str | None = None
     examples: tuple[tuple[str, str], ...] = ()
     chat: bool | None = None
@@ -95,6 +120,11 @@ class PromptTemplate:
             )
 
     # ---------------------------------------------------------------- the prompt
+
+    def asking(self, kind: str) -> PromptTemplate:
+        """The template for questions with answers of a kind (see `ttc.text.answers`)."""
+        given = not isinstance(self.instruction, DefaultWords)
+        return self if given else replace(self, instruction=DefaultWords(words_for(kind)))
 
     def uses_chat(self, tokenizer: Any) -> bool:
         """Whether prompts go through the chat template. Raises InvalidInput if they must and there

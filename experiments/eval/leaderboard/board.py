@@ -18,6 +18,7 @@ from experiments.runs.finished import Run
 from experiments.runs.records import as_json
 from experiments.runs.summary import KS, counted
 from search.selection import Sample, best, majority, weighted_majority
+from ttc.errors import InvalidInput
 
 RULES: dict[str, Callable[[Sequence[Sample]], int | None]] = {
     "naive": best,
@@ -93,6 +94,22 @@ def write_predictions(run: Run, out: Path) -> None:
                 for key, (answer, _) in predictions_of(record).items()
             }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def check_folder(plan: Plan) -> None:
+    """Raise InvalidInput where the folder has the tables of cells that the plan does not have."""
+    file = plan.folder / "leaderboard.json"
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+        written = [Path(row["folder"]).name for row in rows]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # there is none, or none that could be read
+    known = {cell.name for cell in plan.cells}
+    if others := [name for name in written if name not in known]:
+        raise InvalidInput(
+            f"{file} is a leaderboard of other cells, as {others[0]}, and would be replaced; give "
+            "this one another name, or keep the cells and add yours"
+        )
 
 
 def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> list[Path]:

@@ -51,13 +51,20 @@ def leaderboard(arguments: argparse.Namespace) -> int:
     plan = read_plan(arguments.file)
     if arguments.labels is not None:
         plan = with_labels(plan, arguments.labels.split(","))
-    from experiments.eval.leaderboard.board import board_rows, csv_text, tables, write_board
+    from experiments.eval.leaderboard.board import (
+        board_rows,
+        check_folder,
+        csv_text,
+        tables,
+        write_board,
+    )
     from experiments.eval.leaderboard.run import configurations, run_cells
 
     if arguments.dry:
         configurations(plan.cells)
         show("\n".join(cell.name for cell in plan.cells))
         return 0
+    check_folder(plan)
     errors, refused = run_cells(plan)
     rows = board_rows(plan, refused)
     if rows:

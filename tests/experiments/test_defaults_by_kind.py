@@ -1,0 +1,91 @@
+"""What goes with a kind of answer where nothing is said: the words of the prompt, the verifier."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.runs.build import make_search, make_template, resolved
+from experiments.runs.hydra_command import composed
+from experiments.runs.question_kind import question_kind
+from search import BestOfN, solve
+from tests.helpers.backends import FakeBackend
+from ttc.results import Result
+from ttc.text.prompt import STEP_BY_STEP, WORDS, PromptTemplate
+from verifiers import ArithmeticVerifier, ExecutionVerifier, SelfVerifier
+
+RATERS = {
+    "number": ArithmeticVerifier,
+    "math": ArithmeticVerifier,
+    "choice": SelfVerifier,
+    "text": SelfVerifier,
+    "code": ExecutionVerifier,
+}
+
+
+@pytest.mark.parametrize("kind", RATERS)
+def test_words_and_verifier_of_a_run_follow_the_kind(kind: str) -> None:
+    words = ["dataset=file", "dataset.path=x", f"dataset.answer_kind={kind}", "search=best_of_n"]
+    config = resolved(composed(words))
+    assert make_template(config).instruction == WORDS[kind]
+    assert isinstance(make_search(config)[1], RATERS[kind])
+    with_reader = composed([*words, "dataset.extract=json.loads"])
+    assert with_reader.dataset.instruction == "{question}"
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_a_result_shows_the_prompt_with_the_words_of_its_kind(kind: str) -> None:
+    search, verifier = BestOfN(n=2, max_tokens=4), SelfVerifier()
+    for template in (None, PromptTemplate(system="Be brief.")):
+        result = solve(
+            search,
+            problem="Why?",
+            engine=FakeBackend(),
+            verifier=verifier,
+            answer_kind=kind,
+            template=template,
+        )
+        asked = replace(template or PromptTemplate(), instruction=WORDS[kind])
+        assert result.prompt == asked.text("Why?", FakeBackend().tokenizer)
+        assert Result.from_dict(result.to_dict()).prompt == result.prompt
+    own = solve(
+        search,
+        problem="Why?",
+        engine=FakeBackend(),
+        verifier=verifier,
+        answer_kind=kind,
+        template=PromptTemplate(STEP_BY_STEP),
+    )
+    assert own.prompt is not None and "'The answer is N.'" in own.prompt
+    read = solve(
+        search, problem="Why?", engine=FakeBackend(), verifier=verifier, extract=lambda text: text
+    )
+    assert read.prompt == "Question: Why?\nAnswer:"
+
+
+def test_a_verifier_that_cannot_rate_the_kind_is_told() -> None:
+    search = BestOfN(n=2, max_tokens=4)
+    with pytest.warns(UserWarning, match="ArithmeticVerifier rates answers of the kind number or"):
+        solve(
+            search,
+            problem="q",
+            engine=FakeBackend(),
+            verifier=ArithmeticVerifier(),
+            answer_kind="choice",
+        )
+
+
+@pytest.mark.parametrize(
+    ("question", "kind"),
+    [
+        ("What is the capital of France?", "text"),
+        ("Who was president in 2018-2019?", "text"),
+        ("What is 17 * 23?", "number"),
+        ("What is 9 - 4?", "number"),
+        ("Which is larger, 9.9 or 9.11?", "number"),
+        ("Tom has 3 apples. How many are left?", "number"),
+    ],
+)
+def test_a_question_asks_for_a_number_or_not(question: str, kind: str) -> None:
+    assert question_kind(question) == kind

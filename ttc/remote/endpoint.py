@@ -19,7 +19,7 @@ class Endpoint:
     model: the name that the server gives its model; None for the only one that it serves.
     key_env: the environment variable with the API key, if the server wants one.
     concurrency: requests at once; the others wait here.
-    timeout_s: how long an answer may take. retries: how often a request is repeated that may
+    timeout_s: how long a whole answer may take. retries: how often a request is repeated that may
     succeed the next time. wait_s: the pause before the first repetition; it doubles each time, up
     to 30 seconds.
     context_length: the model's, in tokens, for a server that does not say.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ttc.errors import InvalidInput
+from ttc.text.encodable import encodable
 from ttc.tools.base import Tool, ToolError, Tools
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ def _tool(connection: Connection, tool: Any) -> Tool:
             raise ToolError(said or "the call failed")
         return said
 
-    return Tool({"type": "function", "function": function}, run)
+    return Tool(encodable({"type": "function", "function": function}), run)
 
 
 def _written(part: Any) -> str:

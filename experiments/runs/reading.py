@@ -22,6 +22,7 @@ from experiments.runs.shapes import (
     lacking,
 )
 from ttc.errors import InvalidInput
+from ttc.text.encodable import encodable
 
 NEEDED = ("id", "correct", "error", "branches", "usage")
 """What every version has written into a record."""
@@ -39,7 +40,7 @@ def read_records(
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         last = good + len(line) == len(data)
         try:
-            record = json.loads(line)
+            record = encodable(json.loads(line))
             if not line.endswith(b"\n"):
                 raise ValueError("torn")
             if not isinstance(record, dict) or not isinstance(record.get("id"), str):
@@ -112,7 +113,7 @@ def _read_json(file: Path, default: Any, shape: TypeAdapter[Any]) -> Any:
         return default
     try:
         with _reading(file):
-            value = json.loads(file.read_text(encoding="utf-8"))
+            value = encodable(json.loads(file.read_text(encoding="utf-8")))
         what = fault(shape, value)
     except (ValueError, RecursionError) as error:
         what = str(error)

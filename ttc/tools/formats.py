@@ -121,16 +121,22 @@ class Harmony(ToolFormat):
 
     in_thoughts = True
     pattern = re.compile(
-        r"(?:<\|channel\|>\w+)? ?to=(?:functions\.)?([\w.-]+)"
-        r"(?:(?!<\|message\|>).)*<\|message\|>(.*?)(?:<\|call\|>|$)",
-        re.DOTALL,
+        r"(?:<\|channel\|>\w{1,100})? ?to=(?:functions\.)?([\w.-]{1,200})(?![\w.-])"
     )
 
     def calls(self, text: str) -> list[Written]:
-        return [
-            with_arguments(match[1], match[2].strip(), match.start())
-            for match in self.pattern.finditer(text)
-        ]
+        calls, done = list[Written](), 0
+        for match in self.pattern.finditer(text):
+            if match.start() < done:
+                continue  # words of a call's arguments
+            begin = text.find("<|message|>", match.end())
+            if begin < 0:
+                break
+            start = begin + len("<|message|>")
+            end = text.find("<|call|>", start)
+            done = len(text) if end < 0 else end
+            calls.append(with_arguments(match[1], text[start:done].strip(), match.start()))
+        return calls
 
 
 # ---------------------------------------------------------------- whatever transformers can read

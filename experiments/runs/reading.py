@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
@@ -69,7 +70,11 @@ def read_settings(file: Path) -> dict[str, Any]:
     """A run's config.yaml. Raises InvalidInput for one that is damaged."""
     try:
         with _reading(file):
-            settings = as_dict(OmegaConf.load(file))
+            text = file.read_text(encoding="utf-8")
+        # a few of them stand for more values than any memory holds, and no run writes one
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise InvalidInput(f"{file} holds an alias (*NAME), which no run writes; restore it")
+        settings = as_dict(OmegaConf.create(text))
         what = fault(SETTINGS, settings)
     except InvalidInput:
         raise

@@ -27,6 +27,7 @@ from experiments.eval.view.command import parsed as view_words
 from experiments.eval.view.command import view
 from experiments.runs.finished import Run
 from experiments.runs.problem_loop import run
+from experiments.runs.reading import read_settings
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from tests.helpers.tiers import examples
 from ttc import InvalidInput
@@ -35,6 +36,15 @@ BEAMS = ("search=beam_search", "search.beam_size=2", "search.beam_width=2", "sea
 EXAMPLES = 25
 """Of each command; the fault that is tried differs from command to command."""
 FILES = ("config.yaml", "records.jsonl", "summary.json", "fingerprint.json", "provenance.json")
+
+
+def test_settings_that_stand_for_more_than_any_memory_holds_are_refused(tmp_path: Path) -> None:
+    """A YAML bomb: each line doubles the one before it, ten times over."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    (tmp_path / "config.yaml").write_text("\n".join(["model: {name: m}", *lines]))
+    with pytest.raises(InvalidInput, match=r"config\.yaml holds an alias"):
+        read_settings(tmp_path / "config.yaml")
 
 
 @pytest.fixture(scope="module")

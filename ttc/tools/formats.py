@@ -68,10 +68,16 @@ class Hermes(ToolFormat):
 
     begins = ("<tool_call>",)
     ends = ("</tool_call>",)
-    pattern = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
     def calls(self, text: str) -> list[Written]:
-        return [from_json(match[1], match.start()) for match in self.pattern.finditer(text)]
+        calls = list[Written]()
+        (begin,), (end,) = self.begins, self.ends
+        start = text.find(begin)
+        while start >= 0:
+            said, _, _ = text[start + len(begin) :].partition(end)
+            calls.append(from_json(said.strip(), start))
+            start = text.find(begin, start + len(begin) + len(said))
+        return calls
 
 
 # ---------------------------------------------------------------- Llama 3.1 and later

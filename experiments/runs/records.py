@@ -188,8 +188,12 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            way = "make room" if is_full else "make the folder writable"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                way = "make room"
+            elif isinstance(error, FileExistsError | NotADirectoryError):
+                way = "a file has the name of a folder on this path; move it"
+            else:
+                way = "make the folder writable"
             raise TTCError(
                 f"cannot write to {self.path} ({error.strerror}); what was written so far is safe "
                 f"({number_of(len(self.records), 'record')}): {way}, or give run.output_dir, "

@@ -27,12 +27,14 @@ class Patience:
     """What clients may take.
 
     shutdown_s: the seconds in which what is under way may end, once the process is told to stop.
-    header_s: those in which the head of a request must have come. max_connections: that are open at
-    once.
+    header_s: those in which the head of a request must have come. write_s: those in which a client
+    that has been sent more than it takes must have read some of it. max_connections: that are open
+    at once.
     """
 
     shutdown_s: int = 30
     header_s: float = 10
+    write_s: float = 30
     max_connections: int = 512
 
     @property
@@ -81,8 +83,8 @@ def server(
 
 
 def patient(patience: Patience) -> type[asyncio.Protocol]:
-    """The protocol of connections, which closes one that has sent no head of a request in time, and
-    one too many."""
+    """The protocol of connections, which closes one that has sent no head of a request in time, one
+    that does not read what it is sent, and one too many."""
     full = Refusal(
         503, "the server has as many connections as it takes; ask again later", code="connections"
     )
@@ -93,6 +95,7 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
 
     class Patient(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         late: asyncio.TimerHandle | None = None
+        unread: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -105,8 +108,23 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
             super().data_received(data)
             self.watch()
 
+        def pause_writing(self) -> None:
+            """More than the transport's buffer waits for the client to read."""
+            super().pause_writing()
+            self.unread = self.loop.call_later(patience.write_s, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self.stop_waiting()
+            super().resume_writing()
+
+        def stop_waiting(self) -> None:
+            if self.unread is not None:
+                self.unread.cancel()
+                self.unread = None
+
         def connection_lost(self, exc: Exception | None) -> None:
             self.stop_watching()
+            self.stop_waiting()
             super().connection_lost(exc)
 
         def watch(self) -> None:

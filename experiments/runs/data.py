@@ -205,7 +205,7 @@ def _read(
             if problem.id in problems:
                 raise InvalidInput(f"the id {problem.id!r} stands on an earlier row already")
             problems[problem.id] = problem
-        except Exception as error:  # a reader may be anyone's, and fails on its row alone
+        except (Exception, SystemExit) as error:  # a reader may be anyone's; its row alone fails
             reason = str(error)
             if isinstance(error, KeyError):
                 fields = f", only {', '.join(map(str, row))}" if isinstance(row, dict) else ""

@@ -196,9 +196,15 @@ class RunFolder:
                 way = "make the folder writable"
             raise TTCError(
                 f"cannot write to {self.path} ({error.strerror}); what was written so far is safe "
-                f"({number_of(len(self.records), 'record')}): {way}, or give run.output_dir, "
+                f"({number_of(self._safe(), 'record')}): {way}, or give run.output_dir, "
                 "and run the same command to go on"
             ) from error
+
+    def _safe(self) -> int:
+        """How many records there are, also before they were read."""
+        with suppress(TTCError, OSError):
+            return max(len(self.records), self.count_written())
+        return len(self.records)
 
     def _write_config(self) -> None:
         """Only with the first result, so that a run that could not start leaves its name free."""

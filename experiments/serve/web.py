@@ -82,6 +82,31 @@ def server(
     return WebServer(settings, api, patience.shutdown_s)
 
 
+class Writing(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """Closes a connection whose client does not read what it is sent within `write_s` seconds."""
+
+    write_s: float
+    unread: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """More than the transport's buffer holds waits for the client."""
+        super().pause_writing()
+        self.unread = self.loop.call_later(self.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self.stop_waiting()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.stop_waiting()
+        super().connection_lost(exc)
+
+    def stop_waiting(self) -> None:
+        if self.unread is not None:
+            self.unread.cancel()
+            self.unread = None
+
+
 def patient(patience: Patience) -> type[asyncio.Protocol]:
     """The protocol of connections, which closes one that has sent no head of a request in time, one
     that does not read what it is sent, and one too many."""
@@ -93,9 +118,9 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
     refusal += b"Content-Type: application/json\r\n"
     refusal += b"Content-Length: %d\r\n\r\n" % len(data.body) + bytes(data.body)
 
-    class Patient(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    class Patient(Writing):
         late: asyncio.TimerHandle | None = None
-        unread: asyncio.TimerHandle | None = None
+        write_s = patience.write_s
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -108,23 +133,8 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
             super().data_received(data)
             self.watch()
 
-        def pause_writing(self) -> None:
-            """More than the transport's buffer waits for the client to read."""
-            super().pause_writing()
-            self.unread = self.loop.call_later(patience.write_s, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            self.stop_waiting()
-            super().resume_writing()
-
-        def stop_waiting(self) -> None:
-            if self.unread is not None:
-                self.unread.cancel()
-                self.unread = None
-
         def connection_lost(self, exc: Exception | None) -> None:
             self.stop_watching()
-            self.stop_waiting()
             super().connection_lost(exc)
 
         def watch(self) -> None:

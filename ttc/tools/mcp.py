@@ -46,7 +46,8 @@ class Connection:
         try:
             self.tools = self.ready.result(CONNECT_S)
         except Exception as error:
-            said = str(error) or type(error).__name__
+            self.break_off()
+            said = str(error) or f"it named no tools within {CONNECT_S:g} s"
             raise InvalidInput(
                 f"the MCP server {server!r} cannot be used: {said}; give a URL, or a command that "
                 "speaks MCP on its standard output"
@@ -75,6 +76,17 @@ class Connection:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def break_off(self) -> None:
+        """End a server that has not answered, its process too."""
+
+        def cancel() -> None:
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(cancel)
+            self.thread.join(CONNECT_S)
 
     def close(self) -> None:
         if self.thread.is_alive():

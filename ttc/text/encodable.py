@@ -7,7 +7,7 @@ One rule, where text comes in: what a user gives is refused by name, and what ot
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ttc.errors import InvalidInput
 
@@ -44,4 +44,4 @@ def encodable(value: T) -> T:
         changed = {encodable(name): encodable(inner) for name, inner in value.items()}
     elif isinstance(value, list):
         changed = [encodable(inner) for inner in value]
-    return changed
+    return cast(T, changed)

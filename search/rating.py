@@ -56,11 +56,11 @@ class Rater:
             )
         try:
             given = yield from self._given(self.verifier, branches, questions, backend)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise VerifierError(f"{self.name} raised {type(error).__name__}: {error}") from error
         try:
             scores = [[float(score) for score in steps] for steps in given]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise VerifierError(
                 f"{self.name} returned {given!r:.80}, which does not read as scores ({error}); "
                 "give a list for each branch, as [[0.5], [0.9]]"
@@ -130,7 +130,7 @@ class Rater:
     def _checked_price(self, method: str, price: Callable[[], int]) -> int:
         try:
             tokens = price()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             what = f"{self.name}.{method} raised {type(error).__name__}: {error}"
             raise VerifierError(what) from error
         if not isinstance(tokens, Integral) or tokens < 0:
@@ -142,7 +142,7 @@ class Rater:
         if branches and isinstance(self.verifier, Forgets):
             try:
                 self.verifier.released(branches)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 what = f"{self.name}.released raised {type(error).__name__}: {error}"
                 raise VerifierError(what) from error
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ttc.text.encodable import encodable
 from ttc.tools.base import ToolError, Tools
 from ttc.tools.call import Written
 
@@ -18,10 +19,12 @@ AT_ONCE = 8
 class ToolRun:
     """One call under way.
 
+    chars: the most characters of its answer that are kept.
     answer: what it came to, once it is `done`. failed: whether that is an error.
     """
 
     time_s: float
+    chars: int
     answer: str = ""
     failed: bool = False
     done: bool = False
@@ -33,7 +36,7 @@ class ToolRun:
         with self.lock:
             if self.done:
                 return False
-            self.answer = answer
+            self.answer = encodable(answer[: self.chars])
             self.failed = failed
             self.done = True
             return True
@@ -53,7 +56,7 @@ class ToolRuns:
 
     def start(self, tools: Tools, call: Written) -> ToolRun:
         """Have a call answered; at once what cannot be called."""
-        run = ToolRun(tools.time_s)
+        run = ToolRun(tools.time_s, tools.answer_chars + 1)  # one more shows that it was cut
         tool = tools.by_name.get(call.name)
         if call.error or tool is None:
             known = ", ".join(tools.by_name)

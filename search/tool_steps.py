@@ -12,6 +12,7 @@ from search.tool_runs import ToolRun
 from ttc.errors import ContextExceeded
 from ttc.protocols import Backend, Bounded, Step
 from ttc.text.chat import decoded, following
+from ttc.text.encodable import encodable
 from ttc.tools.call import ToolCall, Written
 from ttc.tools.chat import ToolChat
 from ttc.tree.branch import Branch
@@ -144,6 +145,10 @@ class ToolStep:
         calls = form.calls(text[first:])
         if len(before) + len(calls) > self.chat.tools.calls_per_branch:
             return []
+        calls = [  # JSON can spell half of a surrogate pair
+            call._replace(name=encodable(call.name), arguments=encodable(call.arguments))
+            for call in calls
+        ]
         if all(tool.run is None for tool in self.chat.tools.tools):
             calls = [call for call in calls if call.name in self.chat.tools.by_name]
         if calls:
@@ -181,8 +186,11 @@ class ToolStep:
         return tokens
 
     def _shortened(self, answer: str) -> str:
-        limit, tokens = self.chat.tools.answer_tokens, self.backend.encode(answer)
-        return answer if len(tokens) <= limit else self.backend.decode(tokens[:limit]) + CUT
+        tools, whole = self.chat.tools, len(answer) <= self.chat.tools.answer_chars
+        tokens = self.backend.encode(answer[: tools.answer_chars])
+        if whole and len(tokens) <= tools.answer_tokens:
+            return answer
+        return self.backend.decode(tokens[: tools.answer_tokens]) + CUT
 
     def go_on(self) -> GoesOn:
         branch, thoughts = self.branch, self.branch.thoughts

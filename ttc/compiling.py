@@ -62,7 +62,13 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
         file.parent.mkdir(parents=True, exist_ok=True)
         folder = tempfile.mkdtemp(dir=file.parent)
     except OSError:  # there is no folder to write to
-        folder = tempfile.mkdtemp()
+        try:
+            folder = tempfile.mkdtemp()
+        except OSError as error:
+            raise InvalidInput(
+                f"neither {file.parent} nor the folder for temporary files can be written to "
+                f"({error}); make room, or name another folder by TTC_CACHE or TMPDIR"
+            ) from error
         file = Path(folder) / file.name
     unfinished = Path(folder) / "unfinished.so"
     done = subprocess.run(

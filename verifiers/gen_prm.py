@@ -39,10 +39,24 @@ MARK = "---8<--- the block to show ---8<---"
 """Printed before the last block of a program, whose output alone is shown."""
 LINE = re.compile(r" \(line \d+\)$")
 """Where an error arose. Lines of earlier blocks count there too, so that it would mislead."""
-CODE = re.compile(r"```python\s*(.*?)\s*```", re.DOTALL)
+CODE = "```python"
 
 Key = tuple[str, tuple[str, ...]]
 """A question, and the steps up to the one that is judged."""
+
+
+def code_blocks(text: str) -> list[str]:
+    """The programs in a text, without the blanks around them."""
+    blocks = []
+    place = text.find(CODE)
+    while place >= 0:
+        start = place + len(CODE)
+        end = text.find("```", start)
+        if end < 0:
+            break
+        blocks.append(text[start:end].strip())
+        place = text.find(CODE, end + 3)
+    return blocks
 
 
 @dataclass(frozen=True)
@@ -201,8 +215,8 @@ class GenPRM(RewardModel):
         """The code of the reviews so far, with a mark before the last block of this one."""
         question, steps = key
         earlier = [self._reviews[question, steps[:k]].text for k in range(1, len(steps))]
-        blocks = [block for review in earlier for block in CODE.findall(review)]
-        own = CODE.findall(f"```python\n{text.text.partition(VERIFY)[2]}")
+        blocks = [block for review in earlier for block in code_blocks(review)]
+        own = code_blocks(f"```python\n{text.text.partition(VERIFY)[2]}")
         blocks += own[:-1]
         return "\n".join([*blocks, f"print({MARK!r})", own[-1] if own else ""])
 

@@ -28,7 +28,7 @@ ASK = (
     "as one line of Python as `assert {name}(...) == ...`, in one fenced block."
 )
 _DEFINED = re.compile(r"^def ([A-Za-z_]\w*)", re.MULTILINE)
-_ASSERTED = re.compile(r"^\s*(assert .+)$", re.MULTILINE)
+_ASSERTED = re.compile(r"^[ \t]*+(assert .+)$", re.MULTILINE)
 NAME_TOKENS = 32
 """What a function's name may take, which a prompt has three times."""
 

@@ -18,6 +18,7 @@ from ttc.errors import InvalidInput
 from ttc.execution.programs import check_sandbox
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold
+from ttc.text.encodable import encodable
 from ttc.text.prompt import check_text
 from ttc.wording import number_of
 
@@ -204,7 +205,7 @@ def _read(
             if problem.id in problems:
                 raise InvalidInput(f"the id {problem.id!r} stands on an earlier row already")
             problems[problem.id] = problem
-        except Exception as error:  # a reader may be anyone's, and fails on its row alone
+        except (Exception, SystemExit) as error:  # a reader may be anyone's; its row alone fails
             reason = str(error)
             if isinstance(error, KeyError):
                 fields = f", only {', '.join(map(str, row))}" if isinstance(row, dict) else ""
@@ -229,7 +230,7 @@ def _checked_row(row: Any) -> Row:
             f"the row is {row!r:.60}, of type {type(row).__name__}; give an object with fields"
         )
     if row.keys() == {UNREADABLE}:
-        raise InvalidInput(f"the line is not JSON: {row[UNREADABLE]}")
+        raise InvalidInput(row[UNREADABLE])
     return row
 
 
@@ -244,6 +245,12 @@ def _checked(problem: Any, config: DatasetConfig) -> Problem:
         check_text(problem.answer, "the gold answer")
     if isinstance(solution := problem.metadata.get("solution"), str):
         check_text(solution, "the solution")
+    for name, value in problem.metadata.items():
+        if isinstance(value, str | list | dict) and encodable(value) != value:
+            raise InvalidInput(
+                f"{name} holds half of a pair that stands for one sign (a lone surrogate); the "
+                "text was cut or decoded wrongly, so make it again"
+            )
     if config.grader is None:  # which knows its own gold answers
         check_gold(problem.answer or "", config.answer_kind)
     return problem

@@ -39,8 +39,8 @@ def as_override(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str):
         # only backslashes before a quote, or at the end, count twice
-        escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
-        return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
+        escaped = re.sub(r"(?<!\\)(\\*+)'", r"\1\1\\'", value)
+        return "'" + re.sub(r"(?<!\\)(\\++)$", r"\1\1", escaped) + "'"
     if isinstance(value, list):
         return "[" + ",".join(map(as_override, value)) + "]"
     if isinstance(value, dict):

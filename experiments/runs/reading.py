@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter
 
@@ -22,6 +23,7 @@ from experiments.runs.shapes import (
     lacking,
 )
 from ttc.errors import InvalidInput
+from ttc.text.encodable import encodable
 
 NEEDED = ("id", "correct", "error", "branches", "usage")
 """What every version has written into a record."""
@@ -39,7 +41,7 @@ def read_records(
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         last = good + len(line) == len(data)
         try:
-            record = json.loads(line)
+            record = encodable(json.loads(line))
             if not line.endswith(b"\n"):
                 raise ValueError("torn")
             if not isinstance(record, dict) or not isinstance(record.get("id"), str):
@@ -68,7 +70,11 @@ def read_settings(file: Path) -> dict[str, Any]:
     """A run's config.yaml. Raises InvalidInput for one that is damaged."""
     try:
         with _reading(file):
-            settings = as_dict(OmegaConf.load(file))
+            text = file.read_text(encoding="utf-8")
+        # a few of them stand for more values than any memory holds, and no run writes one
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise InvalidInput(f"{file} holds an alias (*NAME), which no run writes; restore it")
+        settings = as_dict(OmegaConf.create(text))
         what = fault(SETTINGS, settings)
     except InvalidInput:
         raise
@@ -112,7 +118,7 @@ def _read_json(file: Path, default: Any, shape: TypeAdapter[Any]) -> Any:
         return default
     try:
         with _reading(file):
-            value = json.loads(file.read_text(encoding="utf-8"))
+            value = encodable(json.loads(file.read_text(encoding="utf-8")))
         what = fault(shape, value)
     except (ValueError, RecursionError) as error:
         what = str(error)

@@ -188,13 +188,23 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            way = "make room" if is_full else "make the folder writable"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                way = "make room"
+            elif isinstance(error, FileExistsError | NotADirectoryError):
+                way = "a file has the name of a folder on this path; move it"
+            else:
+                way = "make the folder writable"
             raise TTCError(
                 f"cannot write to {self.path} ({error.strerror}); what was written so far is safe "
-                f"({number_of(len(self.records), 'record')}): {way}, or give run.output_dir, "
+                f"({number_of(self._safe(), 'record')}): {way}, or give run.output_dir, "
                 "and run the same command to go on"
             ) from error
+
+    def _safe(self) -> int:
+        """How many records there are, also before they were read."""
+        with suppress(TTCError, OSError):
+            return max(len(self.records), self.count_written())
+        return len(self.records)
 
     def _write_config(self) -> None:
         """Only with the first result, so that a run that could not start leaves its name free."""

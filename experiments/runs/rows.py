@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import re
 import zlib
@@ -12,11 +14,14 @@ from typing import Any, TypeVar
 
 from ttc.errors import InvalidInput
 from ttc.model.hub import reached
+from ttc.wording import number_of
 
 T = TypeVar("T")
 Row = dict[str, Any]
 UNREADABLE = "unreadable line"
-"""The field of a row that stands for a line which is no JSON: why it is none."""
+"""The field of a row that stands for a line which cannot be read: why it cannot."""
+MAX_CELL = 2**27
+"""Characters of a table's cell; Python's own limit is 131,072."""
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 
@@ -130,18 +135,47 @@ def _json_rows(path: Path) -> list[Row]:
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError) as error:
-            rows.append({UNREADABLE: str(error)})
+            rows.append({UNREADABLE: f"the line is not JSON: {error}"})
     return rows
 
 
 def _table_rows(path: Path, separator: str) -> list[Row]:
-    """Every cell as the text that it is: "None" may be a choice, "007" an answer."""
-    import pandas
+    """Every cell as the text that it is: "None" may be a choice, "007" an answer. A line whose
+    number of fields is not the header's cannot be read: which of its parts belong together is not
+    known."""
+    text = path.read_bytes().decode(encoding="utf-8-sig")
+    csv.field_size_limit(MAX_CELL)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    header = next(lines, [])
+    if twice := [name for name in header if name and header.count(name) > 1]:
+        raise InvalidInput(f"two columns are called {twice[0]!r}; give each a name of its own")
+    rows: list[Row] = []
+    while True:
+        number = lines.line_num + 1
+        try:
+            cells = next(lines, None)
+        except csv.Error as error:
+            if "end of data" in str(error):  # nothing is known of the lines behind it
+                raise InvalidInput(f"line {number} opens a quote that nothing closes") from error
+            rows.append({UNREADABLE: f"line {number} cannot be read: {error}"})
+            continue
+        if cells is None:
+            return rows
+        if not cells:  # a blank line
+            continue
+        if len(cells) == len(header):
+            rows.append(dict(zip(header, cells, strict=True)))
+        else:
+            rows.append({UNREADABLE: _wrong_number(cells, header, number, separator)})
 
-    table = pandas.read_csv(
-        path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig"
+
+def _wrong_number(cells: list[str], header: list[str], line: int, separator: str) -> str:
+    name = "comma" if separator == "," else "tab"
+    return (
+        f"line {line} has {number_of(len(cells), 'field')}, and the header names {len(header)} "
+        f"({', '.join(header)[:80]}): put a field that holds a {name} into double quotes, and take "
+        f"a {name} at the line's end out"
     )
-    return table.to_dict("records")
 
 
 def _parquet_rows(path: Path) -> list[Row]:

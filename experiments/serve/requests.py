@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.requests import ClientDisconnect, Request
 
 from experiments.serve.refusal import CLIENT_LEFT, Refusal
+from ttc.text.encodable import encodable, lone_surrogate
 
 BODY_S = 30
 """Seconds within which a request's body must have come."""
@@ -78,7 +79,7 @@ class CalledFunction(BaseModel):
     def given(self) -> Any:
         """The arguments as chat templates take them; what is no JSON stays text."""
         try:
-            return json.loads(self.arguments or "{}")
+            return encodable(json.loads(self.arguments or "{}"))
         except (ValueError, RecursionError):
             return self.arguments
 
@@ -297,16 +298,15 @@ def check_text(value: Any, name: str = "") -> None:
     """Raise Refusal where a text in a body, or a name, holds half of a character, which nothing can
     encode."""
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
+        place = lone_surrogate(value)
+        if place is not None:
             message = (
-                f"{name or 'a name'} holds {value[error.start]!a} at character {error.start}, half "
-                "of a character"
+                f"{name or 'a name'} holds {value[place]!a} at character {place}, half of a "
+                "character"
             )
             raise Refusal(
                 400, f"{message} (a lone surrogate); send valid Unicode", param=name or None
-            ) from error
+            )
     elif isinstance(value, dict):
         for key, inner in value.items():
             check_text(key)

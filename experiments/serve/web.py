@@ -27,12 +27,14 @@ class Patience:
     """What clients may take.
 
     shutdown_s: the seconds in which what is under way may end, once the process is told to stop.
-    header_s: those in which the head of a request must have come. max_connections: that are open at
-    once.
+    header_s: those in which the head of a request must have come. write_s: those in which a client
+    that has been sent more than it takes must have read some of it. max_connections: that are open
+    at once.
     """
 
     shutdown_s: int = 30
     header_s: float = 10
+    write_s: float = 30
     max_connections: int = 512
 
     @property
@@ -80,9 +82,34 @@ def server(
     return WebServer(settings, api, patience.shutdown_s)
 
 
+class Writing(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """Closes a connection whose client does not read what it is sent within `write_s` seconds."""
+
+    write_s: float
+    unread: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """More than the transport's buffer holds waits for the client."""
+        super().pause_writing()
+        self.unread = self.loop.call_later(self.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self.stop_waiting()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.stop_waiting()
+        super().connection_lost(exc)
+
+    def stop_waiting(self) -> None:
+        if self.unread is not None:
+            self.unread.cancel()
+            self.unread = None
+
+
 def patient(patience: Patience) -> type[asyncio.Protocol]:
-    """The protocol of connections, which closes one that has sent no head of a request in time, and
-    one too many."""
+    """The protocol of connections, which closes one that has sent no head of a request in time, one
+    that does not read what it is sent, and one too many."""
     full = Refusal(
         503, "the server has as many connections as it takes; ask again later", code="connections"
     )
@@ -91,8 +118,9 @@ def patient(patience: Patience) -> type[asyncio.Protocol]:
     refusal += b"Content-Type: application/json\r\n"
     refusal += b"Content-Length: %d\r\n\r\n" % len(data.body) + bytes(data.body)
 
-    class Patient(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    class Patient(Writing):
         late: asyncio.TimerHandle | None = None
+        write_s = patience.write_s
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)

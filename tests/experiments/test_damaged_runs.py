@@ -27,14 +27,51 @@ from experiments.eval.view.command import parsed as view_words
 from experiments.eval.view.command import view
 from experiments.runs.finished import Run
 from experiments.runs.problem_loop import run
+from experiments.runs.reading import read_settings
+from experiments.runs.records import RunFolder, run_folder
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from tests.helpers.tiers import examples
-from ttc import InvalidInput
+from ttc import InvalidInput, TTCError
 
 BEAMS = ("search=beam_search", "search.beam_size=2", "search.beam_width=2", "search.step_tokens=2")
 EXAMPLES = 25
 """Of each command; the fault that is tried differs from command to command."""
 FILES = ("config.yaml", "records.jsonl", "summary.json", "fingerprint.json", "provenance.json")
+
+
+def test_settings_that_stand_for_more_than_any_memory_holds_are_refused(tmp_path: Path) -> None:
+    """A YAML bomb: each line doubles the one before it, ten times over."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    (tmp_path / "config.yaml").write_text("\n".join(["model: {name: m}", *lines]))
+    with pytest.raises(InvalidInput, match=r"config\.yaml holds an alias"):
+        read_settings(tmp_path / "config.yaml")
+
+
+def test_a_file_where_a_runs_folder_would_be_is_named(tmp_path: Path) -> None:
+    config = composed(tmp_path)
+    folder = run_folder(config)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("a file")
+    with pytest.raises(TTCError, match="a file has the name of a folder on this path; move it"):
+        RunFolder(config)
+
+
+def test_records_of_a_folder_that_cannot_be_locked_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = composed(tmp_path)
+    record = {"id": "a", "correct": True, "error": None, "branches": [], "usage": {}}
+    folder = run_folder(config)
+    folder.mkdir(parents=True)
+    (folder / "records.jsonl").write_text(json.dumps(record) + "\n")
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", read_only)
+    with pytest.raises(TTCError, match=r"what was written so far is safe \(1 record\)"):
+        RunFolder(config)
 
 
 @pytest.fixture(scope="module")

@@ -245,6 +245,71 @@ def test_cells_of_tables_are_read_as_text(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "questions", "reasons"),
+    [
+        (
+            "rows.csv",
+            "question,answer\nTom has 3 apples, eats 1. How many?,2\nWhat is 1 + 1?,2\n",
+            ["What is 1 + 1?"],
+            ["file-0: InvalidInput: line 2 has 3 fields, and the header names 2"],
+        ),
+        (
+            "rows.tsv",
+            'question\tanswer\n\nWhat\tis 1?\t1\n2?\t2\n3?\n"a\nb"\t4\n5?\t\t5\n',
+            ["2?", "a\nb"],
+            ["file-0: InvalidInput: line 3 has 3 fi", "line 5 has 1 fi", "line 8 has 3 fi"],
+        ),
+        (
+            "rows.csv",
+            'question,answer\r\n"Tom has 3, eats 1",2\r\n"a" b,3\r\nc,4',
+            ["Tom has 3, eats 1", "c"],
+            ["line 3 cannot be read: ',' expected after '\"'"],
+        ),
+    ],
+)
+def test_lines_of_tables_whose_fields_are_not_the_headers_are_bad_rows(
+    tmp_path: Path, name: str, text: str, questions: list[str], reasons: list[str]
+) -> None:
+    (tmp_path / name).write_bytes(text.encode())
+    task = load_task(dataset(path=str(tmp_path / name), answer_kind="text"))
+    assert [problem.question for problem in task.problems] == questions
+    assert len(task.failures) == len(reasons)
+    for failure, reason in zip(task.failures, reasons, strict=True):
+        assert reason in ": ".join(failure)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("question,answer\n1 + 1?,2,\n2 + 2?,4,\n", r"no row .* line 2 has 3 fields.*line's end"),
+        ('question,answer\n1,1\n"2,2\n3,3\n', "line 3 opens a quote that nothing closes"),
+        ("question,answer,answer\n1,1,1\n", "two columns are called 'answer'"),
+        ("question,answer\n", "has 0 rows"),
+        ("", "has 0 rows"),
+    ],
+)
+def test_tables_that_cannot_be_read_are_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "rows.csv").write_text(text)
+    with pytest.raises(InvalidInput, match=reason):
+        load_task(dataset(path=str(tmp_path / "rows.csv")))
+
+
+@pytest.mark.parametrize("field", ["question", "answer", "id", "tests"])
+def test_half_of_a_pair_makes_a_bad_row(tmp_path: Path, field: str) -> None:
+    right = {
+        "question": "f?",
+        "answer": "def f(): return 1",
+        "id": "a",
+        "tests": ["assert f() == 1"],
+    }
+    wrong = right | {"id": "b"} | {field: ["x = '\ud800'"] if field == "tests" else "b\ud800"}
+    path = jsonl(tmp_path / "rows.jsonl", [right, wrong])
+    task = load_task(dataset(path=path, reader="code", answer_kind="text"))
+    assert [problem.id for problem in task.problems] == ["a"]
+    assert "half of a pair" in task.failures[0][1]
+
+
 def test_a_data_set_of_the_hub_is_refused_at_once_without_a_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -159,6 +159,19 @@ def test_requests_that_never_come_to_an_end_keep_nobody_away() -> None:
         assert waiting.recv(1) == b""  # closed by the server
 
 
+def test_a_client_that_reads_nothing_keeps_no_connection() -> None:
+    asked = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 50
+    with running(patience=Patience(20, header_s=300, write_s=0.2)) as found:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(200)
+        connection.connect(("127.0.0.1", found.port))
+        with connection, pytest.raises(ConnectionError):
+            while True:  # until the server has closed it
+                connection.sendall(asked)
+        assert httpx2.get(f"{found.url}/health").status_code == 200
+
+
 def test_no_more_connections_are_open_than_the_setting_says() -> None:
     with running(patience=Patience(20, header_s=300, max_connections=4)) as found:
         with contextlib.ExitStack() as waiting:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from itertools import islice, pairwise
 from threading import Event
 from typing import Any
 
@@ -204,24 +206,44 @@ def _same_line(expected: str, printed: str) -> bool:
 
 # ---------------------------------------------------------------- tests that a question shows
 
-_DOCTEST = re.compile(r"^[ \t]*>>>[ \t]*(.+)\n[ \t]*(?!>>>)(\S.*)$", re.MULTILINE)
-_EXAMPLE = re.compile(
-    r"^[ \t]*(?:[-*][ \t]+)?[`]?([A-Za-z_]\w*\(.*\))[`]?[ \t]*"
-    r"(?:==|=>|->|➞|→|#[ \t]*(?:returns|=>)|should return|returns)[ \t]*(.+?)[ \t`.]*$",
-    re.MULTILINE,
-)
-_ASSERTION = re.compile(r"^[ \t]*`?(assert[ (].+?)`?[ \t]*$", re.MULTILINE)
+MAX_SHOWN = 256
+"""Tests that are read of one question."""
+_CALLS = re.compile(r"(?:[-*][ \t]++)?`?(?=[A-Za-z_]\w*+\()")
+_GIVES = re.compile(r"\)`?[ \t]*+(?:==|=>|->|➞|→|#[ \t]*+(?:returns|=>)|should return|returns)")
 
 
 def examples_in(question: str) -> list[Test]:
     """The tests that a question shows: examples of doctest, lines as `f(2) == 4` or `f(2) -> 4`,
-    and assertions. Only those that are one call of literals."""
-    pairs = [(match[1], match[2]) for match in _DOCTEST.finditer(question)]
-    pairs += [(match[1], match[2]) for match in _EXAMPLE.finditer(question)]
+    and assertions, `MAX_SHOWN` at most. Only those that are one call of literals."""
+    return list(_examples_in(question))
+
+
+@lru_cache(maxsize=64)
+def _examples_in(question: str) -> tuple[Test, ...]:
+    """Kept, as it is asked for with each branch of a problem."""
+    lines = [line.strip(" \t") for line in question.split("\n")]
+    doctests = [
+        (line[3:], after)
+        for line, after in pairwise(lines)
+        if line.startswith(">>>") and after and not after.startswith(">>>")
+    ]
+    pairs = [*doctests, *filter(None, map(_example, lines))]
     written = [f"assert {call.strip()} == {value.strip()}" for call, value in pairs]
-    written += [match[1] for match in _ASSERTION.finditer(question)]
+    plain = (line.removeprefix("`").removesuffix("`") for line in lines)
+    written += [line for line in plain if line.startswith(("assert ", "assert("))]
     calls = map(_asserted_call, dict.fromkeys(written))
-    return [test for test in calls if test is not None]
+    return tuple(islice((test for test in calls if test is not None), MAX_SHOWN))
+
+
+def _example(line: str) -> tuple[str, str] | None:
+    """The call and the value of a line as `f(2) -> 4`: the last sign between them counts."""
+    begins = _CALLS.match(line)
+    gives = list(_GIVES.finditer(line, begins.end())) if begins else []
+    for sign in reversed(gives):
+        value = line[sign.end() :].strip(" \t").rstrip(" \t`.")
+        if value and begins is not None:
+            return line[begins.end() : sign.start() + 1], value
+    return None
 
 
 def whole_program(answer: str, about: Mapping[str, Any]) -> str:

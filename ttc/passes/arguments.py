@@ -9,6 +9,7 @@ from ttc.errors import InvalidInput
 from ttc.model.limits import ModelLimits
 from ttc.protocols import Purpose, Step, Tokens
 from ttc.sampling import Sampling
+from ttc.text.encodable import check_encodable
 from ttc.tree.branch import Branch, check_live
 
 
@@ -145,6 +146,7 @@ def check_strings(name: str, strings: Sequence[str]) -> None:
         check_is(f"a string of {name}", string, str, "text")
         if not string:
             raise InvalidInput(f"a {name} string is empty; leave it out to run to max_tokens")
+        check_encodable(string, f"a string of {name}")
 
 
 def check_step(
@@ -162,7 +164,9 @@ def check_step(
     step_tokens = [check_whole("max_tokens", tokens, 1) for tokens in given]
     check_is("sampling", sampling, Sampling, "a ttc.Sampling(temperature=...)")
     check_flag("statistics", step.statistics)
-    if step.delimiter is not None and not isinstance(step.delimiter, str):
+    if isinstance(step.delimiter, str):
+        check_encodable(step.delimiter, "delimiter")
+    elif step.delimiter is not None:
         check_strings("delimiter", step.delimiter)
     check_strings("end", step.end)
     for branch in branches:

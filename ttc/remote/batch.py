@@ -216,7 +216,7 @@ class RemoteBatch:
         asked = work.left
         length = len(work.branch.tokens)
         tokens, text = self._read(work, reply)
-        written = len(tokens) if reply.generated_tokens is None else reply.generated_tokens
+        written = max(len(reply.tokens or []), reply.generated_tokens or 0) or len(tokens)
         branch.usage.generated_tokens += written
         self.server.count_prompt(branch.usage, reply)
         work.left -= max(written, 1)
@@ -247,8 +247,7 @@ class RemoteBatch:
         text = self._with_thought(branch, reply) if reply.thought else reply.text
         if reply.tokens is not None:
             check_same_text(reply, server.tokenizer)
-            tokens = server.limits.checked(reply.tokens, "server's answer") if reply.tokens else []
-            return tokens, server.decode(reply.tokens, special=True)
+            return reply.tokens, server.decode(reply.tokens, special=True)
         if reply.finish == "length":
             text = text.rstrip("\ufffd")  # a character that the last token has cut
         elif reply.stopped_by in work.told and not text.endswith(str(reply.stopped_by)):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
+from math import isfinite
 from random import Random
+from reprlib import Repr
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -15,9 +18,12 @@ import httpx2
 
 from ttc.errors import RemoteError
 from ttc.remote.endpoint import Endpoint
+from ttc.text.encodable import encodable
 
 MAX_WAIT_S = 30.0
 CONNECT_S = 10.0
+MAX_ANSWER_BYTES = 2**27
+"""Of one answer: 20 log-probabilities of each of 32,768 tokens take less."""
 PASSING = frozenset({408, 409, 425, 429})
 """Refusals that may be over the next time, as every status from 500 on may be."""
 OF_THE_CONTENT = frozenset({400, 413, 422})
@@ -47,6 +53,8 @@ class Client:
     """Sends requests to one endpoint, and repeats those whose failure may pass: no connection, no
     answer in time, one that breaks off or cannot be read, a status of 429 or from 500 on.
 
+    An answer has `timeout_s` as a whole, however slowly its parts come, and `MAX_ANSWER_BYTES`. All
+    that it holds is data of a stranger: what reads it raises `Passing` for what cannot be.
     A request is repeated as it was, its seed included. Cancelling its future closes its connection,
     so that the server stops working on it.
     """
@@ -114,35 +122,51 @@ class Client:
 
     async def _once(self, request: dict[str, Any]) -> Any:
         try:
-            answer = await self.http.request(**request)
+            async with asyncio.timeout(self.endpoint.timeout_s):
+                answer, body = await self._received(request)
         except httpx2.ConnectError as error:
             raise Passing(
                 f"cannot be reached ({error}); start the server, or give another base_url"
             ) from error
-        except httpx2.TimeoutException as error:
+        except (TimeoutError, httpx2.TimeoutException) as error:
             raise Passing(
                 f"has not answered in {self.endpoint.timeout_s:g} s; give a larger timeout_s or a "
                 "smaller concurrency"
             ) from error
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise Passing(f"broke off its answer ({error}); look into the server's log") from error
-        if answer.status_code >= 400:
-            raise self._refusal(answer)
+        if answer.status_code >= 300:
+            raise self._refusal(answer, body)
         try:
-            return answer.json()
-        except ValueError as error:
+            return encodable(json.loads(body))
+        except (ValueError, RecursionError) as error:
             raise Passing(
-                f"answered with what is no JSON: {answer.text[:80]!r}; is base_url right?"
+                f"answered with what is no JSON: {_start(body, 80)!r}; is base_url right?"
             ) from error
 
-    def _refusal(self, answer: httpx2.Response) -> RemoteError:
+    async def _received(self, request: dict[str, Any]) -> tuple[httpx2.Response, bytes]:
+        body = bytearray()
+        async with self.http.stream(**request) as answer:
+            async for part in answer.aiter_bytes():
+                body += part
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise Passing(
+                        f"answered with more than {MAX_ANSWER_BYTES} bytes, which no answer to "
+                        "one request has; look into the server's log"
+                    )
+        return answer, bytes(body)
+
+    def _refusal(self, answer: httpx2.Response, body: bytes) -> RemoteError:
         status = answer.status_code
-        said = f"answered with status {status}: {_message(answer)}"
+        said = f"answered with status {status}: {_message(body)}"
         if status in PASSING or status >= 500:
-            asked = answer.headers.get("retry-after", "")
-            return Passing(said, float(asked) if asked.replace(".", "", 1).isdigit() else None)
+            return Passing(said, _seconds(answer.headers.get("retry-after", "")))
         hint = ""
-        if status in (401, 403):
+        if status < 400:
+            said = f"answered with status {status}, a redirect"
+            target = encodable(answer.headers.get("location", "another address"))
+            hint = f" to {shown(target)}; give the address that answers itself as base_url"
+        elif status in (401, 403):
             name = self.endpoint.key_env
             hint = f"; put the server's API key into the environment variable {name}"
         elif status == 404:
@@ -154,14 +178,35 @@ class Client:
         return kind(f"{self.endpoint.base_url} {said}{hint}")
 
 
-def _message(answer: httpx2.Response) -> str:
+def shown(value: Any) -> str:
+    """What a server has sent, in a message: its beginning, however long or deep it is."""
+    short = Repr()
+    short.maxlevel, short.maxstring, short.maxother = 4, 120, 120
+    return short.repr(value)[:200]
+
+
+def _start(body: bytes, length: int) -> str:
+    return body[: 4 * length].decode("utf-8", "replace")[:length]
+
+
+def _message(body: bytes) -> str:
     try:
-        data = answer.json()
-    except ValueError:
-        return repr(answer.text[:200])
+        data = encodable(json.loads(body))
+    except (ValueError, RecursionError):
+        return repr(_start(body, 200))
     error = data.get("error", data.get("detail", data)) if isinstance(data, dict) else data
     said = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(said).split())[:300]
+    text = said[:1000] if isinstance(said, str) else shown(said)
+    return " ".join(text.split())[:300]
+
+
+def _seconds(asked: str) -> float | None:
+    """How long a Retry-After asks to wait, None for a date and for what is no time."""
+    try:
+        seconds = float(asked)
+    except ValueError:
+        return None
+    return seconds if isfinite(seconds) and seconds >= 0 else None
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

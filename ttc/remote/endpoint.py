@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput
+from ttc.text.encodable import check_encodable
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Endpoint:
     model: the name that the server gives its model; None for the only one that it serves.
     key_env: the environment variable with the API key, if the server wants one.
     concurrency: requests at once; the others wait here.
-    timeout_s: how long an answer may take. retries: how often a request is repeated that may
+    timeout_s: how long a whole answer may take. retries: how often a request is repeated that may
     succeed the next time. wait_s: the pause before the first repetition; it doubles each time, up
     to 30 seconds.
     context_length: the model's, in tokens, for a server that does not say.
@@ -37,6 +38,8 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_encodable(self.base_url, "base_url")
+        check_encodable(self.model or "", "model")
         url = urlsplit(self.base_url)
         if url.username is not None or url.password is not None or url.query:
             raise InvalidInput(
@@ -66,4 +69,11 @@ class Endpoint:
         return urlsplit(self.base_url).hostname in ("localhost", "127.0.0.1", "::1")
 
     def key(self) -> str | None:
-        return os.environ.get(self.key_env) or None
+        """Raises InvalidInput for what no header can hold."""
+        key = os.environ.get(self.key_env) or None
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise InvalidInput(
+                f"the environment variable {self.key_env} holds a line break or a character that "
+                "is not ASCII, which no API key has; set it again"
+            )
+        return key

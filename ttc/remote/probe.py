@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import islice
 from math import isnan
 from typing import Any
 
 from ttc.errors import InvalidInput, RemoteError
 from ttc.remote.capabilities import Capabilities
-from ttc.remote.client import Client, Passing, Refused
-from ttc.remote.replies import TOKEN_ID, TOP_K, Reply, check_same_text, read_reply
+from ttc.remote.client import Client, Passing, Refused, shown
+from ttc.remote.replies import MOST_TOKENS, TOKEN_ID, TOP_K, Asked, Reply, check_same_text
 from ttc.sampling import GREEDY, Sampling
 from ttc.text.chat import decoded
 from ttc.text.prompt import raw_tokens
@@ -22,6 +23,8 @@ TOKENS = 16
 HOT = Sampling(temperature=2.0)
 SAME = 0.02
 """Log-probabilities of a token that differ by less are the same, computed beside other requests."""
+SHOWN = 20
+"""Models that a message names."""
 RETRIES = 2
 """Of requests that a server may fail at because it does not know what they ask for."""
 
@@ -159,7 +162,8 @@ class Probe:
     ) -> Future[Reply]:
         prompt = can.prompt(self.prompt, self.tokenizer)
         body = can.request(prompt, tokens, seed, sampling, stop, logprobs) | more
-        return self.client.post("completions", body, read_reply, retries=retries)
+        asked = Asked(len(self.tokenizer), tokens, echo="echo" in more)
+        return self.client.post("completions", body, asked.read, retries=retries)
 
 
 def served(client: Client) -> Capabilities:
@@ -175,7 +179,7 @@ def served(client: Client) -> Capabilities:
             raise
         # some hosted ones have no list
         models = {endpoint.model: {}}
-    names = ", ".join(models)
+    names = ", ".join(islice(models, SHOWN))
     if endpoint.model is None and len(models) != 1:
         raise InvalidInput(
             f"the server has {len(models)} models; give backend.model=NAME (in Python model=NAME), "
@@ -186,7 +190,13 @@ def served(client: Client) -> Capabilities:
         raise InvalidInput(
             f"model={name!r} is not served at {endpoint.base_url}; use one of {names}"
         )
-    lengths = [models[name].get("max_model_len"), endpoint.context_length]  # vLLM and SGLang say
+    stated = models[name].get("max_model_len")  # vLLM and SGLang say
+    if stated is not None and (type(stated) is not int or not 2 <= stated <= MOST_TOKENS):
+        raise RemoteError(
+            f"{endpoint.base_url} states max_model_len={shown(stated)} for {name}, which is no "
+            "number of tokens; look into the server's settings"
+        )
+    lengths = [stated, endpoint.context_length]
     return Capabilities(name, min((n for n in lengths if n is not None), default=None))
 
 
@@ -197,5 +207,5 @@ def _is_named(entry: Any) -> bool:
 def read_models(data: Any) -> dict[str, dict[str, Any]]:
     entries = data.get("data") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not all(map(_is_named, entries)):
-        raise Passing(f"answered with no list of models: {str(data)[:200]}; is base_url right?")
+        raise Passing(f"answered with no list of models: {shown(data)}; is base_url right?")
     return {entry["id"]: entry for entry in entries}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, isfinite, nan
+from math import exp, inf, isnan, nan
 from typing import Any
 
 from ttc.errors import RemoteError
-from ttc.remote.client import ContentRefused, Passing
+from ttc.remote.client import ContentRefused, Passing, Refused, shown
 from ttc.text.chat import decoded
 from ttc.wording import number_of
 
@@ -16,6 +16,12 @@ TOP_K = 20
 """Likeliest tokens whose mean log-probability is kept as a statistic."""
 TOKEN_ID = "token_id:"
 """What servers write before the number of a token in the place of its text."""
+ROUNDING = 1e-3
+"""So far above 0 a log-probability may be by rounding; it counts as 0."""
+LONGEST_TOKEN = 1024
+"""Characters of the longest token."""
+MOST_TOKENS = 10**9
+"""No prompt and no answer has more."""
 
 
 @dataclass(frozen=True)
@@ -63,36 +69,95 @@ class Reply:
     thought: str = ""
 
 
-def read_reply(data: Any) -> Reply:
-    """The one completion of an answer. Raises Passing for an answer that is none, ContentRefused
-    where a filter has cut it off."""
-    choices = data.get("choices") if isinstance(data, dict) else None
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        number = len(choices) if isinstance(choices, list) else "no"
-        raise Passing(f"answered with {number} choices where one was asked for: {str(data)[:200]}")
-    choice = choices[0]
-    text, thought = _texts(choice)
-    finish = choice.get("finish_reason")
-    if finish == "content_filter":
-        raise ContentRefused(
-            "the server's filter of contents has cut an answer off (finish_reason='content_filter')"
+@dataclass(frozen=True)
+class Asked:
+    """What one request has asked for, which its answer is held against.
+
+    vocab_size: of the tokenizer here. logprobs: of how many of the likeliest tokens there must be
+    log-probabilities, as the server has given them before. echo: the prompt comes back too.
+    """
+
+    vocab_size: int
+    max_tokens: int
+    logprobs: int = 0
+    echo: bool = False
+
+    def read(self, data: Any) -> Reply:
+        """The one completion of an answer. Raises Passing for an answer that is none, Refused for
+        tokens that the tokenizer does not have, ContentRefused where a filter has cut it off."""
+        choices = data.get("choices") if isinstance(data, dict) else None
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+            number = len(choices) if isinstance(choices, list) else "no"
+            raise Passing(f"answered with {number} choices where one was asked for: {shown(data)}")
+        choice = choices[0]
+        text, thought = _texts(choice)
+        finish = choice.get("finish_reason")
+        if finish == "content_filter":
+            raise ContentRefused(
+                "the server's filter of contents has cut an answer off "
+                "(finish_reason='content_filter')"
+            )
+        if finish not in ("stop", "length"):
+            raise Passing(
+                f"answered with finish_reason={shown(finish)} where stop or length was expected"
+            )
+        figures = _figures(choice.get("logprobs"))
+        stopped_by = choice.get("stop_reason", choice.get("matched_stop"))
+        prompt, cached, generated = _usage(data.get("usage"))
+        reply = Reply(
+            text,
+            _tokens(choice.get("token_ids"), figures),
+            finish,
+            stopped_by if isinstance(stopped_by, str | int) else None,
+            figures,
+            prompt,
+            cached,
+            generated,
+            thought,
         )
-    if finish not in ("stop", "length"):
-        raise Passing(f"answered with finish_reason={finish!r} where stop or length was expected")
-    figures = _figures(choice.get("logprobs"))
-    stopped_by = choice.get("stop_reason", choice.get("matched_stop"))
-    prompt, cached, generated = _usage(data.get("usage"))
-    return Reply(
-        text,
-        _tokens(choice.get("token_ids"), figures),
-        finish,
-        stopped_by if isinstance(stopped_by, str | int) else None,
-        figures,
-        prompt,
-        cached or 0,
-        generated,
-        thought,
-    )
+        self._check(reply)
+        return reply
+
+    def _check(self, reply: Reply) -> None:
+        tokens = reply.tokens or []
+        for token in tokens:
+            if not 0 <= token < self.vocab_size:
+                raise Refused(
+                    f"the server's answer holds token {shown(token)}, outside the model's "
+                    f"vocabulary of {self.vocab_size}; give the tokenizer of the model that it "
+                    "serves"
+                )
+        if not self.echo:
+            self._check_length(reply, len(tokens))
+        written = bool(tokens or reply.text or reply.thought)
+        if written and reply.generated_tokens == 0:
+            raise Passing("answered with a text and completion_tokens=0")
+        if written and self.logprobs and not self._has_logprobs(reply.figures):
+            raise Passing(
+                "answered without the log-probabilities that were asked for, which it has given "
+                "before; look into the server's log"
+            )
+
+    def _check_length(self, reply: Reply, tokens: int) -> None:
+        written = max(tokens, reply.generated_tokens or 0)
+        if written > self.max_tokens:
+            raise Passing(
+                f"answered with {number_of(written, 'token')} where {self.max_tokens} were asked "
+                "for"
+            )
+        length = len(reply.text) + len(reply.thought)
+        if length > self.max_tokens * LONGEST_TOKEN:
+            raise Passing(
+                f"answered with {number_of(length, 'character')} where "
+                f"{number_of(self.max_tokens, 'token')} were asked for"
+            )
+
+    def _has_logprobs(self, figures: Sequence[Figures]) -> bool:
+        if self.echo:  # nothing comes before the first token
+            return not any(isnan(f.logprob) for f in figures[1:])
+        known = [f.logprob for f in figures]
+        known += [f.top1 if self.logprobs < TOP_K else f.top_k_logprob for f in figures]
+        return bool(known) and not any(map(isnan, known))
 
 
 def check_same_text(reply: Reply, tokenizer: Any) -> None:
@@ -124,7 +189,7 @@ def _texts(choice: dict[str, Any]) -> tuple[str, str]:
     if text is None and apart:  # nothing follows the thought
         text = ""
     if not isinstance(text, str) or not isinstance(thought, str):
-        raise Passing(f"answered without a text: {str(choice)[:200]}")
+        raise Passing(f"answered without a text: {shown(choice)}")
     return text, thought
 
 
@@ -135,7 +200,7 @@ def _tokens(given: Any, figures: Sequence[Figures]) -> list[int] | None:
     if tokens is None:
         return None
     if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise Passing(f"answered with token_ids={str(tokens)[:80]}, which are no numbers")
+        raise Passing(f"answered with token_ids={shown(tokens)}, which are no numbers")
     if figures and len(figures) != len(tokens):
         raise Passing(
             f"answered with log-probabilities of {number_of(len(figures), 'token')} beside "
@@ -144,13 +209,23 @@ def _tokens(given: Any, figures: Sequence[Figures]) -> list[int] | None:
     return tokens
 
 
-def _usage(usage: Any) -> tuple[int | None, int | None, int | None]:
-    counts = usage if isinstance(usage, dict) else {}
-    details = counts.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    values = counts.get("prompt_tokens"), cached, counts.get("completion_tokens")
-    prompt, cached, generated = (value if type(value) is int else None for value in values)
-    return prompt, cached, generated
+def _usage(usage: Any) -> tuple[int | None, int, int | None]:
+    """The tokens of the prompt, those of them that were cached, and those of the answer."""
+    prompt = _count(usage, "prompt_tokens")
+    details = usage.get("prompt_tokens_details") if usage else None
+    cached = _count(details, "cached_tokens") or 0
+    if cached > (prompt or 0):
+        raise Passing(f"answered with cached_tokens={cached} of prompt_tokens={prompt}")
+    return prompt, cached, _count(usage, "completion_tokens")
+
+
+def _count(counts: Any, name: str) -> int | None:
+    if counts is not None and not isinstance(counts, dict):
+        raise Passing(f"answered with usage that cannot be read: {shown(counts)}")
+    value = counts.get(name) if counts else None
+    if value is not None and (type(value) is not int or not 0 <= value <= MOST_TOKENS):
+        raise Passing(f"answered with {name}={shown(value)}, which is no number of tokens")
+    return value
 
 
 def _figures(logprobs: Any) -> list[Figures]:
@@ -167,30 +242,33 @@ def _figures(logprobs: Any) -> list[Figures]:
         tops = logprobs.get("top_logprobs") or [None] * len(values)
         figures = []
         for value, likeliest, name in zip(values, tops, names, strict=True):
-            others = {other: _number(top) for other, top in (likeliest or {}).items()}
-            figures.append(Figures(_number(value), others, _token(name)))
+            figures.append(Figures(_number(value), _numbers(likeliest or {}), _token(name)))
         return figures
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise Passing(
-            f"answered with log-probabilities that cannot be read: {str(logprobs)[:200]}"
+            f"answered with log-probabilities that cannot be read ({str(error)[:120]}): "
+            f"{shown(logprobs)}"
         ) from error
 
 
 def _chat_figures(entry: dict[str, Any]) -> Figures:
     tops = entry["top_logprobs"]
-    likeliest = {str(top.get("id", top["token"])): _number(top["logprob"]) for top in tops}
+    likeliest = _numbers({str(top.get("id", top["token"])): top["logprob"] for top in tops})
     return Figures(_number(entry["logprob"]), likeliest, entry.get("id"))
+
+
+def _numbers(given: dict[str, Any]) -> dict[str, float]:
+    return {name: _number(value) for name, value in given.items() if value is not None}
 
 
 def _number(value: Any) -> float:
     if value is None:
         return nan
-    number = float(value)
-    if not isfinite(number) and number != float("-inf"):
-        raise ValueError(f"{value!r} is no log-probability")
-    return number
+    if type(value) not in (int, float) or not -inf <= value <= ROUNDING:
+        raise ValueError(f"{shown(value)} is no log-probability")
+    return min(float(value), 0.0)
 
 
 def _token(name: str) -> int | None:
     number = name.removeprefix(TOKEN_ID)
-    return int(number) if number != name and number.isdigit() else None
+    return int(number) if number != name and number.isdecimal() else None

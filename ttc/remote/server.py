@@ -14,7 +14,7 @@ from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.probe import probe
-from ttc.remote.replies import Reply, read_reply
+from ttc.remote.replies import Asked, Reply
 from ttc.sampling import Sampling
 from ttc.text.chat import decoded, encoded
 from ttc.usage import Usage
@@ -61,7 +61,8 @@ class Server:
     ) -> Future[Reply]:
         prompt = self.can.prompt(tokens, self.tokenizer)
         body = self.can.request(prompt, max_tokens, seed, sampling, stop, logprobs) | more
-        return self.client.post("completions", body, read_reply)
+        asked = Asked(self.limits.vocab_size, max_tokens, logprobs, "echo" in more)
+        return self.client.post("completions", body, asked.read)
 
     def is_end(self, token: int) -> bool:
         return token == getattr(self.tokenizer, "eos_token_id", None)

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError
 
 from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.text.encodable import check_encodable
 from ttc.time_limit import limited
 
 Message = Mapping[str, Any]
@@ -159,6 +160,9 @@ def end_of_prompt(
 
 
 def encoded(text: str, tokenizer: Any) -> list[int]:
+    """The tokens of a text. Raises InvalidInput for half of a surrogate pair, which none can
+    read."""
+    check_encodable(text, "the text")
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -207,6 +211,9 @@ def _applied(
     tokenize: bool,
 ) -> Any:
     given = [dict(message) for message in messages]
+    for message in given:
+        if isinstance(content := message.get("content"), str):
+            check_encodable(content, f"the {message.get('role')}'s message")
 
     def written() -> Any:
         parts = list(map(_in_parts, given)) if _takes_parts(tokenizer, options) else given

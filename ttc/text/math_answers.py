@@ -17,7 +17,8 @@ _FORMULA = re.compile(
 """Between $, $$, \\( or \\[. Two prices ($5 and $7) make none: before the second $ is a blank."""
 
 _ANSWER_END = re.compile(
-    r"\.\s++(?=[A-Z])|,?+\s++(?:because|since|found|which)\b|\s++\((?=[a-z]{2,}\s)"
+    r"\.\s++(?=[A-Z])|(?:,|(?<!\s))\s++(?:because|since|found|which)\b"
+    r"|(?<!\s)\s++\((?=[a-z]{2,}\s)"
 )
 """Where a sentence goes on without its answer: at a full stop, a reason, a remark in brackets."""
 _JOINED = re.compile(r"[^\w$\\]*+(?:(?:and|or)\b[^\w$\\]*+)?(?:\$|\\\(|\\\[)")

@@ -28,7 +28,7 @@ POWER_OF_TEN = (
 
 _SCIENTIFIC = re.compile(rf"(?P<digits>[-+]?[\d.,]+){POWER_OF_TEN}")
 _LARGE = re.compile(rf"(?P<digits>.*\d)(?P<magnitude>{MAGNITUDE})")
-_LAST_INTEGER = re.compile(r"[-+]?\d+(?=[ }]*$)")
+_LAST_INTEGER = re.compile(r"[-+]?(?<!\d)\d++(?=[ }]*+$)")
 _VULGAR = {
     ord(sign): " " + unicodedata.normalize("NFKC", sign).replace("⁄", "/")
     for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"

@@ -19,6 +19,7 @@ from ttc.text.chat import (
     next_prompt,
     next_turn_text,
 )
+from ttc.text.encodable import check_encodable
 
 STEP_BY_STEP = (
     "{question}\nThink step by step, and end with 'The answer is N.', N being the final answer."
@@ -108,6 +109,10 @@ class PromptTemplate:
             raise InvalidInput(f"options holds {taken[0]!r}, which is set here; leave it out")
         pairs = isinstance(self.examples, Sequence) and all(map(_is_pair, self.examples))
         check_kind("examples", self.examples, pairs, "pairs of texts, as ((question, answer), ...)")
+        for name, text in (("instruction", self.instruction), ("system", self.system or "")):
+            check_encodable(text, name)
+        for text in (part for pair in self.examples for part in pair):
+            check_encodable(text, "a solved example")
         if "{question}" not in self.instruction:
             raise InvalidInput(
                 f"the instruction {self.instruction!r} must hold {{question}}, where the question "
@@ -252,19 +257,13 @@ def check_text(value: Any, what: str) -> None:
         raise InvalidInput(f"{what} is {value!r}, of type {type(value).__name__}; give it as text")
     if not value.strip():
         raise InvalidInput(f"{what} is empty; give some text to solve")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidInput(
-            f"{what} holds {value[error.start]!a} at character {error.start}, half of a pair that "
-            "stands for one sign (a lone surrogate); the text was cut or decoded wrongly, so make "
-            "the file again"
-        ) from error
+    check_encodable(value, what)
 
 
 def raw_tokens(text: str, tokenizer: Any) -> list[int]:
     """The tokens of a text that no chat template has written: `tokenizer(text)["input_ids"]`, with
     the special tokens that the tokenizer puts around it."""
+    check_encodable(text, "the text")
     if callable(tokenizer):
         return list(tokenizer(text)["input_ids"])
     return list(tokenizer.encode(text, add_special_tokens=True))

@@ -12,6 +12,7 @@ from typing import Any
 
 from ttc.checks import check_fields, check_is, check_kind
 from ttc.errors import InvalidInput
+from ttc.text.encodable import encodable
 from ttc.tools.formats import FORMATS, Schema, ToolFormat
 
 TYPES: dict[str, tuple[type, ...]] = {
@@ -24,6 +25,10 @@ TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 """The Python types of JSON schema's."""
+
+TOKEN_CHARS = 32
+"""An answer is cut after so many characters for each token that it may have, before it is made
+tokens: few texts have tokens that are longer on average."""
 
 
 class ToolError(Exception):
@@ -50,6 +55,11 @@ class Tool:
             raise InvalidInput(
                 f"the schema {self.schema!r:.80} is no tool's; give "
                 '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
+            )
+        if encodable(dict(self.schema)) != dict(self.schema):
+            raise InvalidInput(
+                f"the schema of the tool {name!a} holds half of a surrogate pair, which no model "
+                "can read; write the text again"
             )
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
         check_is(f"the parameters of the tool {name}", parameters, Mapping | None, "a JSON schema")
@@ -163,6 +173,11 @@ class Tools:
         if given is None or isinstance(given, Tools):
             return given if given is not None and given.tools else None
         return cls(given) if given else None
+
+    @property
+    def answer_chars(self) -> int:
+        """The characters of an answer that are read."""
+        return TOKEN_CHARS * self.answer_tokens
 
     @cached_property
     def by_name(self) -> dict[str, Tool]:

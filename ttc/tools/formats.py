@@ -68,10 +68,16 @@ class Hermes(ToolFormat):
 
     begins = ("<tool_call>",)
     ends = ("</tool_call>",)
-    pattern = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 
     def calls(self, text: str) -> list[Written]:
-        return [from_json(match[1], match.start()) for match in self.pattern.finditer(text)]
+        calls = list[Written]()
+        (begin,), (end,) = self.begins, self.ends
+        start = text.find(begin)
+        while start >= 0:
+            said, _, _ = text[start + len(begin) :].partition(end)
+            calls.append(from_json(said.strip(), start))
+            start = text.find(begin, start + len(begin) + len(said))
+        return calls
 
 
 # ---------------------------------------------------------------- Llama 3.1 and later
@@ -121,16 +127,22 @@ class Harmony(ToolFormat):
 
     in_thoughts = True
     pattern = re.compile(
-        r"(?:<\|channel\|>\w+)? ?to=(?:functions\.)?([\w.-]+)"
-        r"(?:(?!<\|message\|>).)*<\|message\|>(.*?)(?:<\|call\|>|$)",
-        re.DOTALL,
+        r"(?:<\|channel\|>\w{1,100})? ?to=(?:functions\.)?([\w.-]{1,200})(?![\w.-])"
     )
 
     def calls(self, text: str) -> list[Written]:
-        return [
-            with_arguments(match[1], match[2].strip(), match.start())
-            for match in self.pattern.finditer(text)
-        ]
+        calls, done = list[Written](), 0
+        for match in self.pattern.finditer(text):
+            if match.start() < done:
+                continue  # words of a call's arguments
+            begin = text.find("<|message|>", match.end())
+            if begin < 0:
+                break
+            start = begin + len("<|message|>")
+            end = text.find("<|call|>", start)
+            done = len(text) if end < 0 else end
+            calls.append(with_arguments(match[1], text[start:done].strip(), match.start()))
+        return calls
 
 
 # ---------------------------------------------------------------- whatever transformers can read

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ttc.errors import InvalidInput
+from ttc.text.encodable import encodable
 from ttc.tools.base import Tool, ToolError, Tools
 
 T = TypeVar("T")
@@ -45,7 +46,8 @@ class Connection:
         try:
             self.tools = self.ready.result(CONNECT_S)
         except Exception as error:
-            said = str(error) or type(error).__name__
+            self.break_off()
+            said = str(error) or f"it named no tools within {CONNECT_S:g} s"
             raise InvalidInput(
                 f"the MCP server {server!r} cannot be used: {said}; give a URL, or a command that "
                 "speaks MCP on its standard output"
@@ -74,6 +76,17 @@ class Connection:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def break_off(self) -> None:
+        """End a server that has not answered, its process too."""
+
+        def cancel() -> None:
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(cancel)
+            self.thread.join(CONNECT_S)
 
     def close(self) -> None:
         if self.thread.is_alive():
@@ -140,7 +153,7 @@ def _tool(connection: Connection, tool: Any) -> Tool:
             raise ToolError(said or "the call failed")
         return said
 
-    return Tool({"type": "function", "function": function}, run)
+    return Tool(encodable({"type": "function", "function": function}), run)
 
 
 def _written(part: Any) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ttc.drawing import written
 from ttc.errors import InvalidInput
 from ttc.results import BranchRecord, Result
+from ttc.text.encodable import encodable
 
 HEAD = """<!DOCTYPE html>
 <html lang="en">
@@ -30,8 +31,8 @@ def results_of(file: Path) -> list[Result]:
     """The results in a file of JSON: what `Result.to_dict` returned, or a list of these. Raises
     InvalidInput."""
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        values = encodable(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(
             f"{file} is no JSON ({error}); save a result by json.dump(result.to_dict(), file), or "
             "give a run's folder"

@@ -36,7 +36,7 @@ from ttc.remote.batch import RemoteBatch
 from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client
 from ttc.remote.endpoint import Endpoint
-from ttc.remote.replies import Reply, read_reply
+from ttc.remote.replies import Asked, Reply
 from ttc.remote.server import Server
 from ttc.sampling import Sampling
 
@@ -249,9 +249,10 @@ def measure_http(requests: int, tokens: int) -> dict[str, Any]:
             list(range(500)), tokens, 0, Sampling(), ["\n\n"], 1
         )
         try:
-            client.post("completions", body, read_reply).result()
+            read = Asked(VOCABULARY, tokens).read
+            client.post("completions", body, read).result()
             wall, cpu = time.perf_counter(), time.process_time()
-            for future in [client.post("completions", body, read_reply) for _ in range(requests)]:
+            for future in [client.post("completions", body, read) for _ in range(requests)]:
                 future.result()
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         finally:

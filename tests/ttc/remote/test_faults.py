@@ -3,10 +3,12 @@ named."""
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -45,6 +47,20 @@ def hang_up(handler: Handler, body: dict[str, Any]) -> None:
 
 def change_choice(**fields: Any) -> Fault:
     return answer(lambda data: data["choices"][0].update(fields))
+
+
+def change_usage(**counts: Any) -> Fault:
+    return answer(lambda data: data["usage"].update(counts))
+
+
+def change_logprobs(**lists: Any) -> Fault:
+    """Each of them in place of the last token's."""
+
+    def change(data: dict[str, Any]) -> None:
+        for name, value in lists.items():
+            data["choices"][0]["logprobs"][name][-1] = value
+
+    return answer(change)
 
 
 FAULTS: dict[str, tuple[Fault, str]] = {
@@ -86,6 +102,67 @@ FAULTS: dict[str, tuple[Fault, str]] = {
         "cannot be read",
     ),
 }
+
+STRANGE: dict[str, tuple[Fault, str]] = {
+    "no log-probabilities any more": (
+        change_choice(logprobs=None),
+        "without the log-probabilities that were asked for",
+    ),
+    "no log-probability of a token": (
+        change_logprobs(token_logprobs=None),
+        "without the log-probabilities that were asked for",
+    ),
+    "no likeliest token": (
+        change_logprobs(top_logprobs=None),
+        "without the log-probabilities that were asked for",
+    ),
+    "a positive log-probability": (change_logprobs(token_logprobs=0.5), "0.5 is no log-prob"),
+    "a log-probability beyond all": (change_logprobs(token_logprobs=1e300), "1e.300 is no log-pr"),
+    "a whole number beyond floats": (change_logprobs(token_logprobs=-(10**400)), "cannot be read"),
+    "no number": (change_logprobs(token_logprobs=float("nan")), "nan is no log-probability"),
+    "a likeliest token of text": (change_logprobs(top_logprobs={"a": "b"}), "'b' is no log-prob"),
+    "a likeliest token beyond all": (
+        change_logprobs(top_logprobs={"a": 1e300}),
+        "1e.300 is no log-probability",
+    ),
+    "a token's name that is no number": (change_logprobs(tokens=5), "cannot be read"),
+    "negative usage": (change_usage(completion_tokens=-3), "completion_tokens=-3"),
+    "a negative prompt": (change_usage(prompt_tokens=-1), "prompt_tokens=-1"),
+    "usage beyond all": (change_usage(completion_tokens=10**30), "no number of tokens"),
+    "usage of text": (change_usage(prompt_tokens="many"), "prompt_tokens='many'"),
+    "a usage that is a list": (answer(lambda data: data.update(usage=[7])), "usage that cannot be"),
+    "more cached than sent": (
+        change_usage(prompt_tokens_details={"cached_tokens": 10**6}),
+        "cached_tokens=1000000 of prompt_tokens=",
+    ),
+    "a text without tokens": (change_usage(completion_tokens=0), "completion_tokens=0"),
+    "more tokens than asked for": (change_usage(completion_tokens=99), "99 tokens where 6 were"),
+    "a text that is too long": (
+        change_choice(token_ids=None, logprobs=None, text="a" * 10_000),
+        "10,000 characters where 6 tokens were asked for",
+    ),
+    "a text that is a list": (change_choice(text=[]), "without a text"),
+    "a token that is true": (change_choice(token_ids=[True] * 6), "no numbers"),
+    "deep JSON": (lambda handler, body: handler.send(200, b"[" * 10**5), "no JSON"),
+    "a deep object": (
+        lambda handler, body: handler.send(200, b'{"a":' * 10**5 + b"1" + b"}" * 10**5),
+        "no JSON",
+    ),
+    "a number of thousands of digits": (
+        lambda handler, body: handler.send(200, b'{"choices": ' + b"9" * 9000 + b"}"),
+        "no JSON",
+    ),
+    "an error that is deep": (
+        lambda handler, body: handler.send(500, b'{"error":' + b"[" * 10**5),
+        "status 500",
+    ),
+    "an error that is a number": (lambda handler, body: handler.send(500, b"7"), "status 500: 7"),
+    "a date to wait for": (status(503, Retry_After="Wed, 21 Oct 2015"), "status 503"),
+    "a digit that is no number": (status(429, Retry_After="\u00b2"), "status 429"),
+    "a wait that is no number": (status(429, Retry_After="nan"), "status 429"),
+    "a negative wait": (status(429, Retry_After="-1"), "status 429"),
+}
+"""More of them, of a server that lies."""
 
 
 def best_of_3(served: ServedModel) -> list[tuple[Any, list[int]]]:
@@ -131,6 +208,20 @@ def test_what_does_not_pass_is_named(fault: str) -> None:
         assert branch.generated == []
 
 
+def test_what_a_stranger_answers_is_refused_by_name() -> None:
+    served = ServedModel()
+    with connected(served, retries=1) as backend:
+        for name, (made, reason) in STRANGE.items():
+            served.faults = [made] * 2
+            branch = backend.root([65, 66])
+            with pytest.raises(RemoteError, match=reason) as raised:
+                backend.generate([branch], 6, sampling=GREEDY)
+            assert "(2 times)" in str(raised.value) and len(str(raised.value)) < 800, name
+            assert branch.generated == [] and branch.usage.prompt_tokens == 0, name
+        backend.generate([branch], 6, sampling=GREEDY)
+        assert len(branch.generated) == 6
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -141,6 +232,12 @@ def test_what_does_not_pass_is_named(fault: str) -> None:
         (
             change_choice(token_ids=[200] * 6, text="\ufffd"),
             "holds token 200, outside the model's vocabulary",
+        ),
+        (change_choice(token_ids=[-1] * 6), "holds token -1, outside the model's vocabulary"),
+        (change_choice(token_ids=[10**12] * 6), "holds token 1000000000000, outside"),
+        (
+            status(307, Location="https://elsewhere.example/v1/"),
+            "a redirect to 'https://elsewhere.example/v1/'; give the address",
         ),
     ],
 )
@@ -238,14 +335,14 @@ def test_an_answer_that_does_not_come_in_time_is_asked_for_again(
     served = ServedModel()
     with connected(served, retries=2) as backend:
         http, late = backend.server.client.http, iter(range(5))
-        request = http.request
+        send = http.send
 
         async def answered(*args: Any, **options: Any) -> Any:
             if next(late) in (0, 2, 3, 4):
                 raise httpx2.ReadTimeout("no answer")
-            return await request(*args, **options)
+            return await send(*args, **options)
 
-        monkeypatch.setattr(http, "request", answered)
+        monkeypatch.setattr(http, "send", answered)
         branch = backend.root([65, 66])
         backend.generate([branch], 3, sampling=GREEDY)
         assert len(branch.generated) == 3 and len(served.requests) == 1
@@ -253,6 +350,71 @@ def test_an_answer_that_does_not_come_in_time_is_asked_for_again(
             RemoteError, match=r"not answered in 600 s; give a larger timeout_s .* \(3 times\)"
         ):
             backend.generate([branch], 3, sampling=GREEDY)
+
+
+def test_an_answer_that_drips_has_its_time_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blank now and then keeps a connection alive, and is no answer."""
+    gone = threading.Event()
+
+    def drip(handler: Handler, body: dict[str, Any]) -> None:
+        handler.send(200, b"", 10**6)
+        try:
+            while not gone.wait(0.02):
+                handler.wfile.write(b" ")
+        except OSError:
+            gone.set()
+
+    served = ServedModel()
+    with connected(served, retries=0) as backend:
+        endpoint = backend.server.client.endpoint
+        monkeypatch.setattr(backend.server.client, "endpoint", replace(endpoint, timeout_s=0.3))
+        served.faults = [drip]
+        with pytest.raises(RemoteError, match=r"not answered in 0\.3 s"):
+            backend.generate([backend.root([65, 66])], 3, sampling=GREEDY)
+        assert gone.wait(100)  # the connection was closed
+
+
+@pytest.mark.parametrize("status_code", [200, 500])
+def test_an_answer_without_an_end_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, status_code: int
+) -> None:
+    gone = threading.Event()
+
+    def pour(handler: Handler, body: dict[str, Any]) -> None:
+        handler.send(status_code, b"", 10**12)
+        try:
+            while True:
+                handler.wfile.write(b" " * 2**16)
+        except OSError:
+            gone.set()
+
+    monkeypatch.setattr("ttc.remote.client.MAX_ANSWER_BYTES", 2**20)
+    with connected(ServedModel(faults=[pour]), retries=0) as backend:
+        with pytest.raises(RemoteError, match="more than 1048576 bytes"):
+            backend.generate([backend.root([65, 66])], 3, sampling=GREEDY)
+        assert gone.wait(100)
+
+
+def test_half_of_a_pair_in_an_answer_is_a_character_that_is_not_known() -> None:
+    """In a text, in the names of tokens and in a refusal."""
+    half = change_choice(text="a\ud800b", token_ids=None, logprobs=None, finish_reason="stop")
+    served = ServedModel(ids_out=False, logprobs=0)
+    with connected(served, retries=0) as backend:
+        served.faults = [half]
+        branch = backend.root([65, 66])
+        backend.generate([branch], 6, sampling=GREEDY)
+        assert branch.text == "a\ufffdb"
+    named = change_logprobs(top_logprobs={"\udfff": -1.0})
+    with connected(ServedModel(faults=[named])) as backend:
+        branch = backend.root([65, 66])
+        backend.generate([branch], 6, sampling=GREEDY)
+        assert len(branch.generated) == 6
+    refusal = json.dumps({"error": {"message": "not \ud83d this"}}).encode()
+    with (
+        connected(ServedModel(faults=[lambda h, b: h.send(400, refusal)])) as backend,
+        pytest.raises(RemoteError, match="not \ufffd this"),
+    ):
+        backend.generate([backend.root([65, 66])], 6, sampling=GREEDY)
 
 
 def test_after_an_error_branches_keep_what_they_have() -> None:

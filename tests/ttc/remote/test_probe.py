@@ -146,6 +146,15 @@ def test_a_server_that_is_not_there_is_named_at_once() -> None:
         RemoteBackend(Endpoint("http://127.0.0.1:9/v1", wait_s=60), Ascii())
 
 
+@pytest.mark.parametrize("stated", ["abc", -1, 0, 1e300, True, [4096], 10**30])
+def test_a_context_that_is_no_number_of_tokens_is_refused(stated: Any) -> None:
+    with (
+        serving(ServedModel(context=stated)) as url,
+        pytest.raises(RemoteError, match=r"max_model_len=.* for tiny, which is no number"),
+    ):
+        RemoteBackend(Endpoint(url), Ascii())
+
+
 def test_the_model_is_chosen_by_name_where_there_are_several() -> None:
     with serving(ServedModel(models=("a", "b"))) as url:
         with pytest.raises(

@@ -80,7 +80,7 @@ def test_greedy_steps_are_those_of_an_engine(dialect: str) -> None:
 
 def test_blank_lines_before_a_step_do_not_end_it() -> None:
     """A server stops at them; it is asked again for the rest."""
-    served = ServedModel()
+    served = ServedModel(logprobs=0)
     told = iter([10, 10, *map(ord, "ab"), 10, 10, *map(ord, "cd")])
 
     def scripted(tokens: list[int], body: dict[str, Any]) -> dict[str, Any]:

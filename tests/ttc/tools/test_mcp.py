@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,3 +69,20 @@ def test_a_server_must_be_named() -> None:
 def test_without_the_package_it_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"pip install -e '\.\[tools\]'"):
         McpTools(server="true")
+
+
+@needs_mcp
+def test_a_server_that_says_nothing_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ttc.tools.mcp.CONNECT_S", 3.0)
+    program = tmp_path / "silent.py"
+    mark = tmp_path / "pid"
+    program.write_text(
+        f"import os, sys\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\n"
+        "for line in sys.stdin: pass\nimport time\ntime.sleep(600)\n"
+    )
+    with pytest.raises(InvalidInput, match="cannot be used: it named no tools within 3 s"):
+        McpTools(server=f"{sys.executable} {program}")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)

@@ -75,7 +75,7 @@ def commit() -> str | None:
 @cache
 def code_hash(name: str) -> str:
     """A short hash of a module, or of a file of a kernel, without comments, docstrings and layout;
-    "" for none."""
+    "" for none. It is the same on every Python."""
     if name.endswith(KERNELS):
         file = ROOT / name
         return _hash(kernel_text(file.read_text(encoding="utf-8"))) if file.exists() else ""
@@ -90,7 +90,10 @@ def code_hash(name: str) -> str:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             body[:] = [statement for statement in body if not _is_docstring(statement)]
-    return _hash(ast.dump(tree))
+        if not getattr(node, "type_params", True):  # which Python 3.11 does not have
+            del node.type_params  # type: ignore[attr-defined]
+    whole = {"show_empty": True} if sys.version_info >= (3, 13) else {}
+    return _hash(ast.dump(tree, **whole))  # type: ignore[arg-type]
 
 
 def kernel_text(text: str) -> str:

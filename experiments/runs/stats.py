@@ -284,7 +284,7 @@ def maj_at_k(votes: Sequence[tuple[int, bool]], invalid: int, k: int) -> float:
             if votes_right:
                 ways = _subsets(others, _binomial(invalid, k / n), votes_right, k - votes_right)
                 share += float(own[votes_right] * (ways / np.arange(1, len(ways) + 1)).sum())
-    return min(share, 1.0)
+    return round(share, 10)  # the chances are as exact as that
 
 
 def _binomial(count: int, chance: float) -> np.ndarray:

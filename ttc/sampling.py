@@ -47,7 +47,8 @@ NOT_FINITE, UNSURE = -1, -2
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen. `temperature=0` is greedy. Filters apply in the order top-k,
-    top-p, min-p."""
+    top-p, min-p. Of equal logits top-k and min-p keep all or none, as transformers does, so that
+    `top_k=1` draws among those that tie for the largest."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -152,7 +153,7 @@ def draw(
     where the two best are as close as the rounding. Inverting the cumulative distribution would not
     do: in its tail every rounding moves the choice on to a neighbour.
     Raises UnsupportedModel where a row's logits hold a NaN or their largest is infinite, and
-    InvalidInput where its scores alone are so.
+    InvalidInput where its scores leave no token. An infinite score is that of a certain one.
     """
     queued = queue_draw(logits, sampling, states, statistics=statistics, k=k, scores=scores)
     (draws,) = read_draws([queued])
@@ -201,6 +202,7 @@ def queue_draw(
     if scores is None:
         columns = _columns(logits, sampling, states, k, sorted_tokens)
     else:
+        scores = _certain(scores, sampling)
         tokens = _columns(scores, sampling, states, 0, sorted_tokens)[0]
         greedy = _columns(logits, GREEDY, states, k, sorted_tokens)
         columns = _figures(tokens, logits, greedy)
@@ -274,6 +276,17 @@ def _columns(
     if kernel is not None:
         return draw_compiled(kernel, logits, sampling, states, k)
     return draw_with_torch(logits, sampling, states, k, sorted_tokens)
+
+
+def _certain(scores: Tensor, sampling: Sampling) -> Tensor:
+    """Scores whose largest is infinite, with its token as the only one. A NaN is the largest where
+    sampling is greedy, as for `argmax`, by which transformers' `generate` goes on."""
+    best = scores.amax(-1, keepdim=True)
+    certain = best.isposinf()
+    if sampling.temperature == 0:
+        certain |= best.isnan()
+    only = torch.full_like(scores, float("-inf")).scatter_(-1, scores.argmax(-1, keepdim=True), 0.0)
+    return torch.where(certain, only, scores)
 
 
 def _figures(tokens: Tensor, logits: Tensor, greedy: Tensor) -> Tensor:

@@ -34,7 +34,8 @@ _LATEX = (
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
 _BREAK = re.compile(r"\n|\.\s(?=[^\s\d])")
 _TOKEN = re.compile(
-    r"(?P<number>(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?P<clock>\d+:\d\d(?!\d))"
+    r"|(?P<number>(?:\d{1,3}(?:,\d{3})+(?![\d])|\d+)(?:\.\d+)?|\.\d+)"
     r"|(?P<percent>%)|(?P<power>\*\*|\^)|(?P<op>[*/×÷·−–x]|[-+](?![A-Za-z]))"
     r"|(?P<open>\()|(?P<close>\))"
     r"|(?P<equals>=|\bis equal to\b|\bequals\b)|(?P<of>\bof\b)|(?P<money>[$€£])"
@@ -54,7 +55,8 @@ ENDS = ("number", "close", "percent")
 
 
 class Token(NamedTuple):
-    """kind: a group of `_TOKEN`, or "name" for the x of 2x. text: signs in Python's spelling."""
+    """kind: a group of `_TOKEN`, or "name" for an unknown, as the x of 2x. text: signs in Python's
+    spelling."""
 
     kind: str
     text: str
@@ -85,6 +87,13 @@ class Expression(NamedTuple):
                 numbers.append(-number if before == "-" else number)
             before = token.text
         return tuple(numbers)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a fraction below 1 or a percentage alone."""
+        kinds = [token.kind for token in self.tokens]
+        is_fraction = kinds == ["number", "op", "number"] and self.tokens[1].text == "/"
+        return kinds == ["number", "percent"] or (is_fraction and abs(self.value) < 1)
 
     @property
     def is_percentage(self) -> bool:
@@ -158,10 +167,13 @@ def _equations_in(text: str) -> list[Equation]:
     equations = []
     length = len(text.rstrip(" $"))
     for line in _lines(text):
-        for left_side, right_side in pairwise(_sides(line)):
+        signs = [token.text for token in line if token.kind == "equals"]
+        for sign, (left_side, right_side) in zip(signs, pairwise(_sides(line)), strict=True):
             left, right = _last_expression(left_side), _first_expression(right_side)
             if left is None or right is None or not (left.computes or right.computes):
                 continue
+            if sign != "=" and left.is_share:
+                continue  # of something: 2/5 is equal to 12 hectares
             if not left.computes and left_side[-1].kind == "word":
                 continue  # a conversion: 12 nickels = 12 * 5
             first, last = left.tokens[0], right.tokens[-1]
@@ -191,6 +203,7 @@ def _lines(text: str) -> list[list[Token]]:
         unknown = text[place:start].strip(" *")
         place = end
         if kind == "word" and value.endswith("."):
+            kind = "name" if _is_unknown(text, value, start, lines[-1]) else kind
             lines[-1].append(Token(kind, value, start, end))
             if not text[end : end + 2].strip().isdigit():
                 lines.append([])
@@ -201,12 +214,28 @@ def _lines(text: str) -> list[list[Token]]:
             continue
         if value == "x" and not _is_times(text, start, end):
             kind = "word"
-        if kind == "word" and len(value) == 1 and text[start - 1 : start].isdigit():
+        named = kind in ("word", "number") and _is_unknown(text, value, start, lines[-1])
+        if named or kind == "clock":
             kind = "name"
         if kind in OPERATORS:
             value = _SPELLINGS.get(value, value)
         lines[-1].append(Token(kind, value, start, end))
     return lines
+
+
+def _is_unknown(text: str, value: str, start: int, before: Sequence[Token]) -> bool:
+    """Whether a word or number is a name: the x of 2x, (1/2)x, 9-x, "is x" and 3*x, the 3 of D3. A
+    letter after a number and a blank is a unit (5 m)."""
+    near = text[start - 1 : start] if start else ""
+    last = before[-1] if before else None
+    if value[0].isdigit():
+        return last is not None and last.kind in ("word", "name") and near.isalpha()
+    letter = value.strip("-.")
+    if len(letter) != 1 or not letter.isalpha():
+        return False
+    if near.isdigit() or near == ")":
+        return True
+    return letter not in "aAI" and (last is None or last.kind not in ENDS)
 
 
 def _is_times(text: str, start: int, end: int) -> bool:
@@ -241,8 +270,8 @@ def _last_expression(tokens: Sequence[Token]) -> Expression | None:
             first = i + 1
     run = tokens[max(first, len(tokens) - MAX_SIDE_TOKENS) :]
     for start, token in enumerate(run):
-        if start and run[start - 1].kind in ("op", "power", "name"):
-            continue  # the middle of something larger
+        if _is_inside(run, start):
+            continue
         following = run[start + 1].kind if start + 1 < len(run) else ""
         signed = token.text == "-" and following in (*BEGINS, "money")
         if token.kind in BEGINS or signed:
@@ -250,6 +279,31 @@ def _last_expression(tokens: Sequence[Token]) -> Expression | None:
             if expression is not None:
                 return expression
     return None
+
+
+def _is_inside(run: Sequence[Token], start: int) -> bool:
+    """Whether a token is in the middle of something larger: of x - 4, of 3 1/2, of Week 2."""
+    last = start - 1
+    if last < 0:
+        return False
+    token, before = run[start], run[last]
+    if before.kind in ("op", "power", "name", *ENDS):
+        return True
+    if before.kind == "word" and token.text == "-":  # B - 10 or B-10, but not: is -5
+        is_apart = start + 1 < len(run) and token.end < run[start + 1].start
+        return is_apart or before.end == token.start
+    if before.text == "and" and last and run[last - 1].kind == "number":
+        return _is_small_fraction(run[start:])
+    while last >= 0 and run[last].kind == "word":
+        last -= 1
+    return last >= 0 and run[last].kind == "op" and run[last].text != "/"
+
+
+def _is_small_fraction(tokens: Sequence[Token]) -> bool:
+    kinds = [token.kind for token in tokens[:3]]
+    if kinds != ["number", "op", "number"] or tokens[1].text != "/":
+        return False
+    return _number(tokens[0]) < _number(tokens[2])
 
 
 def _first_expression(tokens: Sequence[Token]) -> Expression | None:
@@ -271,26 +325,34 @@ def _first_expression(tokens: Sequence[Token]) -> Expression | None:
 
 
 def _goes_on(tokens: Sequence[Token], stop: int) -> bool:
-    """Whether an operator, or the name in 2x, ties an expression to what follows it."""
+    """Whether an operator, the name in 2x or the fraction in 3 1/2 ties an expression to what
+    follows it."""
     kind, text = tokens[stop][:2] if stop < len(tokens) else ("", "")
     following = tokens[stop + 1].kind if stop + 1 < len(tokens) else ""
     is_rate = text == "/" and following == "word"
-    return kind in ("op", "power", "name") and not is_rate
+    if text == "and":
+        return _is_small_fraction(tokens[stop + 1 :])
+    return kind in ("op", "power", "name", "number") and not is_rate
 
 
 def _without_words(tokens: Sequence[Token]) -> Expression | None:
     """A run without units, money and rates ("4 apples/box"); None where no arithmetic is left."""
     kept: list[Token] = []
     followers = [*(token.kind for token in tokens[1:]), ""]
-    for token, following in zip(tokens, followers, strict=True):
+    for before, token, following in zip([None, *tokens], tokens, followers, strict=False):
         if token.kind == "word":
-            if not kept:
+            if not kept or following == "power":
                 return None  # a name, not a quantity
+            if kept[-1].kind in ("op", "power", "open"):
+                return None
             if kept[-1].kind in ENDS and following in BEGINS:
                 return None  # two quantities with only words between them
         elif token.kind == "of":
-            if following in (*BEGINS, "money") and _is_part(kept):
+            follows = bool(kept) and before is kept[-1]
+            if following in (*BEGINS, "money") and follows and _is_part(kept):
                 kept.append(token)
+            elif following in (*BEGINS, "money") and kept and kept[-1].kind in ENDS:
+                return None
         elif token.kind != "money" and not (token.text == "/" and following == "word"):
             kept.append(token)
     value = evaluate(kept)
@@ -312,8 +374,16 @@ def _agree(left: Expression, right: Expression) -> bool:
         return True
     if left.is_percentage and not left.computes and x * 100 == y:
         return True
-    if right.computes or x.denominator == 1:
-        return False
+    if left.tokens[-1].kind == "percent" and left.tokens[-2].text == "100" and left.computes:
+        return not right.computes and any(_is_rounded(z, right) for z in (x, x * 100))
+    return not right.computes and _is_rounded(x, right)
+
+
+def _is_rounded(x: Fraction, right: Expression) -> bool:
+    """Whether a number is what the right side writes, after rounding to its digits."""
+    y = right.value
+    if x == y or x.denominator == 1:
+        return x == y
     written = max((t.text for t in right.tokens if t.kind == "number"), key=len, default="")
     digits = len(written.partition(".")[2])
     unit = Fraction(1, 10**digits) / (100 if right.is_percentage else 1)
@@ -332,7 +402,11 @@ def evaluate(tokens: Sequence[Token]) -> Fraction | None:
     """
     words = []
     before = ""
-    for token in tokens:
+    closes = -1
+    for place, token in enumerate(tokens):
+        if _is_divisor(tokens, place):
+            words.append("(")
+            closes = place + 2
         if token.kind == before and before in ("number", "percent"):
             return None
         if token.kind == "number":
@@ -345,11 +419,28 @@ def evaluate(tokens: Sequence[Token]) -> Fraction | None:
             words.append("* (")
         else:
             words.append(token.text)
+        if place == closes:
+            words.append(")")
         before = token.kind
     try:
         return _value(ast.parse(" ".join(words), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError):
         return None
+
+
+def _is_divisor(tokens: Sequence[Token], place: int) -> bool:
+    """Whether what follows is the 1/3 of "25 / 1/3", which is written closer than what it
+    divides."""
+    if not 0 < place < len(tokens) - 2 or tokens[place - 1].text != "/":
+        return False
+    first, sign, second = tokens[place : place + 3]
+    if [first.kind, sign.text, second.kind] != ["number", "/", "number"]:
+        return False
+    return (
+        tokens[place - 1].end < first.start
+        and first.end == sign.start
+        and (sign.end == second.start)
+    )
 
 
 def _value(node: ast.expr) -> Fraction:

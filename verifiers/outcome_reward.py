@@ -17,7 +17,9 @@ from verifiers.reward_model_pass import Layout
 
 @dataclass(eq=False)
 class OutcomeReward(RewardModel):
-    """One reward for a whole answer: the head's output at the last token of the chat with it.
+    """One reward for a whole answer: the head's output at the end of the chat with it. As in
+    transformers that is the last token which is not the configuration's `pad_token_id`; the one
+    that ends a turn may be.
 
     The reward is any number (a logit), so scores of one model alone compare. The end of the chat is
     rated on a fork of the answer, and dropped. `separator` has no meaning: there are no steps.
@@ -42,7 +44,12 @@ class OutcomeReward(RewardModel):
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         user = {"role": "user", "content": question}
         answer = {"role": "assistant", "content": "".join(steps)}
-        return self.templated(self.chat([*system, user, answer]))
+        tokens = self.templated(self.chat([*system, user, answer]))
+        pad = self.parts[0].config.get_text_config().pad_token_id
+        end = len(tokens)
+        while end > 1 and tokens[end - 1] == pad:
+            end -= 1
+        return tokens[:end]
 
     def score(self, output: Tensor) -> float:
         if output.numel() != 1:

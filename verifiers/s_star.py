@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from ttc.checks import check_whole
 from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
+from ttc.execution.values import shown
 from ttc.passes.pass_by_pass import Passes
 from ttc.protocols import Need, SideBranches
 from ttc.tree.branch import Branch
@@ -130,7 +131,10 @@ class SStar(WrittenTests):
             calls = [*_calls(text, name), *given.tests]
             pair = [groups[i][0], groups[j][0]]
             left, right = yield from by_program(partial(self._run, calls), pair)
-            place = next(place for place in range(len(calls)) if left[place] != right[place])
+            differ = (place for place in range(len(calls)) if left[place] != right[place])
+            place = next(differ, None)
+            if place is None:  # they differed before: a program that depends on the time
+                continue
             duels.append(Duel(i, j, calls[place], (left[place], right[place])))
         return duels
 
@@ -161,5 +165,8 @@ def _calls(text: str, name: str) -> list[CallTest]:
 
 
 def _said(outcome: Outcome) -> str:
-    given = repr(outcome.value) if outcome.error is None else outcome.error
+    if outcome.error is None:
+        given = shown(outcome.value, SHOWN_CHARS + 1)
+    else:
+        given = outcome.error
     return given if len(given) <= SHOWN_CHARS else given[:SHOWN_CHARS] + "..."

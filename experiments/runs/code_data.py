@@ -15,7 +15,16 @@ from typing import Any
 from experiments.runs.rows import Row
 from experiments.runs.schema import DatasetConfig
 from ttc.errors import InvalidInput
-from ttc.execution.code_tests import CallTest, InputTest, Test, as_test, failures, whole_program
+from ttc.execution.code_tests import (
+    CallTest,
+    InputTest,
+    Test,
+    as_test,
+    failures,
+    pythons_names,
+    whole_program,
+    written_tests,
+)
 from ttc.execution.programs import Functions, Limits
 from ttc.protocols import Problem
 
@@ -46,6 +55,7 @@ def read_code(row: Row, name: str, config: DatasetConfig) -> Problem:
     for test in [*about["tests"], *about.get("shown_tests", [])]:
         as_test(test)  # refuses what is no test
     answer = row.get(fields.answer or "answer")
+    about["tested"] = pythons_names(str(answer))
     id = name if id in (None, "") else str(id)
     return Problem(str(question), id, None if answer is None else str(answer), about)
 
@@ -89,6 +99,7 @@ def read_evalplus(row: Row, name: str, config: DatasetConfig) -> Problem:
             f"{row.get('task_id', name)} has no tests: its row needs a field test, as in the hub's "
             "evalplus/humanevalplus and evalplus/mbppplus"
         )
+    about["tested"] = pythons_names(solution)
     id = str(row["task_id"])
     return Problem(question, id if "/" in id else f"Mbpp/{id}", solution, about)
 
@@ -161,7 +172,7 @@ class CodeGrader:
         if key not in self._known:
             program = whole_program(answer, problem.metadata)
             verdicts = failures(program, self.tests(problem), self.limits, until_first=True)
-            self._known[key] = not any(verdicts)
+            self._known[key] = all(verdict is None for verdict in verdicts)
         return self._known[key]
 
     def tests(self, problem: Problem) -> list[Test]:
@@ -178,7 +189,7 @@ class CodeGrader:
                 f"{problem.id} has no tests, which grade answers of kind code; use "
                 "dataset.reader=code with a field tests, or a reader that puts them into metadata"
             )
-        return [as_test(test) for test in about["tests"]]
+        return written_tests(about["tests"], about)
 
 
 def _of_reference(problem: Problem, reference: Mapping[str, Any], limits: Limits) -> list[Test]:

@@ -75,7 +75,7 @@ def commit() -> str | None:
 @cache
 def code_hash(name: str) -> str:
     """A short hash of a module, or of a file of a kernel, without comments, docstrings and layout;
-    "" for none."""
+    "" for none. It is the same on every Python."""
     if name.endswith(KERNELS):
         file = ROOT / name
         return _hash(kernel_text(file.read_text(encoding="utf-8"))) if file.exists() else ""
@@ -90,7 +90,12 @@ def code_hash(name: str) -> str:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             body[:] = [statement for statement in body if not _is_docstring(statement)]
-    return _hash(ast.dump(tree))
+        if not getattr(node, "type_params", True):  # which Python 3.11 does not have
+            del node.type_params  # type: ignore[attr-defined]
+        if isinstance(node, ast.JoinedStr):  # Python 3.12.1 has empty texts in it
+            node.values = [part for part in node.values if not _is_empty(part)]
+    whole = {"show_empty": True} if sys.version_info >= (3, 13) else {}
+    return _hash(ast.dump(tree, **whole))
 
 
 def kernel_text(text: str) -> str:
@@ -100,6 +105,10 @@ def kernel_text(text: str) -> str:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_empty(part: ast.expr) -> bool:
+    return isinstance(part, ast.Constant) and part.value == ""
 
 
 def _is_docstring(statement: ast.AST) -> bool:

@@ -19,6 +19,9 @@ Z95 = 1.959963984540054
 Z80 = NormalDist().inv_cdf(0.8)
 """With 80% probability a difference as large as the minimal detectable effect is seen."""
 
+NEGLIGIBLE = 1e-18
+"""A chance that changes no figure."""
+
 Clusters = Sequence[Hashable] | None
 """The source of each question; None where every question is its own."""
 
@@ -261,40 +264,57 @@ def maj_at_k(votes: Sequence[tuple[int, bool]], invalid: int, k: int) -> float:
     counts in part.
 
     votes: for each answer, how many of the n samples gave it, and whether it is right. invalid:
-    samples without an answer. Subsets are counted by polynomials, one for each answer, in which x^i
-    stands for i of its votes in the subset and y for a tie with the right answer. The time grows
-    with k^2 and the number of answers.
+    samples without an answer. Subsets are weighed by polynomials, one for each answer, in which x^i
+    stands for i of its votes in the subset and y for a tie with the right answer. The weight of i
+    votes of n is their chance where each sample is drawn with the chance k/n by itself: all
+    subsets of k are equally likely then, and no number is too large. What is less likely than
+    `NEGLIGIBLE` is left out. The time grows with k^2 and the number of answers.
     """
     n = sum(count for count, _ in votes) + invalid
-    total = math.comb(n, k)
+    total = _binomial(n, k / n)[k]
     share = 0.0
     for place, (count, right) in enumerate(votes):
         if not right:
             continue
-        others = [other for i, (other, _) in enumerate(votes) if i != place]
-        for votes_right in range(1, min(count, k) + 1):
-            ways = _subsets(others, invalid, votes_right, k - votes_right)  # (ties,)
-            share += (
-                math.comb(count, votes_right)
-                / total
-                * float((ways / np.arange(1, len(ways) + 1)).sum())
-            )
-    return share
+        others = [
+            _binomial(other, k / n)[: k + 1] for i, (other, _) in enumerate(votes) if i != place
+        ]
+        own = _binomial(count, k / n)[: k + 1] / total
+        for votes_right in np.flatnonzero(own > NEGLIGIBLE).tolist():
+            if votes_right:
+                ways = _subsets(others, _binomial(invalid, k / n), votes_right, k - votes_right)
+                share += float(own[votes_right] * (ways / np.arange(1, len(ways) + 1)).sum())
+    return round(share, 10)  # the chances are as exact as that
 
 
-def _subsets(others: Sequence[int], invalid: int, votes: int, size: int) -> np.ndarray:
-    """How many subsets of `size` other samples give no other answer more than `votes`, by the
-    number of answers that have as many: (ties + 1,)."""
+def _binomial(count: int, chance: float) -> np.ndarray:
+    """The chance of 0 to `count` of `count` draws: (count + 1,)."""
+    if chance == 1:
+        return np.array([0.0] * count + [1.0])
+    drawn = np.arange(count + 1)
+    factorials = np.array([math.lgamma(i + 1) for i in drawn])
+    choices = factorials[count] - factorials - factorials[::-1]
+    weights: np.ndarray = np.exp(
+        choices + drawn * math.log(chance) + drawn[::-1] * math.log1p(-chance)
+    )
+    return weights
+
+
+def _subsets(
+    others: Sequence[np.ndarray], invalid: np.ndarray, votes: int, size: int
+) -> np.ndarray:
+    """The weight of the subsets of `size` other samples that give no other answer more than
+    `votes`, by the number of answers that have as many: (ties + 1,). others, invalid: the weights
+    of each number of votes."""
     ties = min(len(others), size // votes)
     ways = np.zeros((size + 1, ties + 1))
-    ways[: min(invalid, size) + 1, 0] = [
-        float(math.comb(invalid, i)) for i in range(min(invalid, size) + 1)
-    ]
-    for count in others:
-        longer = ways.copy()
-        for i in range(1, min(count, votes - 1, size) + 1):
-            longer[i:] += math.comb(count, i) * ways[:-i]
-        if votes <= min(count, size):
-            longer[votes:, 1:] += math.comb(count, votes) * ways[:-votes, :-1]
+    most = min(len(invalid), size + 1)
+    ways[:most, 0] = invalid[:most]
+    for other in others:
+        longer = other[0] * ways
+        for i in range(1, min(len(other), votes, size + 1)):
+            longer[i:] += other[i] * ways[:-i]
+        if votes < min(len(other), size + 1):
+            longer[votes:, 1:] += other[votes] * ways[:-votes, :-1]
         ways = longer
     return ways[size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -248,12 +249,28 @@ async def body_of(request: Request, max_bytes: int) -> bytes:
 
 B = TypeVar("B", bound=Body)
 
+MAX_DEPTH = 500
+"""How deep lists and objects of a body may lie in each other."""
+_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
+
+
+def _check_depth(data: bytes) -> None:
+    """Raise RecursionError for a body that is nested too deep. What Python itself reads differs
+    between its releases."""
+    depth = 0
+    for match in _BRACKET.finditer(data):
+        bracket = data[match.start()]
+        depth += (bracket in b"[{") - (bracket in b"]}")
+        if depth > MAX_DEPTH:
+            raise RecursionError(f"more than {MAX_DEPTH} deep")
+
 
 def read(kind: type[B], data: bytes) -> B:
     """A request's body. Raises Refusal for what is no JSON, and for the first field that is wrong
     or unknown."""
     must = f"send an object with model and {'messages' if kind is ChatBody else 'prompt'}"
     try:
+        _check_depth(data)
         given = json.loads(data)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise Refusal(400, f"the body is no JSON: {error}; {must}") from error

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from experiments.runs.code_data import CodeGrader
 from experiments.runs.data import Task, load_task
 from tests.experiments.test_data import jsonl
 from tests.helpers.configurations import configuration
-from ttc import InvalidInput
+from ttc import InvalidInput, Problem
 from ttc.execution.code_tests import CallTest, InputTest
 from ttc.execution.sandbox import protections
 
@@ -115,6 +116,31 @@ def test_livecodebench(tmp_path: Path) -> None:
         method, "class Solution:\n  def add(self, xs: List[int]): return sum(xs)"
     )
     assert not task.is_correct(method, "class Solution:\n  def add(self, xs): return 3")
+
+
+def test_a_task_whose_function_has_a_name_of_pythons(tmp_path: Path) -> None:
+    code, test = MBPP["code"].replace("add", "sum"), MBPP["test"].replace("add", "sum")
+    shown = [test.replace("add", "sum") for test in MBPP["test_list"]]
+    row = MBPP | {"code": code, "test": test, "test_list": shown}
+    task = load("mbpp_plus", jsonl(tmp_path / "m.jsonl", [row]))
+    assert right(task, code) and not right(task, "def sum(a, b): return a")
+    own = {"question": "q", "tests": [test]}
+    rows = [own | {"answer": code}, own]
+    known, unknown = load("code", jsonl(tmp_path / "c.jsonl", rows)).problems
+    grader = CodeGrader()
+    assert grader(known, code) and not grader(unknown, code)
+
+
+def test_an_empty_error_is_one() -> None:
+    """The only test of its problem, so that no later one fails because of it."""
+    program = (
+        "import os\ndef f(x):\n"
+        "  for i in range(3, 64):\n"
+        '    try: os.write(i, b\'{"error": ""}\\n\')\n'
+        "    except OSError: pass\n"
+        "  return 1"
+    )
+    assert not CodeGrader()(Problem("q", metadata={"tests": ["assert f(2) == 4"]}), program)
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:

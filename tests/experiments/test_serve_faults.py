@@ -363,6 +363,7 @@ def of_json(text: str) -> dict[str, Any]:
         ),
         ({"json": {"model": "tiny", "prompt": [1, 2]}}, 400, "prompt=[1, 2]"),
         (of_json('{"model": ' + "[" * 9000), 400, "the body is nested too deep"),
+        (of_json('{"model": ' + "[" * 900 + "]" * 900 + "}"), 400, "the body is nested too deep"),
         (of_json('{"seed": ' + "9" * 5000 + "}"), 400, "a number of thousands of digits"),
     ],
     ids=[
@@ -377,6 +378,7 @@ def of_json(text: str) -> dict[str, Any]:
         "earlier message",
         "numbers",
         "deep",
+        "deep JSON",
         "digits",
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
+from fractions import Fraction
 from statistics import NormalDist, mean, stdev, variance
 
 import numpy as np
@@ -309,7 +310,33 @@ def test_maj_at_k_counts_subsets_and_splits_ties(
     counts = Counter(answers)
     invalid = counts.pop(None, 0)
     votes = [(count, answer in ("7", "14/2")) for answer, count in counts.items()]
-    assert maj_at_k(votes, invalid, k) == pytest.approx(mean(shares))
+    assert maj_at_k(votes, invalid, k) == pytest.approx(mean(shares), abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [4096, 3072])
+@pytest.mark.parametrize("k", [1, 512, 1024, None])
+def test_shares_of_thousands_of_samples_are_exact(n: int, k: int | None) -> None:
+    """No sum of whole numbers is too large, whatever n and k are."""
+    k = n if k is None else k
+    half = n // 2
+    assert maj_at_k([(half, True), (half, False)], 0, k) == pytest.approx(0.5)
+    assert maj_at_k([(half, True)], half, k) == pytest.approx(1 if k > 1 else 0.5)
+    assert maj_at_k([(half, False)], half, k) == maj_at_k([], n, k) == 0
+    alone = maj_at_k([(1, True), *[(1, False)] * 15], n - 16, k)
+    drawn = exact_maj(1, 15, n - 16, k)
+    assert alone == pytest.approx(drawn, abs=1e-9)
+    assert pass_at_k(n, 1, k) == pytest.approx(k / n)
+    for count in (1, half, n):
+        assert 0 <= maj_at_k([(count, True), (n - count, False)], 0, k) <= 1
+
+
+def exact_maj(right: int, wrong: int, invalid: int, k: int) -> float:
+    """Of answers that have a sample each, in whole numbers."""
+    share = Fraction(0)
+    for others in range(min(wrong, k - right) + 1):
+        rest = math.comb(wrong, others) * math.comb(invalid, k - right - others)
+        share += Fraction(rest, (others + 1) * math.comb(right + wrong + invalid, k))
+    return float(share)
 
 
 def test_maj_at_k_of_many_samples_agrees_with_drawn_subsets() -> None:

@@ -105,6 +105,7 @@ def configuration(family: str, tokenizer: Any, **settings: Any) -> Any:
         "num_hidden_layers": 2,
         "max_position_embeddings": 512,
         "initializer_range": 0.3,
+        "pad_token_id": 0,
     } | settings
     return {
         "qwen2": hf.Qwen2Config,
@@ -118,7 +119,6 @@ def configuration(family: str, tokenizer: Any, **settings: Any) -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        pad_token_id=0,
         bos_token_id=None,
         eos_token_id=None,
         **extra,

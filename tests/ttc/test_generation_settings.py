@@ -48,6 +48,23 @@ HONOURED: dict[str, dict[str, Any]] = {
     "least new tokens": {"min_length": 90, "min_new_tokens": 5, "eos_token_id": list(range(40))},
     "decay": {"exponential_decay_length_penalty": (2, 1.5), "eos_token_id": [3, 4]},
     "invalid values": {"remove_invalid_values": True},
+    "length and decay": {
+        "min_length": 9,
+        "exponential_decay_length_penalty": (2, 1.5),
+        "eos_token_id": [3, 4],
+    },
+    "length, decay, invalid values": {
+        "min_length": 9,
+        "remove_invalid_values": True,
+        "exponential_decay_length_penalty": (2, 1.5),
+        "eos_token_id": [3, 4],
+    },
+    "banned, decay, invalid values": {
+        "bad_words_ids": [[t] for t in range(3, VOCAB, 3)],
+        "remove_invalid_values": True,
+        "exponential_decay_length_penalty": (1, 1.2),
+        "eos_token_id": [3, 4],
+    },
     "several": {
         "repetition_penalty": 1.2,
         "no_repeat_ngram_size": 3,

@@ -347,6 +347,18 @@ def test_rounding_does_not_change_what_is_drawn() -> None:
 
 
 @both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_filters_draw_among_equals_and_greedy_takes_the_first(way: Way, dtype: Any) -> None:
+    """As top-k and min-p of transformers; in bfloat16 two large logits are often equal."""
+    logits = torch.tensor([[20.01, 7.0, 20.02, 19.0]], dtype=dtype).expand(64, -1)
+    states = random_states([1] * 64, range(64))
+    tie = {0, 2} if dtype == torch.bfloat16 else {2}
+    for sampling in (Sampling(top_k=1), Sampling(min_p=0.999)):
+        assert set(way(logits, sampling, states).tokens) == tie
+    assert set(way(logits, Sampling(0), states).tokens) == {min(tie)}
+
+
+@both
 def test_greedy_and_what_filters_leave(way: Way) -> None:
     states = random_states([1, 2, 3], [0, 0, 0])
     logits = torch.tensor([[1.0, 3.0, 2.0]]).expand(3, -1)

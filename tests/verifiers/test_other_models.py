@@ -25,6 +25,7 @@ from tests.helpers.reward_models import (
     policy,
     seeded,
 )  # fmt: skip
+from tests.helpers.tiers import some_quick
 from ttc import Engine, InvalidInput, ThinkingMarks, UnsupportedModel
 from ttc.model.reward_heads import HeadedModel
 from ttc.text.thoughts import Thoughts
@@ -47,16 +48,44 @@ def close_to(expected: Any) -> Any:
     return pytest.approx(expected, abs=1e-5, rel=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}"
+    "{{ '[INST] ' + m['content'] + '[/INST]' }}{% else %}{{ ' ' + m['content'] + '</s>' }}"
+    "{% endif %}{% endfor %}"
+)
+FORMATS = {
+    "llama3": (HEADERS, LLAMA3, "<|begin_of_text|>", "<|eot_id|>"),
+    "mistral": (["<s>", "</s>"], MISTRAL, "<s>", "</s>"),
+    "chatml": (["<s>", *IM], "<s>" + CHATML, "<s>", "<|im_end|>"),
+    "turns of nothing": (["<s>", "<pad>"], "<s><pad><pad>", "<s>", "<pad>"),
+    "nothing": (["<s>"], "<s>", "<s>", "<s>"),
+}
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize(
+    ("family", "form"),
+    some_quick(
+        [(family, form) for family in ("llama", "qwen2", "gemma2", "mistral") for form in FORMATS],
+        [("llama", "llama3"), ("qwen2", "chatml"), ("gemma2", "llama3"), ("mistral", "mistral")],
+    ),
+)
 @torch.no_grad()
-def test_an_outcome_model_gives_what_its_classifier_gives_for_the_whole_chat(family: str) -> None:
-    tokenizer = byte_tokenizer(HEADERS, LLAMA3, bos="<|begin_of_text|>")
+def test_an_outcome_model_gives_what_its_classifier_gives_for_the_whole_chat(
+    family: str, form: str, padded: bool
+) -> None:
+    """Also where the token that ends a turn is the one that batches are padded with."""
+    special, template, bos, end = FORMATS[form]
+    tokenizer = byte_tokenizer(special, template, bos=bos)
+    pad = tokenizer.convert_tokens_to_ids(end) if padded else None
     classes = {
         "llama": hf.LlamaForSequenceClassification,
         "qwen2": hf.Qwen2ForSequenceClassification,
         "gemma2": hf.Gemma2ForSequenceClassification,
+        "mistral": hf.MistralForSequenceClassification,
     }
-    model = seeded(classes[family], configuration(family, tokenizer, num_labels=1))
+    settings = configuration(family, tokenizer, num_labels=1, pad_token_id=pad)
+    model = seeded(classes[family], settings)
     reference = plain(model)
     engine, verifier = policy(), OutcomeReward((model, tokenizer))
     branch = engine.root([1, 2])

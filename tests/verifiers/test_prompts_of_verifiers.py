@@ -5,10 +5,12 @@ test_other_models.py."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 
 from tests.helpers.backends import FakeBackend
 from tests.helpers.chats import CHATS, QUESTION, Chat, tokenizer
@@ -33,9 +35,10 @@ NO_BOS = CHATS["llama_3_1"].template.replace("{{ bos_token }}", "")
 
 
 def own(kind: Any, tokens: Any, **settings: Any) -> Any:
-    """A verifier with a tokenizer and no model."""
-    verifier = kind((None, tokens), **settings)
-    verifier._parts = None, tokens
+    """A verifier with a tokenizer, and of its model the configuration alone."""
+    model = SimpleNamespace(config=hf.LlamaConfig())
+    verifier = kind((model, tokens), **settings)
+    verifier._parts = model, tokens
     return verifier
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from ttc.errors import InvalidInput
 from ttc.execution.programs import Functions, Limits, run_program, run_tests
-from ttc.execution.values import encoded
+from ttc.execution.values import encoded, shown
 
 
 @dataclass(frozen=True)
@@ -44,26 +45,30 @@ class InputTest:
 
 @dataclass(frozen=True)
 class ProgramTest:
-    """A program that calls the tested functions, as `assert f(2) == 4`; it passes unless it
-    raises."""
+    """A program that calls the tested functions, as `assert f(2) == 4`; it passes unless it raises.
+
+    What has a name of Python's own in it, as `len`, is Python's. tested: such names that are the
+    program's here, where a task asks for a function `sum`.
+    """
 
     code: str
+    tested: tuple[str, ...] = ()
 
 
 Test = CallTest | InputTest | ProgramTest
 
 
-def as_test(value: Any) -> Test:
+def as_test(value: Any, tested: Sequence[str] = ()) -> Test:
     """A test as data sets hold it: {"call": name, "arguments": [...], "expected": value}, {"stdin":
     text, "stdout": text}, or a program as text. An assertion about one call of literals is a
-    `CallTest`.
+    `CallTest`. tested: as in `ProgramTest`, for tests that are texts.
 
     Raises InvalidInput for anything else.
     """
     if isinstance(value, CallTest | InputTest | ProgramTest):
         return value
     if isinstance(value, str) and value.strip():
-        return _asserted_call(value) or ProgramTest(value)
+        return _asserted_call(value) or ProgramTest(value, tuple(tested))
     if isinstance(value, Mapping):
         if {"stdin", "stdout"} == value.keys():
             return InputTest(str(value["stdin"]), str(value["stdout"]))
@@ -127,12 +132,13 @@ _KINDS = (CallTest, ProgramTest, InputTest)
 
 def _verdicts(program: str, tests: Sequence[Test], limits: Limits) -> Iterator[str | None]:
     calls = [test for test in tests if isinstance(test, CallTest)]
-    programs = [test.code for test in tests if isinstance(test, ProgramTest)]
+    programs = [test for test in tests if isinstance(test, ProgramTest)]
     if calls or programs:
+        tested = {call.function for call in calls}.union(*(test.tested for test in programs))
         with Functions(program, limits) as functions:
             for call in calls:
                 yield _call_failure(functions, call)
-            yield from run_tests(functions, programs)
+            yield from run_tests(functions, [test.code for test in programs], tested)
     for test in tests:
         if isinstance(test, InputTest):
             yield _input_failure(program, test, limits)
@@ -142,12 +148,9 @@ def _call_failure(functions: Functions, test: CallTest) -> str | None:
     outcome = functions.call(test.function, test.arguments)
     if outcome.error is not None:
         return outcome.error
-    try:
-        if same_value(test.expected, outcome.value, test.tolerance, test.lists):
-            return None
-    except RecursionError:
-        return "what it returned is nested too deeply"
-    return f"it returned {outcome.value!r:.60}, not {test.expected!r:.60}"
+    if same_value(test.expected, outcome.value, test.tolerance, test.lists):
+        return None
+    return f"it returned {shown(outcome.value, 60)}, not {shown(test.expected, 60)}"
 
 
 def _input_failure(program: str, test: InputTest, limits: Limits) -> str | None:
@@ -253,4 +256,18 @@ def whole_program(answer: str, about: Mapping[str, Any]) -> str:
 def shown_tests(question: str, about: Mapping[str, Any]) -> list[Test]:
     """The tests that a solver may see: its metadata's `shown_tests`, else those in the question."""
     given = about.get("shown_tests")
-    return examples_in(question) if given is None else [as_test(test) for test in given]
+    return examples_in(question) if given is None else written_tests(given, about)
+
+
+def written_tests(given: Sequence[Any], about: Mapping[str, Any]) -> list[Test]:
+    return [as_test(test, about.get("tested", ())) for test in given]
+
+
+def pythons_names(solution: str) -> list[str]:
+    """The functions of a solution that have names of Python's own."""
+    try:
+        tree = ast.parse(solution)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    names = [part.name for part in tree.body if isinstance(part, ast.FunctionDef)]
+    return [name for name in names if hasattr(builtins, name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,13 @@ from typing import IO, Any
 
 from ttc.checks import check_whole
 from ttc.errors import InvalidInput, TTCError
-from ttc.execution.sandbox import ENVIRONMENT, protections, readable_paths, wrapped
+from ttc.execution.sandbox import (
+    ENVIRONMENT,
+    fixed_addresses,
+    protections,
+    readable_paths,
+    wrapped,
+)
 from ttc.execution.values import decoded, encoded
 
 START_S = 60.0
@@ -27,6 +34,10 @@ START_S = 60.0
 
 LEFT = "it ended its process with code 0"
 """How a script that leaves by os._exit(0) ends."""
+
+UNREADABLE = "its output cannot be read"
+SHOWN_CHARS = 600
+"""What is kept of the reason that a program gives for its end."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ class Limits:
 class Outcome:
     """What came of a run or a call: its value, or in `error` why there is none.
 
-    kind: the name of the exception that the program raised, "" for another end.
+    kind: the name of the exception of Python's that the program raised, "" for another end.
     """
 
     value: Any = None
@@ -93,18 +104,20 @@ class Worker:
         self._requests, self._replies = ours_out, ours_in
         os.set_blocking(ours_out, False)
         program = str(Path(__file__).with_name("worker.py"))
-        words = [sys.executable, "-I", "-S", "-B", program, str(theirs_in), str(theirs_out)]
+        pipes = [f"{pipe:5}" for pipe in (theirs_in, theirs_out)]  # as long for each number
+        words = [sys.executable, "-s", "-P", "-S", "-B", program, *pipes]
         try:
-            self.process = subprocess.Popen(
-                wrapped(words, readable),
-                stdin=stdin or subprocess.DEVNULL,
-                stdout=subprocess.PIPE if listens else subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs_in, theirs_out),
-                start_new_session=True,
-                env=ENVIRONMENT,
-                cwd="/",
-            )
+            with fixed_addresses():
+                self.process = subprocess.Popen(
+                    wrapped(words, readable),
+                    stdin=stdin or subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if listens else subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs_in, theirs_out),
+                    start_new_session=True,
+                    env=ENVIRONMENT,
+                    cwd="/",
+                )
         except OSError as error:
             os.close(ours_out)
             os.close(ours_in)
@@ -120,7 +133,7 @@ class Worker:
         self.send({**begin, "memory_bytes": limits.memory_bytes, **task}, START_S)
         ready = self.receive(START_S)
         if "held" not in ready:
-            raise TTCError(f"no process can be started to run a program: {ready['error']}")
+            raise TTCError(f"no process can be started to run a program: {why(ready)}")
 
     def send(self, message: Mapping[str, Any], wall_s: float | None = None) -> None:
         """Send a message. A process that does not take it in time is ended, as `receive` tells."""
@@ -139,7 +152,8 @@ class Worker:
                     return None
 
     def receive(self, wall_s: float) -> dict[str, Any]:
-        """The next message; {"error": why} where none comes."""
+        """The next message; {"error": why} where none comes. The program may have written it, so
+        nothing is sure about what it holds."""
         if self._replies < 0:
             return {"error": "it does not read what it is sent"}
         until = time.monotonic() + wall_s
@@ -158,8 +172,8 @@ class Worker:
         try:
             message = json.loads(line)
         except (ValueError, RecursionError) as error:
-            return self._ended(f"its output cannot be read: {error}")
-        return message if isinstance(message, dict) else self._ended("its output cannot be read")
+            return self._ended(f"{UNREADABLE}: {error}")
+        return message if isinstance(message, dict) else self._ended(UNREADABLE)
 
     def output(self, wall_s: float) -> tuple[bytes, str | None]:
         assert self.process.stdout is not None
@@ -213,6 +227,14 @@ class Worker:
         self.process.wait()
 
 
+def why(message: Mapping[str, Any]) -> str:
+    """The error that a message tells of; never an empty one."""
+    error = message.get("error")
+    if not isinstance(error, str) or not error.strip():
+        return UNREADABLE
+    return error[:SHOWN_CHARS].encode(errors="replace").decode()
+
+
 def run_program(program: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
     """Run a whole program on `stdin`. The value is what it printed, also where there is an
     error."""
@@ -224,7 +246,8 @@ def run_program(program: str, stdin: str = "", limits: Limits | None = None) -> 
         try:
             printed, error = worker.output(limits.wall_s)
             if error is None:
-                error = worker.receive(limits.wall_s)["error"]
+                end = worker.receive(limits.wall_s)
+                error = None if end == {"error": None} else why(end)
         finally:
             worker.close()
     return Outcome(printed.decode(errors="replace"), None if error == LEFT else error)
@@ -274,34 +297,44 @@ class Functions:
         reply = self._worker.receive(self.limits.wall_s)
         if not self._worker.alive:
             self.close()
-        if "value" not in reply:
-            return Outcome(error=str(reply.get("error")), kind=str(reply.get("kind") or ""))
+        if reply.keys() != {"value"}:
+            kind = reply.get("kind")
+            return Outcome(error=why(reply), kind=kind if isinstance(kind, str) else "")
         try:
             return Outcome(decoded(reply["value"]))
-        except (ValueError, TypeError, RecursionError) as error:
-            return Outcome(error=f"its output cannot be read: {error}")
+        except ValueError as error:
+            return Outcome(error=why({"error": f"{UNREADABLE}: {error}"}))
 
     def _load(self) -> str | None:
         worker = Worker({"do": "functions", "program": self.program}, self.limits, None, False)
         reply = worker.receive(self.limits.wall_s)
-        if "names" not in reply:
+        names = reply.get("names")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             worker.close()
-            return str(reply.get("error"))
+            return why(reply)
         self._worker = worker
-        self.names = [str(name) for name in reply["names"]]
+        self.names = names
         return None
 
 
-def run_tests(functions: Functions, tests: Sequence[str]) -> Iterator[str | None]:
+def run_tests(
+    functions: Functions, tests: Sequence[str], tested: Collection[str] = ()
+) -> Iterator[str | None]:
     """Run tests that are programs, each in a name space of its own, with a program's functions at
     hand. For each one None where it passes, else why it does not.
 
     Tests and program are in two processes: what a test calls goes from one to the other, arguments
-    and results as copies.
+    and results as copies. A name of Python's own, as `len`, is Python's in the tests, whatever the
+    program defines, unless it is one of those `tested`. A program that cannot be loaded passes no
+    test.
     """
+    if functions.error is not None:
+        yield from [functions.error] * len(tests)
+        return
+    names = [n for n in functions.names if n in tested or not _of_python(n)]
     left = list(tests)
     while left:
-        task = {"do": "tests", "tests": left, "names": functions.names}
+        task = {"do": "tests", "tests": left, "names": names}
         worker = Worker(task, functions.limits, None, False)
         try:
             for done, verdict in enumerate(_verdicts(worker, functions, len(left)), 1):
@@ -317,10 +350,15 @@ def _verdicts(worker: Worker, functions: Functions, count: int) -> Iterator[str 
         if "call" in message:
             worker.send(_answer(functions, message))
             continue
-        yield message.get("error")
+        passed = message.get("error", "") is None
+        yield None if passed else why(message)
         count -= 1
         if "test" not in message:
             return
+
+
+def _of_python(name: str) -> bool:
+    return hasattr(builtins, name) or (name.startswith("__") and name.endswith("__"))
 
 
 def _answer(functions: Functions, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,5 +367,5 @@ def _answer(functions: Functions, message: Mapping[str, Any]) -> dict[str, Any]:
         named = {str(key): decoded(value) for key, value in message["named"].items()}
         outcome = functions.call(str(message["call"]), arguments, named)
         return {"value": encoded(outcome.value), "error": outcome.error, "kind": outcome.kind}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        return {"error": f"the call cannot be made: {error}"}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return {"error": f"the call cannot be made: {error}", "kind": ""}

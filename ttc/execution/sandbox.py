@@ -22,6 +22,8 @@ What it does not protect from:
   into a virtual machine.
 - Without Landlock and without bubblewrap, a program can read what you can read and write it into
   its output, which lands in the records. `protections` says what there is.
+- Without bubblewrap, a program can see anywhere whether a file is there, its size, times and owner
+  (stat), and where a link leads (readlink): Landlock has no right for these.
 - Programs take processor time and memory from whatever else runs, up to the limits, one for each
   core at a time.
 
@@ -37,11 +39,17 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",  # the order of a set of texts is the same in equal runs
+}
 
 OPEN_FILES = 64
 CPU_S = 600
@@ -236,6 +244,20 @@ def readable_paths() -> list[str]:
     standard = [str(Path(prefix, "lib")) for prefix in (sys.base_prefix, sys.prefix)]
     paths = dict.fromkeys([*libraries, *standard, *packages, os.devnull])
     return [path for path in paths if os.path.exists(path)]
+
+
+@contextmanager
+def fixed_addresses() -> Iterator[None]:
+    """Processes that this thread starts meanwhile have the same addresses in equal runs, where the
+    kernel lets it: hashes of classes and objects, and of None before Python 3.12, are made of
+    these."""
+    personality = ctypes.CDLL(None).personality
+    before = personality(ctypes.c_ulong(0xFFFFFFFF))  # which changes nothing
+    personality(ctypes.c_ulong(before | 0x0040000))  # ADDR_NO_RANDOMIZE
+    try:
+        yield
+    finally:
+        personality(ctypes.c_ulong(before))
 
 
 def wrapped(words: Sequence[str], readable: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ rights are given up. The kernel ends the process once a request has taken its pr
 import builtins
 import json
 import os
+import random
 import signal
 import sys
 import traceback
@@ -51,8 +52,23 @@ def main() -> None:
     task = channel.read()
     sys.path[:] = task["path"]
     sys.setswitchinterval(0.05)
+    fix_random_numbers()
     channel.write({"held": confine(task["memory_bytes"], task["readable"])})
     TASKS[task["do"]](channel, task)
+
+
+def fix_random_numbers() -> None:
+    """Random numbers that nobody seeds are the same in equal runs: those of `random` and `secrets`,
+    and through the latter NumPy's."""
+    source = random.Random(0)
+    own = random.Random.seed
+
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        own(self, source.getrandbits(64) if a is None else a, version)
+
+    random.Random.seed = seed  # type: ignore[method-assign]
+    os.urandom = random._urandom = source.randbytes  # type: ignore[attr-defined]
+    random.seed(0)
 
 
 def timed(cpu_s: float) -> None:
@@ -111,13 +127,27 @@ def serve_functions(channel: Channel, task: Mapping[str, Any]) -> None:
 
 
 def answer(space: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """The value that a function returns. Else why there is none, and the kind of the error if the
+    function raised it."""
+    kind = ""
     try:
         function = function_of(space, request["call"])
         arguments = [decoded(argument) for argument in request["arguments"]]
         named = {name: decoded(value) for name, value in request["named"].items()}
-        return {"value": encoded(function(*arguments, **named))}
+        try:
+            value = function(*arguments, **named)
+        except BaseException as error:
+            kind = kind_of(error)
+            raise
+        return {"value": encoded(value)}
     except BaseException as error:
-        return {"error": what(error), "kind": type(error).__name__}
+        return {"error": what(error), "kind": kind}
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of Python's own exception that an error is, or inherits from."""
+    names = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    return next(names)
 
 
 def function_of(space: Mapping[str, Any], name: str) -> Callable[..., Any]:
@@ -135,10 +165,15 @@ def function_of(space: Mapping[str, Any], name: str) -> Callable[..., Any]:
 
 
 def check_tests(channel: Channel, task: Mapping[str, Any]) -> None:
-    """Run each test; calls of tested functions go to the other process."""
+    """Run each test; calls of tested functions go to the other process.
+
+    A call that gives neither a value nor an exception that a test may expect fails its test,
+    whatever the test makes of it.
+    """
     for number, test in enumerate(task["tests"]):
+        broken = list[str]()
         space: dict[str, Any] = {"__name__": "tests"}
-        space |= {name: elsewhere(channel, name) for name in task["names"]}
+        space |= {name: elsewhere(channel, name, broken) for name in task["names"]}
         timed(task["cpu_s"])
         error = None
         try:
@@ -146,26 +181,47 @@ def check_tests(channel: Channel, task: Mapping[str, Any]) -> None:
         except BaseException as failure:
             error = what(failure)
         timed(0)
-        channel.write({"test": number, "error": error})
+        channel.write({"test": number, "error": broken[0] if broken else error})
 
 
-def elsewhere(channel: Channel, name: str) -> Callable[..., Any]:
+def elsewhere(channel: Channel, name: str, broken: list[str]) -> Callable[..., Any]:
     def function(*arguments: Any, **named: Any) -> Any:
-        channel.write(
-            {
+        try:
+            request = {
                 "call": name,
                 "arguments": [encoded(argument) for argument in arguments],
                 "named": {key: encoded(value) for key, value in named.items()},
             }
-        )
+        except TypeError as error:
+            broken.append(f"{name} cannot be called: {error}")
+            raise
+        channel.write(request)
         reply = channel.read()
         if reply["error"] is None:
             return decoded(reply["value"])
-        kind = getattr(builtins, reply.get("kind") or "", RuntimeError)
-        is_error = isinstance(kind, type) and issubclass(kind, Exception)
-        raise (kind if is_error else RuntimeError)(reply["error"])
+        kind = getattr(builtins, reply["kind"], None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            raise raised(kind, reply["error"])
+        broken.append(reply["error"])
+        raise RuntimeError(reply["error"])
 
     return function
+
+
+ENDS_ITERATION = (StopIteration, StopAsyncIteration)
+"""What a function of a test may not raise: it would end a loop of the test's, as that of `map`,
+without an error."""
+
+
+def raised(kind: type[Exception], text: str) -> Exception:
+    if issubclass(kind, ENDS_ITERATION):
+        return RuntimeError(text)
+    for base in kind.__mro__:
+        try:
+            return base(text)  # type: ignore[no-any-return]
+        except TypeError:  # it is made of more than a text
+            continue
+    raise AssertionError("Exception takes a text")
 
 
 TASKS = {"script": run_script, "functions": serve_functions, "tests": check_tests}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.processes import finished
 from tests.helpers.tiers import examples, some_quick
 from ttc import InvalidInput
 from ttc.execution.code_tests import (
@@ -17,12 +19,13 @@ from ttc.execution.code_tests import (
     as_test,
     examples_in,
     failures,
+    pythons_names,
     same_output,
     same_value,
     shown_tests,
 )
-from ttc.execution.programs import Limits
-from ttc.execution.sandbox import protections
+from ttc.execution.programs import Functions, Limits
+from ttc.execution.sandbox import fixed_addresses, protections
 from ttc.execution.values import decoded, encoded
 
 runs = pytest.mark.skipif(not protections(), reason="programs cannot be confined here")
@@ -61,17 +64,48 @@ def test_each_test_stands_alone() -> None:
         assert [verdict is None for verdict in verdicts] == [True, False, False, True]
 
 
+WRITE = (
+    "import os\n"
+    "def write(line):\n"
+    "  for i in range(1, 64):\n"
+    "    try: os.write(i, line.encode() + b'\\n')\n"
+    "    except OSError: pass\n"
+)
+"""What a program begins with that writes to whatever is open."""
+
 CHEATS = {
     "leaves": "import os\nos._exit(0)",
     "prints the mark": "print('passed'); print('{\"test\": 0, \"error\": null}')\ndef f(x): "
     "return 1",
-    "writes to all pipes": (
-        "import os\n"
-        "for i in range(3, 64):\n"
-        '  try: os.write(i, b\'{"test": 0, "error": null}\\n\')\n'
-        "  except OSError: pass\n"
+    "writes to all pipes": WRITE + 'write(\'{"test": 0, "error": null}\')\ndef f(x): return 1',
+    "writes when it is called": WRITE
+    + 'def f(x):\n  write(\'{"test": 0, "error": null}\')\n  return 1',
+    "writes an empty error": WRITE + 'def f(x):\n  write(\'{"error": ""}\')\n  os._exit(0)',
+    "closes its pipes": "import os\ndef f(x): os.closerange(0, 64)",
+    "handles signals": (
+        "import os, signal\n"
+        "for number in (signal.SIGTERM, signal.SIGPROF):\n"
+        "  signal.signal(number, lambda *_: os._exit(0))\n"
         "def f(x): return 1"
     ),
+    "leaves in a thread": (
+        "import os, threading\n"
+        "threading.Thread(target=lambda: os._exit(0)).start()\n"
+        "def f(x): return 1"
+    ),
+    "leaves at its end": (
+        "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): raise SystemExit"
+    ),
+    "replaces modules": (
+        "import sys\n"
+        "sys.modules['json'].dumps = lambda *_: '{\"test\": 0, \"error\": null}'\n"
+        "sys.modules['__main__'].what = lambda _: None\n"
+        "def f(x): return 1"
+    ),
+    "raises an error that cannot be written": (
+        "class E(Exception):\n  def __str__(self): return ''\ndef f(x): raise E"
+    ),
+    "returns a value that no test can have": "def f(x): return f",
     "equals all": (
         "class All(int):\n  def __eq__(self, other): return True\n  __hash__ = int.__hash__\n"
         "def f(x): return All(1)"
@@ -105,6 +139,150 @@ def test_who_cheats_does_not_pass(name: str) -> None:
     """f(4) is not 1, whatever the program does to its own process."""
     tests = [as_test("assert f(4) == 16"), ProgramTest("y = f(4)\nassert y == 16")]
     assert None not in failures(CHEATS[name], tests, SHORT)
+
+
+NAMES = ["range", "zip", "len", "abs", "isinstance", "sorted", "AssertionError", "__builtins__"]
+
+
+@runs
+def test_names_of_python_are_pythons_in_a_test() -> None:
+    """A program that defines them, or says that it did, changes no test."""
+    defined = "".join(f"def {name}(*_): return []\n" for name in NAMES)
+    forged = WRITE + f"import json\nwrite(json.dumps({{'names': ['f', *{NAMES}]}}))\n"
+    tests = [
+        ProgramTest("for x in range(3):\n    assert f(x) == x * x"),
+        ProgramTest("for x, y in zip([2], [4]):\n    assert f(x) == y"),
+        ProgramTest("assert len(f(3)) == 0"),
+        ProgramTest("assert abs(f(2) - 4) < 1e-6"),
+        ProgramTest("assert sorted([f(2)]) == []"),
+        ProgramTest("assert isinstance(f(2), str)"),
+    ]
+    for program in (defined, forged):
+        assert None not in failures(f"{program}def f(x): return 7", tests)
+
+
+@runs
+def test_a_function_under_test_may_have_a_name_of_pythons() -> None:
+    program = "def sum(a, b): return a + b\ndef len(x): return 0"
+    loop = "for x in range(3):\n    assert sum(x, x) == 2 * x\nassert len([1]) == 1"
+    assert failures(program, [as_test("assert sum(1, 2) == 3"), as_test(loop)]) == [None, None]
+    assert failures(program, [as_test(loop, pythons_names("def sum(a, b): pass"))]) == [None]
+    assert "TypeError" in str(failures(program, [as_test(loop)])[0])
+    assert pythons_names("def f(): pass") == pythons_names("def (") == []
+
+
+@runs
+def test_a_program_that_cannot_be_loaded_passes_nothing() -> None:
+    tests = [ProgramTest("try:\n  f(1)\nexcept Exception: pass"), ProgramTest("pass")]
+    assert ["SyntaxError" in str(v) for v in failures("def f(x) return", tests)] == [True] * 2
+
+
+ENDS = {
+    "raise StopIteration": ["assert list(map(f, [1, 2])) == []", "assert not any(map(f, [1]))"],
+    "raise StopAsyncIteration": ["y = f(1)"],
+    "raise SystemExit": ["try:\n  f(1)\nexcept BaseException: pass"],
+    "raise GeneratorExit": ["def g():\n  yield f(1)\nlist(g())", "try: f(1)\nexcept: pass"],
+    "raise KeyboardInterrupt": ["try:\n  f(1)\nexcept BaseException: pass"],
+    "import os; os._exit(0)": ["try:\n  f(1)\nexcept Exception: pass"],
+    "\n  while 1: pass": ["try:\n  f(1)\nexcept Exception: pass"],
+    "return f": ["try:\n  f(1)\nexcept TypeError: pass"],
+}
+
+
+@runs
+@pytest.mark.parametrize("end", some_quick(ENDS, ["raise StopIteration", "raise SystemExit"]))
+def test_what_ends_a_function_ends_no_test_well(end: str) -> None:
+    tests = [ProgramTest(test) for test in ENDS[end]]
+    assert None not in failures(f"def f(x): {end}", tests, SHORT)
+
+
+@runs
+def test_errors_come_as_pythons_own() -> None:
+    """Those of a program as what they inherit from, and all that need more than a text."""
+    program = (
+        "class Mine(ValueError): pass\n"
+        "def f(x):\n"
+        "  if x == 0: raise Mine('no')\n"
+        "  if x == 1: b'\\xff'.decode()\n"
+        "  if x == 2: raise ExceptionGroup('all', [ValueError()])\n"
+        "  raise StopIteration"
+    )
+    expects = ["ValueError", "UnicodeError", "Exception", "RuntimeError"]
+    tests = [
+        f"try:\n  f({x})\nexcept {kind}: pass\nelse: raise KeyError"
+        for x, kind in enumerate(expects)
+    ]
+    assert failures(program, [ProgramTest(test) for test in tests]) == [None] * 4
+
+
+COLLIDING = ",".join(str(i * (2**61 - 1)) for i in range(40_000))
+REPLIES = {
+    "an empty error": '{"error": ""}',
+    "no error": '{"error": null}',
+    "an error that is no text": '{"error": [1], "kind": {}}',
+    "half a character": '{"error": "\\ud800", "kind": "StopIteration"}',
+    "names that are none": '{"names": 5}',
+    "names that are numbers": '{"names": [5]}',
+    "another message": '{"x": 1}',
+    "two messages": '{"value": 4, "error": "no"}',
+    "no message": "[1]",
+    "bytes": "\xff\x00",
+    "a verdict": '{"test": 0, "error": null}',
+    "an unknown value": '{"value": {"x": 1}}',
+    "a dictionary of nothing": '{"value": {"dict": [[1]]}}',
+    "a set of lists": '{"value": {"set": [[1]]}}',
+    "a number too large": f'{{"value": {{"complex": [1{"0" * 400}, 0]}}}}',
+    "a number too long": f'{{"value": {"1" * 5000}}}',
+    "an integer too long to be written": f'{{"value": {{"int": "{"f" * 9000}"}}}}',
+    "colliding numbers": f'{{"value": {{"set": [{COLLIDING}]}}}}',
+    "colliding keys": '{"value": {"dict": [[' + COLLIDING.replace(",", ",0],[") + ",0]]}}",
+    "a deep value": '{"value": ' + "[" * 400 + "]" * 400 + "}",
+    "a bottomless value": '{"value": ' + "[" * 100_000,
+}
+
+
+@runs
+@pytest.mark.parametrize("reply", some_quick(REPLIES, ["an empty error", "colliding numbers"]))
+def test_a_reply_is_what_a_stranger_says(reply: str) -> None:
+    """Whatever a program writes as it loads, is called, or ends, the run goes on, and the reason is
+    a text that can be kept."""
+    line = REPLIES[reply]
+    loads = f"{WRITE}write({line!r})\nos._exit(0)"
+    called = f"{WRITE}def f(x):\n  write({line!r})\n  os._exit(0)"
+    tests = [as_test("assert f(4) == 16"), ProgramTest("y = f(4)\nassert y == 16")]
+    script = [InputTest("", "16")] if len(line) < 2**16 else []  # more than a pipe holds
+    for program, these in ((loads, tests[:1]), (called, tests), (loads, script)):
+        for verdict in failures(program, these, SHORT):
+            assert verdict and verdict.encode()
+
+
+@runs
+def test_equal_runs_are_equal() -> None:
+    """Hashes of texts, of objects and of None, and random numbers that nobody seeds."""
+    program = (
+        "import os, random, secrets\n"
+        "class A: pass\n"
+        "def f():\n"
+        "  made = [A() for _ in range(20)]\n"
+        "  words = 'the quick brown fox jumps over a dog'.split()\n"
+        "  places = [made.index(x) for x in {*made}]\n"
+        "  rest = [random.random(), random.Random().random(), os.urandom(4), secrets.token_hex()]\n"
+        "  return [list({*words}), rest, list({*words, None}), places]"
+    )
+    runs = []
+    for _ in range(4):
+        with Functions(program) as functions:
+            runs.append(functions.call("f", []))
+            assert runs[-1].error is None and runs[-1] != functions.call("f", [])
+    same = 4 if len({address() for _ in range(4)}) == 1 else 2
+    assert [run.value[:same] for run in runs] == [runs[0].value[:same]] * 4
+
+
+def address() -> str:
+    """Where an object lies in a process, which some kernels do not let anybody fix."""
+    code = "print(id(object()))"
+    with fixed_addresses():
+        return finished([sys.executable, "-c", code], env={"PYTHONHASHSEED": "0"}).stdout
 
 
 @runs
@@ -178,13 +356,23 @@ def test_outputs_are_compared_line_by_line() -> None:
     assert not same_output("a\nb", "a b") and not same_output("yes", "Yes")
 
 
+@runs
+def test_a_range_is_no_list_and_long_numbers_are_right() -> None:
+    program = "import math\ndef f(n): return range(n)\ndef g(n): return math.factorial(n)"
+    tests = ["assert f(3) == [0, 1, 2]", "assert f(3) == range(3)"]
+    longs = ["import math\nassert g(3000) == math.factorial(3000)", "x = g(3000)\nassert x < 9"]
+    verdicts = failures(program, list(map(as_test, [*tests, *longs, "assert g(3000) == 1"])))
+    assert [verdict is None for verdict in verdicts] == [False, True, True, False, False]
+
+
 def test_values_are_compared_by_what_they_are() -> None:
     assert same_value([1, (2,)], [1, (2,)]) and not same_value([1], (1,))
     assert same_value({"a": 0.3}, {"a": 0.1 + 0.2}, 1e-6) and not same_value(0.3, 0.1 + 0.2)
     assert not same_value([1, 2], [1]) and not same_value(10**400, 1.5, 1e-6)
 
 
-PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+LONG = st.integers(20_000, 30_000).map(lambda bits: -(3**bits))
+PLAIN = st.none() | st.booleans() | st.integers() | LONG | st.floats(allow_nan=False) | st.text()
 KEYS = (
     st.integers() | st.text() | st.tuples(st.integers(), st.text()) | st.frozensets(st.integers())
 )
@@ -195,6 +383,7 @@ VALUES = st.recursive(
         | st.lists(inner).map(tuple)
         | st.dictionaries(KEYS, inner)
         | st.sets(st.integers())
+        | st.builds(range, st.integers(), st.integers(), st.integers(1))
     ),
 )
 

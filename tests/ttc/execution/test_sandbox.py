@@ -103,6 +103,20 @@ def test_a_program_reads_no_files_but_pythons(path: str) -> None:
     assert "Permission denied" in str(error) or "No such file" in str(error)
 
 
+def test_what_a_path_shows(tmp_path: Path) -> None:
+    """Sizes and links of all files without bubblewrap, as docs/code.md says; none within it."""
+    there = tmp_path / "there"
+    there.write_text("abc")
+    link = tmp_path / "link"
+    link.symlink_to(there)
+    tmp_path.chmod(0o755)
+    outcome = run(f"import os; print(os.stat({str(there)!r}).st_size, os.readlink({str(link)!r}))")
+    if "bubblewrap" in protections():
+        assert "No such file" in str(outcome.error)
+    else:
+        assert outcome == Outcome(f"3 {there}\n")
+
+
 def test_a_program_sees_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_KEY", "abc")
     assert "SECRET" not in run("import os; print(os.environ)").value

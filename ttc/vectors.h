@@ -138,7 +138,7 @@ INLINE float half(const void* from) {
 #else
   const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7FFF;
   if (rest < 0x0400) return (sign ? -1.0f : 1.0f) * (float)rest * 0x1p-24f;
-  const uint32_t exponent = rest < 0x7C00 ? 112u << 23 : 0x7F800000u;
+  const uint32_t exponent = (rest < 0x7C00 ? 112u : 224u) << 23;  // or that of infinity and NaN
   const uint32_t wide = sign | ((rest << 13) + exponent);
   return load<float>(&wide);
 #endif

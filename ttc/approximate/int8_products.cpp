@@ -198,7 +198,7 @@ struct Weights {
 
 // How many factors 32 numbers have.
 template <typename Stored>
-constexpr int FACTORS = std::is_same_v<typename Stored::Factors, Scales<16>> ? 2 : 1;
+constexpr int FACTORS = std::is_same_v<typename Stored::Factors, Multiples<16>> ? 2 : 1;
 
 // Eight float16 numbers, as integers, as float32.
 INLINE Float8 halves(Sums x) {
@@ -250,7 +250,7 @@ struct EightFactors {
   }
 
   // Q6_K, whose scales have a sign.
-  INLINE void of(Affine<16>*, const uint8_t* const* blocks) {
+  INLINE void of(Q6_K*, const uint8_t* const* blocks) {
     Sums words[4], all;
     turn_words(blocks, 192, words);
     for (int c = 0; c < 8; ++c) all[c] = load<uint16_t>(blocks[c] + 208);
@@ -258,7 +258,7 @@ struct EightFactors {
 #pragma GCC unroll 16
     for (int n = 0; n < 16; ++n) {
       scales[n] = __builtin_convertvector(words[n / 4] << (24 - 8 * (n % 4)) >> 24, Float8) * scale;
-      shifts[n] = scales[n] * Stored::SHIFT;
+      shifts[n] = scales[n] * (float)-Stored::ZERO;
     }
   }
 
@@ -266,7 +266,7 @@ struct EightFactors {
   INLINE void of(Scaled<TIMES>*, const uint8_t* const* blocks) {
     Sums all;
     for (int c = 0; c < 8; ++c) all[c] = load<uint16_t>(blocks[c]);
-    const Float8 scale = halves(all), shift = scale * Stored::SHIFT;
+    const Float8 scale = halves(all), shift = scale * (float)-Stored::ZERO;
     all_parts(scale, SIGNED<Stored::BITS> ? shift + 128 * scale : shift);
   }
 
@@ -279,7 +279,7 @@ struct EightFactors {
   INLINE void of(MXFP4*, const uint8_t* const* blocks) {
     Float8 scale;
     for (int c = 0; c < 8; ++c) scale[c] = MXFP4::scale(blocks[c]);
-    all_parts(scale, scale * MXFP4::SHIFT);
+    all_parts(scale, scale * (float)-MXFP4::ZERO);
   }
 
   INLINE void of(Group*, const uint8_t* const* blocks) {

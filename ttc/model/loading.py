@@ -15,8 +15,13 @@ import torch
 
 from ttc.checks import check_flag, check_is
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.default_model import SMOLLM2, restore_digits, smollm2_file
+from ttc.model.default_model import SMOLLM2, smollm2_file
 from ttc.model.device_map import Over, weights_over
+from ttc.model.gguf_file import GgufFile, gguf_file
+from ttc.model.gguf_rope import OTHER_FILES
+from ttc.model.gguf_settings import settle
+from ttc.model.gguf_tokenizer import restore
+from ttc.model.gguf_weights import check_tensors
 from ttc.model.grouped_loading import bytes_in_folder, check_layout, read_grouped
 from ttc.model.model_files import opened, whole_folder
 from ttc.model.multimodal import text_decoder
@@ -106,6 +111,8 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
         empty, precision = _empty(build, precision, choose)
         places = _places(empty, place, method, over, place_weights)
         _check_size(empty, Path(source), options.get("gguf_file"))
+        if "gguf_file" in options:
+            check_tensors(empty, _head(source, options))
         options |= {"dtype": precision, "device_map": places} | renaming
         with nullcontext() if decoder is None else _without_report():
             model = _read_weights(kind, source, options | {"config": config})
@@ -283,17 +290,26 @@ def read_config(source: str, options: dict[str, Any]) -> Any:
         return AutoConfig.from_pretrained(source, **options)
 
     if not Path(source).exists():  # it comes over a network
-        return read()
-    return limited(read, BUILD_S, f"reading the configuration of {source}", OTHER_CONFIG)
+        config = read()
+    else:
+        config = limited(read, BUILD_S, f"reading the configuration of {source}", OTHER_CONFIG)
+    if "gguf_file" in options:
+        settle(config, _head(source, options))
+    return config
+
+
+def _head(source: str, options: Mapping[str, Any]) -> GgufFile:
+    from transformers.utils import cached_file
+
+    return gguf_file(Path(str(cached_file(source, options["gguf_file"]))))
 
 
 def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
-    from transformers.utils import cached_file
 
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
     if "gguf_file" in options:
-        restore_digits(tokenizer, Path(str(cached_file(source, options["gguf_file"]))))
+        restore(tokenizer, _head(source, options))
     tokenizer("a")  # settings of wrong types show here
     check_template(getattr(tokenizer, "chat_template", None))
     return tokenizer
@@ -303,6 +319,11 @@ def _read_weights(kind: Any, source: str, options: dict[str, Any]) -> Any:
     """Raises UnsupportedModel for missing weights, which transformers would make up, and for those
     of another shape."""
     model, info = kind.from_pretrained(source, **options, **COMPARED)
+    if "gguf_file" in options and (left := info["unexpected_keys"]):
+        raise UnsupportedModel(
+            f"the file has {len(left)} tensors that the model has no place for, among them "
+            f"{min(left)}; {OTHER_FILES}"
+        )
     if missing := info["missing_keys"]:
         raise UnsupportedModel(
             f"its files lack {len(missing)} weights of a {type(model).__name__}, among them "

@@ -140,7 +140,12 @@ struct LongTable {
 };
 
 template <>
-struct Bfloat16Block<Q5_0> : LongTable<Q5_0> {};
+struct Bfloat16Block<Q5_0> : LongTable<Q5_0> {
+  INLINE static void read(const uint8_t* b, Factors& f) {
+    const __m512 d = _mm512_set1_ps(half(b));
+    f = rounded_pairs(_mm512_mul_ps(count_from(-16), d), _mm512_mul_ps(count_from(0), d));
+  }
+};
 
 template <>
 struct Bfloat16Block<Q5_1> : LongTable<Q5_1> {};

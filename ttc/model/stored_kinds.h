@@ -14,20 +14,24 @@ namespace {
 typedef uint8_t Codes __attribute__((vector_size(32)));
 constexpr int VECTORS = 32 / LANES;  // of a part
 
-// Vector I of the codes, as float32.
-template <int I>
+// Vector I of the codes, with a sign or without one, as float32.
+template <int I, bool SIGN>
 INLINE Floats spread(Codes c) {
 #if defined(__AVX512F__)
   const __m128i some = _mm256_extracti128_si256((__m256i)c, I);
-  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(some));
+  return (Floats)_mm512_cvtepi32_ps(SIGN ? _mm512_cvtepi8_epi32(some)
+                                         : _mm512_cvtepu8_epi32(some));
 #elif defined(__AVX2__)
   __m128i some = _mm256_extracti128_si256((__m256i)c, I / 2);
   if (I % 2) some = _mm_unpackhi_epi64(some, some);
-  return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(some));
+  return (Floats)_mm256_cvtepi32_ps(SIGN ? _mm256_cvtepi8_epi32(some)
+                                         : _mm256_cvtepu8_epi32(some));
 #else
   Bytes some;
   memcpy(&some, (const char*)&c + I * LANES, sizeof some);
-  return __builtin_convertvector(__builtin_convertvector(some, Ints), Floats);
+  Ints numbers = __builtin_convertvector(some, Ints);
+  if (SIGN) numbers = numbers << 24 >> 24;
+  return __builtin_convertvector(numbers, Floats);
 #endif
 }
 
@@ -98,6 +102,10 @@ struct BF16 {
   INLINE static Floats vector(const uint8_t* b) { return widened(load<Halves>(b + 2 * I * LANES)); }
 };
 
+// Which of a block's N factors vector I of a part takes.
+template <int N, int PART, int I>
+constexpr int factor_of = N == 1 ? 0 : N < 16 ? PART : 2 * PART + I * LANES / 16;
+
 // A number is scale * code + shift. Products of a scale and a code are exact in float32, so that
 // this is what ggml's own steps give.
 template <int COUNT>
@@ -107,28 +115,36 @@ struct Scales {
 
 template <int N>
 struct Affine {
+  static constexpr int ZERO = 0;
   typedef Scales<N> Factors;
   template <int PART, int I>
   INLINE static Floats scaled(Floats code, const Factors& f) {
-    constexpr int EACH = N < 16 ? PART : 2 * PART + I * LANES / 16;
-    return code * f.scale[N == 1 ? 0 : EACH] + f.shift[N == 1 ? 0 : EACH];
+    return code * f.scale[factor_of<N, PART, I>] + f.shift[factor_of<N, PART, I>];
   }
 };
 
-// Kinds whose blocks begin with a scale, of which the shift is a multiple, or with both.
-template <int TIMES>
-struct Scaled : Affine<1> {
-  static constexpr float SHIFT = TIMES;
-  INLINE static Factors factors(const uint8_t* b) {
-    const float d = half(b);
-    return {{d}, {SHIFT * d}};
+// A number is scale * (code - ZERO). The difference comes first: it gives a 0 the scale's sign, and
+// large scales their infinity.
+template <int N>
+struct Multiples {
+  float scale[N];
+};
+
+template <int Z, int N = 1>
+struct Scaled {
+  static constexpr int ZERO = Z;
+  typedef Multiples<N> Factors;
+  INLINE static Factors factors(const uint8_t* b) { return {{half(b)}}; }
+  template <int PART, int I>
+  INLINE static Floats scaled(Floats code, const Factors& f) {
+    return code * f.scale[factor_of<N, PART, I>];
   }
 };
 struct Shifted : Affine<1> {
   INLINE static Factors factors(const uint8_t* b) { return {{half(b)}, {half(b + 2)}}; }
 };
 
-struct Q4_0 : Scaled<-8> {
+struct Q4_0 : Scaled<8> {
   static constexpr int NUMBERS = 32, BYTES = 18, BITS = 4;
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 2); }
@@ -156,7 +172,7 @@ INLINE Codes fifths(const uint8_t* bytes4) {
 #endif
 }
 
-struct Q5_0 : Scaled<-16> {
+struct Q5_0 : Scaled<16> {
   static constexpr int NUMBERS = 32, BYTES = 22, BITS = 5;
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 6) | fifths(b + 2); }
@@ -168,7 +184,7 @@ struct Q5_1 : Shifted {
   INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 8) | fifths(b + 4); }
 };
 
-struct Q8_0 : Scaled<-128> {
+struct Q8_0 : Scaled<128> {
   static constexpr int NUMBERS = 32, BYTES = 34, BITS = 8;
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) { return load<Codes>(b + 2) ^ 128; }
@@ -261,17 +277,12 @@ struct Q5_K : Affine<8> {
   }
 };
 
-struct Q6_K : Affine<16> {
+struct Q6_K : Scaled<32, 16> {
   static constexpr int NUMBERS = 256, BYTES = 210, BITS = 6;
-  static constexpr float SHIFT = -32;
   INLINE static Factors factors(const uint8_t* b) {
     Factors f;
     const float d = half(b + 208);
-    for (int i = 0; i < 16; i += 8) {
-      const Float8 scale = eight(b + 192 + i, true) * d;
-      store(f.scale + i, scale);
-      store(f.shift + i, scale * SHIFT);
-    }
+    for (int i = 0; i < 16; i += 8) store(f.scale + i, eight(b + 192 + i, true) * d);
     return f;
   }
   template <int PART>
@@ -294,7 +305,7 @@ INLINE Codes codes_of(Codes nibbles, const uint8_t* table16) {
 }
 
 // Numbers that lie closer together near 0: -127, -104, ..., 113. A code is such a number plus 127.
-struct IQ4_NL : Scaled<-127> {
+struct IQ4_NL : Scaled<127> {
   static constexpr int NUMBERS = 32, BYTES = 18, BITS = 8;
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) {
@@ -306,17 +317,13 @@ struct IQ4_NL : Scaled<-127> {
 
 // Numbers of a sign, two bits of exponent and one of mantissa, with a power of two for 32 of them
 // (OCP Microscaling Formats, 1.0). Doubled they are whole, and a code is such a number plus 12.
-struct MXFP4 : Affine<1> {
+struct MXFP4 : Scaled<12> {
   static constexpr int NUMBERS = 32, BYTES = 17, BITS = 5;
-  static constexpr float SHIFT = -12;
   INLINE static float scale(const uint8_t* b) {  // half of the power of two
     const uint32_t bits = b[0] < 2 ? 0x00200000u << b[0] : (b[0] - 1u) << 23;
     return load<float>(&bits);
   }
-  INLINE static Factors factors(const uint8_t* b) {
-    const float d = scale(b);
-    return {{d}, {SHIFT * d}};
-  }
+  INLINE static Factors factors(const uint8_t* b) { return {{scale(b)}}; }
   template <int PART>
   INLINE static Codes codes(const uint8_t* b) {
     alignas(16) static constexpr uint8_t CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24,
@@ -329,6 +336,7 @@ struct MXFP4 : Affine<1> {
 // bits as in Q4_0.
 
 struct Group {
+  static constexpr int ZERO = 0;
   typedef struct {
     float scale, zero;
   } Factors;
@@ -367,10 +375,11 @@ INLINE void vectors_of(const uint8_t* b, const typename Stored::Factors& f, Put 
   if constexpr (Stored::BITS == 0) {
     each_below<VECTORS>([&](auto i) { put(i, Stored::template vector<decltype(i)::value>(b)); });
   } else {
-    const Codes codes = Stored::template codes<PART>(b);
+    constexpr int ZERO = Stored::ZERO;
+    const Codes codes = Stored::template codes<PART>(b) - (uint8_t)ZERO;
     each_below<VECTORS>([&](auto i) {
       constexpr int I = decltype(i)::value;
-      put(I, Stored::template scaled<PART, I>(spread<I>(codes), f));
+      put(I, Stored::template scaled<PART, I>(spread<I, ZERO != 0>(codes), f));
     });
   }
 }

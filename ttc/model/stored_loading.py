@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from ttc.errors import UnsupportedModel
 from ttc.model import stored_kernel
+from ttc.model.gguf_file import GgufFile, gguf_file
+from ttc.model.gguf_weights import check_tensors, processor, weights
 from ttc.model.stored_experts import (
     PARTS,
     Activated,
@@ -78,23 +80,18 @@ def bytes_in_file(kind: Any, config: Any, dtype: torch.dtype, file: Path) -> dic
 
 def _opened(kind: Any, config: Any, dtype: torch.dtype, file: Path) -> _Filling:
     from accelerate import init_empty_weights
-    from gguf import GGUFReader
 
-    try:
-        reader = GGUFReader(file)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise UnsupportedModel(f"{file.name} is not a whole .gguf file: {error}") from error
-    architecture = reader.get_field("general.architecture")
-    name = "none" if architecture is None else architecture.contents()
-    if name not in PLAIN:
+    head = gguf_file(file)
+    if head.architecture not in PLAIN:
         raise UnsupportedModel(
-            f"weights of the architecture {name!r} are not kept as {file.name} stores them, those "
-            f"of {', '.join(PLAIN)} are; {WAY_OUT}"
+            f"weights of the architecture {head.architecture!r} are not kept as {file.name} stores "
+            f"them, those of {', '.join(PLAIN)} are; {WAY_OUT}"
         )
-    _set_expert_widths(config, reader.tensors)
+    _set_expert_widths(config, head.tensors.values())
     with init_empty_weights(include_buffers=False):
         model = kind.from_config(config, dtype=dtype)
-    return _Filling(model, file, reader, name, dtype)
+    check_tensors(model, head)
+    return _Filling(model, file, head, dtype)
 
 
 def _set_expert_widths(config: Any, tensors: Iterable[Any]) -> None:
@@ -107,17 +104,13 @@ def _set_expert_widths(config: Any, tensors: Iterable[Any]) -> None:
 class _Filling:
     """Puts the tensors of a file in the places of a model's weights."""
 
-    def __init__(self, model: Any, file: Path, reader: Any, architecture: str, dtype: torch.dtype):
-        from transformers import modeling_gguf_pytorch_utils as theirs
-
+    def __init__(self, model: Any, file: Path, head: GgufFile, dtype: torch.dtype):
         self.model = model
         self.file = file
         self.dtype = dtype
-        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-        made_by: Any = theirs.TENSOR_PROCESSORS.get(architecture, theirs.TensorProcessor)
-        self.processor = made_by(config=model.config.to_dict())
-        names = theirs.get_gguf_hf_weights_map(model, self.processor)
-        self.names = {ours: theirs for theirs, ours in names.items()}
+        self.tensors = head.tensors
+        self.processor = processor(model, head)
+        self.names = {weight: tensor for tensor, weight in weights(model, head).items()}
         size = file.stat().st_size
         self.bytes: Any = torch.UntypedStorage.from_file(str(file), False, size)
         self.packed: dict[str, nn.Parameter] = {}  # by the tensor's name, as some are shared

@@ -15,7 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments.lab.bench.random_gguf import Shape, random_weight, write_llama
+from experiments.lab.bench.random_gguf import FACTORS, Shape, random_weight, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.exits import ALWAYS, CANDIDATES, LAYERS, ask, cut_off, problems
 from ttc import (
@@ -42,6 +42,27 @@ def test_unpacked_numbers_are_the_bits_of_ggufs_own(kind: Kind) -> None:
     packed = np.ascontiguousarray(random_weight(kind, 5, 768, 0.02)).view(np.uint8).reshape(5, -1)
     expected = gguf.dequantize(random_weight(kind, 5, 768, 0.02), kind)
     assert torch.equal(unpacked(torch.from_numpy(packed), int(kind), 768), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("kind", SCALED, ids=lambda kind: kind.name)
+def test_numbers_at_the_edges_are_the_bits_of_ggufs_own(kind: Kind) -> None:
+    """Zeros with a sign, scales that are 0, infinite or no number, and MXFP4's largest exponents,
+    in a row of blocks that have all codes."""
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    places = FACTORS[kind][0] if kind in FACTORS else []
+    scales = np.array([0.0, -0.0, 1.0, -1.0, 6e-8, -6e-8, 65504, np.inf, -np.inf, np.nan])
+    packed = np.random.default_rng(0).integers(0, 256, (256, size), np.uint8)
+    for n, place in enumerate(places):  # each with each
+        factors = scales[np.arange(256) // 10**n % 10].astype(np.float16)
+        packed[:, place : place + 2] = factors[:, None].view(np.uint8)
+    if kind == Kind.MXFP4:
+        packed[:, 0] = np.arange(256)
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(packed.reshape(1, -1), kind)
+    found = unpacked(torch.from_numpy(packed.reshape(1, -1)), int(kind), 256 * numbers).numpy()
+    assert np.array_equal(np.isnan(found), np.isnan(expected))
+    same = found.view(np.uint32) == expected.view(np.uint32)
+    assert bool((same | np.isnan(expected)).all())
 
 
 @pytest.mark.parametrize("kind", SCALED, ids=lambda kind: kind.name)
@@ -186,6 +207,7 @@ def check_products() -> None:
     """The sweep over kinds, for a process with other settings."""
     for kind in SCALED:
         test_unpacked_numbers_are_the_bits_of_ggufs_own(kind)
+        test_numbers_at_the_edges_are_the_bits_of_ggufs_own(kind)
         for rows in (1, 7, 150):
             test_products_are_those_of_the_stored_numbers(kind, rows)
 

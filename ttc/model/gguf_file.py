@@ -1,0 +1,58 @@
+"""What the head of a .gguf file says: its settings, and which tensors it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ttc.errors import UnsupportedModel
+
+
+class GgufFile:
+    """The head of a .gguf file. Its weights are not read."""
+
+    def __init__(self, path: Path):
+        from gguf import GGUFReader
+
+        try:
+            self.reader = GGUFReader(path)
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
+            raise UnsupportedModel(f"{path.name} is not a whole .gguf file: {error}") from error
+        self.name = path.name
+        self.keys = [key for key in self.reader.fields if not key.startswith("GGUF.")]
+        self.tensors: Mapping[str, Any] = {tensor.name: tensor for tensor in self.reader.tensors}
+        self.architecture = str(self.value("general.architecture"))
+
+    def value(self, key: str, default: Any = None) -> Any:
+        field = self.reader.fields.get(key)
+        return default if field is None else field.contents()
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """A setting of the architecture, as `attention.head_count`."""
+        return self.value(f"{self.architecture}.{name}", default)
+
+    def numbers(self, tensor: str) -> list[float] | None:
+        """A small tensor's numbers; None where the file has no such tensor."""
+        from gguf import dequantize
+
+        found = self.tensors.get(tensor)
+        if found is None:
+            return None
+        numbers = dequantize(found.data, found.tensor_type)
+        return [float(number) for number in numbers.reshape(-1)]
+
+
+def gguf_file(path: Path) -> GgufFile:
+    """The head of this file. It is read anew when the file has changed.
+
+    Raises UnsupportedModel for a file that is cut off.
+    """
+    now = path.stat()
+    return _read(path, now.st_mtime_ns, now.st_size)
+
+
+@lru_cache(maxsize=1)  # a model, its configuration and its tokenizer are read one after another
+def _read(path: Path, changed_ns: int, size_bytes: int) -> GgufFile:
+    return GgufFile(path)

@@ -141,7 +141,7 @@ class ToolStep:
                 return []
             cuts = thoughts.marks.cuts(text)
             first = max((cut.end for cut in cuts if cut.thinks is False), default=0)
-        calls = form.calls(text[first:])
+        calls = self.chat.calls(text[first:])
         if len(before) + len(calls) > self.chat.tools.calls_per_branch:
             return []
         if all(tool.run is None for tool in self.chat.tools.tools):

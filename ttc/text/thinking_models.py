@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from ttc.text.chat import is_token, template_text
 from ttc.text.thinking_marks import Header, ThinkingMarks
 
 
@@ -100,19 +100,11 @@ ANY = _all_tags()
 
 def marks_of(tokenizer: Any) -> ThinkingMarks | None:
     """The marks of a tokenizer's model, by its chat template or its vocabulary; None for none."""
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):
-        template = "\n".join(map(str, template.values()))
+    template = template_text(tokenizer)
     for family in FAMILIES:
-        if isinstance(template, str) and all(sign in template for sign in family.signs):
+        if all(sign in template for sign in family.signs):
             return family.marks
     for family in FAMILIES:
-        if not family.written and all(_is_token(sign, tokenizer) for sign in family.signs):
+        if not family.written and all(is_token(sign, tokenizer) for sign in family.signs):
             return family.marks
     return None
-
-
-def _is_token(text: str, tokenizer: Any) -> bool:
-    number_of = getattr(tokenizer, "convert_tokens_to_ids", None)
-    number = None if number_of is None else number_of(text)
-    return number is not None and number != getattr(tokenizer, "unk_token_id", None)

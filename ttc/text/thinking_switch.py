@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 from ttc.errors import InvalidInput
+from ttc.text.chat import template_text
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts
 
@@ -26,10 +26,7 @@ _TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def variables(tokenizer: Any) -> set[str]:
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):
-        template = "\n".join(map(str, template.values()))
-    tags = _TAG.findall(template) if isinstance(template, str) else []
+    tags = _TAG.findall(template_text(tokenizer))
     return {word for tag in tags for word in re.findall(r"\w+", _TEXT.sub("", tag))}
 
 

@@ -13,7 +13,7 @@ from ttc.tools.learning import learn
 
 SIGNS = {
     "<|python_tag|>": "llama",  # Llama 3.1 to 3.3
-    "List of tools: [": "lfm2",  # LFM2 and LFM2.5
+    "List of tools: ": "lfm2",  # LFM2 and LFM2.5
     "<|tool_call|>": "granite3",  # Granite 3.0 to 3.3
     "<tool_call>": "hermes",  # templates that tell of Hermes' words and write no calls
 }

@@ -44,6 +44,11 @@ class ToolFormat:
         """The calls in what a model has written in its turn, special tokens included."""
         raise NotImplementedError
 
+    def ends_with_call(self, text: str) -> bool:
+        """Whether a turn has ended with a call, and nothing but special tokens follows it."""
+        said = re.sub(r"(<[^<>\s]*>\s*)$", "", text.rstrip()).rstrip()
+        return any(said.endswith(end) or text.rstrip().endswith(end) for end in self.ends)
+
     def answered(self, answer: str) -> str:
         return f"\n<tool_response>\n{answer}\n</tool_response>\n"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ttc.errors import InvalidInput
 from ttc.text.chat import chat_text
+from ttc.text.comparing import common_end, common_start
 from ttc.tools.arguments import (
     KEY,
     Arguments,
@@ -22,7 +23,6 @@ from ttc.tools.arguments import (
     PythonCalls,
     WholeJson,
 )
-from ttc.tools.comparing import common_end, common_start
 from ttc.tools.formats import Llama, Marked, ToolFormat
 
 SAID = "WHAT-IS-SAID"

@@ -136,6 +136,29 @@ def test_thoughts_before_and_after_a_call_stay_thoughts() -> None:
     assert branch.thinking_tokens == len(own.encode(thought))
 
 
+def test_a_call_that_ends_the_turn_in_an_open_thought_is_one() -> None:
+    """As Qwen3.5 writes them; one that is followed by more thought is none."""
+    template, _, eos, said = MODELS["qwen"]
+    own = tokenizer(("<|im_start|>", "<think>", "</think>"), "bytes", None, eos, template=template)
+    for first, calls in [(f"<think>I look: {said}", 1), (f"<think>{said}, or not?", 0)]:
+
+        def says(branch: Any, first: str = first) -> str:
+            return "<think>So</think>wet" if branch.tool_calls else first
+
+        search = Greedy(max_tokens=400)
+        result = solve(
+            search,
+            problem="q",
+            engine=Thinking(says, own),
+            tools=[TOOL],
+            extract=lambda text: text,
+        )
+        (branch,) = result.branches
+        assert result.usage.tool_calls == calls
+        assert branch.answer_text == ("wet" if calls else None)
+        assert not calls or ("I look" in branch.thought and "Rome" not in branch.thought)
+
+
 def test_several_calls_of_one_turn_are_answered_together() -> None:
     template, special, eos, said = MODELS["qwen"]
     own = tokenizer(special, "bytes", None, eos, template=template)

@@ -138,11 +138,11 @@ class ToolStep:
             return []
         text, first = whole_text(tokenizer, tokens), 0
         if thoughts is not None and not form.in_thoughts:
-            if branch.thinks(thoughts):
-                return []
             cuts = thoughts.marks.cuts(text)
             first = max((cut.end for cut in cuts if cut.thinks is False), default=0)
-        calls = form.calls(text[first:])
+            if branch.thinks(thoughts) and not (eos and form.ends_with_call(text)):
+                return []  # else the call ends the turn, and the thought with it
+        calls = self.chat.calls(text[first:])
         if len(before) + len(calls) > self.chat.tools.calls_per_branch:
             return []
         calls = [  # JSON can spell half of a surrogate pair

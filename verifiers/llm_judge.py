@@ -16,6 +16,7 @@ from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.protocols import Backend
 from ttc.text.chat import has_template
+from ttc.text.thinking_switch import without_thought
 from ttc.tree.branch import Branch
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import Layout, TreeMirror
@@ -81,7 +82,9 @@ class LLMJudge(RewardModel):
         )
         if not has_template(self.tokenizer):
             return self.whole(f"{text}\nGrade:")
-        return self.templated(self.chat([{"role": "user", "content": text}], answer=True))
+        options, closing = without_thought(self.tokenizer)
+        chat = self.chat([{"role": "user", "content": text}], answer=True, options=options)
+        return self.templated(chat + closing)
 
     def score(self, output: Tensor) -> float:
         spelt = [(grade, token) for grade in range(self.grades) for token in self._digit(grade + 1)]

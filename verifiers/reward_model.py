@@ -262,9 +262,15 @@ class RewardModel(ABC):
         logits = output[[self.single(text) for text in texts]]
         return float(logits.float().softmax(-1)[0])
 
-    def chat(self, messages: Sequence[Mapping[str, str]], *, answer: bool = False) -> str:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        answer: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """Messages as the tokenizer's chat template writes them. answer: with the start of the
-        model's turn after them."""
+        model's turn after them. options: what else the template takes."""
         name = type(self).__name__
         if not has_template(self.tokenizer):
             raise UnsupportedModel(
@@ -273,7 +279,7 @@ class RewardModel(ABC):
             )
         try:
             text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=answer
+                list(messages), tokenize=False, add_generation_prompt=answer, **(options or {})
             )
         except TemplateError as error:
             raise UnsupportedModel(

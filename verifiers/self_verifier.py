@@ -18,6 +18,7 @@ from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend, Need, ScoresByPass, ScoresWithin, SideBranches
 from ttc.text.chat import QUESTION, following, has_template, next_turn_text
 from ttc.text.prompt import NEXT_QUESTION
+from ttc.text.thinking_switch import without_thought
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import common_prefix
 from verifiers.side_branches import rated_text, side_tokens
@@ -189,7 +190,9 @@ class SelfVerifier:
         """What follows each answer: its turn's end, the question, the next turn's start."""
         tokenizer = backend.tokenizer
         if has_template(tokenizer):
-            tokens = following(next_turn_text(QUESTION, self.question, tokenizer), tokenizer)
+            options, closing = without_thought(tokenizer)
+            turn = next_turn_text(QUESTION, self.question, tokenizer, options)
+            tokens = following(turn + closing, tokenizer)
             return [tokens] * len(branches)
         text = f" {self.question}\nAnswer:"
         begun = following(text, tokenizer)

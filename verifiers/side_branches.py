@@ -8,16 +8,23 @@ from contextlib import contextmanager
 from ttc.passes.pass_by_pass import Passes
 from ttc.protocols import Backend, RunsBatches, ScoresByPass, SideBranches, Step, Tokens
 from ttc.sampling import Sampling
-from ttc.text.chat import chat_tokens, has_template
+from ttc.text.chat import chat_tokens, following, has_template
 from ttc.text.prompt import raw_tokens
+from ttc.text.thinking_switch import without_thought
 from ttc.tree.branch import Branch
 from ttc.usage import distinct
 
 
-def side_tokens(text: str, backend: Backend, ending: str = "\nAnswer:") -> list[int]:
-    """The tokens of a question as a chat. ending: what follows it without a chat template."""
+def side_tokens(
+    text: str, backend: Backend, ending: str = "\nAnswer:", *, thinks: bool = False
+) -> list[int]:
+    """The tokens of a question as a chat. ending: what follows it without a chat template. thinks:
+    the model may think first; else it is asked for the answer at once."""
     if has_template(backend.tokenizer):
-        return chat_tokens([{"role": "user", "content": text}], backend.tokenizer)
+        tokenizer = backend.tokenizer
+        options, closing = ({}, "") if thinks else without_thought(tokenizer)
+        tokens = chat_tokens([{"role": "user", "content": text}], tokenizer, options)
+        return [*tokens, *following(closing, tokenizer)] if closing else tokens
     return raw_tokens(f"{text}{ending}", backend.tokenizer)
 
 

@@ -13,6 +13,8 @@ from ttc.errors import InvalidInput
 from ttc.passes.pass_by_pass import Passes
 from ttc.protocols import Backend, Need, PrefillsByPass, SideBranches, Step
 from ttc.sampling import Sampling
+from ttc.text.thinking_models import marks_of
+from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch
 from verifiers.self_verifier import spellings
 from verifiers.side_branches import (
@@ -60,12 +62,16 @@ class SideQuestions:
 
     def asked(self, text: str, backend: Backend) -> list[int]:
         """A question's tokens, up to where the model writes."""
-        tokens = side_tokens(text, backend, "\n")
+        tokens = side_tokens(text, backend, "\n", thinks=self.max_tokens > 0)
         return tokens if self.max_tokens else [*tokens, *backend.encode(self.cue)]
+
+    def _closing(self, backend: Backend, thinks: bool) -> str:
+        marks = marks_of(backend.tokenizer) if thinks else None
+        return self.cue if marks is None else f"\n{marks.closing}\n{self.cue}"
 
     def longest_cost(self, prompts: Sequence[Sequence[int]], backend: Backend) -> int:
         """The most verifier tokens that asking these questions takes."""
-        text = self.max_tokens + len(backend.encode(self.cue)) + 1
+        text = self.max_tokens + len(backend.encode(self._closing(backend, True))) + 1
         more = self.repeats * text if self.max_tokens else 1
         return sum(len(prompt) + more for prompt in prompts)
 
@@ -104,10 +110,15 @@ class SideQuestions:
         return [[sum(column) / count for column in zip(*group, strict=True)] for group in groups]
 
     def _reason(self, backend: Backend, texts: Sequence[Branch]) -> Passes[None]:
-        """Let the model write, and put the cue after each text."""
+        """Let the model write, and put the cue after each text, behind an end of its thought where
+        that is open."""
         yield from written(backend, texts, Step(self.max_tokens), self.sampling)
         reopen(texts)
-        cues = [backend.encode(self.cue)] * len(texts)
+        thoughts = Thoughts.of(backend.tokenizer)
+        cues = [
+            backend.encode(self._closing(backend, thoughts is not None and text.thinks(thoughts)))
+            for text in texts
+        ]
         if isinstance(backend, PrefillsByPass):
             extended: Any = backend.begin_extend(texts, cues, purpose="verifier")
             yield from extended.made()

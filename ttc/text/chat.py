@@ -37,6 +37,20 @@ def has_template(tokenizer: Any) -> bool:
     return getattr(tokenizer, "chat_template", None) is not None
 
 
+def template_text(tokenizer: Any) -> str:
+    """The chat template, all of them where a tokenizer has several; "" for none."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, Mapping):
+        return "\n".join(map(str, template.values()))
+    return template if isinstance(template, str) else ""
+
+
+def is_token(text: str, tokenizer: Any) -> bool:
+    number_of = getattr(tokenizer, "convert_tokens_to_ids", None)
+    number = None if number_of is None else number_of(text)
+    return number is not None and number != getattr(tokenizer, "unk_token_id", None)
+
+
 def check_template(template: Any) -> None:
     """Raise UnsupportedModel for a template that computes a power: no chat needs one, and nothing
     can cut off a large one. template: one, or several by their names, as a tokenizer has them."""

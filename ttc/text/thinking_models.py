@@ -1,12 +1,15 @@
-"""The thinking marks of known models, and which of them a tokenizer's model uses."""
+"""The thinking marks of models: of known ones, and as a chat template writes a thought."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from ttc.errors import InvalidInput
+from ttc.text.chat import ANSWER, QUESTION, UNANSWERED, chat_text, is_token, template_text
+from ttc.text.comparing import common_start
 from ttc.text.thinking_marks import Header, ThinkingMarks
 
 
@@ -32,6 +35,20 @@ FAMILIES = (
         ThinkingMarks("<think>", "</think>", ("<answer>", "</answer>")),
         ("</think>", "<answer>"),
         written=True,
+    ),
+    Family(  # K2-Think V2 and K2-V2: a mark for each effort
+        ThinkingMarks(
+            ("<think>", "<think_fast>", "<think_faster>"),
+            ("</think>", "</think_fast>", "</think_faster>"),
+        ),
+        ("<think_fast>",),
+    ),
+    Family(  # K2-Horizon
+        ThinkingMarks(
+            ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+            ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+        ),
+        ("<ifm|think>",),
     ),
     Family(TAGS, ("</think>",)),
     Family(  # gpt-oss: channels of the harmony format
@@ -72,6 +89,32 @@ FAMILIES = (
     Family(  # LongCat-Flash-Thinking
         ThinkingMarks("<longcat_think>", "</longcat_think>"), ("</longcat_think>",)
     ),
+    Family(ThinkingMarks("<mm:think>", "</mm:think>"), ("</mm:think>",)),  # MiniMax-M3
+    Family(  # Kimi K3
+        ThinkingMarks(
+            "<|open|>think<|sep|>",
+            "<|close|>think<|sep|>",
+            ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+            "<|close|>think<|sep|><|open|>response<|sep|>",
+        ),
+        ("<|open|>", "<|close|>", "<|sep|>"),
+    ),
+    Family(  # Sky-T1, OpenThinker, Bespoke-Stratos
+        ThinkingMarks(
+            "<|begin_of_thought|>",
+            "<|end_of_thought|>",
+            ("<|begin_of_solution|>", "<|end_of_solution|>"),
+        ),
+        ("<|begin_of_thought|>",),
+    ),
+    Family(  # models trained on <reasoning> and <answer>, as many by GRPO
+        ThinkingMarks("<reasoning>", "</reasoning>", ("<answer>", "</answer>")),
+        ("</reasoning>",),
+    ),
+    Family(  # Reflection and models trained on Claude's form
+        ThinkingMarks("<thinking>", "</thinking>", ("<output>", "</output>")),
+        ("</thinking>",),
+    ),
     Family(  # Apriel 1.5
         ThinkingMarks(
             "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)
@@ -99,20 +142,46 @@ ANY = _all_tags()
 
 
 def marks_of(tokenizer: Any) -> ThinkingMarks | None:
-    """The marks of a tokenizer's model, by its chat template or its vocabulary; None for none."""
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):
-        template = "\n".join(map(str, template.values()))
+    """The marks of a tokenizer's model: of a known family by its chat template, else as the
+    template writes a thought, else by the vocabulary; None for none."""
+    template = template_text(tokenizer)
     for family in FAMILIES:
-        if isinstance(template, str) and all(sign in template for sign in family.signs):
+        if all(sign in template for sign in family.signs):
             return family.marks
+    if any(key in template for key in THOUGHT_KEYS):
+        learned = _written_marks(tokenizer)
+        if learned is not None:
+            return learned
     for family in FAMILIES:
-        if not family.written and all(_is_token(sign, tokenizer) for sign in family.signs):
+        if not family.written and all(is_token(sign, tokenizer) for sign in family.signs):
             return family.marks
     return None
 
 
-def _is_token(text: str, tokenizer: Any) -> bool:
-    number_of = getattr(tokenizer, "convert_tokens_to_ids", None)
-    number = None if number_of is None else number_of(text)
-    return number is not None and number != getattr(tokenizer, "unk_token_id", None)
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Where chat templates look for the thought of a message."""
+
+THOUGHT = "THE-THOUGHT"
+
+
+def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
+    """What a chat template writes around the thought of a message; None where it writes none."""
+    answer = {"role": "assistant", "content": ANSWER}
+    try:
+        plain = chat_text([*QUESTION, answer], tokenizer, UNANSWERED)
+        thought = {**answer, **dict.fromkeys(THOUGHT_KEYS, THOUGHT)}
+        text = chat_text([*QUESTION, thought], tokenizer, UNANSWERED)
+    except InvalidInput:
+        return None
+    before, written, after = text.partition(THOUGHT)
+    end, answered, _ = after.partition(ANSWER)
+    if not written or not answered or not end.strip():
+        return None
+    tag = _CLOSING_TAG.match(end.strip())
+    if tag is not None and before.rstrip().endswith(f"<{tag[1]}>"):
+        return ThinkingMarks(f"<{tag[1]}>", tag[0])
+    begin = before.removeprefix(common_start(before, plain)).strip()
+    return ThinkingMarks((begin,) if begin else (), end.strip())
+
+
+_CLOSING_TAG = re.compile(r"</([^<>\s]+)>")

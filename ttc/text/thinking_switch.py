@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 from ttc.errors import InvalidInput
+from ttc.text.chat import QUESTION, end_of_prompt, template_text
 from ttc.text.prompt import PromptTemplate
+from ttc.text.thinking_marks import spelt
+from ttc.text.thinking_models import marks_of
 from ttc.text.thoughts import Thoughts
 
 Mode = Literal["auto", "on", "off", "low", "medium", "high"]
@@ -26,10 +28,7 @@ _TEXT = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def variables(tokenizer: Any) -> set[str]:
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):
-        template = "\n".join(map(str, template.values()))
-    tags = _TAG.findall(template) if isinstance(template, str) else []
+    tags = _TAG.findall(template_text(tokenizer))
     return {word for tag in tags for word in re.findall(r"\w+", _TEXT.sub("", tag))}
 
 
@@ -72,3 +71,24 @@ def _with(template: PromptTemplate, name: str, value: Any, mode: Mode) -> Prompt
             f"{given!r}; leave one of them out"
         )
     return replace(template, options={**template.options, name: value})
+
+
+def without_thought(tokenizer: Any) -> tuple[dict[str, Any], str]:
+    """How a question is put that is to be answered at once, as Yes or No: what the chat template
+    takes to leave thinking out, and what is written after it all the same, to end a thought that
+    the template opens or that the model would open."""
+    known = variables(tokenizer)
+    options: dict[str, Any] = {name: False for name in SWITCHES if name in known}
+    marks = marks_of(tokenizer)
+    if marks is None:
+        return options, ""
+    end = end_of_prompt(QUESTION, tokenizer, options) or ""
+    cuts = [cut for cut in marks.cuts(end) if cut.thinks is not None]
+    if cuts and not cuts[-1].thinks:
+        return options, ""
+    blank = "\n" if end.endswith("\n") else ""
+    if cuts:
+        return options, f"{blank}{marks.closing}\n\n"
+    if options or not all(isinstance(mark, str) for mark in marks.begin[:1]):
+        return options, "" if options else spelt(marks.end[0])
+    return options, f"{marks.begin[0]}\n\n{marks.closing}\n\n" if marks.begin else ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from ttc.checks import check_fields, check_is, check_kind
@@ -96,11 +99,21 @@ class Tool:
         function = {**self.schema["function"], "name": name}
         return Tool({**self.schema, "function": function}, self.run)
 
+    def typed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """With texts as values of the types that the schema names: `days` is 3 and not "3"."""
+        known = self._properties
+        return {name: _typed(value, _kinds(known.get(name))) for name, value in arguments.items()}
+
+    @property
+    def _properties(self) -> Mapping[str, Any]:
+        parameters = self.schema["function"].get("parameters") or {}
+        return parameters.get("properties") or {}
+
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Raise ToolError for arguments that the schema does not take: unknown or missing ones, and
         values of another type."""
         parameters = self.schema["function"].get("parameters") or {}
-        known = parameters.get("properties") or {}
+        known = self._properties
         missing = [name for name in parameters.get("required") or [] if name not in arguments]
         takes = f"{self.name} takes {', '.join(known) or 'no arguments'}"
         if missing:
@@ -110,9 +123,11 @@ class Tool:
                 if parameters.get("additionalProperties"):
                     continue
                 raise ToolError(f"there is no argument {name}; {takes}")
-            kinds = known[name].get("type") if isinstance(known[name], Mapping) else None
+            kinds = _kinds(known[name])
             if not _fits(value, kinds):
-                raise ToolError(f"the argument {name}={value!r:.80} must be of type {kinds}")
+                raise ToolError(
+                    f"the argument {name}={value!r:.80} must be of type {' or '.join(kinds)}"
+                )
 
     def answer(self, arguments: Mapping[str, Any]) -> str:
         """The answer to a call, as text or JSON. Raises whatever the tool raises."""
@@ -124,13 +139,34 @@ class Tool:
         return given if isinstance(given, str) else json.dumps(given, default=str)
 
 
-def _fits(value: Any, kinds: Any) -> bool:
-    allowed = [kinds] if isinstance(kinds, str) else list(kinds or [])
+def _kinds(schema: Any) -> list[str]:
+    """The types that a JSON schema takes; none where it does not name them."""
+    if not isinstance(schema, Mapping):
+        return []
+    if kind := schema.get("type"):
+        return [kind] if isinstance(kind, str) else list(kind)
+    choices = schema.get("anyOf") or schema.get("oneOf") or []
+    kinds = [_kinds(choice) for choice in choices]
+    return list(dict.fromkeys(chain.from_iterable(kinds))) if all(kinds) else []
+
+
+def _fits(value: Any, allowed: Sequence[str]) -> bool:
     if not allowed or any(kind not in TYPES for kind in allowed):
         return True
     if isinstance(value, bool):
         return "boolean" in allowed
     return any(isinstance(value, TYPES[kind]) for kind in allowed)
+
+
+def _typed(value: Any, allowed: Sequence[str]) -> Any:
+    if not isinstance(value, str) or not allowed or "string" in allowed:
+        return value
+    for read in (json.loads, ast.literal_eval):  # some templates write True and None
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            given = read(value.strip())
+            if _fits(given, allowed):
+                return given
+    return value
 
 
 @dataclass(frozen=True)

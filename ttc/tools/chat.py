@@ -3,17 +3,20 @@ model."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ttc.errors import InvalidInput
-from ttc.text.chat import ANSWER, QUESTION, chat_text, next_turn_text
+from ttc.text.chat import ANSWER, QUESTION, Message, chat_text, next_turn_text
+from ttc.text.comparing import common_start
 from ttc.text.prompt import PromptTemplate
 from ttc.tools.base import Tools
 from ttc.tools.call import Written
-from ttc.tools.formats import Calculator, Schema, ToolFormat, described, format_of
+from ttc.tools.choice import format_of
+from ttc.tools.formats import Calculator, Schema, ToolFormat, described
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +40,28 @@ class ToolChat:
 
         Raises InvalidInput for a calculator's format without a tool `calculator`.
         """
-        form = format_of(tools.format, tokenizer, tools.schemas)
+        chat = template.uses_chat(tokenizer)
+        telling = _with_tools(tools, template, tokenizer) if chat else None
+        options = template.options if chat else {}
+        form = format_of(tools, tokenizer, options, told=telling is not None)
         if isinstance(form, Calculator) and "calculator" not in tools.by_name:
             raise InvalidInput(
                 "tools.format=calculator calls a tool of that name, and there is none; give "
                 "ttc.tools.calculator.calculator()"
             )
-        turns = template.uses_chat(tokenizer) and not form.inline
-        return cls(tools, form, _telling(tools, form, template, tokenizer), tokenizer, turns)
+        if form.inline:
+            telling = template
+        elif telling is None:
+            telling = _described(tools, form, template) if chat or not template.raw else template
+        return cls(tools, form, telling, tokenizer, chat and not form.inline)
+
+    def calls(self, text: str) -> list[Written]:
+        """The calls in a text, with arguments of the types that their tools take."""
+        return list(map(self._typed, self.format.calls(text)))
+
+    def _typed(self, call: Written) -> Written:
+        tool = self.tools.by_name.get(call.name)
+        return call if tool is None else call._replace(arguments=tool.typed(call.arguments))
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -58,45 +75,80 @@ class ToolChat:
         if not self.turns:
             return "".join(map(self.format.answered, answers))
         if self._tells:
-            before, after = self._written(calls, answers)
-            return self._closing(before, last) + after
+            alone, answered = self._behind(calls, answers)
+            if last and last in answered:
+                return answered.partition(last)[2]
+            ended = common_start(alone, answered)
+            said = answered.removeprefix(ended)
+            return said if last else f"{self._end_of_turn}{said}"
         words = "\n".join(self.format.answered(answer).strip() for answer in answers)
         turn = next_turn_text(QUESTION, words, self.tokenizer, self.template.options)
         return turn.partition(last)[2] if last and last in turn else turn
 
     @cached_property
     def _tells(self) -> bool:
-        return ANSWER in self._written([Written("tool", {}, 0)], [ANSWER])[1]
+        """Whether the template writes a tool's answer as such."""
+        try:
+            return ANSWER in self._behind([Written("tool", {}, 0)], [ANSWER])[1]
+        except InvalidInput:
+            return False
 
-    def _written(self, calls: Sequence[Written], answers: Sequence[str]) -> tuple[str, str]:
-        options = self.template.options
-        asked = [*QUESTION, _asking(calls)]
-        before = chat_text(asked, self.tokenizer, options, begins_answer=False, way_out=NO_TOOLS)
-        told = [*asked, *map(_told, range(len(calls)), calls, answers)]
-        full = chat_text(told, self.tokenizer, options, way_out=NO_TOOLS)
-        return before, full.removeprefix(before) if full.startswith(before) else ""
-
-    def _closing(self, before: str, last: str) -> str:
-        if last:
-            return before.rpartition(last)[2] if last in before else ""
+    @cached_property
+    def _end_of_turn(self) -> str:
         said = [*QUESTION, {"role": "assistant", "content": ANSWER}]
         plain = chat_text(said, self.tokenizer, self.template.options, begins_answer=False)
         return plain.rpartition(ANSWER)[2]
 
+    def _behind(self, calls: Sequence[Written], answers: Sequence[str]) -> tuple[str, str]:
+        """What the template writes behind the words of the calls, without their answers and with
+        them; "" where it writes neither the calls nor words before them."""
+        told = list(map(_told, range(len(calls)), calls, answers))
+        for said in ("", CALLED):
+            asked = [*QUESTION, self._asking(calls, said)]
+            alone, answered = self._text(asked), self._text([*asked, *told], begins_answer=True)
+            if CALLED in alone and CALLED in answered:
+                return alone.rpartition(CALLED)[2], answered.rpartition(CALLED)[2]
+        return "", ""
+
+    def _text(self, messages: Sequence[Message], *, begins_answer: bool = False) -> str:
+        return chat_text(
+            messages,
+            self.tokenizer,
+            self.template.options,
+            way_out=NO_TOOLS,
+            begins_answer=begins_answer,
+        )
+
+    def _asking(self, calls: Sequence[Written], said: str) -> dict[str, Any]:
+        """A message that calls tools. Its arguments are a mark: what follows them is asked for."""
+        given: Any = {"argument": CALLED}
+        given = json.dumps(given) if self.format.as_text else given
+        asked = [
+            {
+                "type": "function",
+                "id": _number(place),
+                "function": {"name": call.name, "arguments": given},
+            }
+            for place, call in enumerate(calls[: self._at_once])
+        ]
+        return {"role": "assistant", "content": said, "tool_calls": asked}
+
+    @cached_property
+    def _at_once(self) -> int | None:
+        """How many calls the template takes in one turn, None for any number."""
+        function = {"name": "tool", "arguments": "{}" if self.format.as_text else {}}
+        calls = [{"type": "function", "id": _number(i), "function": function} for i in range(2)]
+        try:
+            self._text([*QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}])
+        except InvalidInput:
+            return 1
+        return None
+
 
 NO_TOOLS = "use a model whose chat template has tools, or leave it out (chat=false)"
 
-
-def _asking(calls: Sequence[Written]) -> dict[str, Any]:
-    asked = [
-        {
-            "type": "function",
-            "id": _number(place),
-            "function": {"name": call.name, "arguments": dict(call.arguments)},
-        }
-        for place, call in enumerate(calls)
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": asked}
+CALLED = "THE-ARGUMENT"
+"""Stands for the arguments of calls, to see what a template writes after them."""
 
 
 def _told(place: int, call: Written, answer: str) -> dict[str, Any]:
@@ -108,17 +160,15 @@ def _number(place: int) -> str:
     return f"call{place:05}"
 
 
-def _telling(
-    tools: Tools, form: ToolFormat, template: PromptTemplate, tokenizer: Any
-) -> PromptTemplate:
-    if form.inline:
-        return template
-    if template.uses_chat(tokenizer):
-        given: list[Schema] = list(tools.schemas)
-        with_tools = replace(template, options={**template.options, "tools": given})
-        if with_tools.text("?", tokenizer) != template.text("?", tokenizer):
-            return with_tools
-    elif template.raw:
-        return template
-    words = described(tools.schemas)
+def _with_tools(tools: Tools, template: PromptTemplate, tokenizer: Any) -> PromptTemplate | None:
+    """With the tools as the chat template tells of them; None where it does not."""
+    given: list[Schema] = list(tools.schemas)
+    with_tools = replace(template, options={**template.options, "tools": given})
+    same = with_tools.text("?", tokenizer) == template.text("?", tokenizer)
+    return None if same else with_tools
+
+
+def _described(tools: Tools, form: ToolFormat, template: PromptTemplate) -> PromptTemplate:
+    """With a system message that tells of the tools."""
+    words = described(tools.schemas, form.example)
     return replace(template, system=f"{template.system}\n\n{words}" if template.system else words)

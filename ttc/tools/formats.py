@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any
 
-from ttc.errors import InvalidInput
+from ttc.tools.arguments import KEY, Arguments, PythonCalls, Reading, WholeJson, checked
 from ttc.tools.call import Written
 
 Schema = Mapping[str, Any]
 """A tool as chat templates and OpenAI's API have it: {"type": "function", "function": {...}}."""
 
 
-@dataclass(frozen=True)
+HERMES_EXAMPLE = """<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+"""How Hermes' and Qwen's chat templates show a call."""
+
+
 class ToolFormat:
     """One way to write calls.
 
@@ -24,22 +29,95 @@ class ToolFormat:
     ends: strings at which a call ends that goes without the end of the model's turn.
     inline: the answer stands in the middle of the model's own words.
     in_thoughts: calls may stand in thoughts.
+    as_text: the chat template takes the arguments of a call as JSON text.
+    example: a call, to tell a model that hears of tools in a system message.
     """
 
-    begins: ClassVar[tuple[str, ...]] = ()
-    ends: ClassVar[tuple[str, ...]] = ()
-    inline: ClassVar[bool] = False
-    in_thoughts: ClassVar[bool] = False
+    begins: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    inline: bool = False
+    in_thoughts: bool = False
+    as_text: bool = False
+    example: str = HERMES_EXAMPLE
 
     def calls(self, text: str) -> list[Written]:
         """The calls in what a model has written in its turn, special tokens included."""
         raise NotImplementedError
 
+    def ends_with_call(self, text: str) -> bool:
+        """Whether a turn has ended with a call, and nothing but special tokens follows it."""
+        said = re.sub(r"(<[^<>\s]*>\s*)$", "", text.rstrip()).rstrip()
+        return any(said.endswith(end) or text.rstrip().endswith(end) for end in self.ends)
+
     def answered(self, answer: str) -> str:
         return f"\n<tool_response>\n{answer}\n</tool_response>\n"
 
 
-# ---------------------------------------------------------------- Hermes, Qwen, SmolLM3
+# ---------------------------------------------------------------- a mark, and what follows it
+
+
+@dataclass(frozen=True)
+class Marked(ToolFormat):
+    """Calls that begin with a mark.
+
+    mark: what stands before the name, or before the JSON. arguments: how the rest is written.
+    close: what stands after the last call, "" where that is not known. section: what stands before
+        the first call's mark. as_text, example: see `ToolFormat`.
+    """
+
+    mark: str
+    arguments: Arguments
+    close: str = ""
+    section: str = ""
+    as_text: bool = False
+    example: str = HERMES_EXAMPLE
+
+    def __post_init__(self) -> None:
+        marks = (self.section, self.mark)
+        begins = tuple(dict.fromkeys(mark.split()[0] for mark in marks if mark.strip()))
+        object.__setattr__(self, "begins", begins)
+        object.__setattr__(self, "ends", (self.close,) if self.close else ())
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(spaced(self.mark))
+
+    @cached_property
+    def _before(self) -> re.Pattern[str]:
+        return re.compile(spaced(self.section) + r"\s*$")
+
+    def calls(self, text: str) -> list[Written]:
+        calls = list[Written]()
+        place = 0
+        while match := self._pattern.search(text, place):
+            readings = self.arguments.read(text, match.end())
+            if not readings and text[match.end() :].strip():
+                readings = [Reading("", {}, match.end(), "the call cannot be read")]
+            start = self._start(text, place, match.start())
+            calls += [written(reading, start) for reading in readings]
+            place = max([match.end(), *(reading.end for reading in readings)])
+        return calls
+
+    def _start(self, text: str, first: int, mark: int) -> int:
+        """Where the call begins whose mark is at `mark`: with the section's, if that is there."""
+        if not self.section:
+            return mark
+        room = 2 * len(self.section) + 16
+        before = self._before.search(text, max(first, mark - room), mark)
+        return mark if before is None else before.start()
+
+
+def written(reading: Reading, start: int) -> Written:
+    return Written(reading.name, reading.arguments, start, reading.error)
+
+
+def spaced(mark: str) -> str:
+    """An expression for a mark, in which blanks may be left out or added, and `KEY` is any word."""
+    pieces = (r"[\w.:/-]*".join(map(re.escape, piece.split(KEY))) for piece in mark.split())
+    return r"\s*".join(pieces)
+
+
+# ---------------------------------------------------------------- Hermes and Qwen
 
 DESCRIPTION = """# Tools
 
@@ -50,35 +128,24 @@ You are provided with function signatures within <tools></tools> XML tags:
 {tools}
 </tools>
 
-For each function call, return a json object with function name and arguments within \
-<tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
+For each function call, {call}:
+{example}"""
 """What Hermes' and Qwen's chat templates say of tools, for templates that say nothing of them."""
 
+IN_HERMES = (
+    "return a json object with function name and arguments within <tool_call></tool_call> XML tags"
+)
 
-def described(tools: Sequence[Schema]) -> str:
+
+def described(tools: Sequence[Schema], example: str = HERMES_EXAMPLE) -> str:
+    """What a system message tells of tools. example: how the model writes a call."""
     lines = (json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return DESCRIPTION.format(tools="\n".join(lines))
+    call = IN_HERMES if example == HERMES_EXAMPLE else "write its name and arguments as here"
+    return DESCRIPTION.format(tools="\n".join(lines), call=call, example=example)
 
 
-class Hermes(ToolFormat):
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one or several."""
-
-    begins = ("<tool_call>",)
-    ends = ("</tool_call>",)
-
-    def calls(self, text: str) -> list[Written]:
-        calls = list[Written]()
-        (begin,), (end,) = self.begins, self.ends
-        start = text.find(begin)
-        while start >= 0:
-            said, _, _ = text[start + len(begin) :].partition(end)
-            calls.append(from_json(said.strip(), start))
-            start = text.find(begin, start + len(begin) + len(said))
-        return calls
-
+HERMES = Marked("<tool_call>", WholeJson("name", "arguments"), "</tool_call>")
+"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, one or several."""
 
 # ---------------------------------------------------------------- Llama 3.1 and later
 
@@ -176,7 +243,9 @@ class ResponseTemplate(ToolFormat):
                 calls.append(Written("", {}, 0, f"the call {call!r:.80} names no function"))
                 continue
             start = max(0, text.find(str(function.get("name"))))
-            calls.append(_checked(function.get("name"), function.get("arguments"), start))
+            calls.append(
+                written(checked(function.get("name"), function.get("arguments"), 0), start)
+            )
         return calls
 
 
@@ -206,66 +275,32 @@ class Calculator(ToolFormat):
         return f"{answer}>>"
 
 
-# ---------------------------------------------------------------- which one
-
-BY_NAME = {"hermes": Hermes, "llama": Llama, "gpt_oss": Harmony, "calculator": Calculator}
-SIGNS = {"<|python_tag|>": "llama", "<|channel|>": "gpt_oss"}
-"""What chat templates hold whose models write in this format."""
-
-FORMATS = ("auto", *BY_NAME)
-
-
-def format_of(name: str | ToolFormat, tokenizer: Any, tools: Sequence[Schema]) -> ToolFormat:
-    """A format by its name. "auto": the tokenizer's `response_template`, else what its chat
-    template shows, else that of Hermes and Qwen.
-
-    Raises InvalidInput for an unknown name.
-    """
-    if isinstance(name, ToolFormat):
-        return name
-    if name in BY_NAME:
-        return BY_NAME[name]()
-    if name != "auto":
-        raise InvalidInput(f"tools.format={name!r} is unknown; use {', '.join(FORMATS)}")
-    response = getattr(tokenizer, "response_template", None)
-    if isinstance(response, Mapping):
-        return ResponseTemplate(response, tuple(tools))
-    template = str(getattr(tokenizer, "chat_template", None) or "")
-    if "<tool_call>" not in template:
-        for sign, known in SIGNS.items():
-            if sign in template:
-                return BY_NAME[known]()
-    return Hermes()
-
-
 # ---------------------------------------------------------------- JSON
 
 
 def from_json(text: str, start: int) -> Written:
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Written("", {}, start, f"the call cannot be read as JSON ({error})")
-    if not isinstance(given, Mapping):
+    readings = HERMES.arguments.read(text, 0)
+    if not readings:
         return Written("", {}, start, "the call must be a JSON object with name and arguments")
-    return _checked(given.get("name"), given.get("arguments", given.get("parameters")), start)
+    return written(readings[0], start)
 
 
 def with_arguments(name: str, text: str, start: int) -> Written:
     try:
-        return _checked(name, json.loads(text or "{}"), start)
+        return written(checked(name, json.loads(text or "{}"), 0), start)
     except (ValueError, RecursionError) as error:
         return Written(name, {}, start, f"the arguments cannot be read as JSON ({error})")
 
 
-def _checked(name: Any, arguments: Any, start: int) -> Written:
-    if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments or "{}")
-    if not isinstance(name, str) or not name:
-        return Written("", {}, start, "the call names no tool")
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, Mapping):
-        return Written(name, {}, start, "the arguments must be a JSON object")
-    return Written(name, dict(arguments), start)
+# ---------------------------------------------------------------- by name
+
+BY_NAME: dict[str, ToolFormat] = {
+    "hermes": HERMES,
+    "llama": Llama(),
+    "gpt_oss": Harmony(),
+    "lfm2": Marked("<|tool_call_start|>", PythonCalls("<|tool_call_end|>"), "<|tool_call_end|>"),
+    "granite3": Marked("<|tool_call|>", WholeJson("name", "arguments")),
+    "calculator": Calculator(),
+}
+
+FORMATS = ("auto", *BY_NAME)

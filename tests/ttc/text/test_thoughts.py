@@ -54,11 +54,44 @@ TOKENIZERS: dict[str, Any] = {
     "apertus": lambda: thinker(TURNS, ("<|inner_prefix|>", "<|inner_suffix|>")),
     "kimi-vl": lambda: thinker(TURNS, plain=("◁think▷", "◁/think▷")),
     "longcat": lambda: thinker(TURNS + "{# </longcat_think> #}"),
+    "minimax-m3": lambda: thinker(TURNS + "{# <mm:think> </mm:think> #}"),
+    "k2-think": lambda: thinker(TURNS + "{# <think_fast> </think> #}"),
+    "k2-horizon": lambda: thinker(TURNS, plain=("<ifm|think>", "</ifm|think>")),
+    "kimi-k3": lambda: thinker(TURNS, ("<|open|>", "<|close|>", "<|sep|>")),
+    "sky-t1": lambda: thinker(TURNS, plain=("<|begin_of_thought|>", "<|end_of_thought|>")),
+    "grpo": lambda: thinker(TURNS + "{# <reasoning> </reasoning> #}"),
+    "reflection": lambda: thinker(TURNS + "{# <thinking> </thinking> #}"),
     "apriel": lambda: thinker(TURNS + "Here are my reasoning steps:\n{# [BEGIN FINAL RESPONSE] #}"),
 }
 
 CASES: list[tuple[str, str, str, str | None, str]] = [
     # model, what it writes, thought, answer, source
+    ("minimax-m3", "<mm:think>12</mm:think>18", "12", "18", "MiniMax-M3's chat template"),
+    ("minimax-m3", "<mm:think>12, so 18", "12, so 18", None, "the same, cut off"),
+    ("k2-think", "<think_fast>12</think_fast>18", "12", "18", "K2-Think V2, medium effort"),
+    ("k2-think", "<think>12</think>18", "12", "18", "the same, high effort"),
+    ("k2-think", "<think_faster>12", "12", None, "the same, low effort, cut off"),
+    ("k2-horizon", "<ifm|think_fast>12</ifm|think_fast>18", "12", "18", "K2-Horizon's marks"),
+    ("k2-horizon", "<ifm|think>12", "12", None, "the same, cut off"),
+    (
+        "kimi-k3",
+        "12<|close|>think<|sep|><|open|>response<|sep|>18<|close|>response<|sep|>",
+        "12",
+        "18",
+        "Kimi K3's chat template",
+    ),
+    (
+        "sky-t1",
+        "<|begin_of_thought|>12<|end_of_thought|><|begin_of_solution|>18<|end_of_solution|>",
+        "12",
+        "18",
+        "Sky-T1's system prompt",
+    ),
+    ("sky-t1", "<|begin_of_thought|>12, 18", "12, 18", None, "the same, cut off"),
+    ("grpo", "<reasoning>12</reasoning><answer>18</answer>", "12", "18", "GRPO's usual prompt"),
+    ("grpo", "<reasoning>12, 18", "12, 18", None, "the same, cut off"),
+    ("reflection", "<thinking>12</thinking><output>18</output>", "12", "18", "Reflection's prompt"),
+    ("reflection", "<thinking>12, 18", "12, 18", None, "the same, cut off"),
     ("r1", "12? no, 18\n</think>\n\nThe result: 18", "12? no, 18\n", "\n\nThe result: 18", R1),
     (
         "r1",
@@ -477,6 +510,36 @@ def test_a_template_goes_before_the_vocabulary_and_may_come_in_several() -> None
         chat_template = {"default": TURNS, "thinking": OPENING}  # noqa: RUF012
 
     assert marks_of(Several()) == TAGS
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "marks"),
+    [
+        ("<muse:x>", "</muse:x>", ThinkingMarks("<muse:x>", "</muse:x>")),
+        ("<|plan|>\n", "\n<|said|>\n", ThinkingMarks("<|plan|>", "<|said|>")),
+        (
+            "<|to|>self<|says|>",
+            "<|end|><|turn|>assistant<|to|>user<|says|>",
+            ThinkingMarks("<|to|>self<|says|>", "<|end|><|turn|>assistant<|to|>user<|says|>"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_marks_of_no_known_model_are_learned_from_the_template(
+    before: str, after: str, marks: ThinkingMarks, key: str
+) -> None:
+    """What it writes around the thought of a message."""
+    thought = f"{{% if m.{key} %}}{before}{{{{ m.{key} }}}}{after}{{% endif %}}"
+    tokenizer = thinker(
+        "{% for m in messages %}<turn>{{ m.role }}\n" + thought + "{{ m.content }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+    )
+    assert marks_of(tokenizer) == marks
+    thoughts = Thoughts.of(tokenizer)
+    assert thoughts is not None
+    text = before + "12" + after + "18"
+    assert thoughts.split(tokenizer.encode(text))[1].strip() == "18"
+    assert thoughts.split(tokenizer.encode(before + "12, 18")).answer is None
 
 
 def test_a_template_that_only_opens_a_thought_has_its_marks() -> None:

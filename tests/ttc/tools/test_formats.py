@@ -15,7 +15,8 @@ from tests.helpers.tools import tool
 from ttc import CalculatorTools, InvalidInput, PythonTools, ToolError
 from ttc.text.prompt import PromptTemplate
 from ttc.tools.base import Tools
-from ttc.tools.formats import Calculator, Harmony, Hermes, Llama, format_of
+from ttc.tools.choice import format_of
+from ttc.tools.formats import HERMES, Calculator, Harmony, Llama, Marked
 
 TOOL = tool(lambda city: f"rain in {city}", "weather", city="string")
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
@@ -135,6 +136,29 @@ def test_thoughts_before_and_after_a_call_stay_thoughts() -> None:
     assert branch.thinking_tokens == len(own.encode(thought))
 
 
+def test_a_call_that_ends_the_turn_in_an_open_thought_is_one() -> None:
+    """As Qwen3.5 writes them; one that is followed by more thought is none."""
+    template, _, eos, said = MODELS["qwen"]
+    own = tokenizer(("<|im_start|>", "<think>", "</think>"), "bytes", None, eos, template=template)
+    for first, calls in [(f"<think>I look: {said}", 1), (f"<think>{said}, or not?", 0)]:
+
+        def says(branch: Any, first: str = first) -> str:
+            return "<think>So</think>wet" if branch.tool_calls else first
+
+        search = Greedy(max_tokens=400)
+        result = solve(
+            search,
+            problem="q",
+            engine=Thinking(says, own),
+            tools=[TOOL],
+            extract=lambda text: text,
+        )
+        (branch,) = result.branches
+        assert result.usage.tool_calls == calls
+        assert branch.answer_text == ("wet" if calls else None)
+        assert not calls or ("I look" in branch.thought and "Rome" not in branch.thought)
+
+
 def test_several_calls_of_one_turn_are_answered_together() -> None:
     template, special, eos, said = MODELS["qwen"]
     own = tokenizer(special, "bytes", None, eos, template=template)
@@ -147,10 +171,15 @@ def test_several_calls_of_one_turn_are_answered_together() -> None:
 
 
 @pytest.mark.parametrize("begins", ["{% if add_generation_prompt %}", "{% if true %}"])
-def test_a_template_without_tools_is_told_of_them_in_a_system_message(begins: str) -> None:
-    """One that always begins an answer gets what a tool says as the user's words."""
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_template_without_tools_is_told_of_them_in_a_system_message(
+    begins: str, refuses: bool
+) -> None:
+    """One that refuses the role of a tool gets what it says as the user's words."""
+    refusal = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     plain = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        f"{{% for m in messages %}}{refusal if refuses else ''}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         f"{begins}<|im_start|>assistant\n{{% endif %}}"
     )
     _, special, eos, said = MODELS["qwen"]
@@ -160,7 +189,7 @@ def test_a_template_without_tools_is_told_of_them_in_a_system_message(begins: st
     text = own.decode(result.branches[0].tokens)
     assert text.startswith("<|im_start|>system\n# Tools") and json.dumps(TOOL.schema) in text
     told = "<|im_start|>tool\nrain in Rome<|im_end|>"
-    if "true" in begins:
+    if refuses:
         told = "<|im_start|>user\n<tool_response>\nrain in Rome\n</tool_response><|im_end|>"
     assert text.endswith(f"<|im_end|>\n{told}\n<|im_start|>assistant\nok<|im_end|>")
 
@@ -171,18 +200,18 @@ def test_a_template_without_tools_is_told_of_them_in_a_system_message(begins: st
 @pytest.mark.parametrize(
     ("form", "text", "calls"),
     [
-        (Hermes(), 'a <tool_call>{"name": "f", "arguments": {"x": 1}}', [("f", {"x": 1}, 2, "")]),
-        (Hermes(), '<tool_call>{"name": "f"}</tool_call>', [("f", {}, 0, "")]),
+        (HERMES, 'a <tool_call>{"name": "f", "arguments": {"x": 1}}', [("f", {"x": 1}, 2, "")]),
+        (HERMES, '<tool_call>{"name": "f"}</tool_call>', [("f", {}, 0, "")]),
         (
-            Hermes(),
+            HERMES,
             '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}',
             [("f", {"x": 1}, 0, "")],
         ),
-        (Hermes(), "<tool_call>[1]</tool_call>", [("", {}, 0, "JSON object with name")]),
-        (Hermes(), "<tool_call>{</tool_call>", [("", {}, 0, "cannot be read as JSON")]),
-        (Hermes(), '<tool_call>{"name": "f", "arguments": 3}', [("f", {}, 0, "a JSON object")]),
-        (Hermes(), '<tool_call>{"arguments": {}}', [("", {}, 0, "names no tool")]),
-        (Hermes(), "[" * 9000 + "<tool_call>" + "[" * 9000, [("", {}, 9000, "cannot be read")]),
+        (HERMES, "<tool_call>[1]</tool_call>", [("", {}, 0, "JSON object with name")]),
+        (HERMES, "<tool_call>{</tool_call>", [("", {}, 0, "cannot be read as JSON")]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": 3}', [("f", {}, 0, "a JSON object")]),
+        (HERMES, '<tool_call>{"arguments": {}}', [("", {}, 0, "names no tool")]),
+        (HERMES, "[" * 9000 + "<tool_call>" + "[" * 9000, [("", {}, 9000, "cannot be read")]),
         (Llama(), '{"name": "f", "parameters": {}}<|eot_id|>', [("f", {}, 0, "")]),
         (Llama(), '{"name": "f"}; {"name": "g"}', [("f", {}, 0, ""), ("g", {}, 0, "")]),
         (Llama(), '{"colour": "red"}', []),
@@ -212,10 +241,10 @@ def test_calls_are_read(form: Any, text: str, calls: list[tuple[Any, ...]]) -> N
 
 def test_a_format_is_read_off_the_tokenizer() -> None:
     """By transformers where the tokenizer says how its answers are read."""
-    for name, kind in [("qwen", Hermes), ("llama", Llama), ("gpt_oss", Harmony)]:
+    for name, kind in [("qwen", Marked), ("llama", Llama), ("gpt_oss", Harmony)]:
         template, special, eos, _ = MODELS[name]
         own = tokenizer(special, "bytes", None, eos, template=template)
-        assert isinstance(format_of("auto", own, []), kind)
+        assert isinstance(format_of(Tools([TOOL]), own, {}), kind)
     own.response_template = {
         "defaults": {"role": "assistant"},
         "fields": {
@@ -230,7 +259,7 @@ def test_a_format_is_read_off_the_tokenizer() -> None:
         },
         "start_anchor": "<|start|>assistant",
     }
-    form = format_of("auto", own, [TOOL.schema])
+    form = format_of(Tools([TOOL]), own, {})
     (call,) = form.calls('hm <call>{"name": "weather", "arguments": {"city": "Rome"}}</call>')
     assert (call.name, call.arguments, call.error) == ("weather", {"city": "Rome"}, "")
     assert form.calls("hm") == []

@@ -1,0 +1,333 @@
+"""Formats of calls that are learned from chat templates: what a template writes is read back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search import Greedy, solve
+from tests.helpers.chats import tokenizer
+from tests.helpers.thinking import Thinking
+from tests.helpers.tiers import examples
+from tests.helpers.tools import tool
+from ttc import InvalidInput, Tool
+from ttc.text.chat import chat_text
+from ttc.text.comparing import common_start
+from ttc.text.prompt import PromptTemplate
+from ttc.tools.base import Tools
+from ttc.tools.chat import ToolChat
+
+KINDS = {
+    "city": "string",
+    "days": "integer",
+    "share": "number",
+    "now": "boolean",
+    "names": "array",
+    "more": "object",
+}
+
+
+def a_tool(name: str) -> Tool:
+    properties = {key: {"type": kind, "description": key} for key, kind in KINDS.items()}
+    parameters = {"type": "object", "properties": properties, "required": []}
+    function = {"name": name, "description": name, "parameters": parameters}
+    return Tool({"type": "function", "function": function}, lambda **values: "sunny")
+
+
+TOOLS = Tools([a_tool("get_weather"), a_tool("files.read-all")])
+
+ASKING = (
+    "{% if tools %}<sys>{% for t in tools %}{{ t | tojson }}{% endfor %}</sys>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}<end>\n"
+    "{% elif m.role == 'tool' %}<result>{{ m.content }}<end>\n"
+    "{% elif m.role == 'assistant' %}<model>\n{{ m.content }}CALLS<end>\n{% else %}"
+    "{{ raise_exception('no role ' + m.role) }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<model>\n{% endif %}"
+)
+EACH = "{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+PAIRS = "{% for k, v in f.arguments | items %}"
+RAW = "{% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}"
+ALL = "{% endfor %}{% endfor %}"
+
+CALLS = {
+    "json": EACH
+    + '\n<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
+    + "\n</tool_call>{% endfor %}",
+    "json in a list": "{% if m.tool_calls %}<calls>[{% for c in m.tool_calls %}"
+    + '{{ {"tool": c.function.name, "with": c.function.arguments, "id": c.id} | tojson }}'
+    + "{% if not loop.last %}, {% endif %}{% endfor %}]</calls>{% endif %}",
+    "json, one a line": "{% if m.tool_calls %}<calls>{% for c in m.tool_calls %}\n"
+    + '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    + "{% endfor %}\n</calls>{% endif %}",
+    "names as keys": "{% if m.tool_calls %}[CALLS][{% for c in m.tool_calls %}"
+    + "{{ {c.function.name: c.function.arguments} | tojson }}"
+    + "{% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}",
+    "a name, then json": EACH
+    + "[CALL]{{ f.name }}[ID]{{ c.id }}[ARGS]{{ f.arguments | tojson }}{% endfor %}",
+    "a section with ids": "{% if m.tool_calls %}<|calls_begin|>{% for c in m.tool_calls %}"
+    + "<|call_begin|>functions.{{ c.function.name }}:{{ loop.index0 }}<|args|>"
+    + "{{ c.function.arguments | tojson }}<|call_end|>{% endfor %}<|calls_end|>{% endif %}",
+    "an id before the name": "{% if m.tool_calls %}<|calls|>{% for c in m.tool_calls %}"
+    + "<|begin|>{{ c.id }}<|name|>{{ c.function.name }}<|args|>"
+    + "{{ c.function.arguments | tojson }}<|end|>{% endfor %}{% endif %}",
+    "arguments as text": EACH + "<call>{{ f.name + '\n' + f.arguments }}</call>{% endfor %}",
+    "elements": EACH
+    + "<tool_call>\n<function={{ f.name }}>\n"
+    + PAIRS
+    + "<parameter={{ k }}>\n"
+    + RAW
+    + "\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}",
+    "keys and values": EACH
+    + "<tool_call>{{ f.name }}\n"
+    + PAIRS
+    + "<arg_key>{{ k }}</arg_key>\n<arg_value>"
+    + RAW
+    + "</arg_value>\n{% endfor %}</tool_call>\n{% endfor %}",
+    "elements with a type": "{% if m.tool_calls %}<|x|calls>\n"
+    + EACH
+    + '<|x|invoke name="{{ f.name }}">\n'
+    + PAIRS
+    + '<|x|parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">'
+    + RAW
+    + "</|x|parameter>\n{% endfor %}</|x|invoke>\n{% endfor %}</|x|calls>{% endif %}",
+    "names as elements": EACH
+    + '<invoke name="{{ f.name }}">'
+    + PAIRS
+    + "<{{ k }}>"
+    + RAW
+    + "</{{ k }}>{% endfor %}</invoke>\n{% endfor %}",
+    "python": "{% if m.tool_calls %}<|call_start|>["
+    + EACH
+    + "{{ f.name }}("
+    + PAIRS
+    + "{{ k }}={{ v | string if v is not string else v | tojson }}"
+    + "{% if not loop.last %}, {% endif %}{% endfor %})"
+    + "{% if not loop.last %}, {% endif %}{% endfor %}]<|call_end|>{% endif %}",
+    "bare keys": EACH
+    + "<|call>call:{{ f.name }}{{ '{' }}"
+    + PAIRS
+    + "{{ k }}:{% if v is string %}<q>{{ v }}<q>{% else %}{{ v | tojson | replace('\"', '<q>') }}"
+    + "{% endif %}{% if not loop.last %},{% endif %}{% endfor %}{{ '}' }}<call|>{% endfor %}",
+}
+"""What real templates write, in templates that are written for these tests."""
+
+NO_NAMES = {"python": "names with dots are no Python"}
+
+
+def chat_of(name: str) -> tuple[ToolChat, Any]:
+    own = tokenizer((), "bytes", None, "<end>", template=ASKING.replace("CALLS", CALLS[name]))
+    return ToolChat.of(TOOLS, PromptTemplate("{question}"), own), own
+
+
+def written(
+    chat: ToolChat, own: Any, calls: Sequence[tuple[str, Mapping[str, Any]]], said: str = ""
+) -> str:
+    """What the template writes of these calls in the model's turn."""
+    as_text = chat.format.as_text
+    asked = [
+        {
+            "type": "function",
+            "id": f"call0000{place}",
+            "function": {"name": name, "arguments": json.dumps(a) if as_text else dict(a)},
+        }
+        for place, (name, a) in enumerate(calls)
+    ]
+    user = {"role": "user", "content": "?"}
+    told = {"role": "assistant", "content": said, "tool_calls": asked}
+    text = chat_text([user, told], own, chat.template.options, begins_answer=False)
+    prompt = chat_text([user], own, chat.template.options)
+    return text.removeprefix(common_start(text, prompt))
+
+
+def read(chat: ToolChat, text: str) -> list[tuple[str, Mapping[str, Any]]]:
+    calls = chat.calls(text)
+    assert not any(call.error for call in calls), calls
+    return [(call.name, call.arguments) for call in calls]
+
+
+NESTED = {"days": -3, "share": 2.5, "now": True, "names": ["a", "b, c"], "more": {"k": [1, None]}}
+TEXTS = (
+    "Rome",
+    "",
+    "3",
+    "true",
+    'He said "hi"',
+    "it's\ntwo lines",
+    "a < b & c > d",
+    "Zürich, 東京",
+    "{'x': [1]}",
+    "what does </tool_call> mean",
+    "f(x)=1, g(y)",
+)
+MIRROR = ("names as elements", "bare keys", "python")
+"""Whose values of other types are not written as JSON."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_a_template_writes_is_read_back(name: str) -> None:
+    chat, own = chat_of(name)
+    lists = [[("get_weather", {"city": city})] for city in TEXTS]
+    lists += [
+        [("get_weather", NESTED | {"city": "Rome"})],
+        [("get_weather", {"city": "Rome", "days": 3}), ("files.read-all", {"city": "Oslo"})],
+        [("get_weather", {})],
+        [("get_weather", {"now": False})],
+    ]
+    for calls in lists:
+        if name == "python":
+            calls = [(tool.replace("-", "_"), arguments) for tool, arguments in calls]
+        for said in ("", "I look it up. <b>"):
+            text = written(chat, own, calls, said)
+            assert read(chat, text) == calls
+            assert chat.calls(text)[0].start <= text.index(calls[0][0])
+            assert text[: chat.calls(text)[0].start].strip() == said.strip()
+
+
+@settings(max_examples=examples(200))
+@given(
+    name=st.sampled_from(sorted(CALLS)),
+    city=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=30),
+    days=st.integers(-(10**9), 10**9),
+)
+def test_any_text_comes_back(name: str, city: str, days: int) -> None:
+    chat, own = chat_of(name)
+    if name in ("elements", "keys and values", "names as elements", "elements with a type"):
+        city = city.strip()  # blanks beside a mark belong to it
+    calls = [("get_weather", {"city": city, "days": days})]
+    if not any(mark in city for mark in ("<q>", "CDATA")):
+        assert read(chat, written(chat, own, calls)) == calls
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_answers_are_told_back_as_the_template_tells_them(name: str) -> None:
+    """The branch's tokens are those of the whole chat."""
+    chat, own = chat_of(name)
+    call = ("get_weather", {"city": "Rome", "days": 3})
+    said = written(chat, own, [call]).rpartition("<end>")[0]
+    backend = Thinking(lambda branch: "Dry." if branch.tool_calls else said, own)
+    result = solve(
+        Greedy(max_tokens=400),
+        problem="?",
+        engine=backend,
+        tools=TOOLS,
+        template=PromptTemplate("{question}"),
+        extract=lambda text: text,
+        thinking_marks=False,
+    )
+    (branch,) = result.branches
+    question = chat_text([{"role": "user", "content": "?"}], own, chat.template.options)
+    told = f"{question}{said}<end>\n<result>sunny<end>\n<model>\nDry.<end>"
+    assert own.decode(branch.tokens) == told
+    assert branch.tool_calls[0].arguments == call[1] and result.answer == "Dry."
+
+
+def test_a_call_that_cannot_be_read_is_told_to_the_model() -> None:
+    for name, text in [
+        ("json", '<tool_call>\n{"name": </tool_call>'),
+        ("json", "<tool_call>\nget_weather(city=1)</tool_call>"),
+        ("elements", "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome"),
+        ("a name, then json", "[CALL]get_weather[ID]1[ARGS]Rome"),
+        ("bare keys", "<|call>call:get_weather{city:<q>Rome}"),
+        ("python", "<|call_start|>[get_weather('Rome')]<|call_end|>"),
+        ("python", "<|call_start|>get_weather<|call_end|>"),
+    ]:
+        chat, _ = chat_of(name)
+        (call,) = chat.calls(text)
+        assert call.error, name
+
+
+def test_types_follow_the_schema() -> None:
+    chat, _ = chat_of("json")
+    texts = {"city": "3", "days": "3", "share": "2.5", "now": "True", "names": '["a"]'}
+    text = json.dumps({"name": "get_weather", "arguments": texts})
+    (call,) = chat.calls(f"<tool_call>{text}</tool_call>")
+    expected = {"city": "3", "days": 3, "share": 2.5, "now": True, "names": ["a"]}
+    assert call.arguments == expected
+    either = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    optional = tool(lambda days: days, "f", days="string")
+    optional.schema["function"]["parameters"]["properties"]["days"] = either
+    assert optional.typed({"days": "3"}) == {"days": 3}
+    assert optional.typed({"days": "null"}) == {"days": None}
+    assert optional.typed({"days": "soon"}) == {"days": "soon"}
+
+
+def test_a_template_that_tells_of_tools_and_shows_no_call_is_refused() -> None:
+    """By name, with the way out, before anything is run."""
+    for calls, reason in [
+        ("", "does not show how the model calls them"),
+        ("{% if m.tool_calls %}{{ raise_exception('not today') }}{% endif %}", "not today"),
+    ]:
+        own = tokenizer((), "bytes", None, "<end>", template=ASKING.replace("CALLS", calls))
+        with pytest.raises(InvalidInput, match=reason):
+            ToolChat.of(TOOLS, PromptTemplate("{question}"), own)
+        named = Tools(TOOLS.tools, format="hermes")
+        assert ToolChat.of(named, PromptTemplate("{question}"), own).format.begins
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("List of tools: [", "<|tool_call_start|>[get_weather(city='Rome')]<|tool_call_end|>"),
+        ("<|tool_call|>", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Rome"}}]'),
+        ("<tool_call>", '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}'),
+    ],
+)
+def test_formats_that_no_template_shows_are_known_by_a_sign(words: str, text: str) -> None:
+    template = words + ASKING.replace("CALLS", "")
+    own = tokenizer((), "bytes", None, "<end>", template=template)
+    chat = ToolChat.of(TOOLS, PromptTemplate("{question}"), own)
+    assert read(chat, f"Look. {text}") == [("get_weather", {"city": "Rome"})]
+
+
+def test_a_template_without_tools_is_told_in_its_own_syntax() -> None:
+    """What a system message says of calls is how the template writes them."""
+    silent = ASKING.partition("{% endif %}")[2].replace("CALLS", CALLS["elements"])
+    silent = silent.replace(
+        "{% elif m.role == 'tool' %}",
+        "{% elif m.role == 'system' %}<sys>{{ m.content }}</sys>{% elif m.role == 'tool' %}",
+    )
+    own = tokenizer((), "bytes", None, "<end>", template=silent)
+    chat = ToolChat.of(TOOLS, PromptTemplate("{question}"), own)
+    prompt = chat.template.text("?", own)
+    assert "<tool_call>\n<function=FUNCTION>\n<parameter=ARGUMENT1>\nVALUE1" in prompt
+    assert '"name": "get_weather"' in prompt
+
+
+def test_several_calls_are_answered_where_the_template_writes_one() -> None:
+    one = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    template = ASKING.replace("CALLS", one + CALLS["json"])
+    own = tokenizer((), "bytes", None, "<end>", template=template)
+    chat = ToolChat.of(TOOLS, PromptTemplate("{question}"), own)
+    calls = chat.calls('<tool_call>{"name": "get_weather"}</tool_call>' * 2)
+    after = chat.after(calls, ["wet", "dry"], "<end>")
+    assert after == "\n<result>wet<end>\n<result>dry<end>\n<model>\n"
+
+
+FOLDER = os.environ.get("TTC_CHAT_TEMPLATES", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER, reason="TTC_CHAT_TEMPLATES names no folder of chat templates")
+def test_published_templates_are_served_or_refused_by_name() -> None:
+    served, refused = list[str](), list[str]()
+    for file in sorted(Path(FOLDER).glob("*.jinja")):
+        own = tokenizer((), "bytes", "<s>", "</s>", template=file.read_text())
+        calls = [("get_weather", {"city": 'say "hi", <b>it\'s</b>\nso', "days": 3})]
+        try:
+            chat = ToolChat.of(TOOLS, PromptTemplate("{question}"), own)
+            text = written(chat, own, calls)
+        except InvalidInput as error:
+            refused.append(f"{file.stem}: {error}")
+            continue
+        if "get_weather" in text:  # else it writes no calls, and its format is known by a sign
+            assert read(chat, text) == calls, file.stem
+            served.append(file.stem)
+    print(f"{len(served)} served, {len(refused)} refused:", *refused, sep="\n")
+    assert len(served) > 4 * len(refused)

@@ -1,0 +1,91 @@
+"""Verdicts are asked outside thoughts, whatever the chat template makes of thinking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.helpers.backends import FakeBackend
+from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
+from ttc.text.chat import chat_text, following
+from ttc.text.thinking_switch import without_thought
+from ttc.text.thoughts import Thoughts
+from verifiers import LLMVerifier, SelfVerifier
+from verifiers.side_branches import side_tokens
+
+WORDS = ("yes", "no")
+TAGS = ("<think>", "</think>", *WORDS)
+HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>")
+EMPTY = TURNS + "<think>\n\n</think>\n\n"
+BOTH = TURNS + "{% if thinking is not defined or thinking %}<think>\n{% else %}</think>{% endif %}"
+
+MODELS: dict[str, tuple[Any, str]] = {
+    "opens": (lambda: thinker(OPENING, plain=TAGS), "<think>\n\n</think>\n\n"),
+    "opens, marks are words": (lambda: thinker(OPENING, plain=WORDS), "<think>\n\n</think>\n\n"),
+    "closes": (lambda: thinker(EMPTY, plain=TAGS), "<think>\n\n</think>\n\n"),
+    "switch": (lambda: thinker(SWITCHED, plain=TAGS), "<think>\n\n</think>\n\n"),
+    "opens, with a switch": (lambda: thinker(BOTH, plain=TAGS), "</think>"),
+    "left to the model": (lambda: thinker(TURNS, plain=TAGS), "<think>\n\n</think>\n\n"),
+    "channels": (
+        lambda: thinker(TURNS + "{# <|channel|> <|message|> #}", HARMONY, WORDS),
+        "<|channel|>final<|message|>",
+    ),
+    "no thoughts": (lambda: thinker(TURNS, plain=WORDS), ""),
+}
+
+
+class Asked(FakeBackend):
+    """Notes what branches are that are asked."""
+
+    def __init__(self, tokenizer: Any):
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.asked: list[list[int]] = []
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def score(self, branches: Any, continuations: Any) -> Any:
+        self.asked += [list(branch.tokens) for branch in branches]
+        return [[[-1.0] * len(words) for words in row] for row in continuations]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_thought_is_open_where_the_verdict_is_read(name: str) -> None:
+    make, end = MODELS[name]
+    tokenizer = make()
+    options, closing = without_thought(tokenizer)
+    text = chat_text([{"role": "user", "content": "Right?"}], tokenizer, options) + closing
+    assert text.rstrip().endswith(end.rstrip())
+    backend = Asked(tokenizer)
+    tokens = side_tokens("Right?", backend)
+    thoughts = Thoughts.of(tokenizer)
+    assert tokenizer.decode(tokens) == text
+    assert thoughts is None or not thoughts.begun(tokens)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_self_verifier_asks_outside_thoughts(name: str) -> None:
+    make, end = MODELS[name]
+    tokenizer = make()
+    backend = Asked(tokenizer)
+    prompt = tokenizer.encode("<turn>user\n2 + 2?<eos><turn>assistant\n")
+    branch = backend.root(prompt)
+    for token in following("<think>2</think>4", tokenizer):
+        branch.append(token, -1.0, 0.5)
+    SelfVerifier("Right?").rate([branch], ["2 + 2?"], backend)
+    (asked,) = backend.asked
+    _, _, last = tokenizer.decode(asked).rpartition("<turn>assistant")
+    assert last.strip() == end.strip()
+
+
+def test_a_verifier_that_may_think_reads_after_its_thought() -> None:
+    """Its question keeps the thought that the template opens."""
+    tokenizer = thinker(OPENING, plain=TAGS)
+    at_once, thinking = LLMVerifier(), LLMVerifier(max_tokens=16)
+    backend = Asked(tokenizer)
+    thoughts = Thoughts.of(tokenizer)
+    assert thoughts is not None
+    assert not thoughts.begun(at_once.asked("Right?", backend))
+    assert thoughts.begun(thinking.asked("Right?", backend))

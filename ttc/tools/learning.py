@@ -1,0 +1,270 @@
+"""How a model writes calls, learned from its chat template.
+
+The template is given calls with marked names and values, and what it writes around these is the
+syntax. So a new model needs no table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ttc.errors import InvalidInput
+from ttc.text.chat import chat_text
+from ttc.text.comparing import common_end, common_start
+from ttc.tools.arguments import (
+    KEY,
+    Arguments,
+    NamedJson,
+    NamedLoose,
+    Pairs,
+    PythonCalls,
+    WholeJson,
+)
+from ttc.tools.formats import Llama, Marked, ToolFormat
+
+SAID = "WHAT-IS-SAID"
+NAMES = ("first_tool", "other_tool")
+IDS = ("call00000", "call00001")
+TEXTS = {"alpha": "ALPHA1", "beta": "BETA2", "gamma": "GAMMA3"}
+NUMBERS = {"alpha": 31337, "beta": 31338, "gamma": 31339}
+
+
+def learn(tokenizer: Any, options: Mapping[str, Any]) -> tuple[ToolFormat | None, str]:
+    """The format in which a chat template writes calls, None where it shows none, and why then, if
+    it refuses calls.
+
+    options: what the template is given beside the messages.
+    """
+    refusal = ""
+    for as_text in (False, True):
+        template = _Template(tokenizer, options, as_text)
+        learned = template.format()
+        if learned is not None:
+            return learned, ""
+        refusal = refusal or template.refusal
+    return None, refusal
+
+
+class _Template:
+    """A chat template, asked for calls.
+
+    as_text: arguments are given as JSON text, not as a mapping.
+    """
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any], as_text: bool):
+        self.tokenizer = tokenizer
+        self.options = {**options, "tools": [_schema(name) for name in NAMES]}
+        self.as_text = as_text
+        self.refusal = ""
+
+    def format(self) -> ToolFormat | None:
+        one = self.called([TEXTS])
+        if one is None:
+            return None
+        opening, arguments, rest = self._syntax(one)
+        if arguments is None:
+            return None
+        mark, section = self._marks(opening, self.called([TEXTS, TEXTS]))
+        if not mark.strip():
+            return Llama() if isinstance(arguments, WholeJson) else None
+        end = self.end_of_turn() or "\n"
+        close = rest.partition(end)[0].strip()
+        example = _example(opening + one[len(opening) :].partition(end)[0])
+        return Marked(mark, arguments, close, section, self.as_text, example)
+
+    def called(
+        self, calls: Sequence[Mapping[str, Any]], sayings: Sequence[str] = (SAID, "")
+    ) -> str | None:
+        """What the template writes of calls with these arguments, behind the words said before
+        them; None where it writes none."""
+        for said in sayings:
+            text = self._text(said, calls)
+            if text is None:
+                continue
+            if said:
+                text = text.rpartition(said)[2] if said in text else ""
+            else:
+                text = text.removeprefix(common_start(text, self._text(None, ()) or ""))
+            if all(name in text for name in NAMES[: len(calls)]):
+                return text
+        return None
+
+    def end_of_turn(self) -> str:
+        """What ends the model's turn."""
+        text = self._text(SAID, ())
+        return (text or "").rpartition(SAID)[2].strip()
+
+    def _text(self, said: str | None, calls: Sequence[Mapping[str, Any]]) -> str | None:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
+        if said is not None:
+            answer: dict[str, Any] = {"role": "assistant", "content": said}
+            if calls:
+                answer["tool_calls"] = list(map(self._call, range(len(calls)), calls))
+            messages.append(answer)
+        try:
+            return chat_text(
+                messages,
+                self.tokenizer,
+                self.options,
+                begins_answer=said is None,
+            )
+        except InvalidInput as error:
+            self.refusal = f" ({error})"
+            return None
+
+    def _call(self, place: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        given = json.dumps(arguments) if self.as_text else dict(arguments)
+        function = {"name": NAMES[place], "arguments": given}
+        return {"type": "function", "id": IDS[place], "function": function}
+
+    def _syntax(self, text: str) -> tuple[str, Arguments | None, str]:
+        """What stands before a call's name or JSON, how the rest is written, and what follows."""
+        for read in (_json, _python, _loose, self._pairs):
+            opening, arguments, rest = read(text)
+            if arguments is not None:
+                return opening, arguments, rest
+        return "", None, ""
+
+    def _marks(self, opening: str, two: str | None) -> tuple[str, str]:
+        """The mark of each call, and what stands before the first one's.
+
+        The mark stands before a call with or without words before it, and before each of several,
+        where something does.
+        """
+        opening = _without_ids(opening)
+        mark = opening.rpartition(KEY)[2]
+        alone = self.called([TEXTS], ("",))
+        if alone is not None:
+            mark = common_end(mark, _without_ids(self._syntax(alone)[0]))
+        if two is not None:
+            between, listed, _ = self._syntax(self._syntax(two)[2].replace(NAMES[1], NAMES[0]))
+            shared = common_end(mark, _without_ids(between))
+            if listed is not None and shared.strip():
+                mark = shared
+        return mark, opening.removesuffix(mark).strip()
+
+    def _pairs(self, text: str) -> tuple[str, Arguments | None, str]:
+        places = _places(text, [NAMES[0], *(part for pair in TEXTS.items() for part in pair)])
+        if places is None:
+            return "", None, ""
+        name, *holes = places
+        opening = text[: name[0]]
+        between = [text[holes[i][1] : holes[i + 1][0]] for i in range(len(holes) - 1)]
+        first = text[name[1] : holes[0][0]]
+        next_pair = between[1].replace("alpha", KEY)
+        if next_pair != between[3].replace("beta", KEY):
+            return "", None, ""
+        before = common_end(first, next_pair)
+        close = next_pair.removesuffix(before)
+        rest = text[holes[-1][1] :].replace("gamma", KEY, 1 if KEY in close else 0)
+        if not close.strip() or not rest.startswith(close.rstrip()):
+            return "", None, ""
+        rest = rest[len(close.rstrip()) :]
+        end = self._end_of_call(rest, close)
+        after, value = self._around_kind(between[0])
+        return opening, Pairs(before, after, value, close, end), rest
+
+    def _end_of_call(self, rest: str, close: str) -> str:
+        """What ends a call, of all that follows its last argument: what follows a call's in a turn
+        with two, too."""
+        ended = rest.partition(self.end_of_turn())[0] if self.end_of_turn() else rest
+        two = self.called([TEXTS, TEXTS])
+        if two is not None:
+            between = two.partition("GAMMA3")[2].partition(NAMES[1])[0]
+            between = between.replace("gamma", KEY).removeprefix(close.rstrip())
+            ended = common_start(ended.lstrip(), between.lstrip())
+        return ended.split()[0] if ended.split() else ""
+
+    def _around_kind(self, text: str) -> tuple[str, str]:
+        """What stands between an argument's name and its value, in two around a word on the value's
+        type, where there is one."""
+        numbers = self.called([NUMBERS])
+        if numbers is None or "31337" not in numbers:
+            return text, ""
+        of_number = numbers.partition("alpha")[2].partition("31337")[0]
+        if of_number == text or not of_number:
+            return text, ""
+        after = common_start(text, of_number)
+        return after, common_end(text.removeprefix(after), of_number.removeprefix(after))
+
+
+# ---------------------------------------------------------------- what a text shows
+
+
+def _json(text: str) -> tuple[str, Arguments | None, str]:
+    decoder = json.JSONDecoder()
+    for place in (match.start() for match in re.finditer(r"[{\[]", text)):
+        try:
+            value, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            continue
+        call = value[0] if isinstance(value, list) and value else value
+        if not isinstance(call, Mapping):
+            continue
+        if call == TEXTS:
+            opening, name, _ = text[:place].rpartition(NAMES[0])
+            return (opening, NamedJson(), text[end:]) if name else ("", None, "")
+        keys = {key for key, held in call.items() if held in (TEXTS, json.dumps(TEXTS))}
+        names = {key for key, held in call.items() if held == NAMES[0]}
+        if NAMES[0] in keys:
+            return text[:place], WholeJson("", ""), text[end:]
+        if keys and names:
+            return text[:place], WholeJson(min(names), min(keys)), text[end:]
+    return "", None, ""
+
+
+def _python(text: str) -> tuple[str, Arguments | None, str]:
+    start = text.find(f"{NAMES[0]}(")
+    if start < 0 or not re.match(r"alpha=(['\"])ALPHA1\1", text[start + len(NAMES[0]) + 1 :]):
+        return "", None, ""
+    rest = text[start:].partition("GAMMA3")[2]
+    after = rest[rest.find(")") + 1 :].lstrip("]")
+    mark = re.match(r"\s*(<[^<>\s]*>|\[/[A-Z_]+\])", after)
+    end = "" if mark is None else mark[1]
+    return text[:start].rstrip("[ "), PythonCalls(end), after
+
+
+def _loose(text: str) -> tuple[str, Arguments | None, str]:
+    start = text.find(NAMES[0] + "{alpha:")
+    if start < 0:
+        return "", None, ""
+    quote = text[start:].partition("{alpha:")[2].partition("ALPHA1")[0]
+    rest = text[start:].partition("GAMMA3" + quote + "}")[2]
+    return (text[:start], NamedLoose(quote), rest) if quote and rest else ("", None, "")
+
+
+def _places(text: str, words: Sequence[str]) -> list[tuple[int, int]] | None:
+    """Where these words stand, each behind the one before; the first word's last place before
+    them."""
+    found = list[tuple[int, int]]()
+    at = 0
+    for word in words:
+        start = text.find(word, at)
+        if start < 0:
+            return None
+        at = start + len(word)
+        found.append((start, at))
+    last = text.rfind(words[0], 0, found[1][0])
+    return [(last, last + len(words[0])), *found[1:]]
+
+
+def _schema(name: str) -> dict[str, Any]:
+    properties = {key: {"type": "string", "description": key} for key in TEXTS}
+    parameters = {"type": "object", "properties": properties, "required": list(TEXTS)}
+    function = {"name": name, "description": name, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _example(text: str) -> str:
+    text = text.replace(NAMES[0], "FUNCTION")
+    for place, (key, value) in enumerate(TEXTS.items(), 1):
+        text = text.replace(key, f"ARGUMENT{place}").replace(value, f"VALUE{place}")
+    return text.strip()
+
+
+def _without_ids(text: str) -> str:
+    """With `KEY` for what differs from call to call."""
+    return re.sub("|".join((*IDS, *NAMES)), KEY, text)

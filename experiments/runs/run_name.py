@@ -14,6 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from experiments.runs.records import MAY_CHANGE
+from ttc.origin import OURS
 
 IN_NAME = (
     "dataset",
@@ -25,9 +26,6 @@ IN_NAME = (
     "verifier._target_",
 )
 """Overrides that the default name of a run shows by itself."""
-
-OURS = ("search", "verifiers", "ttc", "experiments", "conf")
-"""This project's packages."""
 
 
 def is_own(path: str | None) -> bool:

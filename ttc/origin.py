@@ -64,7 +64,7 @@ def _places(error: BaseException) -> list[Place]:
     """From the first of this project's frames on: those before it are of its callers."""
     walked = traceback.walk_tb(error.__traceback__)
     places = [(frame.f_code.co_filename, line) for frame, line in walked]
-    return list(dropwhile(lambda place: _whose(place[0]) != "ours", places))
+    return list(dropwhile(lambda place: _whose(place[0]) != "ours", places)) or places
 
 
 def _last_of_user(places: list[Place]) -> str | None:

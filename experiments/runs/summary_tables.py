@@ -61,14 +61,6 @@ def failures(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def row_labels(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """What differs between the jobs of a sweep, their seeds left aside. jobs: their overrides."""
-    typed = [typed_settings(overrides) for overrides in jobs]
-    return labels(
-        [{key: value for key, value in one.items() if key != "run.seed"} for one in typed]
-    )
-
-
 def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> str:
     """One line for each job of a sweep: (its overrides, its summary or why it failed)."""
     names = labels([typed_settings(overrides) for overrides, _ in jobs])

@@ -35,8 +35,16 @@ def launch() -> int:
     from experiments.runs.problem_loop import run, stopped
     from experiments.runs.records import run_folder
     from experiments.runs.schema import register
-    from experiments.runs.summary_tables import row_labels, sweep_table
-    from experiments.runs.sweep import Outcome, Outcomes, for_each_job, job_title, sweeps
+    from experiments.runs.summary_tables import sweep_table
+    from experiments.runs.sweep import (
+        Outcome,
+        Outcomes,
+        for_each_job,
+        job_title,
+        note_job,
+        row_labels,
+        sweeps,
+    )
     from experiments.runs.user_classes import as_choices, checked_parts
 
     register()
@@ -62,6 +70,8 @@ def launch() -> int:
                 outcomes.begin(number, run_folder(config))
                 if summary := run(checked_parts(config)):  # a dry run has none
                     folder = None if config.run.shard else str(run_folder(config))
+                    if sweep and folder is not None:
+                        note_job(Path(folder), outcomes.place.name, number, overrides)
                     outcomes.add(number, Outcome(overrides, summary, folder))
             except Exception as error:
                 text = explained(error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from search.thinking import ThinkingStep, most_tokens
 from search.tool_runs import ToolRun
 from search.tool_steps import Phases
 from ttc.errors import BudgetExceeded, InvalidInput
+from ttc.origin import at, error_text, origin_of_generator
 from ttc.protocols import Append, Expand, Handoff, Rate, Step, Thinking
 from ttc.results import BranchRecord, Did, Problem, Progress, Result, Stopped
 from ttc.sampling import Sampling
@@ -143,27 +145,42 @@ class ActiveSearch:
     def _go_on(self, go_on: Callable[[], Request]) -> None:
         try:
             self.request = go_on()
-            check_request(self.request)
         except StopIteration as stop:
             self.request = None
-            check_branches(stop.value, "what the search returned")
+            with self._placed():
+                check_branches(stop.value, "what the search returned")
             self.candidates = list(stop.value)
+            return
         except BudgetExceeded:  # raised in the search by `run_out`, and not caught there
             if not self.budget_raised:
                 raise
             self.request = None
-        if isinstance(self.request, Append | Handoff | Rate | Expand):
-            self._check_live(self.request)
+            return
+        with self._placed():
+            self._check(self.request)
         if isinstance(self.request, Expand):
             self._begin(self.request)
 
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """Errors of what the search asks for or returns name its line."""
+        try:
+            yield
+        except InvalidInput as error:
+            raise InvalidInput(f"{error}{at(origin_of_generator(self.steps))}") from error
+
+    def _check(self, request: Any) -> None:
+        """Raise InvalidInput for what a search may not ask for."""
+        check_request(request)
+        if isinstance(request, Append | Handoff | Rate | Expand):
+            self._check_live(request)
+        if isinstance(request, Expand) and (ended := [b for b in request.branches if b.finished]):
+            raise InvalidInput(
+                f"the search expanded {ended[0]!r}, which is finished; leave finished branches "
+                "out, or Append to them"
+            )
+
     def _begin(self, request: Expand) -> None:
-        for branch in request.branches:
-            if branch.finished:
-                raise InvalidInput(
-                    f"the search expanded {branch!r}, which is finished; leave finished branches "
-                    "out, or Append to them"
-                )
         self.waiting, self.children = request.parents(), []
         if not self.waiting:
             return
@@ -435,10 +452,6 @@ class ActiveSearch:
     ) -> Progress:
         nodes = self.tree.copies(branches)
         return Progress(self.problem, self.answered, did, nodes, replace(self.usage), result)
-
-
-def error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _last_words(branch: Branch, text: str, step: Step, sampling: Sampling) -> SearchSteps:

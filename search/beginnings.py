@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from search.active_search import ActiveSearch, Chat, error_text, steps_of
+from search.active_search import ActiveSearch, Chat, steps_of
 from search.config import SearchConfig
 from search.prefills import Task, begin_roots, passes_of
 from search.under_way import UnderWay
 from ttc.errors import InvalidInput
+from ttc.origin import error_text
 from ttc.protocols import Backend, Prefill
 from ttc.results import Problem, Progress, Result, Stopped
 from ttc.tree.branch import Branch

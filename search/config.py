@@ -13,6 +13,7 @@ from search.options import SolveOptions
 from search.rating import Rater
 from ttc.checks import check_is
 from ttc.errors import InvalidInput
+from ttc.origin import at, origin
 from ttc.protocols import Backend, Extract, OffersModels, Problem, Thinking, WritesAhead
 from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
@@ -130,6 +131,7 @@ def checked(extract: Extract) -> Extract:
         except Exception as error:
             raise InvalidInput(
                 f"extract raised {type(error).__name__}: {error}, on the text {text!r:.80}"
+                f"{at(origin(error))}"
             ) from error
         check_is("the answer of extract", answer, str | None, "text, or None for none")
         return answer

@@ -10,6 +10,7 @@ from numbers import Integral
 
 from search.several_models import by_model
 from ttc.errors import UnusableScores, VerifierError
+from ttc.origin import error_text
 from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.ratings import passes_of_rating
 from ttc.protocols import (
@@ -57,7 +58,7 @@ class Rater:
         try:
             given = yield from self._given(self.verifier, branches, questions, backend)
         except (Exception, SystemExit) as error:
-            raise VerifierError(f"{self.name} raised {type(error).__name__}: {error}") from error
+            raise VerifierError(f"{self.name} raised {error_text(error)}") from error
         try:
             scores = [[float(score) for score in steps] for steps in given]
         except (Exception, SystemExit) as error:
@@ -131,7 +132,7 @@ class Rater:
         try:
             tokens = price()
         except (Exception, SystemExit) as error:
-            what = f"{self.name}.{method} raised {type(error).__name__}: {error}"
+            what = f"{self.name}.{method} raised {error_text(error)}"
             raise VerifierError(what) from error
         if not isinstance(tokens, Integral) or tokens < 0:
             what = f"{self.name}.{method} returned {tokens!r:.80}"
@@ -143,7 +144,7 @@ class Rater:
             try:
                 self.verifier.released(branches)
             except (Exception, SystemExit) as error:
-                what = f"{self.name}.released raised {type(error).__name__}: {error}"
+                what = f"{self.name}.released raised {error_text(error)}"
                 raise VerifierError(what) from error
 
 

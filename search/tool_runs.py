@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ttc.origin import error_text
 from ttc.text.encodable import encodable
 from ttc.tools.base import ToolError, Tools
 from ttc.tools.call import Written
+
+logger = logging.getLogger("ttc")
 
 AT_ONCE = 8
 """Calls that run at the same time; more of them wait."""
@@ -20,24 +24,27 @@ class ToolRun:
     """One call under way.
 
     chars: the most characters of its answer that are kept.
-    answer: what it came to, once it is `done`. failed: whether that is an error.
+    answer: what it came to, once it is `done`. failed: whether that is an error. error: what the
+        tool itself raised, with its line.
     """
 
     time_s: float
     chars: int
     answer: str = ""
     failed: bool = False
+    error: str | None = None
     done: bool = False
     until: float | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def end(self, answer: str, failed: bool = False) -> bool:
+    def end(self, answer: str, failed: bool = False, error: str | None = None) -> bool:
         """Say what it came to. False where its time was up before."""
         with self.lock:
             if self.done:
                 return False
             self.answer = encodable(answer[: self.chars])
             self.failed = failed
+            self.error = error
             self.done = True
             return True
 
@@ -48,11 +55,13 @@ class ToolRuns:
     time.
 
     A call whose time is up is answered with that; nothing can end its thread, which goes on unseen.
+    logged: what tools raised, each said once.
     """
 
     queue: list[tuple[ToolRun, Callable[[], str]]] = field(default_factory=list)
     running: list[ToolRun] = field(default_factory=list)
     some_done: threading.Event = field(default_factory=threading.Event)
+    logged: set[str] = field(default_factory=set)
 
     def start(self, tools: Tools, call: Written) -> ToolRun:
         """Have a call answered; at once what cannot be called."""
@@ -88,7 +97,11 @@ class ToolRuns:
         except ToolError as error:
             run.end(f"Error: {error}", failed=True)
         except BaseException as error:  # a tool may raise anything, and the branch is told
-            run.end(f"Error: {type(error).__name__}: {error}", failed=True)
+            said = error_text(error)
+            run.end(f"Error: {type(error).__name__}: {error}", failed=True, error=said)
+            if said not in self.logged:
+                self.logged.add(said)
+                logger.warning("a tool raised %s; the model reads that and goes on", said)
         self.some_done.set()
 
     def wait(self, seconds: float) -> None:

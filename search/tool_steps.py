@@ -163,7 +163,7 @@ class ToolStep:
             branch.end_step("end")
         if branch.finish_reason is None:
             branch.finish_reason = branch.step_reasons[-1] = "end"
-        self._note([None] * len(self.calls), [False] * len(self.calls), None)
+        self._note([None] * len(self.calls), [ToolRun(0.0)] * len(self.calls), None)
 
     @property
     def answered(self) -> bool:
@@ -196,17 +196,17 @@ class ToolStep:
         branch, thoughts = self.branch, self.branch.thoughts
         turned = self.chat.turns and thoughts is not None
         opened = thoughts.begun(branch.tokens) if turned and thoughts is not None else None
-        self._note(self.texts, [run.failed for run in self.runs], opened)
+        self._note(self.texts, self.runs, opened)
         self.calls, self.runs = [], []
         return self.phases.go_on()
 
     def _note(
-        self, answers: Sequence[str | None], failed: Sequence[bool], opened: bool | None
+        self, answers: Sequence[str | None], runs: Sequence[ToolRun], opened: bool | None
     ) -> None:
-        end = len(self.branch.tokens)
+        places = (self.start, self.told, len(self.branch.tokens))
         self.branch.tool_calls += [
-            ToolCall(call.name, call.arguments, answer, wrong, self.start, self.told, end, opened)
-            for call, answer, wrong in zip(self.calls, answers, failed, strict=True)
+            ToolCall(call.name, call.arguments, answer, run.failed, *places, opened, run.error)
+            for call, answer, run in zip(self.calls, answers, runs, strict=True)
         ]
 
 

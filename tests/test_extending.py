@@ -362,6 +362,61 @@ def test_a_part_that_cannot_be_used_is_refused_by_name(
     assert re.search(message, said) and "\n" not in said, said
 
 
+OWN_FAULTS = """\
+from dataclasses import dataclass
+
+from search import Expand, Search
+from ttc import Sampling, Step
+
+
+@dataclass(frozen=True)
+class Late(Search):
+    needs_verifier = False
+
+    def run(self, root, case):
+        yield Expand([root], 1, Step(2), Sampling())
+        return [root.children[9]]  # line 13
+
+
+@dataclass(frozen=True)
+class Early(Search):
+    def __post_init__(self):
+        int("a")  # line 19
+
+    def run(self, root, case):
+        return [root]
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "line"),
+    [
+        (OWN_FAULTS, "Late", 13),
+        (OWN_FAULTS, "Early", 19),
+        ("import os\n\nhome = os.environ.home\n", "Mine", 3),
+        ("import os\ndef f(:\n", "Mine", 2),
+        ("from dataclasses import dataclass\n\n\ndataclass(frozen=3, no=1)\n", "Mine", 4),
+    ],
+)
+def test_a_fault_of_ones_own_search_ends_a_run_with_its_line(
+    file: str,
+    name: str,
+    line: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = f"own_{name.lower()}_{line}"
+    (folder / f"{module}.py").write_text(file)
+    words = [f"search={module}.{name}", "verifier=none", "dataset=sums", "dataset.size=1"]
+    words += ["model=hf", "model.name=smollm2-135m", "run.name=r"]
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+    monkeypatch.setattr(sys, "argv", ["run", *words])
+    with pytest.raises(SystemExit) as refused:
+        experiments.run.main()
+    assert str(refused.value.code).startswith("error: ")
+    assert str(refused.value.code).endswith(f"({module}.py:{line})")
+
+
 def test_a_class_within_a_part_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(InstantiationException) as error:
         instantiate(OmegaConf.create({"verifier": {"inner": {"_target_": "no.Such"}}}))

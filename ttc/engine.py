@@ -147,6 +147,12 @@ class Engine:
         self.speculation = None if speculation is None else self._speculation(speculation)
         self.chosen: Chosen | None = None  # what memory="auto" came to
 
+    def __repr__(self) -> str:
+        name = getattr(self.model.config, "name_or_path", "") or type(self.model).__name__
+        kind = str(self.dtype).removeprefix("torch.")
+        policy = type(self.residency).__name__
+        return f"Engine({name!r}, device={str(self.device)!r}, dtype={kind!r}, memory={policy})"
+
     @classmethod
     def from_pretrained(  # noqa: PLR0913 - what a model is read as, each by its name
         cls,

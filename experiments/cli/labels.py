@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from experiments.cli.tables import as_typed
 from ttc.errors import InvalidInput
 from ttc.wording import number_of
 
@@ -40,7 +41,7 @@ def short_value(key: str, value: Any) -> str:
         text = text.rpartition(".")[2]
     elif _names(key):
         text = text.rstrip("/").rpartition("/")[2]
-    text = " ".join(text.split())
+    text = str(as_typed(text))
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
 
 

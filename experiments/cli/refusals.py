@@ -16,20 +16,25 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from ttc.errors import TTCError
+from ttc.origin import at, error_text, origin, raised_by_user
 
 
 def explained(error: Exception) -> str:
-    """What to tell the user of an error; a fault of this project is raised again."""
+    """What to tell the user of an error, also of one in the user's own code; a fault of this
+    project is raised again."""
     text = reason(error)
-    if text is None:
+    if text is not None:
+        return text
+    source = error.__cause__ if isinstance(error, InstantiationException) else error
+    if source is None or not raised_by_user(source):
         raise error
-    return text
+    return error_text(source)
 
 
 def reason(error: BaseException | None) -> str | None:
     """What to tell the user of an error; None for a fault of this project."""
     if isinstance(error, TTCError):
-        return str(error)
+        return f"{error}{at(origin(error))}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; give a file or folder that can be used"
     if isinstance(error, InstantiationException):

@@ -6,16 +6,20 @@ from __future__ import annotations
 import csv
 import html
 import io
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-WIDTH = 80
-"""Columns of a terminal that a table fits into."""
-LABEL, CELL = 44, 34
-"""Characters of a line of a cell in the first column and in others; longer ones are broken."""
+WIDTH, NOTE = 80, 100
+"""Columns of a terminal that does not say how wide it is; the most of a note's line."""
+LABEL, CELL = 0.55, 0.425
+"""The most of the width for a line of a cell in the first column and in others; longer ones are
+broken."""
+SHORT = 20
+"""Characters of a cell of a page that stays on one line."""
 FORMATS = ("text", "markdown", "latex", "csv")
 """What `--format` can be; csv has other columns than the tables."""
 RESULTS = ("accuracy", "difference")
@@ -32,8 +36,9 @@ class Table:
     notes: Sequence[str] = ()
 
     def text(self) -> str:
-        """For a terminal of 80 columns. What is the same in every line is told once; a wide table
-        becomes several, each with the first column."""
+        """For a terminal, as wide as it is. What is the same in every line is told once; a wider
+        table becomes several, each with the first column."""
+        width = terminal_width()
         columns = list(zip(self.columns, *self.lines, strict=True))
         alike = [
             column for column in columns[1:] if column[0] not in RESULTS and _all_alike(column[1:])
@@ -45,8 +50,8 @@ class Table:
         shown = [column for column in columns if column not in alike]
         parts = [self.title] if self.title else []
         if len(shown) > 1:
-            parts += map(_aligned, _blocks(shown))
-        parts += [textwrap.fill(note, WIDTH) for note in notes]
+            parts += [_aligned(block, width) for block in _blocks(shown, width)]
+        parts += [textwrap.fill(note, min(width, NOTE)) for note in notes]
         return "\n\n".join(parts)
 
     def markdown(self) -> str:
@@ -94,35 +99,56 @@ def _all_alike(cells: Sequence[str]) -> bool:
     return len(cells) > 1 and len(set(cells)) == 1
 
 
-def _broken(cell: str, width: int = CELL) -> list[str]:
+def terminal_width() -> int:
+    return shutil.get_terminal_size((WIDTH, 24)).columns
+
+
+def as_typed(value: Any) -> Any:
+    r"""A setting's value, its texts with `\n` and `\t` for line breaks and tabs, as they are
+    typed."""
+    if isinstance(value, list):
+        return list(map(as_typed, value))
+    if isinstance(value, str):
+        return value.replace("\n", r"\n").replace("\t", r"\t")
+    return value
+
+
+def _broken(cell: str, width: int) -> list[str]:
     return textwrap.wrap(cell, width) or [""]
 
 
-def _width(column: Sequence[str], width: int = CELL) -> int:
+def _width(column: Sequence[str], width: int) -> int:
     return max(len(line) for cell in column for line in _broken(cell, width))
 
 
-def _blocks(columns: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
+def _limits(width: int) -> tuple[int, int]:
+    """The widest line of a cell in the first column and in others."""
+    return max(1, int(width * LABEL)), max(1, int(width * CELL))
+
+
+def _blocks(columns: Sequence[Sequence[str]], width: int) -> Iterator[list[Sequence[str]]]:
     """The columns in groups that fit a terminal, each with the first column."""
     first, *others = columns
-    label_width = _width(first, LABEL)
+    of_label, of_cell = _limits(width)
+    label_width = _width(first, of_label)
     block = [first]
     for column in others:
-        rest_width = sum(_width(c) + 2 for c in (*block[1:], column))
-        if len(block) > 1 and label_width + rest_width > WIDTH:
+        rest_width = sum(_width(c, of_cell) + 2 for c in (*block[1:], column))
+        if len(block) > 1 and label_width + rest_width > width:
             yield block
             block = [first]
         block.append(column)
     yield block
 
 
-def _aligned(columns: Sequence[Sequence[str]]) -> str:
+def _aligned(columns: Sequence[Sequence[str]], width: int) -> str:
     """Columns as lines: the first and those of long texts to the left, the others to the right."""
-    widths = [_width(columns[0], LABEL), *map(_width, columns[1:])]
-    sides = [str.ljust if max(map(len, column)) > CELL else str.rjust for column in columns[1:]]
+    of_label, of_cell = _limits(width)
+    widths = [_width(columns[0], of_label), *(_width(column, of_cell) for column in columns[1:])]
+    sides = [str.ljust if max(map(len, column)) > of_cell else str.rjust for column in columns[1:]]
     lines = []
     for label, *cells in zip(*columns, strict=True):
-        broken = [_broken(label, LABEL), *map(_broken, cells)]
+        broken = [_broken(label, of_label), *(_broken(cell, of_cell) for cell in cells)]
         for parts in zip_longest(*broken, fillvalue=""):
             first, *others = parts
             rest = [put(cell, w) for put, cell, w in zip(sides, others, widths[1:], strict=True)]
@@ -131,14 +157,19 @@ def _aligned(columns: Sequence[Sequence[str]]) -> str:
 
 
 def _html_row(cells: Sequence[str], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    starts = [f'{tag} class="long"' if len(cell) > SHORT else tag for cell in cells]
+    inner = [
+        f"<{start}>{html.escape(cell)}</{tag}>" for start, cell in zip(starts, cells, strict=True)
+    ]
+    return f"<tr>{''.join(inner)}</tr>"
 
 
 STYLE = (
-    "body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em}"
+    "body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:80em;padding:0 1em}"
     "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.25em "
-    ".7em;border-bottom:1px solid "
-    "#ccc;text-align:right;white-space:nowrap}td:first-child,th:first-child{text-align:left}"
+    ".5em;border-bottom:1px solid #ccc;text-align:right;vertical-align:bottom}"
+    "td{white-space:nowrap}td.long{white-space:normal}"
+    "td:first-child,th:first-child{text-align:left}"
 )
 
 

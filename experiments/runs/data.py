@@ -16,6 +16,7 @@ from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
 from ttc.errors import InvalidInput
 from ttc.execution.programs import check_sandbox
+from ttc.origin import at, origin
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold
 from ttc.text.encodable import encodable
@@ -213,7 +214,7 @@ def _read(
                     f"the row has no field {error}{fields}; name the field as in "
                     "dataset.fields.question=NAME"
                 )
-            failures.append((name, f"{type(error).__name__}: {reason}"))
+            failures.append((name, f"{type(error).__name__}: {reason}{at(origin(error))}"))
     return list(problems.values()), [(_unused(name, problems), why) for name, why in failures]
 
 

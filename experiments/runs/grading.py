@@ -12,6 +12,7 @@ from experiments.runs.schema import DatasetConfig
 from experiments.runs.user_code import find
 from search.selection import Candidate, answer_of
 from ttc.errors import InvalidInput
+from ttc.origin import at, origin
 from ttc.protocols import Extract, Problem, Result
 from ttc.text.answers import extract_answer
 from ttc.text.equality import Same, same_answer
@@ -149,4 +150,5 @@ def _function(path: str, key: str, what: str, given: tuple[str, ...]) -> Callabl
 
 
 def _raised(key: str, path: str, error: Exception, given: str) -> InvalidInput:
-    return InvalidInput(f"{key}={path} raised {type(error).__name__}: {error}, for {given}")
+    raised = f"{key}={path} raised {type(error).__name__}: {error}, for {given}"
+    return InvalidInput(f"{raised}{at(origin(error))}")

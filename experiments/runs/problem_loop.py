@@ -233,7 +233,7 @@ def _show(config: DictConfig, job: Job, folder: RunFolder, summary: dict[str, An
     if config.run.show_example:
         shown = telling([folder.records[problem.id] for problem in job.task.problems])
         show(example(shown, job.search.voting) if shown else "\nno problem has a branch to show")
-    show(table(folder.path.name, summary))
+    show(table(folder.path.name, summary, list(config.search)))
     if summary["failures"]:
         show(failures(summary))
     show(f"\nrecords and summary: {folder.path}")

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from experiments.runs.default_verifier import default_verifier
 from experiments.runs.records import MAY_CHANGE
+from ttc.origin import OURS
 
 IN_NAME = (
     "dataset",
@@ -26,9 +27,6 @@ IN_NAME = (
     "verifier._target_",
 )
 """Overrides that the default name of a run shows by itself."""
-
-OURS = ("search", "verifiers", "ttc", "experiments", "conf")
-"""This project's packages."""
 
 
 def is_own(path: str | None) -> bool:

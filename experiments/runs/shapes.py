@@ -20,6 +20,7 @@ class ToolCall(TypedDict, total=False):
     arguments: dict[str, Any]
     answer: str | None
     failed: bool
+    error: str | None
 
 
 class Branch(TypedDict, total=False):

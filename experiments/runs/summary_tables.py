@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from experiments.cli.labels import labels, typed_settings
@@ -12,20 +12,29 @@ from ttc.wording import number_of
 SHOWN_REASONS = 5
 
 
-def _cut_off(summary: dict[str, Any]) -> Iterator[str]:
+LIMITS = ("max_tokens", "max_steps", "step_tokens")
+"""Settings of searches that may cut an answer."""
+
+
+def _cut_off(summary: dict[str, Any], settings: Collection[str]) -> Iterator[str]:
     """How many answers have no end, and the limit that cut them."""
-    ways = {"search": "search.max_tokens or max_steps", "context": "a model with a longer context"}
+    limits = [f"search.{name}" for name in LIMITS if name in settings]
+    ways = {
+        "search": " or ".join(limits) or "the search's own limits",
+        "context": "a model with a longer context",
+    }
     for cause, count in summary.get("truncated_by", {}).items():
         yield f"{number_of(count, 'answer')} without an end; more tokens: {ways.get(cause, cause)}"
 
 
-def table(name: str, summary: dict[str, Any]) -> str:
+def table(name: str, summary: dict[str, Any], settings: Collection[str] = ()) -> str:
+    """settings: the names of the search's."""
     low, high = summary["accuracy_95"]
     moved = [summary["host_to_device_bytes"] / 2**20, summary["device_to_host_bytes"] / 2**20]
     rows = [
         ("problems", f"{summary['problems']} ({summary['failures']} failed)"),
         ("accuracy", f"{summary['accuracy']:.1%}  [95%: {low:.1%} to {high:.1%}]"),
-        *(("cut off", text) for text in _cut_off(summary)),
+        *(("cut off", text) for text in _cut_off(summary, settings)),
         *((f"pass@{k}", f"{v:.1%}") for k, v in summary["pass_at_k"].items()),
         *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
         ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
@@ -62,14 +71,6 @@ def failures(summary: dict[str, Any]) -> str:
         )
     lines.append("the same command with run.retry_failed=true runs them again")
     return "\n".join(lines)
-
-
-def row_labels(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """What differs between the jobs of a sweep, their seeds left aside. jobs: their overrides."""
-    typed = [typed_settings(overrides) for overrides in jobs]
-    return labels(
-        [{key: value for key, value in one.items() if key != "run.seed"} for one in typed]
-    )
 
 
 def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> str:

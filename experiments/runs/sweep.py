@@ -16,11 +16,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from experiments.cli.labels import label, typed_settings
+from experiments.cli.labels import label, labels, typed_settings
 from experiments.runs.overrides import read
 from ttc.errors import InvalidInput
 from ttc.wording import number_of
 
+NOTE = "job.json"
+"""The file of a run's folder that says which job of a sweep it was."""
 PRESETS = "experiment"
 """The group whose choices set others."""
 
@@ -104,6 +106,53 @@ def _one_value(override: Override) -> str:
     except HydraException:
         return given
     return one if kept else given
+
+
+def note_job(folder: Path, sweep: str, number: int, overrides: Sequence[str]) -> None:
+    """Keep in a run's folder which job of which sweep it was."""
+    note = {"sweep": sweep, "number": number, "overrides": list(overrides)}
+    (folder / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+
+
+def in_order_of_sweep(folders: Sequence[Path]) -> list[Path]:
+    """Folders of one sweep in the order of its jobs, others as they are."""
+    notes = [_note(folder) for folder in folders]
+    if len({note.get("sweep") for note in notes}) != 1 or not all(notes):
+        return list(folders)
+    numbers = [int(note["number"]) for note in notes]
+    return [folders[i] for i in sorted(range(len(folders)), key=numbers.__getitem__)]
+
+
+def typed_names(folders: Sequence[Path]) -> list[str] | None:
+    """What a sweep calls its jobs, seeds left aside; None where these are not of one, or not all
+    told apart."""
+    notes = [_note(folder) for folder in folders]
+    if len({note.get("sweep") for note in notes}) != 1 or not all(notes):
+        return None
+    names = row_labels([note["overrides"] for note in notes])
+    return names if all(names) and len(set(names)) == len(names) else None
+
+
+def _note(folder: Path) -> dict[str, Any]:
+    """{} where the folder is of no sweep, or its note cannot be read."""
+    try:
+        note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    known = isinstance(note, dict) and isinstance(note.get("sweep"), str)
+    if not known or type(note.get("number")) is not int:
+        return {}
+    overrides = note.get("overrides")
+    typed = isinstance(overrides, list) and all(isinstance(word, str) for word in overrides)
+    return note if typed else {}
+
+
+def row_labels(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """What differs between the jobs of a sweep, their seeds left aside. jobs: their overrides."""
+    typed = [typed_settings(overrides) for overrides in jobs]
+    return labels(
+        [{key: value for key, value in one.items() if key != "run.seed"} for one in typed]
+    )
 
 
 @dataclass(frozen=True)

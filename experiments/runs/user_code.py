@@ -17,6 +17,7 @@ from experiments.runs.config_values import as_dict
 from experiments.runs.run_name import is_own
 from experiments.runs.schema import GROUPS
 from ttc.errors import InvalidInput
+from ttc.origin import error_text, origin
 
 OF_DATA = ("dataset.reader", "dataset.extract", "dataset.grader")
 """Settings that may hold the path of a function; a reader without a dot is one of ours."""
@@ -32,7 +33,11 @@ def find(path: str, key: str) -> Any:
         sys.path.append(here)
     try:
         return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:
+        if origin(error) is not None:
+            raise InvalidInput(f"{key}={path} cannot be imported: {error_text(error)}") from error
+        if not isinstance(error, ImportError | AttributeError | ValueError):
+            raise
         raise InvalidInput(
             f"{key}={path} cannot be imported: {error}; give the name of a file in this folder "
             f"without its .py, a dot, and a name that the file defines{others}"

@@ -25,9 +25,18 @@ class Conversation(PromptTemplate):
     last: Mapping[str, Any] = field(default_factory=lambda: {"role": "user"})
 
     what: ClassVar[str] = "the last message"
-    way_out: ClassVar[str] = (
-        "send a system message first, if any, then the user's and the assistant's in turn"
-    )
+
+    @property
+    def way_out(self) -> str:  # type: ignore[override]
+        """What to do where the chat template refuses the messages, which may have no system role;
+        tools that it does not know are told in a system message, too."""
+        in_turn = "then the user's and the assistant's in turn"
+        if self.system is None and all(message["role"] != "system" for message in self.earlier):
+            return f"send a system message first, if any, {in_turn}"
+        return (
+            f"leave the system message and tools out, or put their words into the first message of "
+            f"the user, {in_turn}"
+        )
 
     def uses_chat(self, tokenizer: Any) -> bool:
         """Always. Raises InvalidInput where the model has no chat template."""

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from experiments.cli.labels import labels
+from experiments.cli.tables import Table
 from experiments.eval.compare.command import compare, main, parsed
 from experiments.eval.compare.figures import frontier
 from experiments.eval.compare.rows import load_rows, run_folders, short_place
@@ -27,7 +28,7 @@ from experiments.eval.select import parsed as parsed_selection
 from experiments.runs.finished import Run
 from experiments.runs.stats import mcnemar, tango, wilson
 from experiments.runs.summary import summarise
-from experiments.runs.summary_tables import row_labels
+from experiments.runs.sweep import note_job, row_labels
 from search.selection import all_rules
 from ttc import InvalidInput
 
@@ -225,6 +226,99 @@ def test_the_frontier_is_what_no_cheaper_row_reaches() -> None:
     assert frontier([(5, 0.5), (1, 0.2), (3, 0.6), (2, 0.2), (9, 0.7), (3, 0.1)]) == [1, 2, 4]
 
 
+def test_runs_that_are_alike_in_the_seed_too_are_compared_by_their_answers(tmp_path: Path) -> None:
+    texts = [dict(r, branches=[dict(b, text="x") for b in r["branches"]]) for r in problems(A)]
+    other = [dict(r, branches=[dict(b, text="y") for b in r["branches"]]) for r in texts[:1]]
+    folders = [
+        save(tmp_path, "once", texts),
+        save(tmp_path, "seed1", texts, run__seed=1),
+        save(tmp_path, "again", [*other, *texts[1:]], run__batch=8),
+        save(tmp_path, "changed", [*texts[:-1], {**texts[-1], "answer": "3"}]),
+    ]
+    found = compared(tmp_path, *folders)
+    assert [row["seeds"] for row in found["rows"]] == [[0, 1], [0], [0]]
+    again, changed = found["repeats"]
+    assert (again["problems"], again["same_answers"], again["same_texts"]) == (8, 8, 7)
+    assert (changed["same_answers"], changed["same_texts"]) == (7, 8)
+    assert changed["other_answers"] == ["p7"] and changed["against"] == found["rows"][0]["row"]
+    (table,) = [t for t in tables(found) if t.title == "The same configuration, run again"]
+    assert [line[3:] for line in table.lines] == [
+        ["8 of 8", "7 of 8", "-"],
+        ["7 of 8", "8 of 8", "p7"],
+    ]
+    untold = [save(tmp_path, name, problems(A), search__n=4) for name in ("old", "new")]
+    assert compared(tmp_path, *untold)["repeats"][0]["same_texts"] is None
+
+
+def test_the_baseline_is_a_label_or_a_folder(tmp_path: Path) -> None:
+    folders = [save(tmp_path, name, problems(A), search__n=n) for n, name in enumerate("abc", 2)]
+    for given in ("b", folders[1], folders[1] + "/"):
+        found = compared(tmp_path, *folders, "--baseline", given)
+        assert [row["row"] for row in found["rows"]] == ["b", "a", "c"]
+        assert {pair["against"] for pair in found["differences"]} == {"b"}
+    with pytest.raises(InvalidInput, match=r"--baseline=d is none of the rows.*\n  a\n  b\n  c$"):
+        compared(tmp_path, *folders, "--baseline", "d")
+
+
+def test_runs_of_a_sweep_have_its_names_and_its_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [Path(save(tmp_path, f"toy-n={n}", problems(A), search__n=n)) for n in (8, 2, 4)]
+    for number, folder in enumerate(folders):
+        note_job(folder, "one", number, ["search=best_of_n", f"search.n={folder.name[-1]}"])
+    names = row_labels([["search.n=8"], ["search.n=2"], ["search.n=4"]])
+    compare(parsed([str(tmp_path)]))
+    text = capsys.readouterr().out
+    told = of_a_sweep(folders, names)
+    assert "\n\n".join(told.split("\n\n")[:2]) in text
+    assert [row.name for row in load_rows([tmp_path])] == ["n=8", "n=2", "n=4"]
+    note_job(folders[0], "another", 0, ["search.n=8"])
+    assert [row.name for row in load_rows([tmp_path])] == ["toy-n=2", "toy-n=4", "toy-n=8"]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120, 200])
+def test_tables_are_as_wide_as_the_terminal(
+    columns: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    compare(parsed(sweep(tmp_path)))
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= columns
+    names = [f"column {i:03}" for i in range(14)]
+    wide = Table("", names, [names, [name[::-1] for name in names]]).text()
+    blocks = {40: 7, 80: 3, 120: 2, 200: 1}[columns]
+    assert len(re.findall("^column 000", wide, re.MULTILINE)) == 2 * blocks
+
+
+def test_delimiters_are_shown_as_they_are_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "toy-{}-of-many-runs-with-long-names"
+    folders = [
+        save(tmp_path, name.format(i), problems(A), search__delimiter=value, dataset__end=[value])
+        for i, value in enumerate(["\n\n", "\n", "\t"])
+    ]
+    compare(parsed([*folders, "--format", "csv"]))
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["search.delimiter"] for row in rows] == [r"\n\n", r"\n", r"\t"]
+    assert [row["dataset.end"] for row in rows] == [r"\n\n", r"\n", r"\t"]
+    assert [r"delimiter=\n\n" in row["row"] for row in rows] == [True, False, False]
+
+
+def test_the_settings_that_differ_are_shown_where_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
+    compare(parsed([a, b]))
+    text = capsys.readouterr().out
+    assert text.startswith("Accuracy and cost") and "Settings that differ" not in text
+    compare(parsed([a, b, "--settings"]))
+    assert "Settings that differ" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- what is written
 
 
@@ -378,6 +472,19 @@ def test_the_names_of_24_rows_leave_the_plot_its_width(
     assert [text.get_text() for text in figure.legends[0].get_texts()][1] == "n=1 temperature=0.6"
 
 
+def test_points_that_lie_on_each_other_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    marks = (("a", A), ("b", B), ("c", A))
+    folders = [save(tmp_path, name, problems(m), search__n=n) for n, (name, m) in enumerate(marks)]
+    compare(parsed([*folders, "--plot", str(tmp_path / "plot.png")]))
+    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert names == ["a", "b", "c (at a)"]
+
+
 def test_the_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     a, b = save(tmp_path, "a", problems(A)), save(tmp_path, "b", problems(B), search__n=4)
@@ -454,8 +561,6 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
                 tmp_path, "foreign", [record("p0", 1), {"id": "p1", "correct": True, "error": None}]
             ),
         )
-    with pytest.raises(InvalidInput, match=r"same configuration with the same run\.seed=0"):
-        compared(tmp_path, a, save(tmp_path, "again", problems(B)))
 
 
 def test_runs_of_older_versions_compare(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_reader_of_ones_own_is_found_by_its_path(
     path = jsonl(tmp_path / "rows.jsonl", [{"q": "abc", "a": [4]}, {"q": "def", "a": []}])
     task = load_task(dataset(path=path, reader="my_readers.backwards"))
     assert task.problems == [Problem("cba", "file-0", "4")]
-    assert task.failures == [("file-1", "IndexError: list index out of range")]
+    assert task.failures == [("file-1", "IndexError: list index out of range (my_readers.py:5)")]
     for reader, message in (
         ("my_readers.forgets", "gave a tuple, not a ttc Problem"),
         ("my_readers.missing", "cannot be imported"),

@@ -304,12 +304,12 @@ def test_answers_that_were_cut_off_are_counted_and_shown(
 @pytest.mark.parametrize(
     ("settings", "cause", "way"),
     [
-        ([], "search", "search.max_tokens or max_steps"),
+        ([], "search", "search.max_tokens"),
         slow(
             (["run.max_generated_tokens=2"], "run.max_generated_tokens", "run.max_generated_tokens")
         ),
         slow((["run.max_tokens=2"], "run.max_tokens", "run.max_tokens")),
-        slow((["run.max_tokens=50"], "search", "search.max_tokens or max_steps")),
+        slow((["run.max_tokens=50"], "search", "search.max_tokens")),
         (
             ["run.max_calls=1", "search=revision", "search.n=1", "verifier=confidence"],
             "run.max_calls",

@@ -12,7 +12,8 @@ import pytest
 
 from experiments.runs import screen
 from experiments.runs.screen import Progress, as_bytes, as_time, short
-from experiments.runs.summary_tables import failures, sweep_table
+from experiments.runs.summary import summarise
+from experiments.runs.summary_tables import failures, sweep_table, table
 from experiments.runs.sweep import job_title
 
 
@@ -207,3 +208,16 @@ def test_the_table_of_24_jobs_fits_80_columns() -> None:
     assert labels == [
         [f"n={2**i}", f"temperature={t}"] for i in range(6) for t in (0.3, 0.6, 0.8, 1)
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "way"),
+    [
+        (["n", "max_tokens"], "search.max_tokens"),
+        (["max_steps", "step_tokens"], "search.max_steps or search.step_tokens"),
+        (["my_own"], "the search's own limits"),
+    ],
+)
+def test_only_limits_that_the_search_has_are_advised(settings: list[str], way: str) -> None:
+    summary = summarise([]) | {"truncated_by": {"search": 1}, "seconds": 0.0}
+    assert table("r", summary, settings).count(f"more tokens: {way}\n") == 1

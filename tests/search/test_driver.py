@@ -177,7 +177,9 @@ def test_a_verifier_that_cannot_let_go_fails_its_problem(
     good, bad, other = solve(
         search, engine=backend, verifier=CannotLetGo(), problem=["good", "bad", "other"]
     )
-    assert bad.error == "VerifierError: CannotLetGo.released raised RuntimeError: lost its cache"
+    assert str(bad.error).startswith(
+        "VerifierError: CannotLetGo.released raised RuntimeError: lost its cache"
+    )
     assert bad.branches and not backend.live
     for result, question in ((good, "good"), (other, "other")):
         assert result.error is None

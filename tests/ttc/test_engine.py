@@ -274,3 +274,9 @@ def test_a_budget_too_small_names_one_that_would_do() -> None:
     assert run(enough).memory.device.peak_bytes <= enough
     with pytest.raises(OutOfMemory):
         run(enough - 1)
+
+
+def test_an_engine_says_what_it_serves() -> None:
+    said = repr(make_engine(context=160))
+    assert said.startswith("Engine('") and said.endswith(", dtype='float32', memory=Resident)")
+    assert len(said) < 120

@@ -29,7 +29,7 @@ class ToolCall:
     """A call that a branch has made.
 
     answer: what the branch was told, None where the call waits for the caller's answer.
-    failed: whether `answer` is an error.
+    failed: whether `answer` is an error. error: what the tool itself raised, with its line.
     start, told, end: the branch's tokens with the call are `tokens[start:told]`, those with the
     answer `tokens[told:end]`. Calls that were made together have the same.
     opened: whether the text of the answer opened a thought at its end; None where it changed
@@ -44,6 +44,7 @@ class ToolCall:
     told: int = 0
     end: int = 0
     opened: bool | None = None
+    error: str | None = None
 
     @property
     def key(self) -> str:

@@ -22,7 +22,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.compare",
         description="Compare runs on the same problems. Runs that differ in the seed alone are "
-        "one row. The first row is what the others are compared with.",
+        "one row; of runs that are alike in the seed, too, it says whether they gave the same "
+        "answers. The first row is what the others are compared with.",
     )
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help=FOLDERS)
     parser.add_argument(
@@ -33,7 +34,15 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--brief", action="store_true", help="only the first table: accuracy and cost"
     )
     parser.add_argument(
-        "--all-pairs", action="store_true", help="compare every two rows, not only with the first"
+        "--settings", action="store_true", help="also show every setting in which rows differ"
+    )
+    parser.add_argument(
+        "--baseline", metavar="ROW", help="what the others are compared with: a label, or a folder"
+    )
+    parser.add_argument(
+        "--all-pairs",
+        action="store_true",
+        help="compare every two rows, not with one alone",
     )
     parser.add_argument(
         "--different-problems",
@@ -57,16 +66,18 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    from experiments.eval.compare.rows import check_comparable, load_rows
+    from experiments.eval.compare.rows import check_comparable, load_rows, with_baseline
     from experiments.eval.compare.show import comparison, csv_text, tables, write
 
     rows = load_rows(arguments.folders, arguments.labels and arguments.labels.split(","))
+    if arguments.baseline is not None:
+        rows = with_baseline(rows, arguments.baseline)
     check_comparable(rows, arguments.different_problems, arguments.different_prompts)
     figures = comparison(rows, arguments.all_pairs)
     if arguments.format == "csv":
         show(csv_text(figures), end="")
     else:
-        shown = tables(figures)[: 1 if arguments.brief else None]
+        shown = tables(figures, arguments.settings)[: 1 if arguments.brief else None]
         show("\n\n".join(getattr(table, arguments.format)() for table in shown))
     for file in write(figures, arguments.csv, arguments.json, arguments.html, arguments.plot):
         say(f"\nwritten: {file}")

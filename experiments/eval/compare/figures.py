@@ -62,6 +62,46 @@ def pair_figures(rows: Sequence[Row], every: bool = False) -> list[dict[str, Any
     return pairs
 
 
+def repeat_figures(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """How alike the records are of a row and of the first one with its configuration, over the
+    problems and seeds of both."""
+    first: dict[str, Row] = {}
+    found = []
+    for row in rows:
+        base = first.setdefault(row.configuration, row)
+        runs = {run.config.get("run.seed"): run for run in base.runs}
+        pairs = [
+            (name, record, before)
+            for run in row.runs
+            if row is not base and (other := runs.get(run.config.get("run.seed"))) is not None
+            for name, record in run.records.items()
+            if (before := other.records.get(name)) is not None
+        ]
+        if not pairs:
+            continue
+        others = [name for name, a, b in pairs if a["answer"] != b["answer"]]
+        known = all(_texts(a) and _texts(b) for _, a, b in pairs)
+        found.append(
+            {
+                "row": row.name,
+                "against": base.name,
+                "problems": len(pairs),
+                "same_answers": len(pairs) - len(others),
+                "same_texts": sum(_texts(a) == _texts(b) for _, a, b in pairs) if known else None,
+                "other_answers": others,
+            }
+        )
+    return found
+
+
+def _texts(record: dict[str, Any]) -> list[Any] | None:
+    """Every branch's text by its path; None where the record has none."""
+    branches = sorted(record["branches"], key=lambda branch: branch["path"])
+    if any(branch.get("text") is None for branch in branches):
+        return None
+    return [[branch["path"], branch.get("thought"), branch["text"]] for branch in branches]
+
+
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     """The places of the (cost, accuracy) points that none as cheap reaches, the cheapest first."""
     best = -math.inf

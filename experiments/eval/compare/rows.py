@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from glob import escape, glob, has_magic
-from itertools import groupby
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from experiments.runs.finished import Run
 from experiments.runs.records import MAY_CHANGE
 from experiments.runs.run_name import data_label
 from experiments.runs.summary import is_right
+from experiments.runs.sweep import in_order_of_sweep, typed_names
 from ttc.errors import InvalidInput
 from ttc.wording import number_of
 
@@ -50,6 +51,10 @@ class Row:
 
     name: str
     runs: list[Run]
+
+    @property
+    def configuration(self) -> str:
+        return _configuration(self.runs[0])
 
     @cached_property
     def values(self) -> dict[str, float]:
@@ -88,11 +93,11 @@ def run_folders(places: Sequence[Path]) -> Iterator[Path]:
     for place in places:
         if place.exists():
             inside = [] if _is_run(place) else _runs_among(place.glob("*"))
-            yield from inside or [place]
+            yield from in_order_of_sweep(inside) or [place]
         elif not has_magic(str(place)):
             yield place
         elif matching := _runs_among(map(Path, glob(str(place)))):
-            yield from matching
+            yield from in_order_of_sweep(matching)
         else:
             raise InvalidInput(
                 f"{place} matches no folder of a run; give folders of runs, as outputs/NAME"
@@ -115,28 +120,35 @@ def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> lis
     """The rows in the order of their first folders. places: as `run_folders` reads them. names:
     labels for the rows.
 
-    Raises InvalidInput for folders that repeat one another, and for labels that do not fit the
-    rows.
+    Runs that are alike in the seed, too, are rows of their own. Raises InvalidInput for a folder
+    that is given twice, and for labels that do not fit the rows.
     """
     runs: list[Run] = []
     for folder in run_folders(places):
         if any(folder.resolve() == run.folder.resolve() for run in runs):
             raise InvalidInput(f"{folder} is given twice; name each folder once")
         runs.append(Run.load(folder))
-    groups: dict[str, list[Run]] = {}
+    groups: dict[tuple[str, int], list[Run]] = {}
+    times = Counter[tuple[str, Any]]()
     for run in runs:
-        groups.setdefault(_configuration(run), []).append(run)
-    for group in groups.values():
-        ordered = sorted(group, key=lambda run: int(run.config.get("run.seed", 0)))
-        for seed, same in groupby(ordered, key=lambda run: run.config.get("run.seed", 0)):
-            if len(twice := list(same)) > 1:
-                raise InvalidInput(
-                    f"{twice[0].folder} and {twice[1].folder} hold the same configuration with the "
-                    f"same run.seed={seed}; leave one out"
-                )
+        configuration = _configuration(run)
+        of_seed = configuration, run.config.get("run.seed")
+        groups.setdefault((configuration, times[of_seed]), []).append(run)
+        times[of_seed] += 1
     defaults = _names(list(groups.values()))
     shown = defaults if names is None else given_labels(names, defaults)
     return [Row(name, group) for name, group in zip(shown, groups.values(), strict=True)]
+
+
+def with_baseline(rows: Sequence[Row], name: str) -> list[Row]:
+    """The rows, that of this label or folder first. Raises InvalidInput where there is none."""
+    given = Path(name).resolve()
+    for row in rows:
+        folders = [run.folder for run in row.runs]
+        if name == row.name or any(name == f.name or given == f.resolve() for f in folders):
+            return [row, *(other for other in rows if other is not row)]
+    known = "\n".join(f"  {row.name}" for row in rows)
+    raise InvalidInput(f"--baseline={name} is none of the rows; give one of these:\n{known}")
 
 
 def check_comparable(
@@ -208,6 +220,9 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
     """The names that were given to the runs where they are short, without the seed where a row has
     several. Else what tells the rows apart. With their paths where names repeat."""
     folders = [group[0].folder for group in groups]
+    typed = typed_names(folders)
+    if typed is not None:
+        return typed
     row_labels = labels([_settings(group[0]) for group in groups])
     names = []
     for group, label in zip(groups, row_labels, strict=True):
@@ -271,5 +286,9 @@ def _other_prompts(a: Run, b: Run) -> Iterator[str]:
 
 
 def _some(names: Sequence[str]) -> str:
+    return f"{number_of(len(names), 'problem')} ({some_of(names)})"
+
+
+def some_of(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{number_of(len(names), 'problem')} ({', '.join(names[:SHOWN])}{more})"
+    return f"{', '.join(names[:SHOWN])}{more}"

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.labels import labels, short_keys, short_value, telling_settings
-from experiments.cli.tables import Table, amount, as_csv, p_value, page, percent, points
-from experiments.eval.compare.figures import frontier, pair_figures, row_figures
+from experiments.cli.tables import Table, amount, as_csv, as_typed, p_value, page, percent, points
+from experiments.eval.compare.figures import frontier, pair_figures, repeat_figures, row_figures
 from experiments.eval.compare.rows import (
     Row,
     check_comparable,
     differing_settings,
     load_rows,
     short_place,
+    some_of,
 )
 from experiments.runs.records import as_json
 from experiments.runs.screen import as_bytes
@@ -38,6 +39,8 @@ ABOUT_PAIRS = (
 )
 LEGEND = 120
 """Characters of a line of a plot's legend."""
+COINCIDE = 0.005
+"""The share of an axis within which two points are one to the eye."""
 MARKERS = "osD^vP"
 """One for each ten rows, as there are ten colours."""
 
@@ -52,17 +55,20 @@ def comparison(rows: Sequence[Row], every_pair: bool = False) -> Figures:
         "about": [ABOUT, ABOUT_PAIRS],
         "rows": [row_figures(row) for row in rows],
         "differences": pair_figures(rows, every_pair),
+        "repeats": repeat_figures(rows),
         "settings": differing_settings(rows),
     }
 
 
-def tables(figures: Figures) -> list[Table]:
+def tables(figures: Figures, settings: bool = True) -> list[Table]:
+    """settings: whether the settings that differ have a table, too."""
     rows = figures["rows"]
     shown = [
         _accuracy(rows),
+        _repeats(figures["repeats"]),
         _samples(rows),
         _differences(figures["differences"]),
-        _settings(figures["settings"]),
+        _settings(figures["settings"]) if settings else None,
     ]
     return [table for table in shown if table is not None]
 
@@ -79,7 +85,8 @@ def compared(folders: Sequence[Path], names: Sequence[str]) -> str:
         differences = _differences(pair_figures(rows))
     except InvalidInput as error:
         return f"not compared: {error}\nthe command: {command}"
-    shown = [differences.text()] if differences is not None else []
+    again = _repeats(repeat_figures(rows))
+    shown = [table.text() for table in (again, differences) if table is not None]
     return "\n\n".join([*shown, f"costs, pass@k, files and a plot: {command}"])
 
 
@@ -129,7 +136,7 @@ def csv_text(figures: Figures) -> str:
     lines = []
     for row in rows:
         pair = first.get(row["row"], {})
-        settings = figures["settings"][row["row"]]
+        settings = {key: as_typed(value) for key, value in figures["settings"][row["row"]].items()}
         lines.append({"row": row["row"], **settings, **row, **{key: pair.get(key) for key in kept}})
     return as_csv(lines)
 
@@ -156,7 +163,8 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
     else:
         costs = [row["generated_tokens"] + row["verifier_tokens"] for row in rows]
     heights = [100 * row["accuracy"] for row in rows]
-    across = max(1, LEGEND // (max(len(row["row"]) for row in rows) + 6))
+    names = _told_apart(rows, list(zip(costs, heights, strict=True)))
+    across = max(1, LEGEND // (max(map(len, names)) + 6))
     legend_height = 0.17 * math.ceil(len(rows) / across)
     figure, axis = pyplot.subplots(figsize=(7, 4.2 + legend_height), layout="constrained")
     for place, (row, cost, height) in enumerate(zip(rows, costs, heights, strict=True)):
@@ -164,7 +172,7 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
         mark = {
             "fmt": MARKERS[place // 10 % len(MARKERS)],
             "color": f"C{place % 10}",
-            "label": row["row"],
+            "label": names[place],
         }
         axis.errorbar(
             cost, height, [[height - low], [high - height]], markersize=5, capsize=3, **mark
@@ -191,6 +199,27 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
         raise InvalidInput(f"--plot={out}: {error}") from error
     finally:
         pyplot.close(figure)
+
+
+def _told_apart(rows: Sequence[Figures], points: Sequence[tuple[float, float]]) -> list[str]:
+    """The rows' names in the legend. One whose point lies on that of an earlier row says so."""
+    costs, heights = zip(*points, strict=True)
+    spans = [max(max(costs) - min(costs), 1e-9), max(max(heights) - min(heights), 1e-9)]
+    names: list[str] = []
+    for place, row in enumerate(rows):
+        under = next(
+            (
+                rows[i]["row"]
+                for i in range(place)
+                if all(
+                    abs(a - b) < COINCIDE * span
+                    for a, b, span in zip(points[place], points[i], spans, strict=True)
+                )
+            ),
+            None,
+        )
+        names.append(row["row"] if under is None else f"{row['row']} (at {under})")
+    return names
 
 
 def _svg(rows: Sequence[Figures]) -> str | None:
@@ -224,6 +253,20 @@ def _accuracy(rows: Sequence[Figures]) -> Table:
         lines.append([row["row"], *shares, *counts, *spent, kv])
     notes = [ABOUT, *(text for row in rows if (text := unfinished(row["row"], row["left"])))]
     return Table("Accuracy and cost", (*columns, *costs), lines, notes)
+
+
+def _repeats(repeats: Sequence[Figures]) -> Table | None:
+    """Whether runs of one configuration and seed gave the same."""
+    columns = ("run", "against", "problems", "same answers", "same texts", "other answers")
+    lines = []
+    for repeat in repeats:
+        problems = repeat["problems"]
+        texts = "-" if repeat["same_texts"] is None else f"{repeat['same_texts']} of {problems}"
+        answers = f"{repeat['same_answers']} of {problems}"
+        others = some_of(repeat["other_answers"]) or "-"
+        names = (repeat["row"], repeat["against"])
+        lines.append([*names, str(problems), answers, texts, others])
+    return Table("The same configuration, run again", columns, lines) if lines else None
 
 
 def _samples(rows: Sequence[Figures]) -> Table | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.tables import Table, amount, as_csv, page, percent
+from experiments.cli.tables import Table, amount, as_csv, as_typed, page, percent
 from experiments.eval.compare.figures import row_figures
 from experiments.eval.compare.rows import OF_A_SEED, Row, prompt_settings
 from experiments.eval.compare.show import unfinished
@@ -119,7 +119,11 @@ def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> 
     files[0].write_text(
         "\n\n".join(table.markdown() for table in sections) + "\n", encoding="utf-8"
     )
-    lines = [{k: v for k, v in row.items() if k not in ("made_by", "prompt")} for row in rows]
+    lines = [
+        {k: v for k, v in row.items() if k not in ("made_by", "prompt")}
+        | {"settings": {key: as_typed(value) for key, value in row["settings"].items()}}
+        for row in rows
+    ]
     files[1].write_text(as_csv(lines), encoding="utf-8")
     whole = {"name": plan.name, "rows": rows, "errors": errors}
     files[2].write_text(as_json(whole), encoding="utf-8")
@@ -140,7 +144,7 @@ def csv_text(rows: Sequence[Figures]) -> str:
     lines = []
     for row in rows:
         line = {"row": row["row"]}
-        line |= {key: row["settings"].get(key) for key in apart}
+        line |= {key: as_typed(row["settings"].get(key)) for key in apart}
         line |= {key: value for key, value in row.items() if key not in left}
         lines.append(line)
     return as_csv(lines)
@@ -196,25 +200,17 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
 
 
 def _every(rows: Sequence[Figures]) -> Table:
-    columns = (
-        "row",
-        *LABELS,
-        "seed",
-        "accuracy",
-        "strict",
-        "problems",
-        "failed",
-        "commit",
-        "data",
-        "prompt",
-        "folder",
-    )
+    """A line for each run. A row's name tells what its labels differ in, so they are shown where
+    all rows have the same."""
+    alike = [name for name in LABELS if len({row[name] for row in rows}) == 1 or name == "dataset"]
+    figures = ("seed", "accuracy", "strict", "problems", "failed", "commit", "data", "prompt")
+    columns = ("row", *alike, *figures)
     lines = []
     for row in rows:
         shares = (percent(row["accuracy"]), percent(row["accuracy_strict"]))
         commits = " ".join(commit[:10] for commit in (row["commit"] or "-").split())
-        origin = (commits, row["data_fingerprint"], row["prompt_fingerprint"], row["folder"])
-        labels = (row[label] for label in LABELS)
+        origin = (commits, row["data_fingerprint"][:8], row["prompt_fingerprint"][:8])
+        labels = (row[label] for label in alike)
         lines.append(
             [
                 row["row"],
@@ -226,7 +222,7 @@ def _every(rows: Sequence[Figures]) -> Table:
                 *origin,
             ]
         )
-    notes = ["Settings, versions, machine and a prompt of each row: leaderboard.json."]
+    notes = ["The folder, settings, versions, machine and a prompt of each: leaderboard.json."]
     notes += [text for row in rows if (text := unfinished(row["folder"], row["left"]))]
     return Table("Every run", columns, lines, notes)
 

@@ -57,7 +57,7 @@ def merge(out: Path, folders: Sequence[Path] = ()) -> None:
         folder.append(*(records[name] for name in ids))
         summary = summary_of(config, [records[name] for name in ids], folder.goes)
         folder.write_summary(summary)
-    show(table(out.name, summary))
+    show(table(out.name, summary, list(config.search)))
     show(f"\n{number_of(len(runs), 'shard')}: {out}")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from experiments.cli.command import perform
 from experiments.cli.output import show, show_errors
-from experiments.cli.tables import WIDTH
+from experiments.cli.tables import terminal_width
 from ttc.wording import number_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def published(arguments: argparse.Namespace) -> int:
     errors = _run(recipe, folder, cells) if arguments.run else {}
     show(beside(recipe, folder, arms).text())
     lines = [
-        textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ")
+        textwrap.fill(text, terminal_width(), initial_indent="- ", subsequent_indent="  ")
         for text in differences(recipe, folder, arms)
     ]
     show("\n".join(["\nwhat differs:", *lines]))

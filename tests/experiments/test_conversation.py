@@ -1,0 +1,23 @@
+"""A chat as a prompt, where the model's chat template refuses it."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.serve.conversation import Conversation
+from tests.helpers.engines import make_engine
+from ttc import InvalidInput
+
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_the_way_out_is_none_that_was_taken_already() -> None:
+    tokenizer = make_engine(context=160).tokenizer
+    tokenizer.chat_template = NO_SYSTEM
+    asked = Conversation(earlier=({"role": "system", "content": "be short"},))
+    with pytest.raises(InvalidInput, match=r"refuses these messages: .*; leave the system message and tools"):
+        asked.text("1 + 1?", tokenizer)
+    assert Conversation().way_out.startswith("send a system message first, if any")

@@ -13,7 +13,7 @@ _BRACE = re.compile(
 _AND = "and|or|y|e|et|ou|o|und|oder|и|или|和|或|と|및|va|dan|ve|i"
 _BETWEEN = re.compile(
     rf"(?:[\s$,;&]|\\[()\[\],;:! \\]|\\q?quad\b|\\text ?\{{[\s,]*(?:{_AND})?[\s,]*\}}"
-    rf"|\b(?:{_AND})\b|\b[A-Za-z](?:_\{{?\w\}}?)? ?=)*+"
+    rf"|\b[A-Za-z](?:_\{{?\w\}}?)? ?=|\b(?:{_AND})\b)*+"
 )
 """What parts boxes that are one answer together, as in $x=\\boxed{1}$ and $x=\\boxed{2}$."""
 

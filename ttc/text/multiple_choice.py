@@ -19,7 +19,7 @@ from ttc.text.statements import CLOSED_SCRIPTS, MARKS, Statement, alternatives, 
 # Quantifiers that keep what they took (++, *+) and limited ones make every pattern linear.
 _MARKUP = (
     r"(?:[\s*_`~$\"'“”‘’«»「」『』【】\[({}:>-]"
-    r"|\\(?:text|textbf|textit|textrm|mathbf|mathrm|mathsf|boxed|fbox|bf|rm|[\[(,;:! {])){0,64}+"
+    r"|\\(?:textbf|textit|textrm|text|mathbf|mathrm|mathsf|boxed|fbox|bf|rm|[\[(,;:! {])){0,64}+"
 )
 _OPENING = re.compile(_MARKUP)
 _WORD = rf"[^\W{CLOSED_SCRIPTS}]"
@@ -30,7 +30,8 @@ _LINE_END = re.compile(r"[^\w\n]*+(?:\n|$)")
 _SENTENCE_END = re.compile(r"[)\]}*_`]*+(?:[.!?]|\s*$)")
 _SENTENCE = re.compile(r"[.!?\n。！？]")
 _IF = re.compile(r"\b(?:if|whether|suppose|assuming|unless|si|se|wenn|falls|если)\b", re.IGNORECASE)
-_STATED_BEFORE, _CLAIMED, _ALONE, _MARKED, _SMALL, _SINGLE = range(6)
+_CLAIMED, _ALONE, _MARKED, _SMALL, _SINGLE = range(5)
+"""How a letter is named, the best way first."""
 
 Letters = Mapping[str, str]
 """Signs of choices, each with its capital Latin letter."""
@@ -148,16 +149,16 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
         return _MARKED
     if _BOLD_BEFORE.search(before) and _BOLD_AFTER.match(text, end):
         return _MARKED
-    if not sign.isascii() or not single or article or _PART_OF_A_NAME.match(text, end):
-        return None
-    return _SINGLE
+    part = _PART_OF_A_NAME.match(text, end) or _FUNCTION.search(before)
+    return _SINGLE if sign.isascii() and single and not article and not part else None
 
 
 _BRACKET_BEFORE = re.compile(r"(?:^|[^A-Za-z]|[A-Za-z]{2})[(\[]\s?$")
 _BRACKET_AFTER = re.compile(r"\s?[)\]](?!-\w)")
 _BOLD_BEFORE = re.compile(r"(?:\*\*|__|\\(?:textbf|mathbf|text|mathrm)\s?\{)\(?$")
 _BOLD_AFTER = re.compile(r"\)?[.:]?(?:\*\*|__|\})")
-_PART_OF_A_NAME = re.compile(r"-[A-Za-z0-9]")
+_PART_OF_A_NAME = re.compile(r"[)\]]?-[A-Za-z0-9]")
+_FUNCTION = re.compile(r"(?:^|[^A-Za-z])[A-Za-z][(\[]$")
 
 
 def _hypothetical(before: str) -> bool:

@@ -45,7 +45,7 @@ _WITH_COMMA = (
 )
 _OURS = f"[^\\W_{CLOSED_SCRIPTS}]"
 _NO_EXPONENT = rf"(?<!\^)(?<!\^\{{)(?<!\^[-{MINUS}])(?<!\^\{{[-{MINUS}])"
-_BEFORE = rf"(?<!{_OURS})(?<![\d_]\.)(?<!_){_NO_EXPONENT}"
+_BEFORE = rf"(?:(?<!{_OURS})(?<![\d_]\.)(?<!_){_NO_EXPONENT}|(?<=\bR[ps])(?=\d))"
 """A number is no exponent (18 m^2 is 18) and no part of a word (v1.5), unless the script joins its
 words to it."""
 
@@ -101,7 +101,8 @@ def _stated(text: str) -> str | None:
     stated = statements(text)
     comma = decimal_comma(text) if stated else False
     for statement in reversed(stated):
-        if statement.linked and (number := _result(text, statement, comma)) is not None:
+        joined = statement.linked or statement.language.bare
+        if joined and (number := _result(text, statement, comma)) is not None:
             return number
     return None
 

@@ -231,9 +231,7 @@ def _denied(language: Language) -> re.Pattern[str]:
     if language.code in CLOSED_UP:
         return re.compile(rf"(?:{alternatives([language.denied])})的?\s?$")
     between = r"(?:[\s*_\"'(]+[^\W\d_]+){0,2}[\s*_\"'(]+$"
-    return re.compile(
-        rf"(?:^|[^\w'’])(?:{alternatives([language.denied])}){between}", re.IGNORECASE
-    )
+    return re.compile(rf"(?:^|\W)(?:{alternatives([language.denied])}){between}", re.IGNORECASE)
 
 
 @cache

@@ -138,7 +138,10 @@ LANGUAGES = (
             "also|daher|somit|eindeutig|klar|wahrscheinlich|vermutlich|ungefähr|etwa|rund|circa|ca"
             "|genau|option|antwort|buchstabe|die|der|das|demnach|sein|zu sein"
         ),
-        right="ist (?:also |daher |somit |eindeutig )?(?:die |der )?(?:richtig|korrekt)|stimmt|richtig|korrekt",
+        right=(
+            "ist (?:also |daher |somit |eindeutig )?(?:die |der )?(?:richtig"
+            "|korrekt)|stimmt|richtig|korrekt"
+        ),
         choose="wähle|wählen|entscheide mich für|nehme",
         wrong="(?:ist|sind|wäre) (?:auch |also )?(?:falsch|nicht|inkorrekt|unzutreffend)|scheidet",
         denied="falsche|falschen|andere|weitere|wenn|falls|ob|keine|eine falsche",

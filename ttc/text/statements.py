@@ -230,7 +230,7 @@ def _hedges(language: Language, end: str) -> str:
 def _denied(language: Language) -> re.Pattern[str]:
     if language.code in CLOSED_UP:
         return re.compile(rf"(?:{alternatives([language.denied])})的?\s?$")
-    between = r"(?:[\s*_\"'(]+[^\W\d_]+){0,2}[\s*_\"'(]+$"
+    between = r"(?:[ \t*_\"'(]+[^\W\d_]+){0,2}[ \t*_\"'(]+$"
     return re.compile(rf"(?:^|\W)(?:{alternatives([language.denied])}){between}", re.IGNORECASE)
 
 

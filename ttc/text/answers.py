@@ -11,8 +11,9 @@ from ttc.text.boxes import boxed
 from ttc.text.code import find_program
 from ttc.text.math_answers import boxed_expression, find_expression
 from ttc.text.multiple_choice import find_choice, stated_choice
-from ttc.text.number_answers import STATED, find_number, stated_number
+from ttc.text.number_answers import find_number, stated_number
 from ttc.text.numbers import as_number, without_unit
+from ttc.text.statements import plain, statements
 from ttc.text.thinking_marks import ThinkingMarks
 from ttc.text.thinking_models import ANY
 
@@ -74,10 +75,10 @@ def check_gold(gold: str, kind: str) -> None:
 
 
 def _text(text: str) -> str | None:
-    marks = list(STATED.finditer(text))
-    rest = text[marks[-1].end() :] if marks else text
+    stated = [one for one in statements(plain(text)) if one.linked]
+    rest = text[stated[-1].place :] if stated else text
     lines = [line.strip(" *.") for line in rest.strip().splitlines() if line.strip(" *.")]
-    return (lines[0] if marks else lines[-1]) if lines else None
+    return (lines[0] if stated else lines[-1]) if lines else None
 
 
 def _fenced(text: str) -> str | None:

@@ -3,40 +3,105 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from typing import NamedTuple
 
 _BRACE = re.compile(
     r"(?P<box>\\f?boxed\s*+\{|\\fbox\s*+\{)"
     r"|\\f?boxed\s*+(?P<bare>-?\d++(?:\.\d++)?+)"
     r"|[{}]"
 )
+_AND = "and|or|y|e|et|ou|o|und|oder|и|или|和|或|と|및|va|dan|ve|i"
+_BETWEEN = re.compile(
+    rf"(?:[\s$,;&]|\\[()\[\],;:! \\]|\\q?quad\b|\\text ?\{{[\s,]*(?:{_AND})?[\s,]*\}}"
+    rf"|\b[A-Za-z](?:_\{{?\w\}}?)? ?=|\b(?:{_AND})\b)*+"
+)
+"""What parts boxes that are one answer together, as in $x=\\boxed{1}$ and $x=\\boxed{2}$."""
+
+_AND_SIGN = re.compile(rf"[,;&]|\\\\|\b(?:{_AND})\b")
+
+_OPENING = re.compile(r"(?:\\left ?)?(?P<sign>\(|\[|\\\{)[\s$]*$")
+_CLOSING = re.compile(r"[\s$]*(?:\\right ?)?(?P<sign>\)|\]|\\\})")
+
+
+class Box(NamedTuple):
+    """A complete box: where it begins, what it holds, and where it ends."""
+
+    start: int
+    content: str
+    end: int
 
 
 def boxed(text: str) -> str | None:
     """The content of the last complete `\\boxed{...}` or `\\fbox{...}`, braces nested, or the
-    number right after a `\\boxed` without braces.
+    number right after a `\\boxed` without braces; of boxes that are one answer together, all of
+    them ("1, -2").
 
-    An empty box is passed over, as math-verify does: "" where no other is complete, None where none
-    is. Every brace counts, escaped ones too, as in lm-evaluation-harness's
-    `last_boxed_only_string`. Linear in the text.
+    An empty box is passed over, as math-verify does: "" where no other is complete. None where none
+    is, and where a later box has no end: the text was cut while it gave another answer. Every brace
+    counts, escaped ones too, as in lm-evaluation-harness's `last_boxed_only_string`. Linear in the
+    text.
     """
-    content = None
-    for start, end in sorted(_boxes(text), reverse=True):
-        content = text[start:end]
-        if content.strip():
-            return content
-    return None if content is None else ""
+    box = last_box(text)
+    return None if box is None else box.content
 
 
-def _boxes(text: str) -> Iterator[tuple[int, int]]:
-    # where a box's content begins, None for a brace of something else
-    opened: list[int | None] = []
+def last_box(text: str) -> Box | None:
+    """What `boxed` reads, with its place."""
+    found, cut = _boxes(text)
+    filled = [box for box in found if box.content.strip()]
+    if cut is not None or not filled:
+        return found[-1] if found and cut is None else None
+    together = [filled[-1]]
+    for box in reversed(filled[:-1]):
+        first = together[0]
+        between = text[box.end : first.start]
+        if box.end > first.start or not _are_one(between):
+            break
+        together.insert(0, box)
+    return _as_one(text, together)
+
+
+def _are_one(between: str) -> bool:
+    return len(between) <= 60 and bool(_AND_SIGN.search(between) and _BETWEEN.fullmatch(between))
+
+
+def after_cut(text: str) -> str:
+    """The text, or what follows the beginning of a last box without an end: what such a text has
+    answered before, it was about to take back."""
+    cut = _boxes(text)[1]
+    return text if cut is None else text[cut:]
+
+
+def _as_one(text: str, together: list[Box]) -> Box:
+    start, end = together[0].start, together[-1].end
+    contents = list(dict.fromkeys(box.content.strip() for box in together))
+    if len(contents) == 1:
+        return Box(start, together[-1].content, end)
+    joined = ", ".join(contents)
+    opening = _OPENING.search(text[max(0, start - 10) : start])
+    closing = _CLOSING.match(text, end)
+    if opening and closing and not text[: start - 1].endswith("\\"):
+        joined = f"{opening['sign']}{joined}{closing['sign']}"
+    return Box(start, joined, end)
+
+
+def _boxes(text: str) -> tuple[list[Box], int | None]:
+    """The complete boxes by their beginnings, and where a box after all of them begins that has no
+    end."""
+    found: list[Box] = []
+    if "box" not in text:
+        return found, None
+    opened: list[tuple[int, int] | None] = []  # a box and its content, None for another brace
     for brace in _BRACE.finditer(text):
         if brace["bare"]:
-            yield brace.span("bare")
+            found.append(Box(brace.start(), brace["bare"], brace.end()))
         elif brace["box"]:
-            opened.append(brace.end())
+            opened.append((brace.start(), brace.end()))
         elif brace.group() == "{":
             opened.append(None)
-        elif opened and (start := opened.pop()) is not None:
-            yield start, brace.start()
+        elif opened and (box := opened.pop()) is not None:
+            found.append(Box(box[0], text[box[1] : brace.start()], brace.end()))
+    found.sort()
+    last = max((box.end for box in found), default=0)
+    cut = next((box[1] for box in reversed(opened) if box is not None), None)
+    return found, cut if cut is not None and cut > last else None

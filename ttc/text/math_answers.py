@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-from ttc.text.boxes import boxed
-from ttc.text.number_answers import STATED, find_number, stated_number
+from ttc.text.boxes import after_cut, boxed
+from ttc.text.number_answers import find_number, stated_number
 from ttc.text.numbers import as_number, without_unit
+from ttc.text.statements import Statement, clause, plain, statements
 
 _FORMULA = re.compile(
     r"\$\$([^$]++)\$\$"
@@ -16,21 +17,25 @@ _FORMULA = re.compile(
 )
 """Between $, $$, \\( or \\[. Two prices ($5 and $7) make none: before the second $ is a blank."""
 
-_ANSWER_END = re.compile(
-    r"\.\s++(?=[A-Z])|(?:,|(?<!\s))\s++(?:because|since|found|which)\b"
-    r"|(?<!\s)\s++\((?=[a-z]{2,}\s)"
-)
-"""Where a sentence goes on without its answer: at a full stop, a reason, a remark in brackets."""
-_JOINED = re.compile(r"[^\w$\\]*+(?:(?:and|or)\b[^\w$\\]*+)?(?:\$|\\\(|\\\[)")
+_JOINED = re.compile(r"[^\w$\\.]*+(?:(?:and|or)\b[^\w$\\]*+)?(?:\$|\\\(|\\\[)")
 """What parts two formulas of one answer, as in $x = 1$ or $x = 2$."""
 _DIGIT = re.compile(r"\d")
+_MATHS = re.compile(r"[\d\\=<>^∞√π+]|\$")
+_SAYS_NOTHING = re.compile(
+    r"(?:not|never|no|unclear|unknown|unique|correct|right|wrong|incorrect|clear|obvious|simple"
+    r"|above|below|as follows|in the|found|also unique|the same|that)\b",
+    re.IGNORECASE,
+)
+_SUM = re.compile(r"(-?[\d.,]+) ?= ?[-\d.,() ]+(?:[-+*/×÷^]|\\times|\\cdot)[-+*/×÷^\d.,() ]*")
+"""A number and the sum that it comes from, as in 7 = 3 + 4."""
 
 
 def find_expression(text: str) -> str | None:
-    """The last `\\boxed{}`, else what follows the last "answer is", else the last number, or the
-    formula that it stands in."""
-    if boxed(text) is not None:
-        return boxed_expression(text)
+    """The last `\\boxed{}`, or several that are one answer; else what is stated, up to the end of
+    its clause; else the last number, or the formula that it stands in."""
+    text = plain(after_cut(text))
+    if (content := boxed(text)) is not None:
+        return content.strip() or None
     return _stated(text) or stated_number(text) or _last_formula(text) or find_number(text)
 
 
@@ -39,15 +44,42 @@ def boxed_expression(text: str) -> str | None:
 
 
 def _stated(text: str) -> str | None:
-    marks = list(STATED.finditer(text))
-    if not marks:
+    """The last statement of something mathematical, else the last of words ("Tuesday")."""
+    said = [content for one in statements(text) if (content := _content_of(text, one))]
+    maths = [content for content in said if _MATHS.search(content)]
+    return (maths or said or [None])[-1]
+
+
+def _content_of(text: str, statement: Statement) -> str | None:
+    if not statement.linked:
         return None
-    rest = text[marks[-1].end() :].lstrip(" \t\n*:")
+    rest = text[statement.place : statement.place + 4000].lstrip(" \t\n*:_}")
+    line = rest.split("\n", 1)[0]
+    if statement.hashes and _is_heading(line, text, statement.place):
+        return None
     formula = _FORMULA.match(rest)
     if formula and not _JOINED.match(rest, formula.end()):
-        return _content(formula).strip(" .")
-    line = rest.split("\n")[0]
-    return _ANSWER_END.split(line, 1)[0].strip(" $.*") or None
+        return _result(_unpointed(_content(formula))) or None
+    said = _unpointed(clause(rest, 0).strip(" $*_`"))
+    return None if _SAYS_NOTHING.match(said) else _result(said) or None
+
+
+def _is_heading(line: str, text: str, place: int) -> bool:
+    """Whether what follows `####` is words, or a number with words, above more text."""
+    words = re.match(r"(?:\d{1,2}[.)] )?[*_]*[A-Za-z]{2,}[A-Za-z ]*", line)
+    _, _, below = text[place : place + 4000].lstrip(" \t\n").partition("\n")
+    return words is not None and bool(below.strip())
+
+
+def _result(said: str) -> str:
+    """Of 7 = 3 + 4 the number; all else as it is."""
+    total = _SUM.fullmatch(said)
+    return total[1] if total else said
+
+
+def _unpointed(said: str) -> str:
+    """Without the full stop at its end, and the blanks around."""
+    return said.strip().rstrip(" .").strip()
 
 
 def _last_formula(text: str) -> str | None:
@@ -56,7 +88,7 @@ def _last_formula(text: str) -> str | None:
     for formula in _FORMULA.finditer(text):
         if formula.start() < last < formula.end():
             content = _content(formula)
-            result = content.rpartition("=")[2].strip(" .")
+            result = _unpointed(content.rpartition("=")[2])
             return result if as_number(without_unit(result)) is not None else content
     return None
 

@@ -2,118 +2,250 @@
 
 The benchmarks' readers each know some forms: MMLU-Pro (`evaluate_from_api.py`) "answer is (B)",
 then "Answer: B", then the last single letter; simple-evals (GPQA, MMLU) "Answer: $B$" without
-markup; lm-eval (GPQA) the last letter in brackets. This reads all of them, what is stated before
-what is only marked, and the last of its kind: reasoning names other choices first.
+markup, in 14 languages; lm-eval (GPQA) the last letter in brackets. This reads all of them, what is
+stated before what is only marked, and the last of its kind: reasoning names other choices first.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, lru_cache
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-_WIDE = {ord("Ａ") + place: letter for place, letter in enumerate(LETTERS)} | {ord("："): ":"}
-"""Full-width letters and colons, as in Chinese and Japanese answers."""
-
-_SCRIPT = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_BESIDE_SCRIPT = re.compile(rf"(?<=[{_SCRIPT}])(?=[A-Z])|(?<=[A-Z])(?=[{_SCRIPT}])")
-"""Between a Chinese, Japanese or Korean character and a letter, which no blank parts."""
+from ttc.text.boxes import after_cut, last_box
+from ttc.text.languages import ENGLISH, LANGUAGES, LATIN
+from ttc.text.statements import CLOSED_SCRIPTS, MARKS, Statement, alternatives, plain, statements
 
 # Quantifiers that keep what they took (++, *+) and limited ones make every pattern linear.
 _MARKUP = (
-    r"(?:[\s*_`~$\"'“”‘’\[({:>-]"
-    r"|\\(?:text|textbf|textit|textrm|mathbf|mathrm|mathsf|boxed|fbox|bf|rm|[\[(,;:! {])){0,64}+"
+    r"(?:[\s*_`~$\"'“”‘’«»「」『』【】\[({}:>-]"
+    r"|\\(?:textbf|textit|textrm|text|mathbf|mathrm|mathsf|boxed|fbox|bf|rm|[\[(,;:! {])){0,64}+"
 )
-_STATED = rf"{_MARKUP}(?:(?i:option|choice|letter)\b{_MARKUP})?+"
-_OF_IT = r"(?:\s++(?:here|to\s++(?:the|this)\s++(?:question|problem)))?+"
-_RIGHT, _NOUN = "(?:correct|right|best)", "(?:answer|choice|option)"
-_ALMOST = r"(?:(?:also|clearly|obviously|simply|tempting|plausible|close|but)\s++){0,3}+"
-_WRONG = rf"(?!\W{{0,8}}+(?:is|are|was)\s++{_ALMOST}(?:wrong|incorrect|false|untrue|not)\b)"
-_ARTICLE = r"(?![ \t]++(?!(?:is|because|since|as|for|and|or|not|due)\b)[a-z])"
-"""Follows A and I where they are choices; before another small word they are words."""
+_OPENING = re.compile(_MARKUP)
+_WORD = rf"[^\W{CLOSED_SCRIPTS}]"
+_ARTICLE = re.compile(r"[ \t]++(?!(?:is|because|since|as|for|and|or|not|due|from|when)\b)[a-z]")
+"""Follows A and I where they are English words; before these small words they may be choices."""
+_CLAUSE_END = re.compile(r"[)\]}*_`$\"'”’»]*+(?:\s*+$|[.,;:!?)\]}]|\s++(?:because|since|as|for)\b)")
+_LINE_END = re.compile(r"[^\w\n]*+(?:\n|$)")
+_SENTENCE_END = re.compile(r"[)\]}*_`]*+(?:[.!?]|\s*$)")
+_SENTENCE = re.compile(r"[.!?\n。！？]")
+_IF = re.compile(r"\b(?:if|whether|suppose|assuming|unless|si|se|wenn|falls|если)\b", re.IGNORECASE)
+_CLAIMED, _ALONE, _MARKED, _SMALL, _SINGLE = range(5)
+"""How a letter is named, the best way first."""
 
-
-@dataclass(frozen=True)
-class _Patterns:
-    """answer: a choice stated after "answer". stated: also after "choice is", in a box or before
-    "is correct". marked: in brackets, bold or alone on a line. single: any letter that stands
-    alone."""
-
-    answer: re.Pattern[str]
-    stated: re.Pattern[str]
-    marked: re.Pattern[str]
-    single: re.Pattern[str]
+Letters = Mapping[str, str]
+"""Signs of choices, each with its capital Latin letter."""
 
 
 def stated_choice(text: str, letters: str | None = None) -> str | None:
-    """The last choice after "answer", as in "The answer is (B)" or "Answer: **B**", or None.
+    """The last choice after "answer", as in "The answer is (B)", "Answer: **B**" or "答案是B", or
+    None.
 
     letters: those of the problem's choices, if they are known; others are no answer.
     """
-    return _last(_patterns(letters).answer, _plain(text))
+    text = plain(text)
+    return _last(_stated(text, _signs(text, letters)))
 
 
 def find_choice(text: str, letters: str | None = None) -> str | None:
     """The choice that a text names as its answer, or None. letters: as for `stated_choice`.
 
-    1. what is stated: after "answer" or "answer is", "the correct choice is", in a `\\boxed{}`, or
-       as "option B is correct", "B is the right answer";
-    2. else what is marked: (B), [B], **B**, \\textbf{B}, or B alone on a line;
-    3. else a single letter, of A to J where the choices are not known (MMLU-Pro's last stage).
-    Of each, the last one counts. What is marked or single is no answer where it is said to be
-    wrong. The words A and I are no choices, nor are small letters.
+    1. what is stated: after "answer is" or "Answer:", "the correct choice is", or in a `\\boxed{}`;
+    2. else what is claimed: "option B is correct", "I choose (B)";
+    3. else what stands alone on a line, else what is marked: (B), [B], **B**, \\textbf{B}, else
+       (b);
+    4. else a single letter, of A to J where the choices are not known (MMLU-Pro's last stage).
+    Of each, the last one counts. No letter is an answer where it is said to be wrong. The words A
+    and I are no choices.
     """
-    patterns, plain = _patterns(letters), _plain(text)
-    by_rank = patterns.stated, patterns.marked, patterns.single
-    return next(filter(None, (_last(pattern, plain) for pattern in by_rank)), None)
+    text = plain(after_cut(text))
+    signs = _signs(text, letters)
+    stated = dict(_stated(text, signs, options=True))
+    if (box := last_box(text)) and (letter := _first(box.content, signs)):
+        stated[box.start] = letter
+    if stated:
+        return stated[max(stated)]
+    return _mentioned(text, signs, known=letters is not None)
+
+
+def _last(found: Iterable[tuple[int, str]]) -> str | None:
+    return max(found, default=(0, None))[1]
+
+
+def _stated(text: str, signs: Letters, options: bool = False) -> Iterator[tuple[int, str]]:
+    for statement in statements(text, options):
+        if letter := _letter_of(text, statement, signs):
+            yield statement.place, letter
+
+
+def _letter_of(text: str, statement: Statement, signs: Letters) -> str | None:
+    """The letter right at a statement's place."""
+    opening = _OPENING.match(text, statement.place)
+    at = opening.end() if opening else statement.place
+    sign = text[at : at + 1]
+    letter = signs.get(sign) or signs.get(sign.upper(), "") if sign else None
+    if not letter or not _ends(text, at) or _is_wrong(text, at + 1):
+        return None
+    if statement.hashes or (not statement.linked and statement.language is ENGLISH):
+        return letter if _LINE_END.match(text, at + 1) else None
+    if not statement.linked and not statement.language.bare:
+        return letter if _SENTENCE_END.match(text, at + 1) else None
+    if sign in "AI" and statement.language is ENGLISH and _ARTICLE.match(text, at + 1):
+        return None
+    if sign.islower() and sign.isascii() and not _CLAUSE_END.match(text, at + 1):
+        return None
+    return letter
+
+
+def _first(content: str, signs: Letters) -> str | None:
+    """The letter that a box begins with: B, \\text{B}, (B) 12, "option B"."""
+    inner = _BOX_WORDS.sub("", content)
+    opening = _OPENING.match(inner)
+    at = opening.end() if opening else 0
+    sign = inner[at : at + 1]
+    letter = signs.get(sign)
+    if letter is None and _LINE_END.match(inner, at + 1):
+        letter = signs.get(sign.upper()) if sign else None
+    if letter is None or not _ends(inner, at):
+        return None
+    return None if sign in "AI" and _ARTICLE.match(inner, at + 1) else letter
+
+
+_BOX_WORDS = re.compile(r"\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer|[Ll]etter)\b:?\s?")
+
+
+def _mentioned(text: str, signs: Letters, known: bool) -> str | None:
+    """The last letter of the best form that any has."""
+    best: dict[int, str] = {}
+    few = signs.values() if known else LATIN[:10]
+    for mention in _mention("".join(signs)).finditer(text):
+        sign, at = mention.group(), mention.start()
+        letter = signs.get(sign) or signs[sign.upper()]
+        form = _form(text, at, sign, letter in few)
+        if form is not None:
+            best[form] = letter
+    return best[min(best)] if best else None
+
+
+def _form(text: str, at: int, sign: str, single: bool) -> int | None:
+    """How a letter is named at a place, or None where it is not: a word's part, an article, a
+    choice that is said to be wrong."""
+    end = at + 1
+    if not _stands_alone(text, at) or _is_wrong(text, end):
+        return None
+    before, after = text[max(0, at - 60) : at], text[end : end + 24]
+    if sign.isascii() and sign.islower():
+        bracketed = before.endswith(("(", "[", "**")) and after.startswith((")", "]", "**"))
+        return _SMALL if bracketed and not before[-2:-1].isalnum() else None
+    article = sign in "AI" and _ARTICLE.match(text, end) is not None
+    if _claims().match(text, end) and not article and not _hypothetical(before):
+        return _CLAIMED
+    if single and _chosen().search(before) and not article:
+        return _CLAIMED
+    line = before.rpartition("\n")[2]
+    if _LINE_END.match(text, end) and not re.search(r"\w", line):
+        return _ALONE if "\n" in before or at == len(before) else _MARKED
+    if _BRACKET_BEFORE.search(before) and _BRACKET_AFTER.match(text, end):
+        return _MARKED
+    if _BOLD_BEFORE.search(before) and _BOLD_AFTER.match(text, end):
+        return _MARKED
+    part = _PART_OF_A_NAME.match(text, end) or _FUNCTION.search(before)
+    return _SINGLE if sign.isascii() and single and not article and not part else None
+
+
+_BRACKET_BEFORE = re.compile(r"(?:^|[^A-Za-z]|[A-Za-z]{2})[(\[]\s?$")
+_BRACKET_AFTER = re.compile(r"\s?[)\]](?!-\w)")
+_BOLD_BEFORE = re.compile(r"(?:\*\*|__|\\(?:textbf|mathbf|text|mathrm)\s?\{)\(?$")
+_BOLD_AFTER = re.compile(r"\)?[.:]?(?:\*\*|__|\})")
+_PART_OF_A_NAME = re.compile(r"[)\]]?-[A-Za-z0-9]")
+_FUNCTION = re.compile(r"(?:^|[^A-Za-z])[A-Za-z][(\[]$")
+
+
+def _hypothetical(before: str) -> bool:
+    return _IF.search(_SENTENCE.split(before)[-1]) is not None
+
+
+def _stands_alone(text: str, at: int) -> bool:
+    """Whether a letter is no part of a word. Letters of scripts without blanks may touch it."""
+    before = text[max(0, at - 1) : at]
+    if not text[at].isascii():
+        return _OWN_WORD.match(before) is None and _ends(text, at)
+    quoted = before in ("'", "’") and text[at + 1 : at + 2] == before
+    return (quoted or _LATIN_WORD.match(before) is None) and _ends(text, at)
+
+
+def _ends(text: str, at: int) -> bool:
+    """Whether a word ends with the letter at a place."""
+    after = text[at + 1 : at + 3]
+    if not text[at].isascii():
+        return _OWN_WORD.match(after) is None or _PARTICLE.match(after) is not None
+    return _WORD_GOES_ON.match(after) is None or _TURKISH.match(text, at + 1) is not None
+
+
+_LATIN_WORD = re.compile(rf"{_WORD}|['’\\-]")
+_WORD_GOES_ON = re.compile(rf"['’]?{_WORD}")
+_OWN_WORD = re.compile(rf"[\w{MARKS}]")
+_PARTICLE = re.compile("です|だ|で|が|は|を|と|입니|이다|번|는|가|이|은|为|是|项|和|都")
+_TURKISH = re.compile(r"['’](?:d[iıuü]r|t[iıuü]r)\b")
+
+
+def _is_wrong(text: str, end: int) -> bool:
+    return _wrong().match(text, end) is not None
+
+
+@cache
+def _wrong() -> re.Pattern[str]:
+    return _following("wrong")
+
+
+@cache
+def _claims() -> re.Pattern[str]:
+    return _following("right")
+
+
+def _following(field: str) -> re.Pattern[str]:
+    """What is said of the letter before: the words of a column of the table."""
+    words = alternatives(getattr(language, field) for language in LANGUAGES)
+    return re.compile(rf"[)\]*_}}\"'”’»」』】$\s]{{0,8}}+(?:{words})", re.MULTILINE)
+
+
+@cache
+def _chosen() -> re.Pattern[str]:
+    words = alternatives(language.choose for language in LANGUAGES)
+    return re.compile(rf"(?:{words})[\s*_(\[\"'“「:：$]{{0,8}}$", re.IGNORECASE)
 
 
 @lru_cache(maxsize=256)
-def _patterns(letters: str | None) -> _Patterns:
-    def one(of: str, ending: str = "") -> str:
-        """A letter that is no word's beginning; A and I are none before a small word."""
-        return rf"(?P<letter>[{of}](?!\w|['’]\w){ending})(?:(?<![AI])|{_ARTICLE})"
-
-    known = "".join(re.escape(letter) for letter in letters or LETTERS)
-    few = known if letters else "A-J"
-    noun = r"(?<!\b[Ee]ach )(?<!\b[Ee]very )\b(?i:choice|option)"
-    verb = r"(?:\s*+(?i:is|:|=|(?:should|would|must)\s++be)\s*+:?+)"
-    said = rf"(?i:\banswer{_OF_IT})\**+{verb}?+|(?i:\banswers)\**+\s*+:"
-    in_chinese = r"答案(?:应该|應該)?+\s*+[是为為:]?+"
-    answer = rf"(?:{said}|{in_chinese}){_STATED}{one(known)}{_WRONG}"
-    boxed = rf"\\f?box(?:ed)?+\s*+\{{{_STATED}{one(known)}"
-    stated = rf"{noun}\**+{verb}{_STATED}{one(known)}{_WRONG}"
-    whole = rf"(?P<letter>[{known}])(?!\w)[)\]]?+\**+\s++is\s++"
-    the_answer = rf"(?<![\w'’\\-]){whole}(?i:the\s++(?:only\s++)?+{_RIGHT}\s++{_NOUN}\b)"
-    right = rf"(?<!\b[Ii]f )(?<!whether ){noun}{_MARKUP}{whole}(?i:{_RIGHT}\b)"
-    bracketed = rf"(?<!\b[A-Za-z])[(\[]\s?(?P<letter>[{known}])\s?[)\]](?!-\w){_WRONG}"
-    bold = (
-        r"(?:\*\*|\\(?:textbf|mathbf|text|mathrm)\s?\{)"
-        rf"\(?(?P<letter>[{known}])\)?[.:]?(?:\*\*|\}}){_WRONG}"
-    )
-    alone = rf"^[^\w\n]*+(?P<letter>[{known}])[^\w\n]*+$"
-    single = rf"(?<![\w'’\\-]){one(few, '(?!-[A-Za-z0-9])')}{_WRONG}"
-    return _Patterns(
-        answer=_any(answer),
-        stated=_any(answer, stated, boxed, the_answer, right),
-        marked=_any(bracketed, bold, alone),
-        single=_any(single),
-    )
+def _mention(signs: str) -> re.Pattern[str]:
+    capitals = "".join(sign for sign in signs)
+    small = "".join(sign.lower() for sign in signs if sign.isascii())
+    return re.compile(rf"[{re.escape(capitals)}]|(?<=[(\[*])[{small}](?=[)\]*])")
 
 
-def _plain(text: str) -> str:
-    return _BESIDE_SCRIPT.sub(" ", text.translate(_WIDE))
+def _signs(text: str, letters: str | None) -> Letters:
+    """The signs that name choices in a text: capitals, and letters of its script."""
+    signs = dict.fromkeys(letters or LATIN)
+    named = {letter: letter for letter in signs}
+    if text.isascii():
+        return named
+    for series in {language.letters for language in LANGUAGES if language.letters}:
+        named |= _own_signs(text, series, letters or LATIN)
+    return named
 
 
-def _any(*patterns: str) -> re.Pattern[str]:
-    named = (pattern.replace("?P<letter>", f"?P<letter{i}>") for i, pattern in enumerate(patterns))
-    return re.compile("|".join(named), re.MULTILINE)
+def _own_signs(text: str, series: tuple[str, ...], letters: str) -> dict[str, str]:
+    """The signs of the first of a script's series that has the most of those that name choices."""
+    signs = {sign for one in series for sign in one if sign != "_"}
+    here = {sign for sign in signs if sign in text}
+    if not here:
+        return {}
+    found = {m.group() for m in _labels("".join(sorted(here))).finditer(text)}
+    best = max(series, key=lambda one: (len(found & set(one)), len(here & set(one))))
+    pairs = zip(best, LATIN, strict=False)
+    return {sign: letter for sign, letter in pairs if letter in letters and sign != "_"}
 
 
-def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    letter = None
-    for match in pattern.finditer(text):
-        letter = match[match.lastgroup or 0]
-    return letter
+@lru_cache(maxsize=256)
+def _labels(signs: str) -> re.Pattern[str]:
+    alone = rf"(?<![\w{MARKS}])[{signs}](?![\w{MARKS}])"
+    return re.compile(rf"(?<=[(\[*:「]){alone}|(?<=[:*] ){alone}|{alone}(?=[)\].:*」]|\s*$)")

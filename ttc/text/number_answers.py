@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
-from ttc.text.boxes import boxed
+from ttc.text.boxes import after_cut, boxed
 from ttc.text.number_words import MAGNITUDE, number_in_words
 from ttc.text.numbers import (
     MINUS,
@@ -15,31 +16,41 @@ from ttc.text.numbers import (
     spelt_out,
     without_unit,
 )
+from ttc.text.statements import (
+    CLOSED_SCRIPTS,
+    Statement,
+    clause,
+    decimal_comma,
+    plain,
+    statements,
+)
 
 # Quantifiers that keep what they took (++, *+) make every pattern linear.
 _FRACTION = r"/\d++(?!\.\d)"
 _TEX_FRACTION = r"\\[dtc]?frac ?(?:\{ ?-?\d++ ?\}|\d) ?(?:\{ ?\d++ ?\}|\d)"
-_WHOLE = rf"(?:\d{{1,3}}(?:{THOUSANDS}\d{{3}}(?!\d))++|\d++)"
-_SIGN = rf"[-{MINUS}]?(?:\\?\$)?"
-_DIGITS = (
-    rf"{_SIGN}(?:\d{{1,3}}+ ?)?{_TEX_FRACTION}"  # 1\frac{1}{2}
-    rf"|{_SIGN}\d{{1,3}}+[ ]\d++{_FRACTION}"  # 1 1/2
-    rf"|{_SIGN}{_WHOLE}(?:\.\d++)?(?:{_FRACTION}|{POWER_OF_TEN}(?!\w)|{MAGNITUDE})?"
-    rf"|[-{MINUS}]?\.\d++"
-)
-_NUMBER = re.compile(rf"(?<![\w.^])(?<!\^\{{)(?:{_DIGITS})")
-"""A number that is no exponent: of 18 m^2 it is 18."""
-_NUMBER_HERE = re.compile(rf"(?:[\s*_`:$€£¥₹({{]|\\(?![dtc]?frac)|(?<=\\)\[)*+({_DIGITS})")
+_SIGN = rf"[-{MINUS}]?(?:\\?[$€£¥₹])?"
+_POWER = rf"\^ ?(?:\{{ ?[-{MINUS}]?\d{{1,3}} ?\}}|[-{MINUS}]?\d{{1,3}})(?![\d.]*\d)"
 
-STATED = re.compile(
-    r"####"
-    r"|\banswer(?:\s++to\s++(?:the|this)\s++(?:question|problem))?+\**+\s*+"
-    r"(?:is|:|=|(?:should|must|would)\s++be)"
-    r"(?:\s++(?:therefore|thus|then)\b,?+)?+\**+\s*+:?+",
-    re.IGNORECASE,
+_GROUPED = (
+    r"\d{1,3}(?:\.\d{3}){2,}+(?!\d)(?:,\d++)?"  # 1.234.567
+    r"|\d{1,3}(?:\.\d{3})++,\d++"  # 1.234,5
+    r"|\d{1,2}(?:,\d{2}(?=,))++,\d{3}(?!\d)"  # 1,00,000
+    r"|(?<!\d )[1-9]\d{0,2}(?: \d{3})++(?![\d/]|\.\d{3}| \d)"  # 12 000
 )
-"""What an answer follows."""
+_WITH_POINT = rf"(?:\d{{1,3}}(?:{THOUSANDS}\d{{3}}(?!\d))++|\d++)(?:\.\d++)?"
+_WITH_COMMA = (
+    r"[1-9]\d{0,2}(?:\.\d{3})++(?!\d)(?:,\d++)?"
+    rf"|(?:[1-9]\d{{0,2}}(?:{THOUSANDS}\d{{3}}(?!\d))++)(?:\.\d++)?"
+    r"|\d++(?:[.,]\d++)?"
+)
+_OURS = f"[^\\W_{CLOSED_SCRIPTS}]"
+_NO_EXPONENT = rf"(?<!\^)(?<!\^\{{)(?<!\^[-{MINUS}])(?<!\^\{{[-{MINUS}])"
+_BEFORE = rf"(?:(?<!{_OURS})(?<![\d_]\.)(?<!_){_NO_EXPONENT}|(?<=\bR[ps])(?=\d))"
+"""A number is no exponent (18 m^2 is 18) and no part of a word (v1.5), unless the script joins its
+words to it."""
 
+_CURRENCY = r"(?:(?:Rs\.?|INR|USD|US\$|EUR|GBP|CAD|AUD|JPY|CNY|RMB|R\$|S/\.?|Rp\.?|kr\.?|HK\$)\s?)"
+_OPENING = rf"(?:[\s*_`:$€£¥₹({{}}]|\\(?![dtc]?frac)|(?<=\\)\[|≈|~|{_CURRENCY})*+"
 _TIMES = r"\\(?:times|cdot|div)\b|(?<=[\d) ])x(?= ?[\d($])"
 _SUM = re.compile(
     r"\s*+"
@@ -53,56 +64,161 @@ _OPERAND = (
 _OPERATOR = r"(?:[-−–+*/×÷x]|of\b|\\times\b|\\cdot\b)"
 _WORDED_SUM = re.compile(rf"{_OPERAND}(?:{_OPERATOR}{_OPERAND})++=(?!=)[ \t]*+")
 """A sum of numbers with units, up to its result: 3 boxes * 4 apples = 12."""
+_GOES_ON = re.compile(rf"[ )]*+{_OPERATOR}[ (]*+\$?\d")
 _HEADING = re.compile(r"\d{1,2}[.)][ \t]++[A-Za-z*]")
 _FIRST_OF_A_LIST = re.compile(r"1[.)][ \t]++[A-Za-z*]")
 _TEXT_PART = re.compile(r"\\(?:text|textrm|mbox|mathrm) ?\{[^{}]*+\}")
+_BARE_MINUS = re.compile(rf"(?:^|[=:(\n*]|\bis)[ \t$*]*+[-{MINUS}] $")
 
 
 def stated_number(text: str) -> str | None:
-    """The number right after the last `####` or "answer is" that has one, in digits or words, of an
-    equation its result. Headings (`#### 2. Subtract`) and lists below "Answer:" state none."""
-    plain = spelt_out(text)
-    for mark in reversed(list(STATED.finditer(plain))):
-        place = mark.end()
-        while equation := _SUM.match(plain, place) or _WORDED_SUM.match(plain, place):
-            place = equation.end()
-        number = _NUMBER_HERE.match(plain, place)
-        if number and not _begins_a_list(plain, mark, number.start(1)):
-            return hyphened(number[1])
-        if not number and (words := number_in_words(plain, place)) is not None:
-            return words
-    return None
+    """The number right after the last `####`, "answer is" or "Answer:", in any language of
+    `ttc.text.languages`, in digits or words, of an equation its result. Headings (`#### 2.
+    Subtract`) and lists below "Answer:" state none."""
+    return _stated(spelt_out(plain(text)))
 
 
 def find_number(text: str) -> str | None:
-    """The number that is stated, else the last one in a `\\boxed{}`, else the last one."""
-    stated = stated_number(text)
-    if stated is not None:
-        return stated
-    content = boxed(text)
-    if content is not None and (number := _boxed_number(spelt_out(content))) is not None:
-        return number
-    place = last_number(spelt_out(text))
-    return None if place is None else hyphened(place.group())
+    """The number that is stated, else the last one in a `\\boxed{}`, else the only one of a stated
+    clause, else the last one."""
+    text = spelt_out(plain(after_cut(text)))
+    found = _stated(text) or _in_a_box(text) or _in_a_clause(text)
+    if found is not None:
+        return found
+    comma = decimal_comma(text)
+    last = last_number(text, comma)
+    return None if last is None else _spelling(text, last, comma)
 
 
-def last_number(text: str) -> re.Match[str] | None:
+def last_number(text: str, comma: bool = False) -> re.Match[str] | None:
     last = None
-    for number in _NUMBER.finditer(text):
+    for number in _number(comma).finditer(text):
         last = number
     return last
 
 
-def _begins_a_list(text: str, mark: re.Match[str], start: int) -> bool:
-    if mark.group() == "####":
+def _stated(text: str) -> str | None:
+    stated = statements(text)
+    comma = decimal_comma(text) if stated else False
+    for statement in reversed(stated):
+        joined = statement.linked or statement.language.bare
+        if joined and (number := _result(text, statement, comma)) is not None:
+            return number
+    return None
+
+
+def _result(text: str, statement: Statement, comma: bool) -> str | None:
+    """The number at a statement's place, of an equation the last side that is one number."""
+    place, alone = statement.place, None
+    while equation := _SUM.match(text, place) or _WORDED_SUM.match(text, place):
+        side = _number_here(comma).match(text, place)
+        if side and not text[side.end() : equation.end()].strip(" =\t$*\\)"):
+            alone = side
+        place = equation.end()
+    number = _number_here(comma).match(text, place)
+    if number and alone and _GOES_ON.match(text, number.end()):
+        number = alone
+    if number is None:
+        return number_in_words(text, place)
+    if _begins_a_list(text, statement, number.start(1)):
+        return None
+    return _spelling(text, number, comma)
+
+
+def _begins_a_list(text: str, statement: Statement, start: int) -> bool:
+    if statement.hashes:
         return _HEADING.match(text, start) is not None
-    on_a_new_line = "\n" in text[mark.start() : start]
+    on_a_new_line = "\n" in text[statement.start : start]
     return on_a_new_line and _FIRST_OF_A_LIST.match(text, start) is not None
 
 
-def _boxed_number(content: str) -> str | None:
-    numbers = _NUMBER.findall(_TEXT_PART.sub(" ", content)) or _NUMBER.findall(content)
+def _in_a_clause(text: str) -> str | None:
+    """The number of the last stated clause that has one number: "The answer is that she has 6"."""
+    for statement in reversed(statements(text)):
+        if statement.linked and not _LIST.match(text, statement.place):
+            said = clause(text, statement.place)
+            comma = decimal_comma(text)
+            numbers = list(_number(comma).finditer(said))
+            if len(numbers) == 1 and not _NOT_ALONE.search(said):
+                return _spelling(said, numbers[0], comma)
+    return None
+
+
+_NOT_ALONE = re.compile(r"\b(?:more|less|fewer|than|times|of|half|twice|not)\b")
+_LIST = re.compile(r"\s*+\d{1,2}[.)]\s")
+
+
+def _in_a_box(text: str) -> str | None:
+    content = boxed(text)
+    if content is None:
+        return None
+    content = spelt_out(content)
+    comma = decimal_comma(text)
+    words = _TEXT_PART.sub(" ", content)
     whole = hyphened(without_unit(content)).strip()
-    if as_number(whole) is not None:
+    if as_number(whole) is not None and not (comma and "," in whole) and "." not in whole:
         return whole  # 12 000 or - 20
-    return hyphened(numbers[-1]) if numbers else number_in_words(content, 0)
+    for part in (words, content):
+        numbers = list(_number(comma).finditer(part))
+        if numbers:
+            return _spelling(part, numbers[-1], comma)
+    return number_in_words(content, 0)
+
+
+def _spelling(text: str, number: re.Match[str], comma: bool) -> str:
+    """A number as `as_number` reads it: what English writes otherwise is written in its way."""
+    raw, start = hyphened(number.group(1)), number.start(1)
+    if _BARE_MINUS.search(text[max(0, start - 12) : start]):
+        raw = f"-{raw}"
+    if power := _ENDING_POWER.fullmatch(raw):
+        return _powered(power[1], int(power[2].strip("{ }"))) or raw
+    return _DIGITS.sub(lambda digits: _in_english(digits.group(), comma), raw, count=1)
+
+
+_ENDING_POWER = re.compile(r"(-?\d[\d,.]*) ?\^ ?(\{ ?-?\d+ ?\}|-?\d+)")
+_DIGITS = re.compile(r"[\d.,]*\d(?: \d{3})*(?![\d/])")
+
+
+def _in_english(digits: str, comma: bool) -> str:
+    if re.fullmatch(r"\d{1,3}(?: \d{3})+", digits):
+        return digits.replace(" ", "")
+    if re.fullmatch(r"\d{1,3}(?:\.\d{3})+,\d+|\d{1,3}(?:\.\d{3}){2,}", digits):
+        return digits.replace(".", "").replace(",", ".")
+    if re.fullmatch(r"\d{1,2}(?:,\d{2})+,\d{3}", digits):
+        return digits.replace(",", "")
+    if comma and re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", digits):
+        return digits.replace(".", "")
+    if comma and re.fullmatch(r"\d+,\d+", digits) and not re.fullmatch(_THOUSANDS, digits):
+        return digits.replace(",", ".")
+    return digits
+
+
+_THOUSANDS = r"[1-9]\d{0,2}(?:,\d{3})+"
+
+
+def _powered(base: str, exponent: int) -> str | None:
+    value = as_number(base)
+    if value is None or (value == 0 and exponent < 0) or len(base) * abs(exponent) > 300:
+        return None
+    return str(value**exponent)
+
+
+@cache
+def _number(comma: bool) -> re.Pattern[str]:
+    return re.compile(rf"{_BEFORE}({_digits(comma)})")
+
+
+@cache
+def _number_here(comma: bool) -> re.Pattern[str]:
+    """A number behind markup and currencies, with a minus that a blank may follow."""
+    return re.compile(rf"{_OPENING}(?:[-{MINUS}] (?={_SIGN}[\d.]))?+({_digits(comma)})")
+
+
+def _digits(comma: bool) -> str:
+    after = rf"{_FRACTION}|{POWER_OF_TEN}(?!\w)|{MAGNITUDE}|{_POWER}"
+    return (
+        rf"{_SIGN}(?:\d{{1,3}}+ ?)?{_TEX_FRACTION}"  # 1\frac{{1}}{{2}}
+        rf"|{_SIGN}\d{{1,3}}+[ ]\d++{_FRACTION}"  # 1 1/2
+        rf"|{_SIGN}(?:{_GROUPED}|{_WITH_COMMA if comma else _WITH_POINT})(?:{after})?"
+        rf"|{_SIGN}\.\d++"
+    )

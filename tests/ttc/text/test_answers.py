@@ -62,9 +62,9 @@ from ttc.text.numbers import as_number
         ("Options: (A) 1 (B) 2. Answer: **A**", "choice", "A"),
         (r"\boxed{\text{C}}", "choice", "C"),
         ("So it is\nD.\n", "choice", "D"),
-        ("the answer is b", "choice", None),
+        ("the answer is b", "choice", "B"),
         (r"\boxed{a} then \boxed{\sqrt{\frac{1}{2}}}", "math", r"\sqrt{\frac{1}{2}}"),
-        (r"\boxed{3} then \boxed{4", "math", "3"),
+        (r"\boxed{3} then \boxed{4", "math", "4"),  # a text that was cut has taken 3 back
         (r"\boxed{ }", "math", None),
         ("Answer: $x^2$\nbecause", "math", "x^2"),
         ("we get 8 of 9", "math", "9"),

@@ -95,7 +95,7 @@ HERE: list[tuple[str, str | None, str]] = [
     ("The answer is 'B'.", "B", "quotes"),
     ("The answer is “B”.", "B", "quotes"),
     ("B's mass is 3", None, "a name"),
-    ("the answer is b", None, "small letters are no choices"),
+    ("the answer is b", "B", "a small letter that ends its clause"),
     ("P(A) = 0.3, so it is C.", "C", "a function is no choice in brackets"),
     ("The (E)-alkene wins.\nB", "B", "a part of a word"),
     ("We drop B.\nC", "C", "alone on a line"),

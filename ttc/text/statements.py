@@ -1,0 +1,249 @@
+"""Where a text states its answer: the one grammar that every kind of answer is read by.
+
+    statement = noun [of what] link [hedges] answer
+
+as in "The answer to this question is clearly (B)", "**Answer:** 12", "La respuesta es B" or
+"答案是18". The words come from `ttc.text.languages`. `####` states too. What the answer is, and
+where it ends, is up to its kind (`multiple_choice`, `number_answers`, `math_answers`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from ttc.text.languages import ENGLISH, LANGUAGES, LATIN, Language
+
+CLOSED_UP = frozenset({"zh", "ja", "th", "ko"})
+"""Languages that part words by no blanks, or bind particles to them."""
+
+CLOSED_SCRIPTS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+"""Thai, Lao, Burmese, Khmer, Japanese, Chinese and Korean: such letters may touch a number or a
+choice."""
+
+MARKS = "\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0963\u0966-\u0dff\u0e31-\u0e4e"
+"""Accents and vowels that belong to the letter before; some are no \\w to Python."""
+
+_ZEROS = (
+    "\u0660\u06f0\u07c0\u0966\u09e6\u0a66\u0ae6\u0b66\u0be6\u0c66\u0ce6\u0d66\u0e50\u0ed0\u0f20"
+    "\u1040\u17e0\u1810\uff10"
+)
+_WIDE = "：（）．％＝＄［］／＊٫٬"
+_PLAIN = (
+    {ord(zero) + digit: str(digit) for zero in _ZEROS for digit in range(10)}
+    | {ord("Ａ") + place: letter for place, letter in enumerate(LATIN)}
+    | {ord("ａ") + place: letter.lower() for place, letter in enumerate(LATIN)}
+    | {
+        ord(wide): narrow
+        for wide, narrow in zip("：（）．％＝＄［］／＊٫٬", ":().%=$[]/*.,", strict=True)
+    }
+)
+"""Digits of all scripts, full-width letters and signs, one character for one."""
+
+_LINKS = r":|ঃ|=(?!=)|→|->|=>|⇒|[—–-](?=\s)"
+_CLOSING = r"[ \t*_`~)}\]\"'”’»]*+"
+_MARKUP = r"[*_`~)}\]\"'”’»]*+"
+_OF_WHAT = "to|in|for|of|on|here|that|from|at|we|i|you|therefore|then|thus|hence|as"
+_LONGEST_DENIAL = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """start: where its noun or mark begins. place: where its answer does, with what markup it has.
+    linked: whether a verb, a colon or a new line stands before the answer."""
+
+    start: int
+    place: int
+    language: Language
+    linked: bool = True
+    hashes: bool = False
+
+
+def plain(text: str) -> str:
+    """The text with digits, letters and signs in their narrow Latin forms, as long as it was."""
+    return text if text.isascii() else text.translate(_PLAIN)
+
+
+def statements(text: str, options: bool = False) -> list[Statement]:
+    """The statements of a text, which is `plain`, in their order.
+
+    options: also those whose noun is one of several choices, as in "the right option is B".
+    """
+    found = [
+        Statement(mark, mark + 4, ENGLISH, hashes=True)
+        for mark in _all(text, "####")
+        if text[mark + 4 : mark + 5] != "#"
+    ]
+    denied: set[int] = set()  # a noun of several languages is denied in any of them
+    for language in _spoken(text, options):
+        for head in _head(language, options).finditer(text):
+            if _is_denied(text, head.start(), language):
+                denied.add(head.start())
+            elif _states(text, head, language):
+                linked = head["link"] is not None
+                found.append(Statement(head.start(), head.end(), language, linked))
+    kept = [statement for statement in found if statement.start not in denied]
+    return sorted(kept, key=lambda statement: statement.place)
+
+
+def clause(text: str, place: int) -> str:
+    """What stands at a place up to the end of its line, sentence or clause."""
+    line = text[place : place + 400].lstrip(" \t\n*:").split("\n", 1)[0]
+    end = _ends().search(line)
+    return line[: end.start()] if end else line
+
+
+def alternatives(words: Iterable[str]) -> str:
+    """One pattern for words that are parted by |, the longest first."""
+    parts = {part for word in words for part in _split(word)}
+    return "|".join(sorted(parts, key=lambda part: (-len(part), part)))
+
+
+def decimal_comma(text: str) -> bool:
+    """Whether a text's language writes 2,5 for two and a half. English wins a draw."""
+    if not _COMMA_OR_POINT.search(text):
+        return False
+    words = set(_WORD.findall(text[:4000].lower()))
+    here = max(len(words & _common(lang)) for lang in LANGUAGES if lang.decimal_comma)
+    return here > len(words & _common(ENGLISH))
+
+
+_COMMA_OR_POINT = re.compile(r"\d[.,]\d")
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+@cache
+def _common(language: Language) -> frozenset[str]:
+    return frozenset(language.common.split("|"))
+
+
+def _all(text: str, mark: str) -> Iterator[int]:
+    place = text.find(mark)
+    while place >= 0:
+        yield place
+        place = text.find(mark, place + len(mark))
+
+
+def _spoken(text: str, options: bool) -> list[Language]:
+    """The languages that have a noun in the text."""
+    stems = _stems(options, text.isascii())
+    found = {code for stem, codes in stems if stem in text for code in codes}
+    return [language for language in LANGUAGES if language.code in found] if found else []
+
+
+def _is_denied(text: str, start: int, language: Language) -> bool:
+    before = text[max(0, start - _LONGEST_DENIAL) : start]
+    return _denied(language).search(before) is not None
+
+
+def _states(text: str, head: re.Match[str], language: Language) -> bool:
+    """Whether the noun is a word, and one without a link is a heading."""
+    start = head.start()
+    before = text[max(0, start - _LONGEST_DENIAL) : start]
+    spaced = language.code not in CLOSED_UP
+    if spaced and before[-1:].isalpha() and language.code not in ("ar", "he", "fa", "ur"):
+        return False
+    if head["link"] is None and head["noun"].lower() in language.option.split("|"):
+        return False
+    if head["link"] is not None and "\n" in head["link"]:
+        return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
+    if head["link"] is None and language is ENGLISH:
+        return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
+    return True
+
+
+_HEADING = re.compile(r"[\W\d]*+(?:[^\W\d_]++[\W]*+){0,3}")
+"""What may stand before the noun of a heading."""
+
+
+def _split(words: str) -> list[str]:
+    """Parts of a pattern at each | outside brackets."""
+    parts, depth, begin = [], 0, 0
+    for place, sign in enumerate(words):
+        depth += (sign == "(") - (sign == ")")
+        if sign == "|" and depth == 0:
+            parts.append(words[begin:place])
+            begin = place + 1
+    return [part for part in [*parts, words[begin:]] if part]
+
+
+def _cased(words: str) -> list[str]:
+    """Words as they are, with a capital, and in capitals."""
+    return [form for word in words.split("|") if word for form in _forms(word)]
+
+
+def _forms(word: str) -> list[str]:
+    if len(word) == 1:
+        return [word]
+    return list(dict.fromkeys((word, word[0].upper() + word[1:], word.upper())))
+
+
+def _nouns(language: Language, options: bool) -> str:
+    return "|".join(filter(None, (language.answer, language.option if options else "")))
+
+
+@cache
+def _stems(options: bool, ascii_alone: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Parts of nouns, one of which stands in any text that has a noun, with their languages."""
+    stems: dict[str, list[str]] = {}
+    for language in LANGUAGES:
+        for word in filter(None, _nouns(language, options).split("|")):
+            for form in _forms(word):
+                stem = form[1:] if len(form) > 2 else form
+                if stem.isascii() or not ascii_alone:
+                    stems.setdefault(stem, []).append(language.code)
+    return tuple((stem, tuple(dict.fromkeys(codes))) for stem, codes in stems.items())
+
+
+@cache
+def _head(language: Language, options: bool) -> re.Pattern[str]:
+    """A noun up to its answer. It begins with literals, which Python's engine searches fast."""
+    spaced = language.code not in CLOSED_UP
+    nouns = "|".join(sorted(_cased(_nouns(language, options)), key=len, reverse=True))
+    end = r"(?![^\W\d_])" if spaced else ""
+    kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language is ENGLISH else ""
+    aside = rf"{_MARKUP}(?:\s?\([^()\n]{{0,60}}\))?+"
+    if language is ENGLISH:
+        words = rf"(?:,?\s(?i:{_OF_WHAT})\b(?:\s(?![A-J]\b)[^\s.:;?!=]{{1,30}}+){{0,8}}?)?,?"
+    elif spaced:
+        words = r"(?:\s(?![A-ZА-Я]\b)[^\W\d_]{1,30}+){0,6}?,?"
+    else:
+        words = r"[^\s\d.,:;!?A-Z()。，；！？]{0,16}?"
+    verbs = rf"\s?(?i:{alternatives([language.link])}){end}" if language.link else r"(?!)"
+    link = rf"{words}{_CLOSING}(?:{verbs}{_CLOSING}\s?+:?|(?:{_LINKS}))"
+    new_line = r"[ \t]*+\n"
+    joined = rf"(?P<link>{aside}{link}|{_CLOSING}{new_line})?"
+    return re.compile(rf"(?P<noun>{nouns}){end}{kind}{joined}{_hedges(language, end)}")
+
+
+def _hedges(language: Language, end: str) -> str:
+    words = "|".join(sorted(_cased(language.hedge), key=len, reverse=True))
+    if not words:
+        return ""
+    words = words.replace(r"\S", r"\s")
+    return rf"(?:[\s*_,]{{0,8}}+(?:{words}){end}[.,:]?){{0,4}}"
+
+
+@cache
+def _denied(language: Language) -> re.Pattern[str]:
+    if language.code in CLOSED_UP:
+        return re.compile(rf"(?:{alternatives([language.denied])})的?\s?$")
+    between = r"(?:[ \t*_\"'(]+[^\W\d_]+){0,2}[ \t*_\"'(]+$"
+    return re.compile(rf"(?:^|\W)(?:{alternatives([language.denied])}){between}", re.IGNORECASE)
+
+
+@cache
+def _ends() -> re.Pattern[str]:
+    words = alternatives(language.ends for language in LANGUAGES if _is_spaced(language))
+    closed = alternatives(language.ends for language in LANGUAGES if not _is_spaced(language))
+    joins = "and|or|y|e|et|ou|o|und|oder|и|или|i|lub|of|en|atau|dan|og|och"
+    return re.compile(
+        rf"[.!?]\s+(?![a-z\d])|[。।؟！？；;]|,?\s+(?:{words})(?![\w'’])|\s*\((?=[a-z]{{2,}}\s)"
+        rf"|,\s+(?!(?:{joins})\b)(?=[^\W\d_A-Z]{{2,}})|[，、,]?(?:{closed})"
+    )
+
+
+def _is_spaced(language: Language) -> bool:
+    return language.code not in CLOSED_UP

@@ -6,6 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.build import make_tools, source_options, thinking_marks
 from experiments.runs.data import Task
+from experiments.runs.summary import kinds_of_errors, shown_kind
 from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_switch import switched
@@ -17,8 +18,8 @@ SHOWN = 3
 
 
 def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
-    """The resolved configuration, the first three prompts, and the rows that fail. Prompts of a
-    private data set are shown with run.show_questions=true alone."""
+    """The resolved configuration, the first three prompts, and the rows that fail, by their
+    kind of error. Prompts of a private data set are shown with run.show_questions=true alone."""
     tokenizer = load_tokenizer(config.model.name, **source_options(config))
     thoughts = Thoughts.of(tokenizer, thinking_marks(config))
     mode = config.search.get("thinking", "auto")
@@ -39,5 +40,7 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
         f"--- {number_of(len(task.problems), 'problem')}, "
         f"{number_of(len(task.failures), 'row')} that cannot be used ---"
     )
-    parts += [f"{name}: {reason}" for name, reason in task.failures[:SHOWN]]
+    names = {" ".join(reason.split()): name for name, reason in reversed(task.failures)}
+    kinds = kinds_of_errors([reason for _, reason in task.failures])
+    parts += [f"{names[kind['reason']]}: {shown_kind(kind)}" for kind in kinds[:SHOWN]]
     return "\n\n".join(parts)

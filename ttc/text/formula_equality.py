@@ -64,6 +64,8 @@ def _plain(tree: Tree) -> Tree:
         if tree[0] == "list":
             parts = [part for each in tree[2:] for part in _parts(_plain(each))]
             return ("list", tree[1], *parts)
+        if tree[0] == "set":
+            return ("set", *(part for each in tree[1:] for part in _parts(_plain(each))))
         if tree[0] == "relation" and tree[1] == ("=",) and not _has(tree[2], "pm", "mp"):
             right = _plain(tree[3])
             return ("list", ",", *(("relation", ("=",), tree[2], part) for part in right[2:]))
@@ -274,7 +276,7 @@ def _is_name(tree: Tree) -> bool:
     kinds = {node[0] for node in _nodes(tree) if isinstance(node[0], str)}
     if tree[0] == "apply":
         return True
-    allowed = {"sym", "*", "+", "/", "neg", "call", "brackets", "apply"}
+    allowed = {"sym", "*", "+", "/", "neg", "call", "brackets", "apply", "ratio"}
     return bool(_symbols(tree)) and kinds <= allowed
 
 
@@ -347,7 +349,7 @@ def _solved(tree: Tree) -> tuple[str, list[Interval]] | None:
             _region(parts[1]) if parts[1][0] in ("brackets", "union", "minus", "const") else None
         )
         return inner and (parts[0][1], inner[1])
-    if len(signs) == 2 and parts[1][0] == "sym":
+    if len(signs) == 2 and parts[1][0] in ("sym", "apply"):
         if set(signs) <= {">", ">="}:
             signs, parts = tuple(_FLIPPED[sign] for sign in reversed(signs)), parts[::-1]
         if not set(signs) <= {"<", "<="} or parts[1][1] in _symbols(parts[0]) | _symbols(parts[2]):

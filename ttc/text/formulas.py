@@ -30,7 +30,7 @@ _TOKEN = re.compile(
     r"(?P<space>(?:\s|\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\displaystyle(?![A-Za-z]))+)"
     r"|(?P<dots>\\(?:ldots|dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\.)"
     r"|(?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,4}(?![\w^]))?|\d+\.(?!\d))"
-    r"|\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|operatorname|bm|boldsymbol"
+    r"|\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|operatorname|bm|boldsymbol"
     r"|rm|bf)\*?\s*\{(?P<text>[^{}]*)\}"
     r"|(?P<command>\\[A-Za-z]+|\\[{}|%$#&])"
     r"|(?P<letters>[A-Za-z]+)"
@@ -95,7 +95,7 @@ _RELATIONS = {
     **{"=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!="},
     **{"\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\lt": "<", "\\gt": ">"},
     **{"\\ge": ">=", "\\geq": ">=", "\\geqslant": ">=", "\\ne": "!=", "\\neq": "!="},
-    **{"\\in": "=", "\\approx": "=", "\\simeq": "=", "\\equiv": "=="},
+    **{"\\in": "=", "\\approx": "~", "\\simeq": "~", "\\equiv": "=="},
 }
 _TIMES = ("*", "\\cdot", "\\times", "\\ast")
 _ACCENTS = {"overline", "bar", "vec", "hat", "tilde", "widehat", "overrightarrow", "mathcal"}
@@ -150,6 +150,8 @@ def is_word(letters: str) -> bool:
     if len(letters) < 2 or letters in _FUNCTIONS or letters in _CONSTANTS or letters in _GREEK:
         return False
     small = letters.lower()
+    if letters.isupper() and len(letters) < 4:
+        return False  # the segment NO
     if small in _SHORT_WORDS:
         return True
     product = not re.search("[aeiou]", small) or any(small in chain for chain in _CHAINS)
@@ -201,12 +203,21 @@ class _Reader:
             raise Unread(self.peek())
         return tree
 
-    def answers(self, closing: tuple[str, ...] = ()) -> Tree:
+    def answers(self) -> Tree:
+        """Statements with commas between; where these stand within semicolons, lists of them."""
+        groups = [self.listed()]
+        while self.accept(";"):
+            groups.append(self.listed())
+        if len(groups) == 1:
+            return groups[0]
+        if all(group[0] != "list" for group in groups):
+            return ("list", ",", *groups)
+        return ("list", ",", *(("brackets", "(", ")", *_listed(group)) for group in groups))
+
+    def listed(self) -> Tree:
         parts = [self.statement()]
         word = ","
         while sign := self.separator():
-            if self.peek() in closing and closing:
-                break
             if sign != ",":
                 word = sign
             parts.append(self.statement())
@@ -215,7 +226,7 @@ class _Reader:
     def separator(self) -> str:
         found = ""
         while True:
-            if self.accept(",", ";"):
+            if self.accept(","):
                 found = found or ","
             elif self.kind() in ("letters", "text") and self.peek().strip() in ("and", "or"):
                 found = self.take().strip()
@@ -239,6 +250,10 @@ class _Reader:
             signs.append(_RELATIONS[self.take()])
             parts.append(self.union())
         self.depth -= 1
+        if "~" in signs:  # what comes before it is exact; of x ≈ 3.5 the name
+            exact = signs.index("~")
+            named = exact == 0 and parts[0][0] == "sym"
+            signs, parts = (["="], parts[:2]) if named else (signs[:exact], parts[: exact + 1])
         return ("relation", tuple(signs), *parts) if signs else parts[0]
 
     def union(self) -> Tree:
@@ -382,10 +397,18 @@ class _Reader:
             self.at += 1
             return self.bracketed(value)
         if self.accept("{"):
-            return self.until("}")
+            return self.grouped()
         if self.accept("|"):
             return ("call", "abs", self.until("|"))
         raise Unread(value)
+
+    def grouped(self) -> Tree:
+        """A group of LaTeX, or a set as people type it."""
+        bars, self.bars = self.bars, 0
+        inside = self.answers()
+        self.bars = bars
+        self.expect("}")
+        return ("set", *inside[2:]) if inside[0] == "list" else inside
 
     def number(self, digits: str, single: bool) -> Tree:
         if self.accept("_"):
@@ -510,7 +533,7 @@ class _Reader:
         """What stands in brackets: a formula, or several parts."""
         bars, self.bars = self.bars, 0
         in_set, self.in_set = self.in_set, False
-        inside = self.answers((")", "]"))
+        inside = self.answers()
         self.bars, self.in_set = bars, in_set
         closing = self.peek()
         if not self.accept(")", "]"):
@@ -729,6 +752,10 @@ def _tokens(answer: str) -> list[tuple[str, str, bool]]:
         tokens.append((kind, value, spaced))
         spaced = False
     return tokens
+
+
+def _listed(tree: Tree) -> Tree:
+    return tree[2:] if tree[0] == "list" else (tree,)
 
 
 def _fraction_of(before: str, repeated: str) -> Tree:

@@ -68,7 +68,7 @@ _NO_UNITS = frozenset(
 )
 """Words behind a number that say which number it is."""
 
-_TEXT = r"\\(?:text|mathrm|textrm|textbf|textit|mbox|rm)\s*\{([^{}]*)\}"
+_TEXT = r"\\(?:text|mathrm|textrm|textnormal|textbf|textit|mbox|rm)\s*\{([^{}]*)\}"
 _AT_END = re.compile(
     rf"(?:\s|\\[,;:! ]|~)*(?:{_TEXT}|(?<=[\d.)}}\s])(?<!_)(?<!\\)\b([A-Za-z][A-Za-z./ -]*)"
     r"|(?:(?<=\d)|(?<=[}\d]\s))([a-z]{2,12}(?:/[a-z]{1,6})?))"

@@ -36,8 +36,7 @@ def failure_reasons(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def kinds_of_errors(errors: Sequence[str]) -> list[dict[str, Any]]:
     """Errors by kind, the most frequent first: alike but for numbers and what is quoted.
 
-    """Errors by kind, the most frequent first: alike but for numbers and what is quoted.
-
+    reason: the first one. count: how many there are. values: what differs in them, each once
     and in their order; not there where nothing does.
     """
     groups: dict[str, list[str]] = {}

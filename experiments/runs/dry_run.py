@@ -7,6 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.runs.build import make_tools, source_options, thinking_marks
 from experiments.runs.data import Task
 from experiments.runs.problem_record import without_quotes
+from experiments.runs.summary import kinds_of_errors, shown_kind
 from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_switch import switched
@@ -18,8 +19,8 @@ SHOWN = 3
 
 
 def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
-    """The resolved configuration, the first three prompts, and the rows that fail. Prompts of a
-    private data set are shown with run.show_questions=true alone."""
+    """The resolved configuration, the first three prompts, and the rows that fail, by their
+    kind of error. Prompts of a private data set are shown with run.show_questions=true alone."""
     tokenizer = load_tokenizer(config.model.name, **source_options(config))
     thoughts = Thoughts.of(tokenizer, thinking_marks(config))
     mode = config.search.get("thinking", "auto")
@@ -40,7 +41,9 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
         f"--- {number_of(len(task.problems), 'problem')}, "
         f"{number_of(len(task.failures), 'row')} that cannot be used ---"
     )
-    for name, reason in task.failures[:SHOWN]:
-        shown = without_quotes(reason) if config.dataset.private else reason
-        parts.append(f"{name}: {shown}")
+    private = config.dataset.private
+    failures = [(n, without_quotes(r) if private else r) for n, r in task.failures]
+    names = {" ".join(reason.split()): name for name, reason in reversed(failures)}
+    kinds = kinds_of_errors([reason for _, reason in failures])
+    parts += [f"{names[kind['reason']]}: {shown_kind(kind)}" for kind in kinds[:SHOWN]]
     return "\n\n".join(parts)

@@ -17,6 +17,11 @@ from experiments.runs.stats import maj_at_k, pass_at_k, wilson
 KS = tuple(2**i for i in range(11))
 """The k of pass@k and maj@k."""
 
+SHOWN_VALUES = 5
+"""Of one kind of error."""
+
+_VALUE = re.compile(r"\d(?:[\d,.]*\d)?|'[^']*'|\"[^\"]*\"")
+
 
 def failed(record: Mapping[str, Any]) -> bool:
     """Whether a problem could not be solved; one whose budget ran out counts with what it has."""
@@ -24,16 +29,41 @@ def failed(record: Mapping[str, Any]) -> bool:
 
 
 def failure_reasons(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Why problems failed, the most frequent first; reasons are alike but for numbers and names."""
+    """Why problems failed (see `kinds_of_errors`)."""
+    return kinds_of_errors([record["error"] for record in filter(failed, records)])
+
+
+def kinds_of_errors(errors: Sequence[str]) -> list[dict[str, Any]]:
+    """Errors by kind, the most frequent first: alike but for numbers and what is quoted.
+
+    reason: the first one. count: how many there are. values: what differs in them, each once
+    and in their order; not there where nothing does.
+    """
     groups: dict[str, list[str]] = {}
-    for record in filter(failed, records):
-        alike = re.sub(r"\d[\d,.]*|'[^']*'", "#", record["error"])
-        groups.setdefault(alike, []).append(record["error"])
-    counts = [
-        {"reason": " ".join(reasons[0].split()), "count": len(reasons)}
-        for reasons in groups.values()
-    ]
+    for error in errors:
+        groups.setdefault(_VALUE.sub("\0", error), []).append(error)
+    counts = []
+    for alike in groups.values():
+        kind = {"reason": " ".join(alike[0].split()), "count": len(alike)}
+        values = differing(alike)
+        counts.append(kind | ({"values": values} if values else {}))
     return sorted(counts, key=lambda entry: -entry["count"])
+
+
+def differing(errors: Sequence[str]) -> list[str]:
+    """What stands in errors of one kind in the places where they differ."""
+    rows = [_VALUE.findall(error) for error in errors]
+    places = [place for place, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
+    return list(dict.fromkeys(", ".join(row[place] for place in places) for row in rows if places))
+
+
+def shown_kind(kind: Mapping[str, Any]) -> str:
+    """A line for a kind of error: how often it is there, the first one, and the values."""
+    values = kind.get("values", ())
+    if not values:
+        return f"{kind['count']} x {kind['reason']}"
+    more = f"; {len(values) - SHOWN_VALUES} more" if len(values) > SHOWN_VALUES else ""
+    return f"{kind['count']} x {kind['reason']} (here: {'; '.join(values[:SHOWN_VALUES])}{more})"
 
 
 def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.cli.labels import labels, typed_settings
 from experiments.cli.tables import Table, labelled
+from experiments.runs.summary import shown_kind
 from ttc.wording import number_of
 
 SHOWN_REASONS = 5
@@ -64,7 +65,7 @@ def failures(summary: dict[str, Any]) -> str:
         f"\n{count} of {number_of(summary['problems'], 'problem')} failed and "
         f"{'counts' if count == 1 else 'count'} as wrong:"
     ]
-    lines += [f"  {entry['count']} x {entry['reason']}" for entry in reasons[:SHOWN_REASONS]]
+    lines += [f"  {shown_kind(entry)}" for entry in reasons[:SHOWN_REASONS]]
     if more := reasons[SHOWN_REASONS:]:
         lines.append(
             f"  {sum(entry['count'] for entry in more)} x other reasons, see `error` in the records"

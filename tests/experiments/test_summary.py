@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from experiments.runs.summary import failure_reasons, seconds_at_work, summarise, votes
+from experiments.runs.summary import (
+    failure_reasons,
+    kinds_of_errors,
+    seconds_at_work,
+    shown_kind,
+    summarise,
+    votes,
+)
 
 
 def test_answers_that_are_the_same_number_are_one_vote() -> None:
@@ -90,6 +97,25 @@ def test_reasons_that_differ_in_numbers_or_names_are_one() -> None:
         "BudgetExceeded: 9 tokens",
     ]
     assert failure_reasons([{"error": error} for error in errors]) == [
-        {"reason": "InvalidInput: the prompt has 9,001 tokens", "count": 2},
+        {
+            "reason": "InvalidInput: the prompt has 9,001 tokens",
+            "count": 2,
+            "values": ["9,001", "12"],
+        },
         {"reason": "KeyError: the row has no field 'question'", "count": 1},
     ]
+
+
+def test_a_kind_of_error_is_shown_with_the_values_that_differ_alone() -> None:
+    alike = [
+        f"InvalidInput: '{letter}' is none of the 4 choices, row {n}"
+        for letter, n in [("E", 1), ("F", 2), ("E", 2), ("E", 1)]
+    ]
+    (kind,) = kinds_of_errors(alike)
+    assert kind["count"] == 4 and kind["values"] == ["'E', 1", "'F', 2", "'E', 2"]
+    assert shown_kind(kind) == f"4 x {alike[0]} (here: 'E', 1; 'F', 2; 'E', 2)"
+    (kind,) = kinds_of_errors([f"ValueError: {n} is too many" for n in range(9)])
+    assert shown_kind(kind).endswith("(here: 0; 1; 2; 3; 4; 4 more)")
+    (kind,) = kinds_of_errors(["the box is '' #", "the box is '' #"])
+    assert "values" not in kind and shown_kind(kind) == "2 x the box is '' #"
+    assert len(kinds_of_errors(["no answer after #### 3", "no answer after 3 ####", "# 3"])) == 3

@@ -1,8 +1,8 @@
-"""The process that compares mathematical answers by math-verify: pairs come in, verdicts go out.
+"""The process that compares mathematical answers: pairs come in, verdicts go out.
 
-`ttc.text.math_equality` starts it as a program, which imports nothing of this project. The limits
-of math-verify are signals, which work in a main thread alone and stop no long multiplication.
-Here the kernel ends the process once a comparison has taken its processor time.
+`ttc.text.math_equality` starts it as a program. The limits of math-verify are signals, which work
+in a main thread alone and stop no long multiplication. Here the kernel ends the process once a
+comparison has taken its processor time.
 """
 
 import contextlib
@@ -18,73 +18,38 @@ from typing import Any
 MEMORY_BYTES = 4 * 2**30
 """What a comparison may allocate: a power tower asks for as much as there is."""
 
-CLEARLY = 1e-3
-"""Formulas whose values differ by more, relative to 1 + the larger one, are not simplified."""
-
 
 @lru_cache(maxsize=4096)
-def parse_answer(answer: str) -> list[Any]:
-    from math_verify import parse
+def parse_answer(answer: str) -> Any:
+    """What math-verify's parser reads as a whole, else None: no number inside of a formula."""
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from math_verify.grader import should_treat_as_complex
 
-    parsed: list[Any] = parse(f"${answer}$", parsing_timeout=None)
-    return parsed
-
-
-@lru_cache(maxsize=4096)
-def _value(answer: str) -> tuple[str, complex] | None:
-    """A formula's value with some positive number for each name; of an equation its right side's.
-
-    The string is the name that an equation gives a number to, "=" for another equation, "" for a
-    formula. None for anything else.
-    """
-    import sympy
-
-    parsed = parse_answer(answer)
-    formula = parsed[0] if parsed else None
-    name = ""
-    if isinstance(formula, sympy.Eq):
-        name = formula.lhs.name if isinstance(formula.lhs, sympy.Symbol) else "="
-        formula = formula.rhs
-    if not isinstance(formula, sympy.Expr) or isinstance(formula, sympy.Symbol):
-        return None  # what is one name alone is compared by letters
-    if formula.has(sympy.UnevaluatedExpr):  # a percentage, which may equal two numbers
-        return None
-    if name and formula.free_symbols:
-        name = "="
     try:
-        numbers = {symbol: _number_of(symbol.name) for symbol in formula.free_symbols}
-        value = complex(formula.subs(numbers).evalf())
+        return latex2sympy(
+            answer,
+            is_real=not should_treat_as_complex(answer),
+            normalization_config=NormalizationConfig(malformed_operators=True, nits=True),
+        )
     except Exception:
         return None
-    return (name, value) if abs(value) < float("inf") else None
-
-
-def _apart(gold: str, predicted: str) -> bool:
-    """Whether two formulas are far apart for some numbers.
-
-    A formula is compared with an equation's right side, as math-verify does, and two equations only
-    if both name one number.
-    """
-    left, right = _value(gold), _value(predicted)
-    if left is None or right is None:
-        return False
-    if left[0] and right[0] and (left[0] != right[0] or left[0] == "="):
-        return False
-    size = max(abs(left[1]), abs(right[1]))
-    return abs(left[1] - right[1]) > CLEARLY * (1 + size)
-
-
-def _number_of(name: str) -> float:
-    return 1.1 + sum(place * ord(sign) for place, sign in enumerate(name, 1)) % 89 / 97
 
 
 def equal(gold: str, predicted: str) -> bool:
-    """math-verify's verdict; formulas that are far apart for some numbers are not simplified."""
+    """Whether two formulas are equal; math-verify decides about integrals, sums and limits."""
+    from ttc.text.formula_equality import equal_formulas
+    from ttc.text.formulas import read_formula
+    from ttc.text.typed_math import in_latex
+
+    left, right = read_formula(gold), read_formula(predicted)
+    if left is not None and right is not None:
+        return equal_formulas(left, right)
     from math_verify import verify
 
-    if _apart(gold, predicted):
+    one, other = parse_answer(in_latex(gold)), parse_answer(in_latex(predicted))
+    if one is None or other is None:
         return False
-    return bool(verify(parse_answer(gold), parse_answer(predicted), timeout_seconds=None))
+    return any(verify(*pair, timeout_seconds=None) for pair in ((one, other), (other, one)))
 
 
 def main() -> None:

@@ -1,17 +1,55 @@
-"""Formulas as people type them (2√3, x², sqrt(3)), in LaTeX, which math-verify reads."""
+"""Signs of mathematics in Unicode (√, π, x², ≤), in LaTeX."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
-from ttc.text.numbers import hyphened
+from ttc.text.numbers import hyphened, spelt_out
 
+_GREEK = {
+    **{"α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "δ": r"\delta", "ε": r"\epsilon"},
+    **{"ζ": r"\zeta", "η": r"\eta", "θ": r"\theta", "ι": r"\iota", "κ": r"\kappa"},
+    **{"λ": r"\lambda", "μ": r"\mu", "ν": r"\nu", "ξ": r"\xi", "π": r"\pi", "ρ": r"\rho"},
+    **{"σ": r"\sigma", "τ": r"\tau", "υ": r"\upsilon", "φ": r"\phi", "χ": r"\chi"},
+    **{"ψ": r"\psi", "ω": r"\omega"},
+    **{"Γ": r"\Gamma", "Δ": r"\Delta", "Θ": r"\Theta", "Λ": r"\Lambda", "Ξ": r"\Xi"},
+    **{"Σ": r"\Sigma", "Φ": r"\Phi", "Ψ": r"\Psi", "Ω": r"\Omega", "ϕ": r"\phi", "ϵ": r"\epsilon"},
+}
+_COMMANDS = _GREEK | {
+    **{"·": r"\cdot", "⋅": r"\cdot", "∙": r"\cdot", "•": r"\cdot", "×": r"\times", "÷": r"\div"},
+    **{"∞": r"\infty", "≤": r"\le", "≥": r"\ge", "≠": r"\ne", "≈": r"\approx", "≡": r"\equiv"},
+    **{"∈": r"\in", "∪": r"\cup", "∩": r"\cap", "∅": r"\emptyset", "∖": r"\setminus"},
+    **{"±": r"\pm", "∓": r"\mp", "°": r"\degree", "º": r"\degree", "√": r"\sqrt", "∛": r"\cbrt"},
+    **{"⌊": r"\lfloor", "⌋": r"\rfloor", "⌈": r"\lceil", "⌉": r"\rceil", "…": r"\ldots"},
+    **{"⟨": r"\langle", "⟩": r"\rangle", "∠": r"\angle", "△": r"\triangle", "∀": r"\forall"},
+    **{"ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℚ": r"\mathbb{Q}", "ℕ": r"\mathbb{N}"},
+    **{"ℂ": r"\mathbb{C}", "⩽": r"\le", "⩾": r"\ge", "∣": "|", "′": "'", "’": "'", "∗": "*"},
+    **{"∨": r"\lor", "∧": r"\land", "∫": r"\int", "∑": r"\sum", "∏": r"\prod", "ø": r"\emptyset"},
+}
+_SIGNS = str.maketrans({sign: f"{name} " for sign, name in _COMMANDS.items()})
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ"
+_LOWERED = "₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ"
+_POWER = re.compile(f"[{_RAISED}]+")
+_INDEX = re.compile(f"[{_LOWERED}]+")
 _ROOT = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt) ?(?:(\d+|[A-Za-z](?![A-Za-z]))|\(([^()]{1,100})\))")
-_SIGNS = str.maketrans({"²": "^{2}", "³": "^{3}", "·": r"\cdot ", "∞": r"\infty "})
+
+
+def with_commands(formula: str) -> str:
+    """A formula with LaTeX's commands in the place of Unicode's signs."""
+    if formula.isascii():
+        return formula
+    powers = _POWER.sub(lambda power: "^{" + _plain(power[0]) + "}", spelt_out(formula))
+    indexed = _INDEX.sub(lambda index: "_{" + _plain(index[0]) + "}", powers)
+    signed = hyphened(indexed).translate(_SIGNS)
+    return signed if signed.isascii() else unicodedata.normalize("NFKC", signed)
 
 
 def in_latex(formula: str) -> str:
-    """A formula with LaTeX in the place of roots, powers, points and infinities; minus signs become
-    hyphens. What is LaTeX already stays as it is."""
-    rooted = _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", hyphened(formula))
-    return rooted.translate(_SIGNS)
+    """A formula as math-verify reads it: with LaTeX in the place of typed roots too."""
+    rooted = _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", formula)
+    return with_commands(rooted)
+
+
+def _plain(signs: str) -> str:
+    return hyphened(unicodedata.normalize("NFKC", signs))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import product
+import json
+from itertools import combinations
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.clocks import assert_linear
 from tests.helpers.tiers import examples
-from ttc.text.equality import ballots, canonical, same_answer
-from ttc.text.math_worker import equal, parse_answer
+from ttc.text.equality import ballots, same_answer
+from ttc.text.formulas import read_formula
 from ttc.text.numbers import as_number, without_unit
+from ttc.text.units import split_unit
 
 MATH_VERIFY = "the verdict of math-verify itself"
 MINERVA = "lm-eval minerva_math, normalize_final_answer: units and signs that it removes"
@@ -139,36 +143,202 @@ def test_another_answer_is_wrong_and_votes_for_another(
     [case[:2] for case in SAME if case[3] == MATH_VERIFY and case[2] == "math"],
 )
 def test_the_cases_of_math_verify_are_its_own(gold: str, predicted: str) -> None:
-    from math_verify import verify
+    from math_verify import parse, verify
 
-    assert verify(parse_answer(gold), parse_answer(predicted), timeout_seconds=None)
-
-
-FORMULAS = [gold for gold, _, kind, _ in [*SAME, *DIFFERENT] if kind == "math"]
-FORMULAS += ["x y", "e", "2e", "i", r"\log 2", r"\sin x", "0", "1-x", r"\frac{x}{2}"]
-FORMULAS += ["ab", r"\text{ab}", "x=7", "y=5", "x+y=1", "2x+z=1", "x=y", "x=2y", "y=5%"]
+    left, right = (parse(f"${answer}$", parsing_timeout=None) for answer in (gold, predicted))
+    assert verify(left, right, timeout_seconds=None)
 
 
-@pytest.mark.slow
-def test_what_is_told_apart_without_simplifying_is_different_by_math_verify_too() -> None:
-    from math_verify import verify
+CORPUS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "data" / "equality.jsonl")
+    .read_text("utf-8")
+    .splitlines()
+]
+"""Pairs of answers of kind "math": equal or not, a trap for an obvious rule or not, with the kind
+of pair and where it comes from."""
 
-    for gold, predicted in product(list(dict.fromkeys(FORMULAS))[::3], repeat=2):
-        verdict = verify(parse_answer(gold), parse_answer(predicted), timeout_seconds=None)
-        assert equal(gold, predicted) is bool(verdict), (gold, predicted)
+
+def test_the_corpus_has_pairs_of_all_kinds_without_one_twice() -> None:
+    pairs = {(pair["gold"], pair["predicted"]) for pair in CORPUS}
+    assert len(pairs) == len(CORPUS) >= 400
+    assert sum(pair["trap"] for pair in CORPUS) >= 200
+    assert sum(pair["equal"] for pair in CORPUS) >= 200 <= sum(not pair["equal"] for pair in CORPUS)
 
 
-@pytest.mark.slow
+def test_the_corpus_is_graded_and_voted_as_it_says() -> None:
+    """Whichever of the two is gold."""
+    wrong = []
+    for pair in CORPUS:
+        gold, predicted = pair["gold"], pair["predicted"]
+        verdicts = [same_answer(gold, predicted, "math"), same_answer(predicted, gold, "math")]
+        votes = ballots([gold, predicted], "math")
+        if {*verdicts, votes[0] == votes[1]} != {pair["equal"]}:
+            wrong.append((gold, predicted, verdicts, votes))
+    assert wrong == []
+
+
+def test_every_answer_of_the_corpus_is_itself() -> None:
+    for answer in {pair[side] for pair in CORPUS for side in ("gold", "predicted")}:
+        assert same_answer(answer, answer, "math"), answer
+        assert same_answer(answer, f" {answer} ", "math"), answer
+
+
+EXACT = [
+    *("0.5x", "x/2", r"\frac{x}{2}", r"\frac12 x", "(x+x)/4", "2x", "x+x", "x", "y", "x^2", "xx")
+]
+EXACT += ["x=5", "5=x", "y=5", "2x=10", r"\{1,2\}", r"\{2,1,1\}", "(1,2)", "(2,1)", "[1,2]", "x<2"]
+EXACT += [
+    r"(-\infty,2)",
+    "2x<4",
+    "x>2",
+    r"\sqrt{8}",
+    "2sqrt(2)",
+    "8^(1/2)",
+    "pi/2",
+    r"\frac{\pi}{2}",
+]
+EXACT += [r"\text{even}", "Even", "odd", "6:30 p.m.", "18:30", "6:30 a.m.", "5 cm", "5\\text{ m}"]
+EXACT += [
+    "500 cm",
+    "x+1",
+    "1+x",
+    "x-1",
+    r"\emptyset",
+    "no solution",
+    "1,2",
+    "2,1",
+    "1,3",
+    "abc",
+    "cba",
+]
+UNNAMED = {"y=5", "5 cm", "x=5", "5=x", "2x=10"}
+"""What equals 5 too, which has no letter and no unit, equals it in two ways."""
+
+
 @settings(max_examples=examples(200))
-@given(st.integers(-(10**6), 10**6), st.integers(1, 1000), st.integers(0, 4))
-def test_numbers_far_apart_are_told_apart_as_math_verify_does(a: int, b: int, digits: int) -> None:
-    """What is answered without asking math-verify is what it says."""
-    from math_verify import verify
+@given(*[st.sampled_from([*EXACT, *(pair["gold"] for pair in CORPUS)])] * 2)
+def test_equality_is_symmetric_and_votes_follow_it(left: str, right: str) -> None:
+    same = same_answer(left, right, "math")
+    assert same is same_answer(right, left, "math")
+    for answers in ([left, right], [right, left]):
+        votes = ballots(answers, "math")
+        assert (votes[0] == votes[1]) is same
 
-    left, right = f"{a / b:.{digits}f}", f"{a}/{b}"
-    verdict = verify(parse_answer(left), parse_answer(right), timeout_seconds=None)
-    spelt = canonical(left, "math") == canonical(right, "math")
-    assert same_answer(left, right, "math") is (bool(verdict) or spelt)
+
+@pytest.mark.slow
+def test_equality_of_exact_answers_is_transitive() -> None:
+    """Where a unit, a name or brackets are left out in none, three answers agree or don't."""
+    exact = [answer for answer in EXACT if answer not in UNNAMED | {"1,2", "2,1"}]
+    same = {
+        pair: same_answer(*pair, "math")  # type: ignore[misc]
+        for pair in combinations(exact, 2)
+    }
+    for one, two, three in combinations(exact, 3):
+        assert [same[one, two], same[two, three], same[one, three]].count(True) != 2, (
+            one,
+            two,
+            three,
+        )
+
+
+TERMS = st.recursive(
+    st.sampled_from(["x", "y", "2", "3", "7", r"\pi", "e^x", r"\sqrt{3}", "0.5"]),
+    lambda terms: st.one_of(
+        st.tuples(terms, terms).map(lambda two: f"({two[0]}+{two[1]})"),
+        st.tuples(terms, terms).map(lambda two: f"({two[0]})({two[1]})"),
+        st.tuples(terms, terms).map(lambda two: rf"\frac{{{two[0]}}}{{{two[1]}}}"),
+        terms.map(lambda term: rf"\sin({term})"),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=examples(60))
+@given(TERMS, TERMS)
+def test_what_is_written_in_another_way_is_equal_and_what_is_more_is_not(
+    one: str, two: str
+) -> None:
+    assert same_answer(f"{one}+{two}", f"{two} + {one}", "math")
+    assert same_answer(rf"{one} \cdot ({two})", f"({two})*({one})", "math")
+    assert not same_answer(one, f"{one}+1", "math")
+    typed = one.replace(r"\pi", "pi").replace(r"\sin", "sin").replace(r"\sqrt{3}", "sqrt(3)")
+    if r"\frac" not in typed:
+        assert same_answer(one, typed, "math")
+
+
+@settings(max_examples=examples(100))
+@given(st.integers(-(10**4), 10**4), st.integers(1, 1000), st.integers(-40, 40))
+def test_plain_numbers_are_compared_by_their_size(top: int, bottom: int, exponent: int) -> None:
+    written = rf"{top}.5 \times 10^{{{exponent}}}"
+    assert same_answer(written, f"{top}.50e{exponent}", "math")
+    assert not same_answer(written, rf"{top + 1}.5 \times 10^{{{exponent}}}", "math")
+    fraction = rf"\frac{{{top}}}{{{bottom}}}"
+    assert same_answer(fraction, f"{2 * top}/{2 * bottom}", "math")
+    assert not same_answer(fraction, f"{top * 10**9 + 1}/{bottom * 10**9}", "math")
+
+
+LARGE = [
+    "9**9**9**9",
+    "9^{9^{9^{9}}}",
+    "(9^9)!",
+    "9!!!!!!",
+    "2^{2^{2^{2^{2^2}}}}",
+    r"\exp(\exp(\exp(9)))",
+]
+LARGE += [r"\binom{10^9}{10^8}", r"\sin(9^{99999})", "1e9999", "x^{9^9}", r"\sinh(9^9)", "7**-9**9"]
+
+
+@pytest.mark.parametrize("answer", LARGE)
+def test_numbers_of_any_size_are_compared_at_once(answer: str) -> None:
+    from ttc.text import math_equality
+
+    before = math_equality.undecided()
+    assert not same_answer("5", answer, "math") and same_answer(answer, answer, "math")
+    assert math_equality.undecided() == before
+
+
+PIECES = [
+    "(",
+    "{",
+    "|",
+    "[",
+    "-",
+    "x",
+    "1,",
+    "1 ",
+    "\\frac",
+    "\\frac{",
+    "sin",
+    "^",
+    "2^",
+    "_{",
+    "\\{",
+]
+PIECES += [
+    "x=",
+    "\\text{a}",
+    "\\begin{pmatrix}",
+    "a and ",
+    "√",
+    "!",
+    "1 cm ",
+    "$",
+    "\\pm 1",
+    "0.1(",
+]
+PIECES += ["+x", "x ", "1/", "9!", "\\sqrt", "f(", "x_", "and ", "~", "\\,", "1%", "x<", "1:"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", PIECES)
+def test_reading_formulas_and_units_is_linear(piece: str) -> None:
+    def read(chars: int) -> None:
+        text = piece * (chars // len(piece))
+        read_formula(text)
+        split_unit(text)
+
+    assert_linear(read, 8000)
 
 
 def test_groups_follow_the_order_of_the_index() -> None:

@@ -21,7 +21,7 @@ from ttc.errors import TTCError
 from ttc.text import math_equality
 from ttc.text.math_equality import MathPool, MathWorker, math_equal
 
-TOWER = "9^{9^{9^9}}"
+TOWER = r"\int_0^1 9^{9^{9^9}} \, dx"
 
 
 @pytest.fixture

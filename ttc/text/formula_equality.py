@@ -1,0 +1,720 @@
+"""Whether two formulas are equal: by their values at some points, and by their parts.
+
+A formula is a tree of `ttc.text.formulas`. Two are equal if their values are, with 60 digits, for
+several values of their letters. Nothing is simplified, so that equality is symmetric and ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from math import factorial, gcd, lcm, prod
+from typing import Any
+
+import mpmath
+
+from ttc.text.formulas import Tree
+
+DIGITS = 60
+POINTS = 5
+"""Of which the first `POSITIVE` have positive numbers alone."""
+POSITIVE = 3
+
+NOTHING = mpmath.mpf("1e-45")
+"""What is smaller is nothing but rounding."""
+EXACTLY = mpmath.mpf("1e-30")
+"""How far apart values may be, relative to the larger one, where all numbers are exact."""
+
+ROUNDED, ROUNDED_SMALL = mpmath.mpf("5e-7"), mpmath.mpf("5e-5")
+"""The same for decimals: 0.333333 is 1/3. At most `ROUNDED`, and `ROUNDED_SMALL` of the larger one
+where both are small."""
+
+MOST_BITS = 20_000
+"""Larger numbers have no value here: a tower of powers would take all memory."""
+
+_SCALARS = ("num", "sym", "const", "+", "*", "/", "^", "neg", "!", "percent", "degree", "call")
+_SCALARS += ("apply", "base", "ratio")
+_TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
+_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+
+
+class NoValue(Exception):
+    """A formula that has no value at a point, or one without bounds."""
+
+
+def equal_formulas(left: Tree, right: Tree) -> bool:
+    with mpmath.workdps(DIGITS):
+        if _same(_plain(left), _plain(right)):
+            return True
+        if _mixes_cases(left) or _mixes_cases(right):
+            return False
+        small = _plain(_lowered(left)), _plain(_lowered(right))
+        return small != (left, right) and _same(*small)
+
+
+# the forms of answers
+
+
+def _plain(tree: Tree) -> Tree:
+    """A tree with its forms told apart: both signs of ±, names of equations, intervals of
+    inequalities."""
+    if _has(tree, "pm", "mp"):
+        if tree[0] == "list":
+            parts = [part for each in tree[2:] for part in _parts(_plain(each))]
+            return ("list", tree[1], *parts)
+        if tree[0] == "set":
+            return ("set", *(part for each in tree[1:] for part in _parts(_plain(each))))
+        if tree[0] == "relation" and tree[1] == ("=",) and not _has(tree[2], "pm", "mp"):
+            right = _plain(tree[3])
+            return ("list", ",", *(("relation", ("=",), tree[2], part) for part in right[2:]))
+        if tree[0] in _SCALARS or tree[0] in ("pm", "mp"):
+            return ("list", ",", _with_sign(tree, 1), _with_sign(tree, -1))
+    if tree[0] == "list":
+        parts = [_plain(part) for part in tree[2:]]
+        regions = [_region(part) for part in parts]
+        if all(regions) and any(part[0] == "relation" for part in parts):
+            joined = _joined([region for region in regions if region], tree[1])
+            if joined is not None:
+                return joined
+        return ("list", tree[1], *parts)
+    return tree
+
+
+def _parts(tree: Tree) -> Sequence[Tree]:
+    return tree[2:] if tree[0] == "list" else (tree,)
+
+
+def _with_sign(tree: Tree, sign: int) -> Tree:
+    if tree[0] in ("pm", "mp"):
+        added = sign if tree[0] == "pm" else -sign
+        left, right = (_with_sign(part, sign) for part in tree[1:])
+        return ("+", left, right if added > 0 else ("neg", right))
+    return tuple(_with_sign(part, sign) if isinstance(part, tuple) else part for part in tree)
+
+
+def _has(tree: Tree, *kinds: str) -> bool:
+    return any(node[0] in kinds for node in _nodes(tree))
+
+
+def _nodes(tree: Tree) -> Iterator[Tree]:
+    yield tree
+    for part in tree:
+        if isinstance(part, tuple):
+            yield from _nodes(part)
+
+
+def _mixes_cases(tree: Tree) -> bool:
+    names = {node[1] for node in _nodes(tree) if node[0] == "sym"}
+    return len({name.lower() for name in names}) < len(names)
+
+
+def _lowered(tree: Tree) -> Tree:
+    if tree[0] in ("sym", "apply"):
+        name = tree[1].lower()
+        constant = tree[0] == "sym" and name in ("e", "i")
+        return ("const", name) if constant else (tree[0], name, *map(_lowered, tree[2:]))
+    return tuple(_lowered(part) if isinstance(part, tuple) else part for part in tree)
+
+
+def _same(left: Tree, right: Tree) -> bool:
+    if left == right:
+        return True
+    named = _same_named(left, right)
+    if named is not None:
+        return named
+    regions = _region(left), _region(right)
+    if all(regions):
+        return _same_regions(*regions)
+    if left[0] == "list":
+        return _is_listed(left, right)
+    if right[0] == "list":
+        return _is_listed(right, left)
+    left, right = _element(left), _element(right)
+    if left[0] in _SCALARS and right[0] in _SCALARS:
+        several = left[0] == right[0] == "ratio" and max(len(left), len(right)) > 3
+        return _same_ratios(left, right) if several else _same_values(left, right)
+    return left[0] == right[0] and left[0] in _COMPARED and _COMPARED[left[0]](left, right)
+
+
+def _same_named(left: Tree, right: Tree) -> bool | None:
+    """Whether equations that name a value are equal to others or to a value; None where neither
+    names one, or the equations may say the same in other words."""
+    one, other = _named(left), _named(right)
+    if one and other:
+        return (_same(one[0], other[0]) and _same(one[1], other[1])) or None
+    if one and right[0] != "relation":
+        return _same(one[1], right)
+    if other and left[0] != "relation":
+        return _same(left, other[1])
+    return None
+
+
+def _element(tree: Tree) -> Tree:
+    """A set's only element, where it is a number."""
+    alone = tree[0] == "set" and len(tree) == 2 and tree[1][0] in _SCALARS
+    return tree[1] if alone else tree
+
+
+def _same_brackets(left: Tree, right: Tree) -> bool:
+    if left[1:3] != right[1:3] and len(left) == 5:
+        return False
+    return _in_order(left[3:], right[3:])
+
+
+def _same_matrices(left: Tree, right: Tree) -> bool:
+    return len(left) == len(right) and all(map(_in_order, left[1:], right[1:]))
+
+
+def _same_ratios(left: Tree, right: Tree) -> bool:
+    first = ("/", left[1], right[1])
+    quotients = [("/", *pair) for pair in zip(left[2:], right[2:], strict=False)]
+    return len(left) == len(right) and all(_same(first, each) for each in quotients)
+
+
+def _is_listed(several: Tree, other: Tree) -> bool:
+    """Whether parts without brackets are those of another answer: in any order, but in order where
+    it has brackets, where dots stand between them, or each has a name of its own."""
+    parts = several[2:]
+    named = [_named(part) for part in parts]
+    names = [name[0] for name in named if name]
+    ordered = ("dots",) in parts
+    if other[0] == "list":
+        if several[1] != other[1] and "," not in (several[1], other[1]):
+            return False
+        if ordered or ("dots",) in other[2:]:
+            return _in_order(parts, other[2:])
+        others_named = [_named(part) for part in other[2:]]
+        apart = len(names) == len(parts) and len(set(names)) == len(names)
+        others_apart = (
+            all(others_named) and len({n[0] for n in others_named if n}) == len(other) - 2
+        )
+        if apart != others_apart and (apart or others_apart):
+            return _in_order(parts, other[2:])
+        return _in_any_order(parts, other[2:])
+    if other[0] == "set":
+        return _in_any_order(_once(parts), _once(other[1:]))
+    if other[0] == "brackets" and (other[1:3] == ("(", ")") or len(parts) > 2):
+        return _in_order(parts, other[3:])
+    return False
+
+
+def _in_order(left: Sequence[Tree], right: Sequence[Tree]) -> bool:
+    return len(left) == len(right) and all(map(_same, left, right))
+
+
+def _in_any_order(left: Sequence[Tree], right: Sequence[Tree]) -> bool:
+    if len(left) != len(right):
+        return False
+    others = list(right)
+    for part in left:
+        found = next((i for i, other in enumerate(others) if _same(part, other)), None)
+        if found is None:
+            return False
+        del others[found]
+    return True
+
+
+def _once(parts: Sequence[Tree]) -> list[Tree]:
+    kept: list[Tree] = []
+    for part in parts:
+        if not any(_same(part, other) for other in kept):
+            kept.append(part)
+    return kept
+
+
+def _same_relations(left: Tree, right: Tree) -> bool:
+    if len(left) != len(right):
+        return False
+    if left[1] == right[1] and _in_order(left[2:], right[2:]):
+        return True
+    flipped = tuple(_FLIPPED.get(sign, "") for sign in reversed(right[1]))
+    if left[1] == flipped and _in_order(left[2:], right[:1:-1]):
+        return True
+    scalars = all(part[0] in _SCALARS for part in (*left[2:], *right[2:]))
+    if len(left) > 4 or not scalars or "==" in (left[1][0], right[1][0]):
+        return False
+    sides = [("+", tree[2], ("neg", tree[3])) for tree in (left, right)]
+    factor = _factor(*sides)
+    if factor is None:
+        return False
+    sign = right[1][0] if factor > 0 else _FLIPPED[right[1][0]]
+    return bool(left[1][0] == sign)
+
+
+_COMPARED: dict[str, Callable[[Tree, Tree], bool]] = {
+    "relation": _same_relations,
+    "set": lambda left, right: _in_any_order(_once(left[1:]), _once(right[1:])),
+    "brackets": _same_brackets,
+    "matrix": _same_matrices,
+    "union": lambda left, right: _in_any_order(left[1:], right[1:]),
+    "minus": lambda left, right: _in_order(left[1:], right[1:]),
+}
+
+
+# equations and inequalities
+
+
+def _named(tree: Tree) -> tuple[Tree, Tree] | None:
+    """The name and the value of an equation that gives one: x = 5, 5 = x, f(x) = 2x, m + n = 7.
+    Of a true sum (2 + 3 = 5) its value, which is its own name."""
+    if tree[0] != "relation" or set(tree[1]) != {"="}:
+        return None
+    first, last = tree[2], tree[-1]
+    if not _is_name(first) and _is_name(last) and len(tree) == 4:
+        first, last = last, first
+    if _is_name(first):
+        inner = _symbols(last) & _symbols(("+", *_outside_calls(first)))
+        return None if inner or (_is_name(last) and _symbols(last)) else (first, last)
+    if not _symbols(tree) and all(_same(part, last) for part in tree[2:-1]):
+        return last, last
+    return None
+
+
+def _is_name(tree: Tree) -> bool:
+    kinds = {node[0] for node in _nodes(tree) if isinstance(node[0], str)}
+    if tree[0] == "apply":
+        return True
+    allowed = {"sym", "*", "+", "/", "neg", "call", "brackets", "apply", "ratio"}
+    return bool(_symbols(tree)) and kinds <= allowed
+
+
+def _outside_calls(tree: Tree) -> Iterator[Tree]:
+    """The letters of a name; those that a function is of are none of them."""
+    if tree[0] == "sym":
+        yield tree
+    elif tree[0] != "apply":
+        for part in tree:
+            if isinstance(part, tuple):
+                yield from _outside_calls(part)
+
+
+def _symbols(tree: Tree) -> set[str]:
+    return {node[1] for node in _nodes(tree) if node[0] == "sym"}
+
+
+def _factor(left: Tree, right: Tree) -> Any:
+    """The number that one formula is times another one, or None."""
+    if _symbols(left) != _symbols(right) or not _symbols(left):
+        return None
+    factors = []
+    for one, other in zip(_values(left), _values(right), strict=True):
+        if one is not None and other is not None and abs(other) > NOTHING:
+            factors.append(one / other)
+    if len(factors) < 2 or abs(mpmath.im(factors[0])) > NOTHING or abs(factors[0]) < NOTHING:
+        return None
+    close = all(_close(factors[0], factor, _is_rounded(left, right)) for factor in factors[1:])
+    return mpmath.re(factors[0]) if close else None
+
+
+Interval = tuple[bool, Tree, Tree, bool]
+"""Whether its ends are open, and the ends."""
+_INFINITE: Tree = ("const", "oo")
+_MINUS_INFINITE: Tree = ("neg", _INFINITE)
+
+
+def _region(tree: Tree) -> tuple[str, list[Interval]] | None:
+    """The intervals that an answer stands for, with the letter that they are for ("" for any)."""
+    if tree[0] == "region":
+        return tree[1], list(tree[2])
+    if tree[0] == "brackets" and len(tree) == 5:
+        return "", [_interval(tree[1] == "(", tree[3], tree[4], tree[2] == ")")]
+    if tree == ("const", "reals"):
+        return "", [(True, _MINUS_INFINITE, _INFINITE, True)]
+    if tree[0] == "union":
+        regions = [_region(part) for part in tree[1:]]
+        if not all(regions):
+            return None
+        return "", [interval for region in regions if region for interval in region[1]]
+    if tree[0] == "minus":
+        return _without_points(tree)
+    if tree[0] == "relation":
+        return _solved(tree)
+    return None
+
+
+def _interval(open_left: bool, left: Tree, right: Tree, open_right: bool) -> Interval:
+    return open_left or _is_infinite(left), left, right, open_right or _is_infinite(right)
+
+
+def _is_infinite(tree: Tree) -> bool:
+    return tree in (_INFINITE, _MINUS_INFINITE)
+
+
+def _solved(tree: Tree) -> tuple[str, list[Interval]] | None:
+    signs, parts = tree[1], tree[2:]
+    if len(signs) == 1 and set(signs) == {"="} and parts[0][0] == "sym":  # x in an interval
+        inner = (
+            _region(parts[1]) if parts[1][0] in ("brackets", "union", "minus", "const") else None
+        )
+        return inner and (parts[0][1], inner[1])
+    if len(signs) == 2 and parts[1][0] in ("sym", "apply"):
+        if set(signs) <= {">", ">="}:
+            signs, parts = tuple(_FLIPPED[sign] for sign in reversed(signs)), parts[::-1]
+        if not set(signs) <= {"<", "<="} or parts[1][1] in _symbols(parts[0]) | _symbols(parts[2]):
+            return None
+        return parts[1][1], [_interval(signs[0] == "<", parts[0], parts[2], signs[1] == "<")]
+    if len(signs) != 1 or signs[0] not in _FLIPPED or signs[0] == "=":
+        return None
+    sign, left, right = signs[0], *parts
+    if left[0] != "sym":
+        sign, left, right = _FLIPPED[sign], right, left
+    if left[0] != "sym" or left[1] in _symbols(right) or right[0] == "sym":
+        solved = _solved_linear(sign, ("+", left, ("neg", right)))
+        if solved is None:
+            return None
+        sign, left, right = solved
+    below = _interval(True, _MINUS_INFINITE, right, sign in ("<", "!="))
+    above = _interval(sign in (">", "!="), right, _INFINITE, True)
+    intervals = {"!": [below, above], "<": [below], ">": [above]}[sign[0]]
+    return left[1], intervals
+
+
+def _solved_linear(sign: str, difference: Tree) -> tuple[str, Tree, Tree] | None:
+    """2x - 4 < 0 as x < 2, where one letter has numbers alone beside it."""
+    names = _symbols(difference)
+    if len(names) != 1:
+        return None
+    name = names.pop()
+    values = [_exact(_replaced(difference, name, str(number))) for number in range(4)]
+    start, one, two, three = (value if value is not None else Fraction(0) for value in values)
+    slope = one - start
+    if None in values or not slope or two - one != slope or three - two != slope:
+        return None
+    root = -start / slope
+    value: Tree = ("/", ("num", str(abs(root.numerator))), ("num", str(root.denominator)))
+    return (
+        sign if slope > 0 else _FLIPPED[sign],
+        ("sym", name),
+        ("neg", value) if root < 0 else value,
+    )
+
+
+def _replaced(tree: Tree, name: str, digits: str) -> Tree:
+    if tree == ("sym", name):
+        return ("num", digits)
+    return tuple(
+        _replaced(part, name, digits) if isinstance(part, tuple) else part for part in tree
+    )
+
+
+def _without_points(tree: Tree) -> tuple[str, list[Interval]] | None:
+    region, points = _region(tree[1]), tree[2]
+    if region is None or len(region[1]) != 1 or points[0] != "set":
+        return None
+    try:
+        ordered = sorted(points[1:], key=lambda point: float(mpmath.re(_value(point, {}))))
+    except (NoValue, ValueError, OverflowError, TypeError):
+        return None
+    (open_left, left, right, open_right) = region[1][0]
+    intervals = []
+    for point in ordered:
+        intervals.append(_interval(open_left, left, point, True))
+        open_left, left = True, point
+    return region[0], [*intervals, _interval(open_left, left, right, open_right)]
+
+
+def _joined(regions: list[tuple[str, list[Interval]]], word: str) -> Tree | None:
+    """Inequalities for one letter as one region: all parts with "or", what two have in common with
+    "and" or a comma. Points and several letters are none."""
+    names = {name for name, _ in regions}
+    if len(names) != 1 or "" in names:
+        return None
+    if word == "or":
+        intervals = [interval for _, each in regions for interval in each]
+        return ("region", names.pop(), tuple(intervals))
+    if len(regions) == 2 and all(len(each) == 1 for _, each in regions):
+        (one,), (other,) = (each for _, each in regions)
+        if _is_infinite(one[2]) and _is_infinite(other[1]):
+            one, other = other, one
+        if _is_infinite(one[1]) and _is_infinite(other[2]):
+            if _is_below(one[2], other[1]):  # x < 1, x > 2: people mean either
+                return ("region", names.pop(), (one, other))
+            return ("region", names.pop(), ((other[0], other[1], one[2], one[3]),))
+    return None
+
+
+def _is_below(left: Tree, right: Tree) -> bool:
+    values = [_values(tree)[0] for tree in (left, right)]
+    return None not in values and bool(mpmath.re(values[0]) < mpmath.re(values[1]))
+
+
+def _same_regions(left: Any, right: Any) -> bool:
+    if (left[0] and right[0] and left[0] != right[0]) or len(left[1]) != len(right[1]):
+        return False
+    others = list(right[1])
+    for one in left[1]:
+        same = [
+            other
+            for other in others
+            if (one[0], one[3]) == (other[0], other[3]) and _in_order(one[1:3], other[1:3])
+        ]
+        if not same:
+            return False
+        others.remove(same[0])
+    return True
+
+
+# values
+
+
+def _same_values(left: Tree, right: Tree) -> bool:
+    if left[0] == "base" or right[0] == "base":
+        return _same_digits(left, right)
+    percents = [tree[1] for tree in (left, right) if tree[0] == "percent"]
+    if len(percents) == 2:
+        return _same_values(*percents)
+    if percents:
+        other = right if left[0] == "percent" else left
+        hundredth = ("/", percents[0], ("num", "100"))
+        return _same_values(percents[0], other) or _same_values(hundredth, other)
+    if {left[0], right[0]} == {"const"} or _is_infinite(left) or _is_infinite(right):
+        return False  # equal ones are the same tree
+    rounded = _is_rounded(left, right)
+    exact = _exact(left), _exact(right)
+    if not rounded and None not in exact:
+        return exact[0] == exact[1]
+    compared = 0
+    points = zip(_values(left), _values(right), strict=True)
+    for number, (one, other) in enumerate(points):
+        if one is None or other is None:
+            continue
+        real = abs(mpmath.im(one)) < NOTHING and abs(mpmath.im(other)) < NOTHING
+        if number >= POSITIVE and not real:
+            continue
+        if not _close(one, other, rounded):
+            return False
+        compared += 1
+    return compared > 0
+
+
+def _same_digits(left: Tree, right: Tree) -> bool:
+    """Digits of a base are equal to the same digits, of the same base where both name one."""
+    digits = [
+        tree[1].rstrip("0").rstrip(".") if "." in tree[1] else tree[1]
+        for tree in (left, right)
+        if tree[0] in ("base", "num")
+    ]
+    bases = {tree[2] for tree in (left, right) if tree[0] == "base"}
+    return len(digits) == 2 and digits[0] == digits[1] and len(bases) == 1
+
+
+def _is_rounded(left: Tree, right: Tree) -> bool:
+    return any(
+        node[0] == "num" and ("." in node[1] or "e" in node[1].lower())
+        for tree in (left, right)
+        for node in _nodes(tree)
+    )
+
+
+def _close(one: Any, other: Any, rounded: bool) -> bool:
+    size, gap = max(abs(one), abs(other)), abs(one - other)
+    if size < NOTHING:
+        return True
+    if rounded and not _are_integers(one, other):
+        return bool(gap <= min(ROUNDED, ROUNDED_SMALL * size))
+    return bool(gap <= EXACTLY * size)
+
+
+def _are_integers(*values: Any) -> bool:
+    return all(not mpmath.im(value) and mpmath.isint(mpmath.re(value)) for value in values)
+
+
+@lru_cache(maxsize=4096)
+def _values(tree: Tree) -> tuple[Any, ...]:
+    """A formula's values at the points, None where there is none. Without letters it has one."""
+    names = sorted({node[1] for node in _nodes(tree) if node[0] == "sym"})
+    varies = bool(names) or _has(tree, "apply")
+    values = []
+    for point in range(POINTS if varies else 1):
+        try:
+            value = _value(tree, {name: _number_of(name, point) for name in names})
+            values.append(value if mpmath.isfinite(value) else None)
+        except (NoValue, ArithmeticError, ValueError, TypeError):
+            values.append(None)
+    return (*values, *[None] * (POINTS - len(values))) if varies else tuple(values * POINTS)
+
+
+@lru_cache(maxsize=4096)
+def _exact(tree: Tree) -> Fraction | None:
+    """The value of whole numbers and their sums, products, quotients and powers, else None."""
+    kind, parts = tree[0], tree[1:]
+    if kind == "num":
+        return Fraction(parts[0]) if parts[0].isdigit() else None
+    if kind not in ("+", "*", "/", "^", "neg", "!"):
+        return None
+    values = [_exact(part) for part in parts]
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values):
+        return None
+    if kind in ("+", "*"):
+        value = sum(numbers) if kind == "+" else prod(numbers)
+    elif kind == "neg":
+        value = -numbers[0]
+    elif kind == "/":
+        value = numbers[0] / numbers[1] if numbers[1] else None
+    elif kind == "^":
+        value = _exact_power(*numbers)
+    else:
+        small = numbers[0].denominator == 1 and 0 <= numbers[0] <= 1000
+        value = Fraction(factorial(int(numbers[0]))) if small else None
+    return value if value is None or _bits(value) <= MOST_BITS else None
+
+
+def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    if exponent.denominator > 1 or abs(exponent) * _bits(base) > MOST_BITS:
+        return None
+    return base**exponent if base or exponent > 0 else None
+
+
+def _bits(value: Fraction) -> int:
+    return value.numerator.bit_length() + value.denominator.bit_length()
+
+
+def _number_of(name: str, point: int) -> Any:
+    digest = hashlib.sha256(f"{point} {name}".encode()).digest()
+    value = mpmath.mpf(int.from_bytes(digest[:16], "big")) / 2**128 * 2 + mpmath.mpf("0.3")
+    return -value if point >= POSITIVE and digest[20] % 2 ^ point % 2 else value
+
+
+def _value(tree: Tree, numbers: dict[str, Any]) -> Any:
+    kind, parts = tree[0], tree[1:]
+    if kind == "num":
+        return mpmath.mpf(parts[0])
+    if kind == "sym":
+        return numbers[parts[0]]
+    if kind == "const":
+        if parts[0] == "i":
+            return mpmath.mpc(0, 1)
+        if parts[0] not in ("pi", "e"):
+            raise NoValue(parts[0])
+        return +getattr(mpmath, parts[0])
+    if kind == "call":
+        return _called(parts[0], parts[1:], numbers)
+    if kind not in _SCALARS:
+        raise NoValue(kind)
+    if kind == "apply":
+        arguments = [_value(part, numbers) for part in parts[1:]]
+        return sum(
+            (
+                _number_of(parts[0], i) * mpmath.sin(each + _number_of(parts[0], 9))
+                for i, each in enumerate(arguments)
+            ),
+            _number_of(parts[0], 7),
+        )
+    if kind == "base":
+        raise NoValue(kind)
+    values = [_value(part, numbers) for part in parts]
+    return _bounded(_OPERATIONS[kind](*values))
+
+
+def _bounded(value: Any) -> Any:
+    if mpmath.isinf(value) or (value and abs(mpmath.mag(value)) > MOST_BITS):
+        raise NoValue("too large")
+    return value
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if base and abs(exponent) * max(1, abs(mpmath.mag(base))) > MOST_BITS:
+        raise NoValue("too large")
+    return mpmath.power(base, exponent)
+
+
+def _factorial(value: Any) -> Any:
+    if abs(value) > 1000:
+        raise NoValue("too large")
+    return mpmath.factorial(value)
+
+
+def _root(value: Any, degree: Any) -> Any:
+    if not mpmath.im(value) and value < 0 and _are_integers(degree) and degree % 2:
+        return -_power(-value, 1 / degree)
+    return _power(value, 1 / degree)
+
+
+def _over_integers(function: Callable[..., int]) -> Callable[..., Any]:
+    def over(*values: Any) -> Any:
+        if not _are_integers(*values):
+            raise NoValue("no integers")
+        return mpmath.mpf(function(*(int(mpmath.re(value)) for value in values)))
+
+    return over
+
+
+def _binomial(top: Any, bottom: Any) -> Any:
+    if max(abs(top), abs(bottom)) > 1000:
+        raise NoValue("too large")
+    return mpmath.binomial(top, bottom)
+
+
+def _exp(value: Any) -> Any:
+    if abs(value) > MOST_BITS:
+        raise NoValue("too large")
+    return mpmath.exp(value)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "+": lambda *values: mpmath.fsum(values),
+    "*": lambda *values: mpmath.fprod(values),
+    "/": lambda left, right: left / right,
+    "ratio": lambda *values: values[0] / values[1] if len(values) == 2 else _no_value(),
+    "^": _power,
+    "neg": lambda value: -value,
+    "!": _factorial,
+    "percent": lambda value: value / 100,
+    "degree": lambda value: value,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(mpmath, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
+    **{name: getattr(mpmath, name) for name in ("asin", "acos", "atan", "acot", "asec", "acsc")},
+    **{name: getattr(mpmath, name) for name in ("asinh", "acosh", "atanh", "tanh")},
+    **{name: getattr(mpmath, name) for name in ("coth", "sech", "csch", "sinh", "cosh")},
+    "ln": mpmath.log,
+    "log": lambda value, base: mpmath.log(value) / mpmath.log(base),
+    "lg": lambda value, base: mpmath.log(value) / mpmath.log(base),
+    "exp": _exp,
+    "sqrt": mpmath.sqrt,
+    "cbrt": lambda value: _root(value, mpmath.mpf(3)),
+    "root": _root,
+    "abs": abs,
+    "norm": abs,
+    "floor": mpmath.floor,
+    "ceil": mpmath.ceil,
+    "max": lambda *values: max(map(mpmath.re, values)),
+    "min": lambda *values: min(map(mpmath.re, values)),
+    "gcd": _over_integers(gcd),
+    "lcm": _over_integers(lcm),
+    "sgn": mpmath.sign,
+    "sign": mpmath.sign,
+    "binom": _binomial,
+    "Re": mpmath.re,
+    "Im": mpmath.im,
+    "arg": mpmath.arg,
+}
+
+
+def _no_value() -> Any:
+    raise NoValue("a ratio of several")
+
+
+def _called(name: str, arguments: Sequence[Tree], numbers: dict[str, Any]) -> Any:
+    if name == "det":
+        rows = [[_value(part, numbers) for part in row] for row in arguments[0][1:]]
+        if len({len(rows), *map(len, rows)}) > 1 or len(rows) > 8:
+            raise NoValue(name)
+        return mpmath.det(mpmath.matrix(rows))
+    if name not in _FUNCTIONS:
+        raise NoValue(name)
+    values = [_value(part, numbers) for part in arguments]
+    if name in _TRIGONOMETRIC:
+        if arguments[0][0] == "degree":
+            values = [values[0] * mpmath.pi / 180]
+        if abs(values[0]) > 1e6 or abs(mpmath.im(values[0])) > MOST_BITS:
+            raise NoValue("too large")
+    if name in ("sinh", "cosh") and abs(values[0]) > MOST_BITS:
+        raise NoValue("too large")
+    value = _FUNCTIONS[name](*values)
+    if name == "cot" or not mpmath.isnan(value):
+        return _bounded(value)
+    raise NoValue(name)

@@ -1,0 +1,767 @@
+"""Mathematical answers as trees, in LaTeX or as people type them. What is not read whole is none.
+
+A tree is a tuple whose first entry names what it is:
+    ("num", digits), ("sym", name), ("const", "pi" | "e" | "i" | "oo" | "reals" | "empty"),
+    ("+" | "*", parts...), ("/" | "^", left, right), ("neg" | "!" | "percent" | "degree", part),
+    ("pm" | "mp", left, right), ("call", function, arguments...), ("apply", name, arguments...),
+    ("base", digits, base), ("list", "," | "and" | "or", parts...), ("set", parts...),
+    ("brackets", opening, closing, parts...), ("union" | "minus", parts...), ("ratio", parts...),
+    ("relation", signs, parts...), ("matrix", rows...), ("dots",)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ttc.text.typed_math import with_commands
+
+Tree = tuple[Any, ...]
+
+MAX_CHARS = 2000
+"""Longer answers are no formulas."""
+DEEPEST = 60
+"""Brackets within brackets."""
+LONGEST_RUN = 24
+"""Letters without a blank: more are no product."""
+
+_TOKEN = re.compile(
+    r"(?P<space>(?:\s|\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\displaystyle(?![A-Za-z]))+)"
+    r"|(?P<dots>\\(?:ldots|dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\.)"
+    r"|(?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,4}(?![\w^]))?|\d+\.(?!\d))"
+    r"|\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|operatorname|bm|boldsymbol"
+    r"|rm|bf)\*?\s*\{(?P<text>[^{}]*)\}"
+    r"|(?P<command>\\[A-Za-z]+|\\[{}|%$#&])"
+    r"|(?P<letters>[A-Za-z]+)"
+    r"|(?P<row>\\\\)"
+    r"|(?P<sign>\*\*|<=|>=|!=|==|=<|[-+*/^_=<>!%'(){}\[\],;:|&])"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]|\.\d*,\d)")
+_MARKED_THOUSANDS = re.compile(
+    r"(?<=\d)(?:\{,\}|,\\!|\\[,;: ]|~|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))"
+)
+_DELIMITERS = re.compile(r"\\?\$|(?<!\\)\\[()]")
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![A-Za-z])\.?\s*")
+_BASE = re.compile(
+    r"\(?([0-9A-Z]+)\)?\s*_\s*\{?\s*(?:\\text\s*\{)?\s*\(?(\d{1,2}|[a-z]+)\)?\s*\}{0,2}"
+    r"|([0-9A-Z]*\d[0-9A-Z]*)\s*(?:\(\s*)?(?:\\text\s*\{\s*\(?)?\s*(?:in )?base[- ]?"
+    r"(\d{1,2}|[a-z]+)\s*\)?\s*\}?\s*\)?"
+)
+_BASES = {
+    **{"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8"},
+    **{"nine": "9", "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"},
+}
+_REPEATING = re.compile(
+    r"(-?\d*\.\d*)(?:\\overline|\\bar|\\dot)\s*\{?\s*(\d+)\s*\}?|(-?\d*\.\d*)\((\d+)\)"
+    r"|(-?\d*\.\d*?)(\d+?)\6+(?:\.\.\.|\\l?dots)"
+)
+
+_FUNCTIONS = {
+    name: name
+    for name in (
+        *("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth", "sech", "csch"),
+        *("ln", "log", "lg", "exp", "sqrt", "cbrt", "abs", "floor", "ceil", "max", "min"),
+        *("gcd", "lcm", "sgn", "sign", "binom", "Re", "Im", "arg"),
+        *("asin", "acos", "atan", "acot", "asec", "acsc", "asinh", "acosh", "atanh"),
+    )
+} | {
+    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
+    **{f"arc{name}": f"a{name}" for name in ("sinh", "cosh", "tanh")},
+    **{f"ar{name}": f"a{name}" for name in ("sinh", "cosh", "tanh")},
+}
+_SEVERAL = ("max", "min", "gcd", "lcm", "binom")
+_CONSTANTS = {
+    **dict.fromkeys(("pi", "Pi"), ("const", "pi")),
+    **dict.fromkeys(("infty", "infinity", "inf", "oo", "Infinity"), ("const", "oo")),
+    **dict.fromkeys(("emptyset", "varnothing"), ("const", "empty")),
+    "imath": ("const", "i"),
+    "e": ("const", "e"),
+    "i": ("const", "i"),
+}
+_SETS = {"R": "reals", "Z": "integers", "Q": "rationals", "N": "naturals", "C": "complexes"}
+_GREEK = frozenset(
+    {
+        *("alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta"),
+        *("theta", "vartheta", "iota", "kappa", "lambda", "mu", "nu", "xi", "rho"),
+        *("varrho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega"),
+        *("Gamma", "Delta", "Theta", "Lambda", "Xi", "Sigma", "Upsilon", "Phi", "Psi"),
+        *("Omega", "ell", "hbar", "partial", "nabla"),
+    }
+)
+_RELATIONS = {
+    **{"=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!="},
+    **{"\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\lt": "<", "\\gt": ">"},
+    **{"\\ge": ">=", "\\geq": ">=", "\\geqslant": ">=", "\\ne": "!=", "\\neq": "!="},
+    **{"\\in": "=", "\\approx": "~", "\\simeq": "~", "\\equiv": "=="},
+}
+_TIMES = ("*", "\\cdot", "\\times", "\\ast")
+_ACCENTS = {"overline", "bar", "vec", "hat", "tilde", "widehat", "overrightarrow", "mathcal"}
+_ACCENTS |= {"overleftrightarrow", "widetilde", "dot", "underline", "overarc", "mathfrak"}
+_FIGURES = {"angle", "triangle", "measuredangle", "widehat", "square", "odot", "bigtriangleup"}
+_FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac")
+_BINOMIALS = ("binom", "dbinom", "tbinom")
+_AROUND = {
+    "\\lfloor": ("floor", "\\rfloor"),
+    "\\lceil": ("ceil", "\\rceil"),
+    "\\lvert": ("abs", "\\rvert"),
+    "\\lVert": ("norm", "\\rVert"),
+    "\\|": ("norm", "\\|"),
+}
+_MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array", "vmatrix")
+_SHORT_WORDS = frozenset(
+    {
+        *("yes", "no", "not", "odd", "red", "blue", "one", "two", "six", "ten", "all"),
+        *("any", "none", "am", "pm", "the", "of", "is", "are", "at", "on", "by", "to"),
+        *("if", "it", "for", "day", "dog", "cat", "boy", "girl", "east", "west", "may"),
+        *("even", "both", "zero", "four", "five", "nine", "true", "cone", "cube", "kite"),
+        *("rhombus", "only", "when", "each", "less", "more", "than"),
+    }
+)
+_CHAINS = ("abcdefghijklmnopqrstuvwxyz", "pqrstuvwxyz")
+
+
+class Unread(Exception):
+    """A part that is no formula."""
+
+
+def read_formula(answer: str) -> Tree | None:
+    """The tree of an answer that is a formula as a whole, else None."""
+    plain = answer.strip()
+    if len(plain) > MAX_CHARS:
+        return None
+    if based := _BASE.fullmatch(plain):
+        digits, base = based[1] or based[3], based[2] or based[4]
+        base = _BASES.get(base, base)
+        if base.isdigit() and any(digit.isdigit() for digit in digits):
+            return ("base", digits.lstrip("0") or "0", base)
+    if repeating := _REPEATING.fullmatch(plain):
+        return _fraction_of(*(part for part in repeating.groups() if part is not None))
+    try:
+        return _Reader(plain).whole()
+    except (Unread, RecursionError, IndexError):
+        return None
+
+
+def is_word(letters: str) -> bool:
+    """Whether letters are a word and no product of letters: Friday, odd; not abc or xy."""
+    if len(letters) < 2 or letters in _FUNCTIONS or letters in _CONSTANTS or letters in _GREEK:
+        return False
+    small = letters.lower()
+    if letters.isupper() and len(letters) < 4:
+        return False  # the segment NO
+    if small in _SHORT_WORDS:
+        return True
+    product = not re.search("[aeiou]", small) or any(small in chain for chain in _CHAINS)
+    return len(letters) > 3 and not product and not letters.isupper()
+
+
+class _Reader:
+    def __init__(self, answer: str):
+        self.tokens = _tokens(answer)
+        self.at = 0
+        self.bars = 0
+        self.depth = 0
+        self.in_set = False
+
+    # what stands next
+
+    def peek(self, ahead: int = 0) -> str:
+        place = self.at + ahead
+        return self.tokens[place][1] if place < len(self.tokens) else ""
+
+    def kind(self, ahead: int = 0) -> str:
+        place = self.at + ahead
+        return self.tokens[place][0] if place < len(self.tokens) else ""
+
+    def spaced(self) -> bool:
+        return self.at < len(self.tokens) and self.tokens[self.at][2]
+
+    def take(self) -> str:
+        self.at += 1
+        return self.tokens[self.at - 1][1]
+
+    def accept(self, *signs: str) -> bool:
+        if self.kind() in ("sign", "command", "row") and self.peek() in signs:
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, sign: str) -> None:
+        if not self.accept(sign):
+            raise Unread(sign)
+
+    # answers
+
+    def whole(self) -> Tree:
+        while self.accept("=", "\\approx", "\\simeq"):
+            pass
+        tree = self.answers()
+        if self.at < len(self.tokens):
+            raise Unread(self.peek())
+        return tree
+
+    def answers(self) -> Tree:
+        """Statements with commas between; where these stand within semicolons, lists of them."""
+        groups = [self.listed()]
+        while self.accept(";"):
+            groups.append(self.listed())
+        if len(groups) == 1:
+            return groups[0]
+        if all(group[0] != "list" for group in groups):
+            return ("list", ",", *groups)
+        return ("list", ",", *(("brackets", "(", ")", *_listed(group)) for group in groups))
+
+    def listed(self) -> Tree:
+        parts = [self.statement()]
+        word = ","
+        while sign := self.separator():
+            if sign != ",":
+                word = sign
+            parts.append(self.statement())
+        return parts[0] if len(parts) == 1 else ("list", word, *parts)
+
+    def separator(self) -> str:
+        found = ""
+        while True:
+            if self.accept(","):
+                found = found or ","
+            elif self.kind() in ("letters", "text") and self.peek().strip() in ("and", "or"):
+                found = self.take().strip()
+            elif self.accept("\\lor", "\\vee"):
+                found = "or"
+            elif self.accept("\\land", "\\wedge"):
+                found = "and"
+            else:
+                return found
+
+    def statement(self) -> Tree:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise Unread("too deep")
+        if self.kind() == "dots":
+            self.at += 1
+            self.depth -= 1
+            return ("dots",)
+        parts, signs = [self.union()], []
+        while self.kind() in ("sign", "command") and self.peek() in _RELATIONS:
+            signs.append(_RELATIONS[self.take()])
+            parts.append(self.union())
+        self.depth -= 1
+        if "~" in signs:  # what comes before it is exact; of x ≈ 3.5 the name
+            exact = signs.index("~")
+            named = exact == 0 and parts[0][0] == "sym"
+            signs, parts = (["="], parts[:2]) if named else (signs[:exact], parts[: exact + 1])
+        return ("relation", tuple(signs), *parts) if signs else parts[0]
+
+    def union(self) -> Tree:
+        parts = [self.ratio()]
+        while self.accept("\\cup"):
+            parts.append(self.ratio())
+        tree = parts[0] if len(parts) == 1 else ("union", *parts)
+        while self.accept("\\setminus", "\\backslash"):
+            tree = ("minus", tree, self.ratio())
+        return tree
+
+    def ratio(self) -> Tree:
+        parts = [self.sum()]
+        while not self.in_set and self.accept(":"):
+            parts.append(self.sum())
+        return parts[0] if len(parts) == 1 else ("ratio", *parts)
+
+    def sum(self) -> Tree:
+        if self.kind() == "command" and self.peek() in ("\\pm", "\\mp"):
+            parts: list[Tree] = [("num", "0")]
+        else:
+            parts = [self.product()]
+        while True:
+            if self.accept("+"):
+                parts.append(self.product())
+            elif self.accept("-"):
+                parts.append(("neg", self.product()))
+            elif self.kind() == "command" and self.peek() in ("\\pm", "\\mp"):
+                sign = self.take()[1:]
+                left = parts[0] if len(parts) == 1 else ("+", *parts)
+                parts = [(sign, left, self.product())]
+            else:
+                return parts[0] if len(parts) == 1 else ("+", *parts)
+
+    def product(self) -> Tree:
+        factors = [self.unary()]
+        while True:
+            if self.kind() in ("sign", "command") and self.peek() in _TIMES:
+                self.at += 1
+                factors.append(self.unary())
+            elif self.accept("/", "\\div"):
+                left = factors[0] if len(factors) == 1 else ("*", *factors)
+                factors = [("/", left, self.unary())]
+            elif self.begins_factor():
+                factors.append(self.power())
+            else:
+                return factors[0] if len(factors) == 1 else ("*", *factors)
+
+    def begins_factor(self) -> bool:
+        kind, sign = self.kind(), self.peek()
+        if kind == "number":
+            before = self.tokens[self.at - 1]
+            return before[0] == "sign" and before[1] in (")", "}") and not self.spaced()
+        if kind == "letters":
+            return sign not in ("and", "or")
+        if kind == "text":
+            return sign.strip() not in ("and", "or")
+        if kind == "command":
+            return self.is_atom_command(sign)
+        if kind == "sign":
+            return sign in ("(", "{", "[") or (sign == "|" and not self.bars)
+        return False
+
+    def is_atom_command(self, command: str) -> bool:
+        tables = (_FUNCTIONS, _CONSTANTS, _GREEK, _ACCENTS, _FRACTIONS, _BINOMIALS)
+        others = ("begin", "{", "langle", "mathbb")
+        return any(command[1:] in table for table in (*tables, others)) or command in _AROUND
+
+    def unary(self) -> Tree:
+        signs = 0
+        while self.kind() == "sign" and self.peek() in "+-":
+            signs += self.take() == "-"
+        part = self.power()
+        return ("neg", part) if signs % 2 else part
+
+    def power(self) -> Tree:
+        base = self.postfix(self.atom())
+        while self.accept("^", "**"):
+            if self.is_degree():
+                base = ("degree", base)
+                continue
+            exponent = self.exponent()
+            base = self.postfix(("^", base, exponent))
+        return base
+
+    def is_degree(self) -> bool:
+        start = self.at
+        braced = self.accept("{")
+        if self.accept("\\circ", "\\degree") and (not braced or self.accept("}")):
+            return True
+        self.at = start
+        return False
+
+    def exponent(self) -> Tree:
+        if self.accept("{"):
+            return self.until("}")
+        negative = self.accept("-")
+        self.accept("+")
+        part = self.atom(single=True)
+        if self.accept("^", "**"):
+            part = ("^", part, self.exponent())
+        return ("neg", part) if negative else part
+
+    def until(self, closing: str) -> Tree:
+        self.depth += 1
+        bars, self.bars = self.bars, int(closing == "|")
+        part = self.answers()
+        if part[0] in ("list", "relation"):
+            raise Unread(part[0])
+        self.bars = bars
+        self.depth -= 1
+        self.expect(closing)
+        return part
+
+    def postfix(self, part: Tree) -> Tree:
+        while True:
+            if self.accept("!"):
+                part = ("!", part)
+            elif self.accept("%", "\\%"):
+                part = ("percent", part)
+            elif self.accept("\\degree"):
+                part = ("degree", part)
+            else:
+                return part
+
+    # atoms
+
+    def atom(self, single: bool = False) -> Tree:
+        kind, value = self.kind(), self.peek()
+        if kind == "number":
+            self.at += 1
+            return self.number(value, single)
+        if kind == "letters":
+            return self.letters(single)
+        if kind == "text":
+            return self.text()
+        if kind == "command":
+            self.at += 1
+            return self.command(value)
+        if kind == "sign" and value in ("(", "["):
+            self.at += 1
+            return self.bracketed(value)
+        if self.accept("{"):
+            return self.grouped()
+        if self.accept("|"):
+            return ("call", "abs", self.until("|"))
+        raise Unread(value)
+
+    def grouped(self) -> Tree:
+        """A group of LaTeX, or a set as people type it."""
+        bars, self.bars = self.bars, 0
+        inside = self.answers()
+        self.bars = bars
+        self.expect("}")
+        return ("set", *inside[2:]) if inside[0] == "list" else inside
+
+    def number(self, digits: str, single: bool) -> Tree:
+        if self.accept("_"):
+            base = self.name_part()
+            return ("base", digits, base)
+        number = ("num", digits)
+        if single or not digits.isdigit():
+            return number
+        start = self.at
+        if self.kind() == "command" and self.peek()[1:] in _FRACTIONS:
+            self.at += 1
+            part = self.fraction()
+            if all(side[0] == "num" and side[1].isdigit() for side in part[1:]):
+                return ("+", number, part)
+        elif self.kind() == "number" and self.spaced() and self.peek(1) == "/":
+            top = self.take()
+            self.at += 1
+            if self.kind() == "number" and top.isdigit() and self.peek().isdigit():
+                return ("+", number, ("/", ("num", top), ("num", self.take())))
+        self.at = start
+        return number
+
+    def letters(self, single: bool) -> Tree:
+        run = self.peek()
+        place = self.at
+        if len(run) > LONGEST_RUN:
+            raise Unread(run)
+        for length in range(
+            len(run), 1, -1
+        ):  # the longest function, constant or Greek letter first
+            name = run[:length]
+            whole = length == len(run)
+            if name in _FUNCTIONS and (whole or run[length:] in ("x", "t")):
+                self.split(length)
+                return self.function(_FUNCTIONS[self.take()])
+            if name in _CONSTANTS and (whole or (name == "pi" and len(run) == 3)):
+                self.split(length)
+                self.at += 1
+                return _CONSTANTS[name]
+            if name in _GREEK and whole:
+                self.at += 1
+                return self.symbol(name)
+        for length in range(1, min(3, len(run) - 1)):  # xsin(x), 2xln(x)
+            if run[length:] in _FUNCTIONS and self.peek(1) == "(":
+                self.split(1)
+                return self.letters(single)
+        if is_word(run):
+            raise Unread(run)
+        if len(run) == 2 and run[0] == "d" and run[1] in "xyztrsuvw":
+            self.at += 1
+            return ("sym", run)
+        if len(run) > 1:
+            self.split(1)
+        self.at = place + 1
+        letter = run[0]
+        if self.peek() != "'" and self.peek() != "_" and letter in _CONSTANTS:
+            return _CONSTANTS[letter]
+        return self.symbol(letter)
+
+    def split(self, length: int) -> None:
+        """Part the letters that stand next."""
+        kind, run, spaced = self.tokens[self.at]
+        if length < len(run):
+            self.tokens[self.at : self.at + 1] = [
+                (kind, run[:length], spaced),
+                (kind, run[length:], False),
+            ]
+
+    def text(self) -> Tree:
+        content = self.take().strip()
+        plain = content.strip("()") if len(content) == 3 else content
+        if plain in _FUNCTIONS:
+            return self.function(_FUNCTIONS[plain])
+        if plain in _CONSTANTS:
+            return _CONSTANTS[plain]
+        if re.fullmatch("[A-Za-z]", plain):
+            return self.symbol(plain)
+        if re.fullmatch(r"[A-Z]{2,3}", plain):
+            return ("*", *(("sym", letter) for letter in plain))
+        if re.fullmatch(r"\d+(?:\.\d+)?", plain):
+            return ("num", plain)
+        raise Unread(content)
+
+    def symbol(self, name: str) -> Tree:
+        if self.accept("_"):
+            name += "_" + self.name_part()
+        while self.accept("'"):
+            name += "'"
+        if [self.peek(step) for step in range(4)] == ["^", "{", "\\prime", "}"]:
+            self.at += 4
+            name += "'"
+        inverse = [self.peek(step) for step in range(5)] == ["^", "{", "-", "1", "}"]
+        called = name[0] in "fgP" and name[1:2] in ("", "'", "_")
+        if called and inverse and self.peek(5) == "(":
+            self.at += 5
+            name += "^-1"
+        if (called or "'" in name) and self.peek() == "(" and not self.spaced():
+            self.at += 1
+            inside = self.bracketed("(")
+            return ("apply", name, *(inside[3:] if inside[0] == "brackets" else (inside,)))
+        return ("sym", name)
+
+    def name_part(self) -> str:
+        """A subscript, as a name."""
+        if not self.accept("{"):
+            if self.kind() not in ("number", "letters", "text", "command"):
+                raise Unread("_")
+            if self.kind() == "letters":
+                self.split(1)
+            return self.take().strip().removeprefix("\\")
+        parts, depth = [], 1
+        while depth:
+            if self.at >= len(self.tokens):
+                raise Unread("{")
+            kind, value, _ = self.tokens[self.at]
+            self.at += 1
+            depth += (value == "{") - (value == "}") if kind == "sign" else 0
+            parts.append(value.strip())
+        return "".join(parts[:-1]).removeprefix("\\")
+
+    def bracketed(self, opening: str) -> Tree:
+        """What stands in brackets: a formula, or several parts."""
+        bars, self.bars = self.bars, 0
+        in_set, self.in_set = self.in_set, False
+        inside = self.answers()
+        self.bars, self.in_set = bars, in_set
+        closing = self.peek()
+        if not self.accept(")", "]"):
+            raise Unread(opening)
+        if inside[0] == "list" and inside[1] == ",":
+            return ("brackets", opening, closing, *inside[2:])
+        if (opening == "(") != (closing == ")"):
+            raise Unread(closing)
+        return inside
+
+    def argument(self) -> Tree:
+        """One argument of a LaTeX command: a group, or one sign."""
+        if self.accept("{"):
+            return self.until("}")
+        kind, value = self.kind(), self.peek()
+        if kind == "number" and len(value) > 1 and value.isdigit():
+            _, _, spaced = self.tokens[self.at]
+            self.tokens[self.at : self.at + 1] = [
+                ("number", value[0], spaced),
+                ("number", value[1:], False),
+            ]
+        if kind == "letters":
+            self.split(1)
+        if kind in ("number", "letters", "command", "text"):
+            return self.atom(single=True)
+        raise Unread(value)
+
+    def fraction(self) -> Tree:
+        return ("/", self.argument(), self.argument())
+
+    def function(self, name: str) -> Tree:
+        if name == "sqrt":
+            return self.root()
+        base: Tree | None = None
+        exponent: Tree | None = None
+        for _ in range(2):
+            if self.accept("_"):
+                base = self.log_base()
+            elif self.accept("^", "**"):
+                exponent = self.exponent()
+        if name == "log" and self.kind() == "number" and self.peek(1) == "(" and not self.spaced():
+            base = ("num", self.take())
+        if base is not None and name != "log":
+            raise Unread(name)
+        if name in ("log", "lg") and base is None:
+            base = ("num", "10")
+        if exponent == ("neg", ("num", "1")):
+            name, exponent = f"a{name}", None
+        arguments = self.arguments()
+        if name in _SEVERAL and arguments[0][0] == "brackets":
+            arguments = list(arguments[0][3:])
+        if len(arguments) != 1 and name not in _SEVERAL:
+            raise Unread(name)
+        call: Tree = ("call", name, *arguments, *([base] if base and name in ("log", "lg") else []))
+        return call if exponent is None else ("^", call, exponent)
+
+    def log_base(self) -> Tree:
+        if self.kind() == "number" and self.peek(1) in ("(", "{", "|"):
+            return ("num", self.take())
+        return self.argument()
+
+    def arguments(self) -> list[Tree]:
+        if self.accept("("):
+            return [self.bracketed("(")]
+        if self.accept("{"):
+            return [self.until("}")]
+        negative = self.accept("-")
+        part = self.power()
+        while self.begins_factor() and not self.begins_function():
+            if self.kind() == "sign" and self.peek() in ("(", "["):
+                break
+            part = ("*", part, self.power())
+        return [("neg", part) if negative else part]
+
+    def begins_function(self) -> bool:
+        return self.peek().lstrip("\\") in _FUNCTIONS and self.peek() != "\\sqrt"
+
+    def root(self) -> Tree:
+        degree: Tree | None = None
+        if self.accept("["):
+            degree = self.answers()
+            self.expect("]")
+        if self.accept("{"):
+            inside = self.until("}")
+        elif self.accept("("):
+            inside = self.bracketed("(")
+        elif self.kind() in ("number", "letters", "command", "text"):
+            if self.kind() == "letters" and self.peek() not in _CONSTANTS:
+                self.split(1)
+            inside = self.atom(single=True)
+        else:
+            raise Unread("sqrt")
+        return ("call", "sqrt", inside) if degree is None else ("call", "root", inside, degree)
+
+    def command(self, command: str) -> Tree:
+        name = command[1:]
+        if name in _FRACTIONS:
+            return self.fraction()
+        if name in _SPECIAL:
+            return _SPECIAL[name](self)
+        if name in _FUNCTIONS:
+            return self.function(_FUNCTIONS[name])
+        if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        if name in _GREEK:
+            return self.symbol(name)
+        if command in _AROUND:
+            function, closing = _AROUND[command]
+            return ("call", function, self.until(closing))
+        if name in _ACCENTS:
+            return self.accented(name)
+        if name in _FIGURES:
+            return ("sym", name + "".join(self.take() for _ in range(self.kind() == "letters")))
+        raise Unread(command)
+
+    def binomial(self) -> Tree:
+        return ("call", "binom", self.argument(), self.argument())
+
+    def number_set(self) -> Tree:
+        letter = self.argument()
+        if letter[0] == "sym" and letter[1] in _SETS:
+            return ("const", _SETS[letter[1]])
+        raise Unread("mathbb")
+
+    def vector(self) -> Tree:
+        inside = self.answers()
+        self.expect("\\rangle")
+        return ("brackets", "(", ")", *(inside[2:] if inside[0] == "list" else (inside,)))
+
+    def accented(self, name: str) -> Tree:
+        start = self.at
+        self.argument()
+        inner = "".join(value for _, value, _ in self.tokens[start : self.at] if value not in "{}")
+        if re.search(r"\d", inner) and name in ("overline", "bar"):
+            raise Unread(name)
+        return self.symbol(f"{'bar' if name == 'overline' else name}:{inner}")
+
+    def set(self) -> Tree:
+        if self.accept("\\}"):
+            return ("const", "empty")
+        bars, self.bars = self.bars, 1
+        in_set, self.in_set = self.in_set, True
+        inside = self.answers()
+        if self.accept("|", ":", "\\mid"):
+            first = inside[2] if inside[0] == "relation" else inside
+            if first[0] != "sym":
+                raise Unread("set")
+            inside = self.answers()
+            self.expect("\\}")
+            self.bars, self.in_set = bars, in_set
+            return inside
+        self.expect("\\}")
+        self.bars, self.in_set = bars, in_set
+        return ("set", *(inside[2:] if inside[0] == "list" else (inside,)))
+
+    def matrix(self) -> Tree:
+        kind = self.environment()
+        if kind == "array" and self.accept("{"):
+            while not self.accept("}"):
+                self.take()
+        rows: list[Tree] = []
+        row: list[Tree] = []
+        while True:
+            row.append(self.statement())
+            if self.accept("&"):
+                continue
+            rows.append(tuple(row))
+            row = []
+            if not self.accept("\\\\"):
+                break
+            if self.peek() == "\\end":
+                break
+        self.expect("\\end")
+        if self.environment() != kind:
+            raise Unread(kind)
+        return ("call", "det", ("matrix", *rows)) if kind == "vmatrix" else ("matrix", *rows)
+
+    def environment(self) -> str:
+        self.expect("{")
+        name = self.take()
+        self.expect("}")
+        if name not in _MATRICES:
+            raise Unread(name)
+        return name
+
+
+_SPECIAL: dict[str, Callable[[_Reader], Tree]] = {
+    **dict.fromkeys(_BINOMIALS, _Reader.binomial),
+    "mathbb": _Reader.number_set,
+    "{": _Reader.set,
+    "langle": _Reader.vector,
+    "begin": _Reader.matrix,
+}
+
+
+def _tokens(answer: str) -> list[tuple[str, str, bool]]:
+    """(kind, value, whether a blank stands before it)."""
+    undelimited = _DELIMITERS.sub("", answer)
+    plain = _MARKED_THOUSANDS.sub("", _SIZES.sub("", with_commands(undelimited)))
+    tokens: list[tuple[str, str, bool]] = []
+    spaced = False
+    if not re.search(r"[(\[{]", plain):
+        plain = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), plain)
+    for token in _TOKEN.finditer(plain):
+        kind = token.lastgroup or ""
+        value = token[kind]
+        if kind == "space":
+            spaced = True
+            continue
+        if kind == "other":
+            raise Unread(value)
+        if kind == "number":
+            value = value.rstrip(".")
+        if value in ("\\lbrace", "\\rbrace"):
+            value = "\\{" if value == "\\lbrace" else "\\}"
+        tokens.append((kind, value, spaced))
+        spaced = False
+    return tokens
+
+
+def _listed(tree: Tree) -> Tree:
+    return tree[2:] if tree[0] == "list" else (tree,)
+
+
+def _fraction_of(before: str, repeated: str) -> Tree:
+    """0.1(6) as a fraction: 15/90."""
+    whole, _, digits = before.partition(".")
+    nines = 10 ** len(repeated) - 1
+    top = int((whole.lstrip("-") or "0") + digits) * nines + int(repeated)
+    value = ("/", ("num", str(top)), ("num", str(nines * 10 ** len(digits))))
+    return ("neg", value) if whole.startswith("-") else value

@@ -1,0 +1,225 @@
+"""Units behind a number, and before it ($5): the answer without them, and whether two agree."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from ttc.text.formulas import is_word
+from ttc.text.numbers import MAX_CHARS
+
+_INCH = Fraction(127, 5000)
+_SIZES: dict[str, dict[str, Fraction | int]] = {
+    "m": {
+        **{
+            "mm millimeter millimetre": Fraction(1, 1000),
+            "cm centimeter centimetre": Fraction(1, 100),
+        },
+        **{"dm decimeter decimetre": Fraction(1, 10), "m meter metre": 1},
+        **{"km kilometer kilometre": 1000, "in inch inche": _INCH, "ft foot feet": 12 * _INCH},
+        **{"yd yard": 36 * _INCH, "mi mile": 63360 * _INCH},
+    },
+    "g": {
+        **{"mg milligram": Fraction(1, 1000), "g gm gram": 1, "kg kilogram": 1000},
+        **{"ton tonne": 10**6},
+    },
+    "lb": {"oz ounce": Fraction(1, 16), "lb pound": 1},
+    "s": {
+        **{"ms millisecond": Fraction(1, 1000), "s sec second": 1, "min minute": 60},
+        **{"h hr hour": 3600, "day": 86400, "week": 604800},
+    },
+    "month": {"month": 1, "yr year": 12},
+    "l": {"ml milliliter millilitre": Fraction(1, 1000), "l liter litre": 1},
+    "gal": {"gal gallon": 1},
+    "usd": {"cent": Fraction(1, 100), "dollar usd buck": 1},
+    "eur": {"euro eur": 1},
+    "gbp": {"gbp": 1},
+    "inr": {"rupee rs inr": 1},
+    "jpy": {"yen jpy": 1},
+    "rad": {"rad radian": 1},
+    "N": {"newton": 1},
+    "J": {"joule": 1},
+    "W": {"watt": 1},
+}
+_KNOWN = {
+    word: (name, Fraction(size))
+    for name, sizes in _SIZES.items()
+    for words, size in sizes.items()
+    for word in words.split()
+}
+_SHORT = {"mph": "mi/h", "kmph": "km/h", "kmh": "km/h", "kph": "km/h", "cc": "cm^3", "fps": "ft/s"}
+_SIGNS = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rupee"}
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+_ANY = {"unit", "integer", "digit", "point"}
+
+_NO_UNITS = frozenset(
+    {
+        *("is", "are", "was", "be", "if", "for", "when", "where", "with", "or", "and"),
+        *("not", "odd", "even", "only", "no", "more", "less", "fewer", "than", "times"),
+        *("i", "e", "half", "halve", "third", "fourth", "fifth", "sixth", "seventh"),
+        *("eighth", "ninth", "tenth", "quarter", "mod", "base", "to", "plus", "minus"),
+        *("factorial", "percent", "pct", "percentage", "hundred", "thousand", "million"),
+        *("billion", "trillion", "dozen", "pi", "root", "over", "infinity", "out", "in"),
+        *("by", "negative", "positive", "am", "pm", "otherwise", "all", "every", "real"),
+        *("any",),
+    }
+)
+"""Words behind a number that say which number it is."""
+
+_TEXT = r"\\(?:text|mathrm|textrm|textnormal|textbf|textit|mbox|rm)\s*\{([^{}]*)\}"
+_AT_END = re.compile(
+    rf"(?:\s|\\[,;:! ]|~)*(?:{_TEXT}|(?<=[\d.)}}\s])(?<!_)(?<!\\)\b([A-Za-z][A-Za-z./ -]*)"
+    r"|(?:(?<=\d)|(?<=[}\d]\s))([a-z]{2,12}(?:/[a-z]{1,6})?))"
+    r"(?:\s*\^\s*\{?\s*(\d|-1)\s*\}?|([²³]))?\s*\.?$"
+)
+_DEGREE = re.compile(
+    r"\s*(?:°|º|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z]))\s*"
+    rf"(?:{_TEXT}|([CF]))?\s*\.?$"
+)
+_ORDINAL = re.compile(
+    r"(?<=\d)\s*\^?\s*\{?\s*(?:\\(?:text|mathrm|textrm)\s*\{)?(st|nd|rd|th)\}{0,2}$"
+)
+_MONEY = re.compile(
+    r"^(-?)\s*(?:\\?([$€£¥₹])|\\text\s*\{\s*\\?\$\s*\}|(?:(USD|EUR|Rs|INR|GBP)\.?))\s*(?=[-\d.\\(])"
+)
+_MONEY_BEHIND = re.compile(r"(?<=\d)\s*(\\?[$€£¥₹])\s*$")
+_NUMERIC = re.compile(r"\d|\\pi|π|\bpi\b|\\sqrt|\\frac")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """dimensions: of a known one, ((name, power), ...), and how many of them it is. words: those
+    that it is written in, in the singular."""
+
+    words: frozenset[str]
+    dimensions: tuple[tuple[str, int], ...] | None = None
+    size: Fraction = Fraction(1)
+
+    def __str__(self) -> str:
+        if self.dimensions is None:
+            return " ".join(sorted(self.words))
+        size = "" if self.size == 1 else f"{self.size} "
+        return size + " ".join(f"{name}^{power}" for name, power in self.dimensions)
+
+
+PERCENT = Unit(frozenset({"percent"}))
+
+
+@lru_cache(maxsize=2**14)
+def split_unit(answer: str) -> tuple[str, Unit | None]:
+    """An answer without its unit, and the unit. An answer without a number has none."""
+    plain = answer.strip().rstrip(".")
+    if len(plain) > MAX_CHARS or not _NUMERIC.search(plain):
+        return answer, None
+    if ordinal := _ORDINAL.search(plain):
+        return plain[: ordinal.start()].strip(), Unit(frozenset({"th"}))
+    return (
+        _without_money(plain) or _without_degrees(plain) or _without_words(plain) or (answer, None)
+    )
+
+
+def _without_money(plain: str) -> tuple[str, Unit | None] | None:
+    if money := _MONEY.match(plain):
+        rest = money[1] + plain[money.end() :]
+        sign = money[2] or money[3] or "$"
+        if "$" in rest:
+            return None
+        bare, behind = split_unit(rest)
+        return bare, behind or unit_of(_SIGNS.get(sign, sign))
+    money = _MONEY_BEHIND.search(plain)
+    if money is None or "$" in plain[: money.start()]:
+        return None
+    return plain[: money.start()].strip(), unit_of(_SIGNS[money[1].lstrip("\\")])
+
+
+def _without_degrees(plain: str) -> tuple[str, Unit | None] | None:
+    degree = _DEGREE.search(plain)
+    if degree is None or not (before := plain[: degree.start()].strip()):
+        return None
+    if re.search(r"(?:sin|cos|tan|cot|sec|csc)[^=,]*$", before):
+        return None  # the sine of 30 degrees is not that of 30
+    return before, unit_of(f"degree {(degree[1] or degree[2] or '').strip()}")
+
+
+def _without_words(plain: str) -> tuple[str, Unit | None] | None:
+    found = _AT_END.search(plain)
+    if found is None:
+        return None
+    before = re.sub(r"(?:\\[,;:! ]|~|\s)+$", "", plain[: found.start()])
+    written = found[1] if found[1] is not None else found[2] or found[3]
+    power = found[4] or {"²": "2", "³": "3", None: ""}[found[5]]
+    unit = unit_of(f"{written.strip()}^{power}" if power else written.strip())
+    if not _NUMERIC.search(before) or unit is None or before[-1] in "=+-*/^_({,<>&|":
+        return None
+    if found[1] is not None:
+        return before, unit
+    letter = len(written) == 1  # 5 m may be five times m
+    named = unit.dimensions is not None or _is_phrase(written, before)
+    return (before, unit) if named and not letter else None
+
+
+def _is_phrase(written: str, before: str) -> bool:
+    """Whether plain words name what is counted: 12 red apples."""
+    words = [word for word in re.split(r"[ ./-]+", written) if word]
+    if not re.search(r"\d$", before) or len(words) > 4:
+        return False
+    return all(is_word(word.lower()) or word.lower() in _KNOWN or word in ("of",) for word in words)
+
+
+@lru_cache(maxsize=4096)
+def unit_of(written: str) -> Unit | None:
+    """The unit that words name; None where they say more than a unit does."""
+    small = written.lower().replace(".", "").replace("\\", "").strip()
+    small = _SHORT.get(small, small)
+    words = [_singular(word) for word in re.findall(r"[a-z]+", small)]
+    known = _dimensions(small)
+    if not words or (known is None and any(word in _NO_UNITS for word in words)):
+        return None
+    if len(words) == 1 and len(words[0]) == 1 and words[0] not in _KNOWN:
+        return None
+    kept = frozenset(word for word in words if word not in _POWERS and word not in _ANY)
+    return Unit(kept) if known is None else Unit(kept, *known)
+
+
+def _dimensions(written: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
+    powers: dict[str, int] = {}
+    size = Fraction(1)
+    for place, part in enumerate(re.split(r"\s+per\s+|\s*/\s*", written)):
+        sign = -1 if place else 1
+        factor = 1
+        base = None
+        for word, index in re.findall(r"([a-z]+)\s*(?:\^\s*\{?(-?\d))?", part):
+            if word in _POWERS:
+                factor *= _POWERS[word]
+                continue
+            if base is not None:
+                return None
+            base = _KNOWN.get(word) or _KNOWN.get(_singular(word))
+            if base is None:
+                return None
+            factor *= int(index or 1)
+        if base is None:
+            return None
+        powers[base[0]] = powers.get(base[0], 0) + sign * factor
+        size *= base[1] ** (sign * factor)
+    return tuple(sorted(powers.items())), size
+
+
+def _singular(word: str) -> str:
+    if word in _KNOWN or word in _POWERS:
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 2 else word
+
+
+def conversion(left: Unit | None, right: Unit | None) -> Fraction | None:
+    """How many of the right unit one of the left is; None where they are of other things. A unit
+    that is not written may be any."""
+    if left is None or right is None or not left.words or not right.words:
+        return Fraction(1)
+    if left.dimensions is not None and right.dimensions is not None:
+        return left.size / right.size if left.dimensions == right.dimensions else None
+    return Fraction(1) if left.words <= right.words or right.words <= left.words else None

@@ -1,0 +1,159 @@
+"""Answers in words, dates and times of day, in one form for all that say the same."""
+
+from __future__ import annotations
+
+import re
+
+from ttc.text.number_words import number_in_words
+from ttc.text.numbers import MAX_CHARS, hyphened
+
+_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname|emph)\*?"
+    r"\s*\{([^{}]*)\}"
+)
+_BLANKS = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))+")
+_MEANINGS = {
+    "no solution": r"\emptyset",
+    "no solutions": r"\emptyset",
+    "there is no solution": r"\emptyset",
+    "there are no solutions": r"\emptyset",
+    "empty set": r"\emptyset",
+    "all real numbers": r"\mathbb{R}",
+    "all reals": r"\mathbb{R}",
+    "positive infinity": r"\infty",
+    "negative infinity": r"-\infty",
+    "minus infinity": r"-\infty",
+    "one half": "1/2",
+    "one-half": "1/2",
+    "one third": "1/3",
+    "one-third": "1/3",
+    "one quarter": "1/4",
+    "one-quarter": "1/4",
+    "one fourth": "1/4",
+    "one-fourth": "1/4",
+    "two thirds": "2/3",
+    "two-thirds": "2/3",
+    "three quarters": "3/4",
+    "three-quarters": "3/4",
+    "three fourths": "3/4",
+    "three-fourths": "3/4",
+}
+_ORDINALS = {
+    **{"first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th", "fifth": "5th"},
+    **{"sixth": "6th", "seventh": "7th", "eighth": "8th", "ninth": "9th", "tenth": "10th"},
+    **{"eleventh": "11th", "twelfth": "12th"},
+}
+_MONTH_NAMES = (
+    *("january", "february", "march", "april", "may", "june", "july", "august", "september"),
+    *("october", "november", "december"),
+)
+_MONTHS = {
+    name[:length]: number
+    for number, name in enumerate(_MONTH_NAMES, 1)
+    for length in (3, 4, len(name))
+}
+_MONTH = "|".join(sorted(_MONTHS, key=len, reverse=True))
+_DATES = (
+    re.compile(
+        rf"(?P<month>{_MONTH})\.? (?:the )?(?P<day>\d{{1,2}})(?:st|nd|rd|th)?"
+        r"(?:,? (?P<year>\d{4}))?"
+    ),
+    re.compile(
+        rf"(?:the )?(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<month>{_MONTH})\.?"
+        r"(?:,? (?P<year>\d{4}))?"
+    ),
+    re.compile(r"(?P<year>\d{4})-(?P<month>\d{2})-(?P<day>\d{2})"),
+)
+_TIME = re.compile(
+    r"(?P<hour>\d{1,2})(?::(?P<minute>[0-5]\d))?(?::(?P<second>[0-5]\d))? ?"
+    r"(?P<half>a\.? ?m\.?|p\.? ?m\.?|noon|midnight|in the (?:morning|afternoon|evening))?"
+)
+
+
+def unwrapped(answer: str) -> str:
+    """An answer without what stands around words in LaTeX, and with single blanks."""
+    plain = answer
+    for _ in range(3):
+        plain = _TEXT.sub(r"\1", plain)
+    plain = plain.replace("\\$", "$").replace("$", "") if plain.count("$") > 1 else plain
+    return _BLANKS.sub(" ", plain).strip(" .*`\"'")
+
+
+def in_signs(answer: str) -> str:
+    """An answer whose words say one value (no solution, two thirds, twenty-five) in signs; any
+    other one as it is."""
+    if len(answer) > MAX_CHARS or not re.search("[A-Za-z]{3}", answer):
+        return answer
+    words = unwrapped(answer).lower().removeprefix("the ")
+    if words in _MEANINGS:
+        return _MEANINGS[words]
+    if re.fullmatch(r"[a-z]+(?:[- ][a-z]+)*", words):
+        number = number_in_words(words, 0)
+        if number is not None and _is_whole(words):
+            return number
+    return answer
+
+
+def _is_whole(words: str) -> bool:
+    """Whether words are one number and nothing more."""
+    number = number_in_words(words + " apples", 0)
+    parts = re.split("[- ]", words)
+    return number is not None and number_in_words(parts[-1], 0) is not None and len(parts) <= 2
+
+
+def in_words(answer: str) -> str:
+    """An answer in words, in one form: without capitals, quotation marks, an article before it."""
+    words = hyphened(unwrapped(answer)).lower()
+    words = re.sub(r"[\"'“”‘’{}]", "", words).replace("-", " ")
+    words = re.sub(r"\b(?:a|p)\. ?m\b\.?", lambda half: half[0][0] + "m", words)
+    words = re.sub(r"^(?:the|an?) (?=[a-z]{2})", "", words)
+    words = re.sub(r"[a-z]+", lambda word: _ORDINALS.get(word[0], word[0]), words)
+    words = re.sub(r"(?<=\d) ?\^ ?(?=st|nd|rd|th)", "", words)
+    several = [part.strip() for part in re.split(r",| and |;|&", words)]
+    kept = [part.removeprefix("and ") for part in several if part]
+    return " ".join(", ".join(sorted(kept)).split())
+
+
+def date_of(answer: str) -> tuple[int, int, int] | None:
+    """(year or 0, month, day) of an answer that is a date."""
+    if len(answer) > 60:
+        return None
+    plain = unwrapped(answer).lower()
+    for form in _DATES:
+        if found := form.fullmatch(plain):
+            month = found["month"]
+            number = int(month) if month.isdigit() else _MONTHS[month]
+            return int(found["year"] or 0), number, int(found["day"])
+    return None
+
+
+def same_dates(left: tuple[int, int, int], right: tuple[int, int, int]) -> bool:
+    return left[1:] == right[1:] and (left[0] == right[0] or 0 in (left[0], right[0]))
+
+
+def time_of(answer: str) -> tuple[int, int, bool] | None:
+    """(seconds since the day, or noon, began, ..., whether it says which half of the day)."""
+    if len(answer) > 60:
+        return None
+    plain = unwrapped(answer).lower()
+    plain = {"noon": "12 noon", "midnight": "12 midnight"}.get(plain, plain)
+    found = _TIME.fullmatch(plain)
+    if found is None or (found["minute"] is None and found["half"] is None):
+        return None
+    hour, half = int(found["hour"]), (found["half"] or "").replace(".", "").replace(" ", "")
+    if hour > 24 or (half and not 1 <= hour <= 12):
+        return None
+    seconds = int(found["minute"] or 0) * 60 + int(found["second"] or 0)
+    if not half:
+        return hour, seconds, hour > 12 or hour == 0
+    late = half in ("pm", "noon") or half.endswith(("afternoon", "evening"))
+    return hour % 12 + 12 * late, seconds, True
+
+
+def same_times(left: tuple[int, int, bool], right: tuple[int, int, bool]) -> bool:
+    """A time that does not say which half of the day it is in may be in either."""
+    if left[1] != right[1]:
+        return False
+    if left[2] and right[2]:
+        return left[0] == right[0]
+    return left[0] % 12 == right[0] % 12

@@ -163,7 +163,7 @@ class ToolStep:
             branch.end_step("end")
         if branch.finish_reason is None:
             branch.finish_reason = branch.step_reasons[-1] = "end"
-        self._note([None] * len(self.calls), [ToolRun(0.0)] * len(self.calls), None)
+        self._note([None] * len(self.calls), [ToolRun(0.0, 0)] * len(self.calls), None)
 
     @property
     def answered(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.serve.conversation import Conversation
-from tests.helpers.engines import make_engine
+from tests.helpers.chats import tokenizer
 from ttc import InvalidInput
 
 NO_SYSTEM = (
@@ -15,9 +15,9 @@ NO_SYSTEM = (
 
 
 def test_the_way_out_is_none_that_was_taken_already() -> None:
-    tokenizer = make_engine(context=160).tokenizer
-    tokenizer.chat_template = NO_SYSTEM
+    own = tokenizer((), "bytes", None, "</s>", template=NO_SYSTEM)
     asked = Conversation(earlier=({"role": "system", "content": "be short"},))
-    with pytest.raises(InvalidInput, match=r"refuses these messages: .*; leave the system message and tools"):
-        asked.text("1 + 1?", tokenizer)
+    way_out = "no system role; leave the system message and tools"
+    with pytest.raises(InvalidInput, match=way_out):
+        asked.text("1 + 1?", own)
     assert Conversation().way_out.startswith("send a system message first, if any")

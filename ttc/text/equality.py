@@ -163,8 +163,9 @@ def _same_numbers(left: _Answer, right: _Answer, factor: Fraction) -> bool:
         return True
     if left.is_percent == right.is_percent:
         return False
-    one, other = (left, right) if left.is_percent else (right, left)
-    return _near(one.number / 100, other.number, rounded)
+    if left.is_percent:
+        return _near(left.number / 100, right.number, rounded)
+    return _near(right.number / 100, left.number, rounded)
 
 
 def _near(left: Fraction, right: Fraction, rounded: bool) -> bool:

@@ -34,7 +34,20 @@ where both are small."""
 MOST_BITS = 20_000
 """Larger numbers have no value here: a tower of powers would take all memory."""
 
-_SCALARS = ("num", "sym", "const", "+", "*", "/", "^", "neg", "!", "percent", "degree", "call")
+_SCALARS: tuple[str, ...] = (
+    "num",
+    "sym",
+    "const",
+    "+",
+    "*",
+    "/",
+    "^",
+    "neg",
+    "!",
+    "percent",
+    "degree",
+    "call",
+)
 _SCALARS += ("apply", "base", "ratio")
 _TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
@@ -548,8 +561,9 @@ def _exact(tree: Tree) -> Fraction | None:
     numbers = [value for value in values if value is not None]
     if len(numbers) < len(values):
         return None
+    value: Fraction | None
     if kind in ("+", "*"):
-        value = sum(numbers) if kind == "+" else prod(numbers)
+        value = sum(numbers, Fraction(0)) if kind == "+" else prod(numbers, start=Fraction(1))
     elif kind == "neg":
         value = -numbers[0]
     elif kind == "/":
@@ -565,7 +579,7 @@ def _exact(tree: Tree) -> Fraction | None:
 def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
     if exponent.denominator > 1 or abs(exponent) * _bits(base) > MOST_BITS:
         return None
-    return base**exponent if base or exponent > 0 else None
+    return Fraction(base ** int(exponent)) if base or exponent > 0 else None
 
 
 def _bits(value: Fraction) -> int:

@@ -47,7 +47,8 @@ def _stated(text: str) -> str | None:
     """The last statement of something mathematical, else the last of words ("Tuesday")."""
     said = [content for one in statements(text) if (content := _content_of(text, one))]
     maths = [content for content in said if _MATHS.search(content)]
-    return (maths or said or [None])[-1]
+    found = maths or said
+    return found[-1] if found else None
 
 
 def _content_of(text: str, statement: Statement) -> str | None:

@@ -169,7 +169,7 @@ def draw(rows: Sequence[Figures], out: Path | io.StringIO, form: str | None = No
     figure, axis = pyplot.subplots(figsize=(7, 4.2 + legend_height), layout="constrained")
     for place, (row, cost, height) in enumerate(zip(rows, costs, heights, strict=True)):
         low, high = (100 * end for end in row["accuracy_95"])
-        mark = {
+        mark: dict[str, Any] = {
             "fmt": MARKERS[place // 10 % len(MARKERS)],
             "color": f"C{place % 10}",
             "label": names[place],

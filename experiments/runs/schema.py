@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from importlib import import_module
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -347,7 +347,7 @@ def target_of(target: type) -> str:
 def plain_hint(hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return str
-    if any(map(is_dataclass, get_args(hint))):
+    if any(isinstance(part, type) and part.__module__ != "builtins" for part in get_args(hint)):
         return Any  # a part of its own, chosen from its own group
     return hint
 

@@ -252,7 +252,7 @@ def test_the_help_page_names_every_choice_and_only_settings_that_exist() -> None
         ("memory", schema.POLICIES),
     ):
         assert (
-            set(targets) <= set(choices(group)) <= {*schema.GROUPS[group].choices, "none"}
+            set(targets) <= set(choices(group)) <= {*schema.GROUPS[group].choices, "none", "auto"}
             or group == "memory"
         )
         assert all(re.search(rf"\b{name}\b", text) for name in targets)

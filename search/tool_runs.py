@@ -97,7 +97,7 @@ class ToolRuns:
         except ToolError as error:
             run.end(f"Error: {error}", failed=True)
         except BaseException as error:  # a tool may raise anything, and the branch is told
-            said = error_text(error)
+            said = encodable(error_text(error))
             run.end(f"Error: {type(error).__name__}: {error}", failed=True, error=said)
             if said not in self.logged:
                 self.logged.add(said)

@@ -201,10 +201,13 @@ class RunFolder:
             ) from error
 
     def _safe(self) -> int:
-        """How many records there are, also before they were read."""
+        """How many records there are, also before they were read. One whose writing failed does
+        not count."""
+        if self.records:
+            return len(self.records)
         with suppress(TTCError, OSError):
-            return max(len(self.records), self.count_written())
-        return len(self.records)
+            return self.count_written()
+        return 0
 
     def _write_config(self) -> None:
         """Only with the first result, so that a run that could not start leaves its name free."""

@@ -352,6 +352,17 @@ def plain_hint(hint: Any) -> Any:
     return hint
 
 
+# defaults of settings that follow others; a configuration without them cannot be read
+OmegaConf.register_new_resolver(
+    "words_for",
+    lambda kind, extract: words_for(kind if extract is None else "text"),
+    replace=True,
+)
+OmegaConf.register_new_resolver(
+    "verifier_for", lambda kind: target_of(VERIFIERS[default_verifier(kind)]), replace=True
+)
+
+
 def schema_of(target: Any) -> type:
     """A configuration class with the fields of `target`, a dataclass of plain values."""
     hints = get_type_hints(target)
@@ -376,14 +387,6 @@ def extended(name: str, part: type) -> type:
 
 def register() -> None:
     register_names()
-    OmegaConf.register_new_resolver(
-        "words_for",
-        lambda kind, extract: words_for(kind if extract is None else "text"),
-        replace=True,
-    )
-    OmegaConf.register_new_resolver(
-        "verifier_for", lambda kind: target_of(VERIFIERS[default_verifier(kind)]), replace=True
-    )
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, node in (("model", ModelConfig), ("dataset", DatasetConfig), ("run", RunConfig)):

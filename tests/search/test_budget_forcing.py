@@ -86,7 +86,7 @@ def test_a_budget_ends_it_with_what_there_is() -> None:
 
 
 def test_a_full_context_ends_it_with_what_there_is() -> None:
-    backend = Thought("abcdef]", "x0", longest=100)
+    backend = Thought("abcdef]", "x0", longest=20)
     result = run(backend, forcing())
     assert result.error is None and result.answer == "abcdef]"
 

@@ -460,11 +460,13 @@ def test_weighted_self_consistency_sums_the_scores(backend: Any) -> None:
         verifier=StepLength(),
         problem="q",
         extract=lambda text: text[:1].strip(","),
+        seed=1,
     )
     totals: dict[str, float] = {}
     for branch in sorted(result.branches, key=lambda b: b.path):
         if branch.text[0] != ",":
-            totals[branch.text[0]] = totals.get(branch.text[0], 0.0) + branch.score
+            weight = 1 / (1 + math.exp(-branch.score))  # as some scores lie above 1
+            totals[branch.text[0]] = totals.get(branch.text[0], 0.0) + weight
     assert result.answer == max(totals, key=totals.get)
 
 

@@ -16,4 +16,6 @@ class Exits:
 
 def test_a_verifier_that_exits_is_named() -> None:
     result = solve(BestOfN(n=2), problem="1 + 1", engine=FakeBackend(), verifier=Exits())
-    assert result.error == "VerifierError: Exits raised SystemExit: 0"
+    assert result.error is not None
+    assert result.error.startswith("VerifierError: Exits raised SystemExit: 0 (")
+    assert "test_verifier_exits.py" in result.error

@@ -121,7 +121,7 @@ def test_policy_and_reward_model_share_one_budget_of_bytes(memory: Any) -> None:
 
 
 def test_a_budget_too_small_for_both_is_refused_before_the_reward_model_runs() -> None:
-    engine = searching(memory=Resident(24 * KIB))
+    engine = searching(memory=Resident(18 * KIB))
     (result,) = solve(BEAMS, problem=[QUESTION], engine=engine, verifier=prm())
     assert result.error is not None and "which 2 models share, is too small" in result.error
     assert result.usage.verifier_tokens == 0 and engine.kv_bytes() == 0

@@ -46,7 +46,7 @@ def read_code(row: Row, name: str, config: DatasetConfig) -> Problem:
     """Your own tasks: fields `question` and `tests`, and if there are any `shown_tests`, an `id`, a
     `preamble` that stands before every program, and a solution as `answer`."""
     fields = config.fields
-    question, id = row[fields.question or "question"], row.get(fields.id or "id")
+    question, id = row[fields.question or "question"], row.get("id")
     about: dict[str, Any] = {"tests": _listed(row, "tests")}
     if "shown_tests" in row:
         about["shown_tests"] = _listed(row, "shown_tests")
@@ -71,14 +71,14 @@ def read_evalplus(row: Row, name: str, config: DatasetConfig) -> Problem:
     """HumanEval+ and MBPP+: with their tests as a program (`test`), as on the hub, or HumanEval+
     with inputs and a solution that gives the outputs (`base_input`, `plus_input`), as EvalPlus
     publishes it."""
-    prompt = str(row["prompt"])
+    prompt = str(row[config.fields.question or "prompt"])
     about: dict[str, Any] = {}
-    entry = row.get("entry_point")
+    entry, task = row.get("entry_point"), str(row.get("task_id", name))
     if entry is not None:  # HumanEval's prompt is a function's beginning
         question = f"```python\n{prompt.strip()}\n```"
         begin = prompt.find(f"def {entry}(")
         about["preamble"] = prompt[: max(0, begin)]
-        solution = prompt + str(row["canonical_solution"])
+        solution = prompt + str(row[config.fields.answer or "canonical_solution"])
         closing = f"\n\ncheck({entry})\n"
     else:
         shown = [str(test) for test in row["test_list"]]
@@ -88,26 +88,27 @@ def read_evalplus(row: Row, name: str, config: DatasetConfig) -> Problem:
         question = (
             f"{prompt.strip()}\nYour program has to pass these tests:\n```python\n{lines}\n```"
         )
-        solution, closing = str(row["code"]), ""
+        solution, closing = str(row[config.fields.answer or "code"]), ""
     if row.get("test"):
         about["tests"] = [f"{row['test']}{closing}"]
-    elif entry is not None and "base_input" in row and not str(row["task_id"]).startswith("Mbpp"):
+    elif (
+        entry is not None and "base_input" in row and not str(row.get("task_id")).startswith("Mbpp")
+    ):
         inputs = [*row["base_input"], *(row.get("plus_input") or [])]
         about["reference"] = {"call": entry, "inputs": inputs, "tolerance": row.get("atol") or NEAR}
     else:
         raise InvalidInput(
-            f"{row.get('task_id', name)} has no tests: its row needs a field test, as in the hub's "
+            f"{task} has no tests: its row needs a field test, as in the hub's "
             "evalplus/humanevalplus and evalplus/mbppplus"
         )
     about["tested"] = pythons_names(solution)
-    id = str(row["task_id"])
-    return Problem(question, id if "/" in id else f"Mbpp/{id}", solution, about)
+    return Problem(question, task if "/" in task else f"Mbpp/{task}", solution, about)
 
 
 def read_livecodebench(row: Row, name: str, config: DatasetConfig) -> Problem:
     """Tasks with a program's input and output, or with a method of a class `Solution`."""
     starter = str(row.get("starter_code") or "")
-    question = str(row["question_content"]).strip()
+    question = str(row[config.fields.question or "question_content"]).strip()
     if starter.strip():
         question += f"\n\nBegin with this code:\n```python\n{starter.rstrip()}\n```"
     else:

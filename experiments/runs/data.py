@@ -10,7 +10,7 @@ from typing import Any
 from experiments.runs.code_data import CodeGrader
 from experiments.runs.generated import generated_problems
 from experiments.runs.grading import IsCorrect, Reading
-from experiments.runs.readers import find_reader, text_of
+from experiments.runs.readers import check_fields_are_read, find_reader, own_id, text_of
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
@@ -87,6 +87,7 @@ def _load(config: DatasetConfig) -> Task:
         )
     reading = Reading.of(config)
     stop = None if config.limit is None else config.offset + config.limit
+    check_fields_are_read(config)
     if config.task is not None:
         if config.shots:
             raise InvalidInput(
@@ -146,7 +147,7 @@ def checked_grader(task: Task) -> Task:
 def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
     """The `dataset.shots` solved (question, answer) pairs that stand before each question: the
     first usable rows, or drawn by `dataset.shots_seed`. An answer is the row's worked solution
-    where it has one."""
+    where it has one, and ends as the instruction asks."""
     if config.shots == 0:
         return []
     if config.shots < 0:
@@ -163,6 +164,7 @@ def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
             "dataset.shots_path=FILE, or for a data set of the hub from dataset.shots_split=SPLIT"
         )
     usable, failures = _read(list(enumerate(rows)), config)
+    usable = [p for p in usable if p.answer is not None or p.metadata.get("solution")]
     if len(usable) < config.shots:
         why = f"; {failures[0][0]}: {failures[0][1]}" if failures else ""
         raise InvalidInput(
@@ -171,10 +173,28 @@ def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
         )
     if config.shots_seed is not None:
         random.Random(config.shots_seed).shuffle(usable)
-    return [
-        (p.question, str(p.metadata.get("solution") or f"The answer is {p.answer}."))
-        for p in usable[: config.shots]
-    ]
+    return [(p.question, _worked_example(p, config)) for p in usable[: config.shots]]
+
+
+def _worked_example(problem: Problem, config: DatasetConfig) -> str:
+    """A problem's solution, with the last line that the instruction asks for: where it is "The
+    answer is N.", GSM8K's own "#### N" is replaced. Other instructions leave it as it is."""
+    solution = str(problem.metadata.get("solution") or "")
+    if problem.answer is None:
+        return solution
+    if config.answer_kind == "code" and not solution:
+        return f"```python\n{problem.answer.strip()}\n```"
+    end = f"The answer is {problem.answer}."
+    if "\\boxed" in config.instruction:
+        end = f"The answer is \\boxed{{{problem.answer}}}."
+        ends_so = "\\boxed{" in solution
+    else:
+        asked = "the answer is" in config.instruction.lower() and "####" not in config.instruction
+        ends_so = not asked or "answer is" in solution.rpartition("\n")[2].lower()
+    if solution and ends_so:
+        return solution
+    before, mark, _ = solution.rpartition("####")
+    return "\n".join(part for part in ((before if mark else solution).rstrip(), end) if part)
 
 
 def _rows(config: DatasetConfig) -> list[Row]:
@@ -198,7 +218,7 @@ def _read(
     for number, row in rows:
         name = f"{config.name}-{number}"
         try:
-            problem = _checked(read(_checked_row(row), name, config), config)
+            problem = _checked(own_id(read(_checked_row(row), name, config), row, config), config)
             if config.fields.source is not None:
                 source = text_of(row, config.fields.source)
                 check_text(source, "the source")

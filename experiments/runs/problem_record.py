@@ -16,6 +16,7 @@ from experiments.runs.records import own_figures, tree_node
 from experiments.runs.summary import failed
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Result
+from ttc.residency.capture import Capture
 from ttc.results import BranchRecord
 
 SHORT_CHARS = 20
@@ -43,6 +44,10 @@ def full_record(result: Result, task: Task, config: DictConfig, engine: Backend)
     memory = getattr(engine, "memory", None)  # a backend may keep KV elsewhere
     peak = None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes
     record["timing"]["kv_peak_bytes"] = peak
+    residency = getattr(engine, "residency", None)
+    if isinstance(residency, Capture):
+        act_blocks, blocks = residency.take_made()
+        record["timing"] |= {"act_blocks": act_blocks, "blocks": blocks}
     return record
 
 

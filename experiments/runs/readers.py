@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from experiments.runs.code_data import read_code, read_evalplus, read_livecodebench
 from experiments.runs.rows import Row
@@ -36,6 +37,41 @@ def find_reader(name: str) -> Reader:
     return reader
 
 
+UNREAD = {
+    "gsm8k": {"solution": "dataset.fields.answer names the worked solution, with the answer in it"},
+    "code": {"solution": "dataset.fields.answer names the solution"},
+    "evalplus": {"solution": "dataset.fields.answer names the solution"},
+    "livecodebench": {
+        "answer": "its rows hold tests and no solution",
+        "solution": "its rows hold tests and no solution",
+    },
+}
+"""Names of fields that a reader has no use for, and why."""
+
+
+def check_fields_are_read(config: DatasetConfig) -> None:
+    """Raises InvalidInput for a field's name that would change nothing."""
+    for field in ("question", "answer", "id", "solution", "source"):
+        if (name := getattr(config.fields, field)) is None:
+            continue
+        why = UNREAD.get(config.reader, {}).get(field)
+        if config.task is not None:
+            why = f"dataset.task={config.task} makes its problems itself"
+        if why is not None:
+            raise InvalidInput(
+                f"dataset.fields.{field}={name} would not be read: {why}; leave it out"
+            )
+
+
+def own_id(problem: Problem, row: Row, config: DatasetConfig) -> Problem:
+    """The problem named by the field `dataset.fields.id`, if that is given and the row has a value
+    there. A reader of your own names its problems itself."""
+    if config.fields.id is None or config.reader not in READERS:
+        return problem
+    id = row[config.fields.id]
+    return problem if id in (None, "") else replace(problem, id=str(id))
+
+
 def text_of(row: Row, name: str) -> str:
     value = row[name]
     if not isinstance(value, str | int | float):
@@ -58,7 +94,7 @@ def _gsm8k(row: Row, name: str, config: DatasetConfig) -> Problem:
 def _math500(row: Row, name: str, config: DatasetConfig) -> Problem:
     question = text_of(row, config.fields.question or "problem")
     answer = text_of(row, config.fields.answer or "answer")
-    about = {"level": row.get("level"), "solution": row.get(config.fields.solution or "solution")}
+    about = {"level": row.get("level"), **_solution(row, config.fields.solution or "solution")}
     return Problem(question, name, answer, about)
 
 
@@ -68,12 +104,12 @@ def _competition(row: Row, name: str, config: DatasetConfig) -> Problem:
     fields = {str(key).lower(): key for key in row}
     asked = config.fields.question or fields.get("problem") or fields.get("question") or "problem"
     gold = text_of(row, config.fields.answer or fields.get("answer") or "answer")
-    solution = row.get(config.fields.solution or fields.get("solution") or "solution")
+    solution = config.fields.solution or fields.get("solution")
     return Problem(
         text_of(row, asked),
         name,
         re.sub(r"\.0+$", "", gold),
-        {"solution": solution} if solution else {},
+        _solution(row, solution),
     )
 
 
@@ -87,14 +123,9 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
         raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(choices)}")
     asked = text_of(row, config.fields.question or "question")
     question = with_choices(asked, choices)
-    worked = (
-        str(row.get(config.fields.solution or "cot_content") or "")
-        .strip()
-        .removeprefix("A:")
-        .strip()
-    )
+    worked = _solution(row, config.fields.solution or "cot_content")
     about = {"category": row.get("category"), "choices": "".join(choices)}
-    about |= {"solution": worked} if worked else {}
+    about |= {name: text.removeprefix("A:").strip() for name, text in worked.items()}
     return Problem(question, name, gold, about)
 
 
@@ -132,13 +163,12 @@ def _gpqa(row: Row, name: str, config: DatasetConfig) -> Problem:
 def _plain(row: Row, name: str, config: DatasetConfig) -> Problem:
     """Fields `question` and `answer`, and if there are any, an `id` and a worked `solution`."""
     fields = config.fields
-    id = row.get(fields.id or "id")
-    solution = fields.solution or "solution"
+    id = row.get("id")
     return Problem(
         text_of(row, fields.question or "question"),
         name if id in (None, "") else str(id),
         text_of(row, fields.answer or "answer"),
-        {} if row.get(solution) is None else {"solution": text_of(row, solution)},
+        _solution(row, fields.solution or "solution"),
     )
 
 
@@ -157,7 +187,9 @@ READERS: dict[str, Reader] = {
 
 
 def _solution(row: Row, name: str | None) -> dict[str, str]:
-    return {} if name is None else {"solution": text_of(row, name)}
+    """Nothing where the row has none: solutions are for examples alone."""
+    known = name is not None and str(row.get(name) or "").strip()
+    return {"solution": text_of(row, str(name))} if known else {}
 
 
 def _with_letters(

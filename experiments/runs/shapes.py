@@ -82,6 +82,8 @@ class Timing(TypedDict, total=False):
     wall_s: Number
     finished_at: Number
     kv_peak_bytes: Count | None
+    act_blocks: Count
+    blocks: Count
 
 
 class Record(TypedDict, total=False):

@@ -116,6 +116,9 @@ def summary_of(
         summary["approximate"]["tokens_with_activations_in_8_bits"] = sum(
             summary[f"{kind}_tokens"] for kind in ("prompt", "generated", "verifier")
         )
+    if any("blocks" in r["timing"] for r in records):
+        for name in ("act_blocks", "blocks"):  # of memory=capture, by all of the batch
+            summary[name] = sum(r["timing"].get(name, 0) for r in records)
     summary["seconds"] = seconds_at_work(records)
     summary["parameters"] = run_parameters(
         config.model.name, as_dict(config.verifier, resolve=True)

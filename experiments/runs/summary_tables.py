@@ -50,6 +50,8 @@ def table(name: str, summary: dict[str, Any], settings: Collection[str] = ()) ->
         rows.append(("sittings", f"{count}; {why} one go may have given other samples"))
     if any(moved):
         rows.append(("moved", f"{moved[0]:,.1f} MiB to the device, {moved[1]:,.1f} MiB back"))
+    if "act_blocks" in summary:
+        rows.append(("ACT blocks", f"{summary['act_blocks']:,} of {summary['blocks']:,} blocks"))
     link = ", over a simulated link" if "simulated_link_gbps" in summary else ""
     rows.append(("time", f"{summary['seconds']:.1f} s{link}"))
     return f"\n{name}\n{labelled(rows)}"

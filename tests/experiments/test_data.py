@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from experiments.runs.build import make_template, resolved
 from experiments.runs.data import load_examples, load_task
+from experiments.runs.readers import READERS
 from experiments.runs.schema import DatasetConfig
 from tests.helpers.configurations import configuration
 from tests.helpers.tokenizers import Letters
@@ -358,7 +359,8 @@ def test_examples_without_a_solution_state_the_answer(tmp_path: Path) -> None:
     ]
     path = jsonl(tmp_path / "rows.jsonl", rows)
     config = dataset(shots=2, shots_path=path, fields={"solution": "why"})
-    assert load_examples(config) == [("a?", "The answer is 1."), ("b?", "Two.")]
+    two = "Two.\nThe answer is 2."
+    assert load_examples(config) == [("a?", "The answer is 1."), ("b?", two)]
     many = jsonl(
         tmp_path / "many.jsonl", [{"question": f"{i}?", "answer": str(i)} for i in range(20)]
     )
@@ -366,6 +368,114 @@ def test_examples_without_a_solution_state_the_answer(tmp_path: Path) -> None:
         load_examples(dataset(shots=5, shots_path=many, shots_seed=seed)) for seed in (0, 0, 1)
     ]
     assert drawn[0] == drawn[1] != drawn[2] and all(len(set(examples)) == 5 for examples in drawn)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "end"),
+    [
+        (None, "5 pens.\nThe answer is 5."),
+        ("{question} End with \\boxed{}.", "5 pens.\nThe answer is \\boxed{5}."),
+        ("{question}", "5 pens.\n#### 5"),
+        ("{question}\nThe answer is wanted after ####.", "5 pens.\n#### 5"),
+    ],
+)
+def test_worked_examples_end_as_the_instruction_asks(
+    tmp_path: Path, instruction: str | None, end: str
+) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", GSM8K)
+    words = {} if instruction is None else {"instruction": instruction}
+    ((_, answer),) = load_examples(dataset(shots=1, shots_path=path, reader="gsm8k", **words))
+    assert answer == f"2 + 3 = <<2+3=5>>{end}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "answers"),
+    [
+        (
+            "number",
+            ["It is 4, so the answer is 4.", "2 + 2 = 4"],
+            [0, "2 + 2 = 4\nThe answer is 4."],
+        ),
+        ("math", ["So \\boxed{4}.", "2 + 2 = 4"], [0, "2 + 2 = 4\nThe answer is \\boxed{4}."]),
+        ("math", [None], ["The answer is \\boxed{4}."]),
+        ("choice", ["As said."], ["As said.\nThe answer is A."]),
+        ("text", ["As said.", None], [0, "The answer is 4."]),
+        ("code", [None], ["```python\n4\n```"]),
+    ],
+)
+def test_worked_examples_of_every_kind_of_answer(
+    tmp_path: Path, kind: str, rows: list[str | None], answers: list[Any]
+) -> None:
+    gold = "A" if kind == "choice" else "4"
+    made = [
+        {"question": f"{i}?", "answer": gold, "solution": why, "tests": ["assert 1"]}
+        for i, why in enumerate(rows)
+    ]
+    path = jsonl(tmp_path / "rows.jsonl", made)
+    reader = "code" if kind == "code" else "plain"
+    config = dataset(shots=len(rows), shots_path=path, reader=reader, answer_kind=kind)
+    expected = [rows[i] if text == 0 else text for i, text in enumerate(answers)]
+    assert [answer for _, answer in load_examples(config)] == expected
+
+
+def test_tasks_without_a_solution_are_no_examples(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{"question": "q?", "tests": ["assert 1"]}])
+    with pytest.raises(InvalidInput, match=r"1 examples are wanted, and .* are 0"):
+        load_examples(dataset(shots=1, shots_path=path, reader="code", answer_kind="code"))
+
+
+OPTIONS = {"Incorrect Answer 1": "b", "Incorrect Answer 2": "c", "Incorrect Answer 3": "d"}
+ROWS_OF_READERS: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": ({}, "4"),
+    "gsm8k": ({}, "#### 4"),
+    "math500": ({}, "4"),
+    "competition": ({}, "4"),
+    "mmlu_pro": ({"options": ["a", "b"]}, "A"),
+    "arc_challenge": ({"choices": {"label": ["A", "B"], "text": ["a", "b"]}}, "A"),
+    "gpqa": (OPTIONS, "a"),
+    "code": ({"tests": ["assert 1"]}, "4"),
+    "evalplus": ({"test_list": [], "test": "assert 1"}, "4"),
+    "livecodebench": ({"public_test_cases": "[]", "private_test_cases": "[]"}, ""),
+}
+"""What a row needs beside the fields that have names in `dataset.fields`, and a gold answer."""
+
+
+@pytest.mark.parametrize("field", ["question", "answer", "id", "solution", "source"])
+@pytest.mark.parametrize("reader", READERS)
+def test_every_name_of_a_field_is_used_or_refused(tmp_path: Path, reader: str, field: str) -> None:
+    rest, gold = ROWS_OF_READERS[reader]
+    row = {"my_question": "q?", "my_answer": gold, "my_id": 7, "my_solution": "s", "my_source": "o"}
+    usable = ["question", "id", "source", "answer", "solution"]
+    usable = usable[: {"livecodebench": 3, "gsm8k": 4, "code": 4, "evalplus": 4}.get(reader, 5)]
+    kind = "code" if reader in ("code", "evalplus", "livecodebench") else "text"
+    kind = "number" if reader == "gsm8k" else kind
+    settings = {
+        "path": jsonl(tmp_path / "rows.jsonl", [row | rest]),
+        "reader": reader,
+        "answer_kind": kind,
+        "fields": {name: f"my_{name}" for name in {*usable, field}},
+    }
+    if field not in usable:
+        with pytest.raises(InvalidInput, match=rf"dataset\.fields\.{field}=my_{field} would not"):
+            load_task(dataset(**settings))
+        return
+    (problem,) = load_task(dataset(**settings)).problems
+    found = {
+        "question": problem.question[:2],
+        "answer": problem.answer if reader != "gpqa" else f"({problem.answer}) a",
+        "id": problem.id,
+        "solution": problem.metadata.get("solution"),
+        "source": problem.metadata["source"],
+    }
+    if reader == "gpqa":
+        assert str(found.pop("answer")) in problem.question
+    wanted = {"question": "q?", "answer": gold[-1:], "id": "7", "solution": "s", "source": "o"}
+    assert field not in found or found[field] == wanted[field]
+
+
+def test_a_made_task_has_no_fields() -> None:
+    with pytest.raises(InvalidInput, match=r"dataset\.fields\.id=key would not be read"):
+        load_task(dataset(task="chain_sum", fields={"id": "key"}))
 
 
 @pytest.mark.parametrize(

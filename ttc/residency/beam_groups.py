@@ -31,10 +31,11 @@ class BeamGroups(Offloading):
     shared: a block that branches of a group share is moved and stored once (inter-beam locality);
         off, each has a copy.
     prefetch: groups of equal size, the next one's blocks (or copies) fetched into the room that is
-        left.
+        left. Off by default: on a CPU it takes as long or longer (`docs/memory.md`).
     """
 
     block_tokens: int = 128
+    prefetch: bool = False
     shared: bool = True
 
     keeps_groups: ClassVar[bool] = True

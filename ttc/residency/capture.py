@@ -60,6 +60,9 @@ class Capture(Offloading):
     _expected = 0
     """Tokens, tails not counted, that there will be when the prompts or the step under way are
     done."""
+    _made_acts = 0
+    _made = 0
+    """Blocks of both kinds since `take_made`."""
     _tail_bytes = 0
     """What the largest tails so far took on the device."""
 
@@ -125,6 +128,12 @@ class Capture(Offloading):
         return self._times
 
     # ---------------------------------------------------------------- which blocks
+
+    def take_made(self) -> tuple[int, int]:
+        """How many ACT blocks, and blocks of both kinds, were made since the last call."""
+        made = self._made_acts, self._made
+        self._made_acts = self._made = 0
+        return made
 
     def counts(self) -> tuple[int, int, int]:
         segments = [kv for kv in self.memory.live if not kv.pinned]
@@ -203,6 +212,8 @@ class Capture(Offloading):
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         layers = self.memory.layers
         kv = KV(len(layers), tokens, acts=self._acts if self._is_act(tokens, path) else ())
+        self._made_acts += bool(kv.acts)
+        self._made += 1
         near: Collection[int] = ()
         if kv.acts:
             room = self._act_room(sum(self.counts()) + tokens)

@@ -42,9 +42,11 @@ GB/s."""
 ARMS: dict[str, Callable[..., Residency]] = {
     "layerwise": lambda **o: Layerwise(shared=False, block_tokens=4096, **o),
     "inter-token": lambda **o: BeamGroups(shared=False, prefetch=False, block_tokens=4096, **o),
-    "inter-token + prefetch": lambda **o: BeamGroups(shared=False, block_tokens=4096, **o),
+    "inter-token + prefetch": lambda **o: BeamGroups(
+        shared=False, prefetch=True, block_tokens=4096, **o
+    ),
     "+ inter-beam": lambda **o: BeamGroups(prefetch=False, **o),
-    "+ prefetch": lambda **o: BeamGroups(**o),
+    "+ prefetch": lambda **o: BeamGroups(prefetch=True, **o),
     "layerwise, shared": lambda **o: Layerwise(**o),
     "paged, shared": lambda **o: Paged(**o),
     "headwise, shared": lambda **o: Headwise(**o),

@@ -59,6 +59,12 @@ def separate(engine: Engine, count: int) -> list[Branch]:
     return engine.roots([[10 * salt + i for i in range(17)] for salt in range(1, count + 1)])
 
 
+def test_nothing_is_fetched_ahead_unless_asked_for() -> None:
+    engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8))
+    engine.generate(eight(engine), 16)
+    assert "prefetch" not in engine.memory.link.to_device_bytes
+
+
 @pytest.mark.parametrize("prefetch", [True, False])
 def test_the_next_groups_blocks_are_fetched_while_one_decodes(prefetch: bool) -> None:
     engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8, prefetch=prefetch))
@@ -104,7 +110,7 @@ def test_private_copies_of_the_next_group_are_fetched_while_one_decodes(prefetch
 
 
 def test_a_step_that_breaks_off_leaves_no_copies_for_the_next_group() -> None:
-    engine = make_engine(memory=BeamGroups(22 * KIB, block_tokens=8, shared=False))
+    engine = make_engine(memory=BeamGroups(22 * KIB, block_tokens=8, shared=False, prefetch=True))
     branches = eight(engine)
 
     def cancelled(*_: Any, **__: Any) -> Any:

@@ -29,7 +29,7 @@ from ttc.tree.branch import Branch
 
 POLICIES: dict[str, Callable[..., Any]] = {
     "layerwise": Layerwise,
-    "beam_groups": BeamGroups,
+    "beam_groups": partial(BeamGroups, prefetch=True),
     "paged": Paged,
     "headwise": Headwise,
     "capture": partial(Capture, act_share=0.0),

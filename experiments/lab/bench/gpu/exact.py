@@ -32,7 +32,7 @@ POLICIES: dict[str, Callable[[], Residency]] = {
     "layerwise, private": lambda: Layerwise(budget_gib=2 * SMALL, shared=False),
     "paged": lambda: Paged(budget_gib=SMALL),
     "headwise": lambda: Headwise(budget_gib=2 * SMALL),
-    "beam_groups": lambda: BeamGroups(budget_gib=2 * SMALL),
+    "beam_groups": lambda: BeamGroups(budget_gib=2 * SMALL, prefetch=True),
     "beam_groups, no prefetch": lambda: BeamGroups(budget_gib=2 * SMALL, prefetch=False),
     "capture": lambda: Capture(budget_gib=SMALL, act_share=0.5, block_tokens=8),
 }

@@ -66,14 +66,18 @@ def read_records(
     return records, good
 
 
+def refuse_aliases(file: Path, text: str) -> None:
+    """A few of YAML's aliases stand for more values than any memory holds."""
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise InvalidInput(f"{file} holds an alias (*NAME); write out what it stands for")
+
+
 def read_settings(file: Path) -> dict[str, Any]:
     """A run's config.yaml. Raises InvalidInput for one that is damaged."""
     try:
         with _reading(file):
             text = file.read_text(encoding="utf-8")
-        # a few of them stand for more values than any memory holds, and no run writes one
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise InvalidInput(f"{file} holds an alias (*NAME), which no run writes; restore it")
+        refuse_aliases(file, text)
         settings = as_dict(OmegaConf.create(text))
         what = fault(SETTINGS, settings)
     except InvalidInput:

@@ -339,3 +339,10 @@ def test_another_leaderboard_of_the_same_name_replaces_no_tables(place: Path) ->
         leaderboard(parsed([str(board(place, "one", seeds=[0], searches=["self_consistency"]))]))
     assert file.read_text() == written
     assert leaderboard(parsed([str(board(place, "one", seeds=[0, 1]))])) == 0  # more of the same
+
+
+def test_a_plan_with_aliases_is_refused(tmp_path: Path) -> None:
+    """A few lines of them stand for more values than any memory holds."""
+    (tmp_path / "bomb.yaml").write_text("name: &x [1, 1]\nmodels: &y [*x, *x]\nseeds: [*y, *y]")
+    with pytest.raises(InvalidInput, match=r"bomb\.yaml holds an alias"):
+        read_plan(tmp_path / "bomb.yaml")

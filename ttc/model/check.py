@@ -69,6 +69,11 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
     try:
         layout = ModelCheck(model).run()
     except UnsupportedModel as error:
+        if (tensor := _without_numbers(model)) is not None:
+            raise UnsupportedModel(
+                f"{name} cannot be used: its weights {tensor} hold NaN or infinite numbers; "
+                "restore or download its files again, or load it in the dtype it was saved in"
+            ) from error
         raise UnsupportedModel(f"{name} cannot be served exactly: {error}{WAY_OUT}") from error
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
@@ -77,6 +82,16 @@ def examine(model: Any) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
         ) from error
     install(model)
     return layout
+
+
+def _without_numbers(model: Any) -> str | None:
+    """The first weights that hold NaN or an infinity."""
+    for name, weights in model.named_parameters():
+        if weights.device.type == "meta" or not weights.is_floating_point():
+            continue
+        if weights.element_size() > 1 and not bool(weights.isfinite().all()):
+            return str(name)
+    return None
 
 
 class ModelCheck:

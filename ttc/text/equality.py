@@ -31,9 +31,7 @@ _SIZES = re.compile(r"\\(?:left|right|displaystyle)\b\s*")
 _SPACES = re.compile(r"\\[,;:! ]")
 _SHORT_FRACTION = re.compile(r"\\frac ?(?:\{([^{}]{1,100})\}|(\d)) ?(?:\{([^{}]{1,100})\}|(\d))")
 _AROUND = re.compile(r" ?([-+*/=<>^_,;:|(){}\[\]]) ?")
-_PERCENT = re.compile(
-    r"\s*(?:\\?%|\b(?:percent|pct|percentage)\b|\\text\s*\{\s*percent\s*\})\s*\.?$"
-)
+_PERCENT = re.compile(r"(?:\\?%|\b(?:percent|pct|percentage)\b|\\text\s*\{\s*percent\s*\})\s*\.?$")
 _ROUNDED, _ROUNDED_SMALL = Fraction(5, 10**7), Fraction(5, 10**5)
 _GOES_ON = re.compile(r"(?:\.\.|…|\\[lc]?dots)\s*$")
 """A decimal whose digits go on is no number of so many digits."""
@@ -137,7 +135,7 @@ class _Answer:
 def _read(answer: str) -> _Answer:
     signs = in_signs(answer)
     percent = _PERCENT.search(signs)
-    bare, unit = (signs[: percent.start()], PERCENT) if percent else split_unit(signs)
+    bare, unit = (signs[: percent.start()].rstrip(), PERCENT) if percent else split_unit(signs)
     number = None if _GOES_ON.search(bare) else as_number(bare)
     is_formula = read_formula(bare) is not None
     if number is not None and not is_formula:

@@ -47,7 +47,7 @@ _DELIMITERS = re.compile(r"\\?\$|(?<!\\)\\[()]")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![A-Za-z])\.?\s*")
 _BASE = re.compile(
     r"\(?([0-9A-Z]+)\)?\s*_\s*\{?\s*(?:\\text\s*\{)?\s*\(?(\d{1,2}|[a-z]+)\)?\s*\}{0,2}"
-    r"|([0-9A-Z]*\d[0-9A-Z]*)\s*(?:\(\s*)?(?:\\text\s*\{\s*\(?)?\s*(?:in )?base[- ]?"
+    r"|(?=[A-Z]*\d)([0-9A-Z]+)\s*(?:\(\s*)?(?:\\text\s*\{\s*\(?)?\s*(?:in )?base[- ]?"
     r"(\d{1,2}|[a-z]+)\s*\)?\s*\}?\s*\)?"
 )
 _BASES = {
@@ -56,7 +56,7 @@ _BASES = {
 }
 _REPEATING = re.compile(
     r"(-?\d*\.\d*)(?:\\overline|\\bar|\\dot)\s*\{?\s*(\d+)\s*\}?|(-?\d*\.\d*)\((\d+)\)"
-    r"|(-?\d*\.\d*?)(\d+?)\6+(?:\.\.\.|\\l?dots)"
+    r"|(-?\d*\.\d{0,60}?)(\d{1,60}?)\6+(?:\.\.\.|\\l?dots)"
 )
 
 _FUNCTIONS = {

@@ -67,7 +67,7 @@ def _content_of(text: str, statement: Statement) -> str | None:
 
 def _is_heading(line: str, text: str, place: int) -> bool:
     """Whether what follows `####` is words, or a number with words, above more text."""
-    words = re.match(r"(?:\d{1,2}[.)] )?[*_]*[A-Za-z]{2,}[A-Za-z ]*", line)
+    words = re.match(r"(?:\d{1,2}[.)] )?[*_]*[A-Za-z]{2}", line)
     _, _, below = text[place : place + 4000].lstrip(" \t\n").partition("\n")
     return words is not None and bool(below.strip())
 

@@ -176,7 +176,7 @@ def _spelling(text: str, number: re.Match[str], comma: bool) -> str:
 
 
 _ENDING_POWER = re.compile(r"(-?\d[\d,.]*) ?\^ ?(\{ ?-?\d+ ?\}|-?\d+)")
-_DIGITS = re.compile(r"[\d.,]*\d(?: \d{3})*(?![\d/])")
+_DIGITS = re.compile(r"(?<![\d.,])[\d.,]*\d(?: \d{3})*(?![\d/])")
 
 
 def _in_english(digits: str, comma: bool) -> str:

@@ -145,7 +145,7 @@ class PythonCalls:
 
 _CALL = re.compile(r"[\[,\s]*([\w.]+)\(\s*")
 _ARGUMENT = re.compile(r"[,\s]*(\w+)\s*=\s*")
-_FOLLOWS = r"(?=\s*(?:,\s*\w+\s*=|\)\s*(?:[\],<]|\[/|$)))"
+_FOLLOWS = r"(?=(?:(?<!\s)\s*|(?<=\s))(?:,\s*\w+\s*=|\)\s*(?:[\],<]|\[/|$)))"
 _ENDS = {quote: re.compile(quote + _FOLLOWS) for quote in ("'", '"', "")}
 """What ends a value: a quote, or nothing, before the next argument or the end of the call."""
 

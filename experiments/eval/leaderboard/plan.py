@@ -14,6 +14,7 @@ import yaml
 from experiments.cli.choices import choices
 from experiments.cli.labels import given_labels, labels, typed_settings
 from experiments.runs.overrides import as_override
+from experiments.runs.reading import refuse_aliases
 from experiments.runs.records import check_name
 from experiments.runs.run_name import overrides_suffix
 from ttc.errors import InvalidInput
@@ -60,7 +61,9 @@ class Entry:
 def read_plan(file: Path) -> Plan:
     """Raises InvalidInput for a file that cannot be read as a leaderboard."""
     try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        refuse_aliases(file, text)
+        given = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(

@@ -301,3 +301,13 @@ def test_a_second_check_of_one_model_is_the_first_again() -> None:
     assert examine(copied) == examine(model)
     uninstall(copied)
     assert copied.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_named(number: float) -> None:
+    model = build("llama")
+    name, weights = list(model.named_parameters())[5]
+    with torch.no_grad():
+        weights.view(-1)[7] = number
+    with pytest.raises(UnsupportedModel, match=f"{name} hold NaN or infinite numbers"):
+        examine(model)

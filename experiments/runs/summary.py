@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.config_values import as_dict
 from experiments.runs.parameters import run_parameters
@@ -112,10 +113,8 @@ def summary_of(
     ]
     if gbps:
         summary["simulated_link_gbps"] = gbps[0]
-    if config.model.get("int8_activations"):
-        summary["approximate"]["tokens_with_activations_in_8_bits"] = sum(
-            summary[f"{kind}_tokens"] for kind in ("prompt", "generated", "verifier")
-        )
+    setting = partial(OmegaConf.select, config)
+    summary["approximate"] |= approximations_by_settings(setting, summary, records)
     summary["seconds"] = seconds_at_work(records)
     summary["parameters"] = run_parameters(
         config.model.name, as_dict(config.verifier, resolve=True)
@@ -153,6 +152,34 @@ def approximations(records: Sequence[dict[str, Any]]) -> dict[str, int]:
         "tokens_evicted": sum(u.get("evicted_tokens", 0) for u in usages),
         "tokens_on_a_similar_prompt": sum(u.get("substituted_tokens", 0) for u in usages),
     }
+
+
+def approximations_by_settings(
+    setting: Callable[[str], Any], summary: Mapping[str, Any], records: Sequence[dict[str, Any]]
+) -> dict[str, int]:
+    """Tokens that a setting makes approximate wherever they stand in a run: no pass counts them.
+
+    setting: gives the value of a setting by its name, None where there is none. The KV of other
+    models, as reward models, is neither kept in 8 bits nor read by streaming heads.
+    """
+    own = summary["prompt_tokens"] + summary["generated_tokens"]
+    counts = {}
+    if setting("model.int8_activations"):
+        counts["tokens_with_activations_in_8_bits"] = own + summary["verifier_tokens"]
+    if setting("memory._target_") == "ttc.QuantizedKV":
+        counts["tokens_with_kv_in_8_bits"] = own
+    if setting("memory.streaming_heads") is not None:
+        seen = setting("memory.sink_tokens") + setting("memory.window_tokens")
+        counts["tokens_for_which_streaming_heads_saw_a_part"] = sum(
+            tokens_past(seen, node) for record in records for node in record["tree"]
+        )
+    return {name: count for name, count in counts.items() if count}
+
+
+def tokens_past(position: int, node: Mapping[str, Any]) -> int:
+    """How many of a tree node's own tokens stand at `position` of their text or later."""
+    start = node.get("start", 0)
+    return max(0, start + node.get("own_tokens", 0) - max(start, position))
 
 
 def mean(values: Sequence[float]) -> float:

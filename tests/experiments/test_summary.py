@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.eval.view.page import page_data
+from experiments.runs.finished import Run
+from experiments.runs.problem_loop import run
 from experiments.runs.summary import (
     failure_reasons,
     kinds_of_errors,
@@ -14,6 +19,8 @@ from experiments.runs.summary import (
     summarise,
     votes,
 )
+from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from ttc.residency.streaming_heads import save_streaming_heads
 
 
 def test_answers_that_are_the_same_number_are_one_vote() -> None:
@@ -119,3 +126,33 @@ def test_a_kind_of_error_is_shown_with_the_values_that_differ_alone() -> None:
     (kind,) = kinds_of_errors(["the box is '' #", "the box is '' #"])
     assert "values" not in kind and shown_kind(kind) == "2 x the box is '' #"
     assert len(kinds_of_errors(["no answer after #### 3", "no answer after 3 ####", "# 3"])) == 3
+
+
+def test_memory_that_is_approximate_counts_its_tokens(tmp_path: Path) -> None:
+    save_model(tmp_path / "model")
+    save_rows(tmp_path / "rows.jsonl", ROWS[:2])
+    heads = tmp_path / "heads.json"
+    save_streaming_heads(heads, "tiny", [(0, 1)])
+    streaming = ("memory=headwise", f"memory.streaming_heads={heads}", "memory.sink_tokens=1")
+    settings = {
+        "exact": ("memory=headwise",),
+        "int8": ("memory=quantized_kv",),
+        "seen": (*streaming, "memory.window_tokens=2"),
+        "all seen": (*streaming, "memory.window_tokens=200"),
+    }
+    approximate = {}
+    for name, overrides in settings.items():
+        run(composed(tmp_path, *overrides, f"run.name={name.replace(' ', '-')}"))
+        file = tmp_path / "outputs" / name.replace(" ", "-") / "summary.json"
+        summary = json.loads(file.read_text())
+        approximate[name] = summary["approximate"]
+        page = page_data(Run.load(file.parent), limit=1)
+        assert page["summary"]["approximate"] == summary["approximate"]
+        own = summary["prompt_tokens"] + summary["generated_tokens"]
+    # prompts have six tokens, answers three; the first three tokens of a text see all before them
+    assert approximate == {
+        "exact": {},
+        "int8": {"tokens_with_kv_in_8_bits": own},
+        "seen": {"tokens_for_which_streaming_heads_saw_a_part": 2 * (6 + 3 - 3)},
+        "all seen": {},
+    }

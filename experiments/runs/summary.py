@@ -89,6 +89,7 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "failure_reasons": failure_reasons(records),
         "truncated": sum(r.get("truncated", False) for r in records),
         "truncated_by": dict(Counter(cause for r in records if (cause := r.get("truncated_by")))),
+        "branches": branch_counts(records),
         "pass_at_k": {str(k): mean([pass_share(r, k) for r in records]) for k in ks},
         "maj_at_k": {str(k): mean([majority_share(r, k) for r in records]) for k in ks},
         "generated_tokens": sum(tokens),
@@ -180,6 +181,28 @@ def tokens_past(position: int, node: Mapping[str, Any]) -> int:
     """How many of a tree node's own tokens stand at `position` of their text or later."""
     start = node.get("start", 0)
     return max(0, start + node.get("own_tokens", 0) - max(start, position))
+
+
+def branch_counts(records: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Of the final branches of all solved problems: how many there are, how many gave no answer
+    that could be read, and how many have no end. tied_votes: problems where several answers have
+    the most votes.
+    """
+    branches = [branch for record in records for branch in counted(record)]
+    return {
+        "count": len(branches),
+        "no_answer_read": sum(branch["answer"] is None for branch in branches),
+        "without_an_end": sum(
+            branch.get("finish_reason", "eos") in (None, "context") for branch in branches
+        ),
+        "tied_votes": sum(is_tied(votes(counted(record))[0]) for record in records),
+    }
+
+
+def is_tied(votes: Sequence[tuple[int, bool]]) -> bool:
+    """Whether several answers have the most votes."""
+    counts = [count for count, _ in votes]
+    return len(counts) > 1 and counts.count(max(counts)) > 1
 
 
 def mean(values: Sequence[float]) -> float:

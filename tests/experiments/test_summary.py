@@ -68,6 +68,31 @@ def test_the_summary_of_two_problems() -> None:
     assert summary["approximate"] == {"problems_not_verified": 1, "branches_stopped_by_the_gate": 3}
 
 
+def test_branches_that_say_nothing_and_ties_are_counted_over_all_of_them() -> None:
+    def record(answers: list[str | None], ends: list[str | None]) -> dict[str, Any]:
+        branches = [
+            {"path": [i], "answer": answer, "correct": False, "finish_reason": end}
+            for i, (answer, end) in enumerate(zip(answers, ends, strict=True))
+        ]
+        return {
+            "correct": False,
+            "error": None,
+            "branches": branches,
+            "usage": {"generated_tokens": 1, "verifier_tokens": 0, "prompt_tokens": 1},
+            "timing": {"host_to_device_bytes": 0, "device_to_host_bytes": 0},
+        }
+
+    tied = record(["3", "4", None, "3.0", "4"], ["eos", None, None, "end", "context"])
+    clear = record(["3", None, None], ["eos", "eos", "gate"])
+    failed = record([None], [None]) | {"error": "InvalidInput: ..."}
+    assert summarise([tied, clear, failed])["branches"] == {
+        "count": 8,
+        "no_answer_read": 3,
+        "without_an_end": 3,
+        "tied_votes": 1,
+    }
+
+
 def test_a_failed_problem_is_wrong_whatever_its_branches_hold() -> None:
     def record(error: str | None) -> dict[str, Any]:
         return {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.config_values import as_dict
 from experiments.runs.parameters import run_parameters
@@ -88,6 +89,7 @@ def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "failure_reasons": failure_reasons(records),
         "truncated": sum(r.get("truncated", False) for r in records),
         "truncated_by": dict(Counter(cause for r in records if (cause := r.get("truncated_by")))),
+        "branches": branch_counts(records),
         "pass_at_k": {str(k): mean([pass_share(r, k) for r in records]) for k in ks},
         "maj_at_k": {str(k): mean([majority_share(r, k) for r in records]) for k in ks},
         "generated_tokens": sum(tokens),
@@ -112,10 +114,8 @@ def summary_of(
     ]
     if gbps:
         summary["simulated_link_gbps"] = gbps[0]
-    if config.model.get("int8_activations"):
-        summary["approximate"]["tokens_with_activations_in_8_bits"] = sum(
-            summary[f"{kind}_tokens"] for kind in ("prompt", "generated", "verifier")
-        )
+    setting = partial(OmegaConf.select, config)
+    summary["approximate"] |= approximations_by_settings(setting, summary, records)
     if any("blocks" in r["timing"] for r in records):
         for name in ("act_blocks", "blocks"):  # of memory=capture, by all of the batch
             summary[name] = sum(r["timing"].get(name, 0) for r in records)
@@ -156,6 +156,56 @@ def approximations(records: Sequence[dict[str, Any]]) -> dict[str, int]:
         "tokens_evicted": sum(u.get("evicted_tokens", 0) for u in usages),
         "tokens_on_a_similar_prompt": sum(u.get("substituted_tokens", 0) for u in usages),
     }
+
+
+def approximations_by_settings(
+    setting: Callable[[str], Any], summary: Mapping[str, Any], records: Sequence[dict[str, Any]]
+) -> dict[str, int]:
+    """Tokens that a setting makes approximate wherever they stand in a run: no pass counts them.
+
+    setting: gives the value of a setting by its name, None where there is none. The KV of other
+    models, as reward models, is neither kept in 8 bits nor read by streaming heads.
+    """
+    own = summary["prompt_tokens"] + summary["generated_tokens"]
+    counts = {}
+    if setting("model.int8_activations"):
+        counts["tokens_with_activations_in_8_bits"] = own + summary["verifier_tokens"]
+    if setting("memory._target_") == "ttc.QuantizedKV":
+        counts["tokens_with_kv_in_8_bits"] = own
+    if setting("memory.streaming_heads") is not None:
+        seen = setting("memory.sink_tokens") + setting("memory.window_tokens")
+        counts["tokens_for_which_streaming_heads_saw_a_part"] = sum(
+            tokens_past(seen, node) for record in records for node in record["tree"]
+        )
+    return {name: count for name, count in counts.items() if count}
+
+
+def tokens_past(position: int, node: Mapping[str, Any]) -> int:
+    """How many of a tree node's own tokens stand at `position` of their text or later."""
+    start = node.get("start", 0)
+    return max(0, start + node.get("own_tokens", 0) - max(start, position))
+
+
+def branch_counts(records: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Of the final branches of all solved problems: how many there are, how many gave no answer
+    that could be read, and how many have no end. tied_votes: problems where several answers have
+    the most votes.
+    """
+    branches = [branch for record in records for branch in counted(record)]
+    return {
+        "count": len(branches),
+        "no_answer_read": sum(branch["answer"] is None for branch in branches),
+        "without_an_end": sum(
+            branch.get("finish_reason", "eos") in (None, "context") for branch in branches
+        ),
+        "tied_votes": sum(is_tied(votes(counted(record))[0]) for record in records),
+    }
+
+
+def is_tied(votes: Sequence[tuple[int, bool]]) -> bool:
+    """Whether several answers have the most votes."""
+    counts = [count for count, _ in votes]
+    return len(counts) > 1 and counts.count(max(counts)) > 1
 
 
 def mean(values: Sequence[float]) -> float:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.eval.view.page import page_data
+from experiments.runs.finished import Run
+from experiments.runs.problem_loop import run
 from experiments.runs.summary import (
     failure_reasons,
     kinds_of_errors,
@@ -14,6 +19,8 @@ from experiments.runs.summary import (
     summarise,
     votes,
 )
+from tests.helpers.runs import ROWS, composed, save_model, save_rows
+from ttc.residency.streaming_heads import save_streaming_heads
 
 
 def test_answers_that_are_the_same_number_are_one_vote() -> None:
@@ -59,6 +66,31 @@ def test_the_summary_of_two_problems() -> None:
         {"1": 0.5, "2": 0.5},
     )
     assert summary["approximate"] == {"problems_not_verified": 1, "branches_stopped_by_the_gate": 3}
+
+
+def test_branches_that_say_nothing_and_ties_are_counted_over_all_of_them() -> None:
+    def record(answers: list[str | None], ends: list[str | None]) -> dict[str, Any]:
+        branches = [
+            {"path": [i], "answer": answer, "correct": False, "finish_reason": end}
+            for i, (answer, end) in enumerate(zip(answers, ends, strict=True))
+        ]
+        return {
+            "correct": False,
+            "error": None,
+            "branches": branches,
+            "usage": {"generated_tokens": 1, "verifier_tokens": 0, "prompt_tokens": 1},
+            "timing": {"host_to_device_bytes": 0, "device_to_host_bytes": 0},
+        }
+
+    tied = record(["3", "4", None, "3.0", "4"], ["eos", None, None, "end", "context"])
+    clear = record(["3", None, None], ["eos", "eos", "gate"])
+    failed = record([None], [None]) | {"error": "InvalidInput: ..."}
+    assert summarise([tied, clear, failed])["branches"] == {
+        "count": 8,
+        "no_answer_read": 3,
+        "without_an_end": 3,
+        "tied_votes": 1,
+    }
 
 
 def test_a_failed_problem_is_wrong_whatever_its_branches_hold() -> None:
@@ -119,3 +151,33 @@ def test_a_kind_of_error_is_shown_with_the_values_that_differ_alone() -> None:
     (kind,) = kinds_of_errors(["the box is '' #", "the box is '' #"])
     assert "values" not in kind and shown_kind(kind) == "2 x the box is '' #"
     assert len(kinds_of_errors(["no answer after #### 3", "no answer after 3 ####", "# 3"])) == 3
+
+
+def test_memory_that_is_approximate_counts_its_tokens(tmp_path: Path) -> None:
+    save_model(tmp_path / "model")
+    save_rows(tmp_path / "rows.jsonl", ROWS[:2])
+    heads = tmp_path / "heads.json"
+    save_streaming_heads(heads, "tiny", [(0, 1)])
+    streaming = ("memory=headwise", f"memory.streaming_heads={heads}", "memory.sink_tokens=1")
+    settings = {
+        "exact": ("memory=headwise",),
+        "int8": ("memory=quantized_kv",),
+        "seen": (*streaming, "memory.window_tokens=2"),
+        "all seen": (*streaming, "memory.window_tokens=200"),
+    }
+    approximate = {}
+    for name, overrides in settings.items():
+        run(composed(tmp_path, *overrides, f"run.name={name.replace(' ', '-')}"))
+        file = tmp_path / "outputs" / name.replace(" ", "-") / "summary.json"
+        summary = json.loads(file.read_text())
+        approximate[name] = summary["approximate"]
+        page = page_data(Run.load(file.parent), limit=1)
+        assert page["summary"]["approximate"] == summary["approximate"]
+        own = summary["prompt_tokens"] + summary["generated_tokens"]
+    # prompts have six tokens, answers three; the first three tokens of a text see all before them
+    assert approximate == {
+        "exact": {},
+        "int8": {"tokens_with_kv_in_8_bits": own},
+        "seen": {"tokens_for_which_streaming_heads_saw_a_part": 2 * (6 + 3 - 3)},
+        "all seen": {},
+    }

@@ -12,7 +12,12 @@ from typing import Any
 from experiments.runs.finished import Run
 from experiments.runs.reading import check_whole
 from experiments.runs.records import chosen_branch
-from experiments.runs.summary import failed, seconds_at_work, summarise
+from experiments.runs.summary import (
+    approximations_by_settings,
+    failed,
+    seconds_at_work,
+    summarise,
+)
 from ttc.errors import InvalidInput
 from ttc.tools.call import spelt
 
@@ -50,9 +55,11 @@ def page_data(run: Run, limit: int, only: Sequence[str] = ()) -> dict[str, Any]:
     chosen = [run.records[name] for name in only] if only else records[:limit]
     labels = told_apart([record.get("question") or "" for record in chosen])
     config = run.config
+    summary = summarise(records) | {"seconds": seconds_at_work(records)}
+    summary["approximate"] |= approximations_by_settings(config.get, summary, records)
     return {
         "name": run.folder.name,
-        "summary": summarise(records) | {"seconds": seconds_at_work(records)},
+        "summary": summary,
         "made": {
             "model": config.get("model.name"),
             "dataset": config.get("dataset.name"),

@@ -31,6 +31,7 @@ from experiments.runs.example import example, telling
 from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
 from experiments.runs.problem_record import full_record, problem_record, without_texts
 from experiments.runs.provenance import commit, machine
+from experiments.runs.readers import same_choices
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import Progress, show_logged
 from experiments.runs.shards import Shard, threads
@@ -64,6 +65,11 @@ def run(config: DictConfig) -> dict[str, Any]:
     say(f"{job.title}, {config.model.name}, {config.dataset.name}: {problems}{job.part}")
     if (why := misfit(job.verifier, config.dataset.answer_kind)) is not None:
         say(why)
+    if doubled := [problem.id for problem in job.task.problems if same_choices(problem)]:
+        say(
+            f"{number_of(len(doubled), 'question')} with two choices of the same text, one of which "
+            f"is wrong: {', '.join(doubled[:5])}{', ...' if len(doubled) > 5 else ''}"
+        )
     similar = config.sharing.get("rule") == "similar"
     if similar and not getattr(job.search, "phrasings", ()):
         say(

@@ -202,3 +202,15 @@ def _with_letters(
 
 def with_choices(question: str, choices: Mapping[str, str]) -> str:
     return "\n".join([question, *(f"({letter}) {choice}" for letter, choice in choices.items())])
+
+
+def same_choices(problem: Problem) -> list[str]:
+    """The letters of choices whose texts are the same but for blanks and case, all but the first of
+    each text; none in a question without choices."""
+    letters = str(problem.metadata.get("choices") or "")
+    if not letters:
+        return []
+    _, *parts = re.split(rf"\n\(([{re.escape(letters)}])\) ", problem.question)
+    texts = dict(zip(parts[::2], parts[1::2], strict=True))
+    spelt = [" ".join(text.split()).casefold() for text in texts.values()]
+    return [letter for at, letter in enumerate(texts) if spelt[at] in spelt[:at]]

@@ -66,10 +66,9 @@ def run(config: DictConfig) -> dict[str, Any]:
     if (why := misfit(job.verifier, config.dataset.answer_kind)) is not None:
         say(why)
     if doubled := [problem.id for problem in job.task.problems if same_choices(problem)]:
-        say(
-            f"{number_of(len(doubled), 'question')} with two choices of the same text, one of which "
-            f"is wrong: {', '.join(doubled[:5])}{', ...' if len(doubled) > 5 else ''}"
-        )
+        names = ", ".join(doubled[:5]) + (", ..." if len(doubled) > 5 else "")
+        count = number_of(len(doubled), "question")
+        say(f"{count} with two choices of the same text, one of which is wrong: {names}")
     similar = config.sharing.get("rule") == "similar"
     if similar and not getattr(job.search, "phrasings", ()):
         say(

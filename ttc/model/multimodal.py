@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 WEIGHT_NAMES = {
+    r"^(?:model\.)?language_model\.(?:model\.)?(?:blocks|encoder\.layers)\.": "model.layers.",
     r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
     r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
 }
 """A decoder's weights in a multimodal checkpoint, old or new, and in a model of text alone."""
 OWN_LOGITS = {"aya_vision", "cohere2_vision"}
 """Models without the scale that the causal language model of their decoder puts on its logits."""
+OWN_WEIGHTS = {"minimax_m3_vl"}
+"""Models whose files hold weights that transformers puts together in their own class alone."""
 
 
 def text_decoder(config: Any) -> tuple[Any, Any, dict[str, Any]] | None:
@@ -31,7 +34,9 @@ def text_decoder(config: Any) -> tuple[Any, Any, dict[str, Any]] | None:
         or config.get_text_config(decoder=True) is not text
     ):
         return None
-    if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING and config.model_type not in OWN_LOGITS:
+    if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING and config.model_type not in (
+        OWN_LOGITS | OWN_WEIGHTS
+    ):
         tied = text.tie_word_embeddings
         text.tie_word_embeddings = getattr(config, "tie_word_embeddings", tied)
         if (quantization := getattr(config, "quantization_config", None)) is not None:

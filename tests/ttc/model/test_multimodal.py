@@ -47,6 +47,23 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return ids[0, len(prompt) :].tolist()
 
 
+OWN_NAMES = ["kimi_k25", "qianfan_ocr", "minimax_m3_vl"]
+"""Families whose files name the decoder's weights otherwise than its own class does."""
+
+
+@pytest.mark.parametrize("kind", OWN_NAMES)
+def test_files_that_name_the_decoder_in_their_own_way_load(tmp_path: Path, kind: str) -> None:
+    whole = save(kind, tmp_path)
+    model, tokenizer = load(tmp_path, device="cpu", dtype="float32")
+    assert_same_text(whole, model, tokenizer)
+
+
+def test_kimi_files_as_published_load(tmp_path: Path) -> None:
+    whole = save("kimi_k25", tmp_path)
+    rename(tmp_path, r"^language_model\.model\.blocks\.", "language_model.model.layers.")
+    assert_same_text(whole, *load(tmp_path, device="cpu", dtype="float32"))
+
+
 def parts_beside_text(folder: Path) -> list[str]:
     """The weights in the files that are not the decoder's."""
     names = load_file(folder / "model.safetensors")

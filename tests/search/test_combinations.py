@@ -81,7 +81,7 @@ def alone(family: str, place: int, question: str) -> tuple[Any, int]:
 
 @pytest.mark.filterwarnings("ignore:memory=capture")
 @pytest.mark.parametrize(
-    "seed", [n if n < 12 else pytest.param(n, marks=pytest.mark.slow) for n in range(145)]
+    "seed", [n if n < 12 else pytest.param(n, marks=pytest.mark.slow) for n in range(240)]
 )
 def test_a_problem_has_its_own_result_in_any_combination(seed: int) -> None:
     draw = random.Random(seed)

@@ -86,7 +86,7 @@ def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(
     for queue in (engine.memory.link.to_device, engine.memory.link.to_host):
         queue.copy = failing_at(failing, queue.copy)  # type: ignore[method-assign]
     with pytest.raises(OSError, match="the link is down"):
-        for _ in range(4):
+        for _ in range(6):
             engine.generate(branches, 2)
     for queue in (engine.memory.link.to_device, engine.memory.link.to_host):
         del queue.copy

@@ -91,6 +91,12 @@ def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
         return str(error).splitlines()[0]
     owner = part.get("_target_") or (error.full_key or "").rpartition(".")[0]
     names = [name for name in part if name not in ("_target_", "hydra")]
+    if OmegaConf.is_interpolation(part, "_target_"):  # what another setting chooses
+        group = (error.full_key or "").partition(".")[0]
+        return (
+            f"{error.full_key} cannot be set where {group}=auto chooses {owner}; name it "
+            f"beside it, as {group}=NAME"
+        )
     if not names and "_target_" in part and part["_target_"]:
         return f"{error.full_key} is no setting of {owner}, which has none"
     if not names and "." in owner:  # of settings that are anyone's, as a task's

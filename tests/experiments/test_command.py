@@ -85,6 +85,10 @@ def test_the_first_output_comes_before_slow_imports(words: list[str]) -> None:
         (["+search.nope=3"], "Error in call to target 'search.beam_search.BeamSearch': TypeError("),
         (["dataset.lim=3"], "dataset.lim is no setting of dataset; use one of name, hub, "),
         (
+            ["verifier.neutral=0.3"],
+            "verifier.neutral cannot be set where verifier=auto chooses verifiers.Arithmetic",
+        ),
+        (
             ["placement.k=3"],
             "placement.k is no setting of the chosen placement, which has none; choose another",
         ),

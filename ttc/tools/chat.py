@@ -164,8 +164,11 @@ def _with_tools(tools: Tools, template: PromptTemplate, tokenizer: Any) -> Promp
     """With the tools as the chat template tells of them; None where it does not."""
     given: list[Schema] = list(tools.schemas)
     with_tools = replace(template, options={**template.options, "tools": given})
-    same = with_tools.text("?", tokenizer) == template.text("?", tokenizer)
-    return None if same else with_tools
+    text = with_tools.text("?", tokenizer)
+    try:
+        return None if text == template.text("?", tokenizer) else with_tools
+    except InvalidInput:  # a template that writes nothing without tools
+        return with_tools
 
 
 def _described(tools: Tools, form: ToolFormat, template: PromptTemplate) -> PromptTemplate:

@@ -300,6 +300,17 @@ def test_a_template_without_tools_is_told_in_its_own_syntax() -> None:
     assert '"name": "get_weather"' in prompt
 
 
+def test_a_template_that_writes_nothing_without_tools_is_served() -> None:
+    """As those that Hermes 2 and 3 and Command R+ have for tools."""
+    needs = ASKING.replace("{% if tools %}<sys>", "<sys>").replace("</sys>{% endif %}", "</sys>")
+    own = tokenizer((), "bytes", None, "<end>", template=needs.replace("CALLS", CALLS["json"]))
+    with pytest.raises(InvalidInput):
+        PromptTemplate("{question}").text("?", own)
+    chat = ToolChat.of(TOOLS, PromptTemplate("{question}"), own)
+    calls = [("get_weather", {"city": "Rome"})]
+    assert read(chat, written(chat, own, calls)) == calls
+
+
 def test_several_calls_are_answered_where_the_template_writes_one() -> None:
     one = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
     template = ASKING.replace("CALLS", one + CALLS["json"])

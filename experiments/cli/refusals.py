@@ -91,7 +91,7 @@ def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
         return str(error).splitlines()[0]
     owner = part.get("_target_") or (error.full_key or "").rpartition(".")[0]
     names = [name for name in part if name not in ("_target_", "hydra")]
-    if OmegaConf.is_interpolation(part, "_target_"):  # what another setting chooses
+    if "_target_" in part and OmegaConf.is_interpolation(part, "_target_"):  # by another setting
         group = (error.full_key or "").partition(".")[0]
         return (
             f"{error.full_key} cannot be set where {group}=auto chooses {owner}; name it "

@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.build import make_tools, source_options, thinking_marks
 from experiments.runs.data import Task
-from experiments.runs.problem_record import without_quotes
+from experiments.runs.private import marked
 from experiments.runs.summary import kinds_of_errors, shown_kind
 from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
@@ -31,19 +31,19 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
     for problem in task.problems[:SHOWN]:
         text = template.text(problem.question, tokenizer)
         tokens = len(template.tokens(problem.question, tokenizer))
+        gold = problem.answer
         if config.dataset.private and not config.run.show_questions:
+            gold = marked(gold)
             text = "(not to be published: run.show_questions=true shows it)"
         parts.append(
             f"--- prompt of {problem.id}, {number_of(tokens, 'token')}, gold answer "
-            f"{problem.answer} ---\n{text}"
+            f"{gold} ---\n{text}"
         )
     parts.append(
         f"--- {number_of(len(task.problems), 'problem')}, "
         f"{number_of(len(task.failures), 'row')} that cannot be used ---"
     )
-    private = config.dataset.private
-    failures = [(n, without_quotes(r) if private else r) for n, r in task.failures]
-    names = {" ".join(reason.split()): name for name, reason in reversed(failures)}
-    kinds = kinds_of_errors([reason for _, reason in failures])
+    names = {" ".join(reason.split()): name for name, reason in reversed(task.failures)}
+    kinds = kinds_of_errors([reason for _, reason in task.failures])
     parts += [f"{names[kind['reason']]}: {shown_kind(kind)}" for kind in kinds[:SHOWN]]
     return "\n\n".join(parts)

@@ -29,7 +29,8 @@ from experiments.runs.data import Task, load_task, part_of
 from experiments.runs.dry_run import describe
 from experiments.runs.example import example, telling
 from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
-from experiments.runs.problem_record import full_record, problem_record, without_texts
+from experiments.runs.private import texts_left_out, without_texts
+from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.provenance import commit, machine
 from experiments.runs.readers import same_choices
 from experiments.runs.records import RunFolder
@@ -54,8 +55,8 @@ from ttc.wording import number_of
 def run(config: DictConfig) -> dict[str, Any]:
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
-    show_logged()
     config = resolved(config)
+    show_logged(config.dataset.private)
     job = Job.of(config)
     if config.run.dry:
         show(describe(config, job.template, job.task))
@@ -156,7 +157,9 @@ class Job:
         sitting = {"records_before": len(folder.records), "samples_depend_on_batch": why}
         folder.made_by({"commit": commit(), "machine": machine(), **sitting})
         if engine is not None and self.search.needs_verifier:
-            _try_verifier(self.verifier, self.template, engine, problems)
+            texts = [p.question for p in problems] if self.config.dataset.private else []
+            with texts_left_out(self.config.dataset.private, texts):
+                _try_verifier(self.verifier, self.template, engine, problems)
         for name, reason in unusable:
             result = Result(
                 Problem("", name), None, [], None, Usage(), [], self.config.run.seed, reason

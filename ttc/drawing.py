@@ -144,7 +144,7 @@ def _circle(
     return (
         f"<g><title>{written(told)}</title>"
         f'<circle cx="{x:g}" cy="{y:g}" r="{RADIUS}" fill="{_colour(node.score, *span)}" {style}/>'
-        f'<text x="{x + 10:g}" y="{y + 3.5:g}" fill="{colour}" stroke="#fff" stroke-width="4" '
+        f'<text x="{x + 10:g}" y="{y + 3.5:g}" fill="{colour}" stroke="#fff" stroke-width="7" '
         f'paint-order="stroke">{written(label)}</text></g>'
     )
 

@@ -19,7 +19,7 @@ from ttc.errors import TTCError
 from ttc.origin import at, error_text, origin, raised_by_user
 
 
-def explained(error: Exception) -> str:
+def explained(error: BaseException) -> str:
     """What to tell the user of an error, also of one in the user's own code; a fault of this
     project is raised again."""
     text = reason(error)

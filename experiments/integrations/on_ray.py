@@ -60,7 +60,7 @@ class Worker:
             )
             try:
                 run(config)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return {"folder": None, "names": [], "texts": [explained(error)]}
             folder = run_folder(config)
             files = sorted(

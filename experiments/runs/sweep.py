@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,6 +16,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from experiments.cli.labels import label, labels, typed_settings
+from experiments.cli.temporary import temporary_folder, told_of_temporary
 from experiments.runs.overrides import read
 from ttc.errors import InvalidInput
 from ttc.wording import number_of
@@ -180,14 +180,12 @@ class Outcomes:
     def kept(cls, arguments: Sequence[str]) -> Iterator[Outcomes]:
         """Kept as long as needed; in this folder for a launcher, as machines do not share /tmp."""
         elsewhere = any(word.lstrip("+").startswith("hydra/launcher=") for word in arguments)
-        with TemporaryDirectory(
-            prefix=".ttc-sweep-", dir=Path.cwd() if elsewhere else None
-        ) as place:
-            yield cls(Path(place))
+        with temporary_folder(".ttc-sweep-", Path.cwd() if elsewhere else None) as place:
+            yield cls(place)
 
     def begin(self, number: int, folder: Path) -> None:
         """A job is about to write to this folder."""
-        (self.place / f"{number:06}.begun").write_text(str(folder), encoding="utf-8")
+        self._write(f"{number:06}.begun", str(folder))
 
     def recorded(self) -> str:
         """How many problems the jobs that have begun have recorded, and where; "" for none."""
@@ -202,7 +200,11 @@ class Outcomes:
         return f"{number_of(count, 'problem')} in {', '.join(sorted(where))}" if count else ""
 
     def add(self, number: int, outcome: Outcome) -> None:
-        (self.place / f"{number:06}.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+        self._write(f"{number:06}.json", json.dumps(asdict(outcome)))
+
+    def _write(self, name: str, text: str) -> None:
+        with told_of_temporary(self.place):
+            (self.place / name).write_text(text, encoding="utf-8")
 
     def all(self) -> list[Outcome]:
         """In the order of the jobs."""

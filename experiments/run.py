@@ -74,7 +74,7 @@ def launch() -> int:
                     if sweep and folder is not None:
                         note_job(Path(folder), outcomes.place.name, number, overrides)
                     outcomes.add(number, Outcome(overrides, summary, folder))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 text = explained(error)
                 if not sweep:
                     raise SystemExit(printable(f"error: {text}")) from error

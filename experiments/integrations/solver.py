@@ -216,7 +216,7 @@ def configuration(settings: Mapping[str, Any]) -> DictConfig:
         if missing := sorted(OmegaConf.missing_keys(config)):
             raise InvalidInput(f"{' and '.join(missing)} must be given")
         config = resolved(config)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidInput(explained(error)) from error
     check_backend(config)
     check_run(config)

@@ -33,6 +33,7 @@ from experiments.runs.private import texts_left_out, without_texts
 from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.provenance import commit, machine
 from experiments.runs.readers import same_choices
+from experiments.runs.reading import read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import Progress, show_logged
 from experiments.runs.shards import Shard, threads
@@ -239,7 +240,8 @@ class Job:
 
 def _show(config: DictConfig, job: Job, folder: RunFolder, summary: dict[str, Any]) -> None:
     if config.run.show_example:
-        shown = telling([folder.records[problem.id] for problem in job.task.problems])
+        records = read_records(folder.path / "records.jsonl")[0]
+        shown = telling([records[problem.id] for problem in job.task.problems])
         show(example(shown, job.search.voting) if shown else "\nno problem has a branch to show")
     show(table(folder.path.name, summary, list(config.search)))
     if summary["failures"]:

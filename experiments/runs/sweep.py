@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
@@ -21,6 +20,7 @@ from hydra.errors import HydraException
 
 from experiments.cli.labels import label, labels, typed_settings
 from experiments.cli.output import say
+from experiments.cli.temporary import temporary_folder, told_of_temporary
 from experiments.runs.overrides import read
 from ttc.errors import InvalidInput
 from ttc.wording import number_of
@@ -194,10 +194,8 @@ class Outcomes:
     def kept(cls, arguments: Sequence[str]) -> Iterator[Outcomes]:
         """Kept as long as needed; in this folder for a launcher, as machines do not share /tmp."""
         elsewhere = any(word.lstrip("+").startswith("hydra/launcher=") for word in arguments)
-        with TemporaryDirectory(
-            prefix=".ttc-sweep-", dir=Path.cwd() if elsewhere else None
-        ) as place:
-            yield cls(Path(place))
+        with temporary_folder(".ttc-sweep-", Path.cwd() if elsewhere else None) as place:
+            yield cls(place)
 
     def begin(self, number: int, folder: Path, title: str = "") -> None:
         """A job is about to write to this folder. title: what it is called."""
@@ -222,8 +220,9 @@ class Outcomes:
     def _write(self, name: str, value: dict[str, Any]) -> None:
         """Whole or not at all, as another process may look at any time."""
         new = self.place / f"{name}.new"
-        new.write_text(json.dumps(value), encoding="utf-8")
-        new.replace(self.place / name)
+        with told_of_temporary(self.place):
+            new.write_text(json.dumps(value), encoding="utf-8")
+            new.replace(self.place / name)
 
     def news(self, told: set[str]) -> Iterator[str]:
         """A line for each job that has begun or ended and is not among `told` yet."""

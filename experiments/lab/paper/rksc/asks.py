@@ -3,7 +3,7 @@ without, for questions that grow longer, and how many answers it changes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -18,14 +18,15 @@ from ttc.text.answers import extract_answer
 from ttc.tree.branch import Branch
 from ttc.tree.sharing import Sharing
 
-LENGTHS = (0, 256, 1024)
+LENGTHS = (0, 256, 512)
 """Tokens of solved examples that stand before a question, at least."""
 RULES = ("exact", "similar")
 
 
 def run(
     overrides: Sequence[str], problems: int, lengths: Sequence[int] = LENGTHS
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
+    """What there is after each length."""
     sizes = [f"dataset.size={problems + 32}", "dataset.pad_chars=0"]
     setting = Setting.of("rksc_verify", [*DATASET, *overrides, *sizes])
     model, tokenizer = loaded(setting.config)
@@ -39,7 +40,7 @@ def run(
             for number, task in enumerate(tasks)
         ]
         rows.append(_row(pairs))
-    return {"rows": rows}
+        yield {"rows": rows}
 
 
 def _after(shown: Sequence[Problem], task: Problem, tokens: int, tokenizer: Any) -> str:

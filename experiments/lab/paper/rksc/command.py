@@ -24,7 +24,7 @@ PARTS: dict[str, tuple[int, Measure]] = {
     "answers": (200, arms.answers),
     "prefix": (0, lambda overrides, problems, held_out: [prefix.run(overrides)]),
     "phrasings": (20, lambda overrides, problems, held_out: [phrasings.run(overrides, problems)]),
-    "asks": (5, lambda overrides, problems, held_out: [asks.run(overrides, problems)]),
+    "asks": (3, lambda overrides, problems, held_out: asks.run(overrides, problems)),
     "verification": (
         40,
         lambda overrides, problems, held_out: [verification.run(overrides, problems, held_out)],

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.runs.build import make_tools, source_options, thinking_marks
+from experiments.runs.build import make_tools, thinking_marks, tokenizer_of
 from experiments.runs.data import Task
 from experiments.runs.private import marked
 from experiments.runs.summary import kinds_of_errors, shown_kind
-from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
@@ -21,7 +20,7 @@ SHOWN = 3
 def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
     """The resolved configuration, the first three prompts, and the rows that fail, by their
     kind of error. Prompts of a private data set are shown with run.show_questions=true alone."""
-    tokenizer = load_tokenizer(config.model.name, **source_options(config))
+    tokenizer = tokenizer_of(config)
     thoughts = Thoughts.of(tokenizer, thinking_marks(config))
     mode = config.search.get("thinking", "auto")
     template, _ = switched(template, mode, tokenizer, thoughts)

@@ -36,6 +36,7 @@ from experiments.runs.readers import same_choices
 from experiments.runs.reading import read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import Progress, show_logged
+from experiments.runs.seeds_alike import remember, twin_of
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, summary_of
 from experiments.runs.summary_tables import failures, table
@@ -138,6 +139,8 @@ class Job:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
         self._check_problems(folder)
         folder.check_inputs(inputs)
+        if self._same_for_all_seeds:
+            self._copy_from_twin(folder, inputs)
         problems = [problem for problem in self.task.problems if problem.id not in folder.records]
         unusable = [
             (name, reason) for name, reason in self.task.failures if name not in folder.records
@@ -179,7 +182,28 @@ class Job:
         if meter is not None:
             summary["plan"] = meter.record()
         folder.write_summary(summary)
+        if self._same_for_all_seeds:
+            remember(self.config, inputs, folder)
         return summary
+
+    @property
+    def _same_for_all_seeds(self) -> bool:
+        search, tools = self.search, self.config.tools.get("_target_")
+        inherited = "draws" not in vars(type(search))  # a subclass of one's own may draw
+        return not (search.draws or inherited or tools)
+
+    def _copy_from_twin(self, folder: RunFolder, inputs: dict[str, dict[str, str]]) -> None:
+        if (twin := twin_of(self.config, inputs)) is None:
+            return
+        asked = {problem.id for problem in self.task.problems} - folder.records.keys()
+        if records := [record for record in twin.records if record["id"] in asked]:
+            say(
+                f"{number_of(len(records), 'record')} copied from {twin.folder}, which differs in "
+                f"its seed alone: {type(self.search).__name__} draws nothing here"
+            )
+            folder.check_inputs(twin.fingerprint)
+            folder.made_by(*twin.made_by)
+            folder.append(*records)
 
     def _check_problems(self, folder: RunFolder) -> None:
         """Refuse to sum up less than the folder holds."""

@@ -218,7 +218,8 @@ def addresses_of(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | Non
 def _count_up(counts: np.ndarray) -> np.ndarray:
     """0, 1, ... up to each of the counts."""
     ends = counts.cumsum()
-    return np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)
+    up: np.ndarray = np.arange(counts.sum()) - (ends - counts).repeat(counts)
+    return up
 
 
 def task_rows(groups: int) -> int:

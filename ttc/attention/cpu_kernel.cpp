@@ -269,9 +269,19 @@ INLINE Floats tanh(Floats x) {
 
 // ---------------------------------------------------------------- matrix products
 
+// Rows of numbers that are read next, `apart` bytes from each other: they are asked for meanwhile.
+struct Soon {
+  const char* first = nullptr;
+  int64_t apart = 0, rows = 0;
+
+  INLINE void expect_row(int64_t row, int64_t bytes) const {
+    if (row < rows) expect(first + row * apart, bytes);
+  }
+};
+
 // c (rows, columns) = a (rows, terms) @ b (terms, columns), or c + that, at these distances between
-// rows, in bytes for b and numbers for the others. columns: whole vectors. soon: so many rows of b
-// from BLOCK on are asked for meanwhile.
+// rows, in bytes for b and numbers for the others. columns: whole vectors. soon: rows as long as
+// those of b.
 struct Product {
   const float* a;
   int64_t a_row;
@@ -280,7 +290,7 @@ struct Product {
   float* c;
   int64_t c_row, rows, terms, columns;
   bool adds;
-  int64_t soon = 0;
+  Soon soon = {};
 };
 
 struct Singles {
@@ -309,9 +319,9 @@ void tile(const Product& p, int64_t row, int64_t column) {
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
       for (int v = 0; v < VECTORS; ++v) sums[r][v] = load<Floats>(c + r * p.c_row + v * LANES);
-  const int64_t soon = row == 0 && column == 0 ? p.soon : 0;
+  const Soon soon = row == 0 && column == 0 ? p.soon : Soon{};
   for (int64_t t = 0; t < p.terms; ++t) {
-    if (t < soon) expect(b + (BLOCK + t) * p.b_row, p.columns * Number::SIZE);
+    soon.expect_row(t, p.columns * Number::SIZE);
     Floats numbers[ROWS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
@@ -367,13 +377,11 @@ void pack_some(const char* const* keys, int64_t dim, float* to) {
   });
 }
 
-// The same for a block of keys, `token` bytes apart. The last one fills up the last vector. As many
-// of the next block as come soon are asked for meanwhile.
+// The same for a block of keys, `token` bytes apart. The last one fills up the last vector.
 template <typename Number>
-void pack(const char* keys, int64_t token, int64_t count, int64_t soon, int64_t dim, float* to) {
+void pack(const char* keys, int64_t token, int64_t count, int64_t dim, float* to, Soon soon) {
   for (int64_t first = 0; first < count; first += LANES) {
-    for (int64_t k = first; k < std::min(first + LANES, soon); ++k)
-      expect(keys + (BLOCK + k) * token, dim * Number::SIZE);
+    for (int64_t k = first; k < first + LANES; ++k) soon.expect_row(k, dim * Number::SIZE);
     const char* some[LANES];
     for (int64_t k = 0; k < LANES; ++k) some[k] = keys + std::min(first + k, count - 1) * token;
     pack_some<Number>(some, dim, to + first);
@@ -390,6 +398,13 @@ struct Run {
   int64_t value_token;
   int64_t keys, start;  // how many, and the position of the first
   bool causal;
+
+  // The keys and the values of its block that begins with key `from`.
+  Soon keys_from(int64_t from) const { return {key + from * key_token, key_token, block(from)}; }
+  Soon values_from(int64_t from) const {
+    return {value + from * value_token, value_token, block(from)};
+  }
+  int64_t block(int64_t from) const { return std::min(BLOCK, keys - from); }
 };
 
 // What a task attends of an entry; without keys where the entry is not on the device.
@@ -493,13 +508,18 @@ struct Unit {
 
   void run() {
     gather_queries();
+    if (task.own_row >= 0) store_new<Number>(call, head, task);
     for (int64_t i = task.first_piece; i < task.end_piece; ++i)
-      attend<Stored>(piece_of<Stored>(call, head, call.pieces[i]));
-    if (task.own_row >= 0) {
-      store_new<Number>(call, head, task);
-      attend<Number>(own_keys<Number>(call, head, task));
-    }
+      attend<Stored>(piece_of<Stored>(call, head, call.pieces[i]), run_after(i));
+    if (task.own_row >= 0) attend<Number>(own_keys<Number>(call, head, task), Run{});
     leave_results();
+  }
+
+  // What is attended after a piece: the next one, or own keys; without keys if nothing is.
+  Run run_after(int64_t piece) const {
+    if (piece + 1 < task.end_piece)
+      return piece_of<Stored>(call, head, call.pieces[piece + 1]);
+    return task.own_row >= 0 ? own_keys<Number>(call, head, task) : Run{};
   }
 
   // Calls `work` with each query's number, row (of the pass) and head (of all).
@@ -525,14 +545,17 @@ struct Unit {
   }
 
   template <typename Kept>
-  void attend(const Run& run) {
+  void attend(const Run& run, const Run& after) {
     for (int64_t first = 0; first < run.keys; first += BLOCK) {
       const int64_t begin = run.start + first, count = std::min(BLOCK, run.keys - first);
       if (run.causal && begin > highest) break;
       if (begin + count <= call.first_seen(lowest)) continue;
-      const int64_t soon = std::min(BLOCK, run.keys - first - count);  // keys of the next block
+      const bool is_last = first + count == run.keys;
+      const Run& next = is_last ? after : run;
+      const int64_t next_first = is_last ? 0 : first + BLOCK;
       const bool by_tiles = tiled && Kept::MULTIPLIED_IN_PAIRS;
-      multiply_keys<Kept>(run.key + first * run.key_token, run.key_token, count, soon);
+      multiply_keys<Kept>(run.key + first * run.key_token, run.key_token, count,
+                          next.keys_from(next_first));
       int64_t query = 0;
       for (int64_t row = task.row; row < task.end; ++row) {
         const int64_t position = call.positions[row];
@@ -545,6 +568,7 @@ struct Unit {
         }
       }
       const char* values = run.value + first * run.value_token;
+      const Soon soon = next.values_from(next_first);
       if (by_tiles) multiply_values_by_tiles(values, run.value_token, count, soon);
       else multiply_values<Kept>(values, run.value_token, count, soon);
     }
@@ -552,18 +576,18 @@ struct Unit {
 
   // scores = queries @ keys
   template <typename Kept>
-  void multiply_keys(const char* keys, int64_t token, int64_t count, int64_t soon) {
+  void multiply_keys(const char* keys, int64_t token, int64_t count, Soon soon) {
     const int64_t dim = call.key_dim, terms = in_pairs ? dim / 2 : dim;
     const Product product = {at.queries, dim,     (const char*)at.keys, KEY_ROW,      at.scores,
                              BLOCK,      queries, terms,                whole(count), false};
     if (in_pairs) {
       // pairs are moved as they are
       using Pair = std::conditional_t<Kept::SCALED, Paired<Kept>, Float32>;
-      pack<Pair>(keys, token, count, soon, terms, at.keys);
+      pack<Pair>(keys, token, count, terms, at.keys, soon);
       if (tiled && Kept::MULTIPLIED_IN_PAIRS) multiply_keys_by_tiles(count);
       else multiply<InPairs>(product);
     } else {
-      pack<Kept>(keys, token, count, soon, terms, at.keys);
+      pack<Kept>(keys, token, count, terms, at.keys, soon);
       multiply<Singles>(product);
     }
     if constexpr (Kept::SCALED) scale_scores<Kept>(keys, token, count);
@@ -643,19 +667,19 @@ struct Unit {
   // results += weights @ values. Whole vectors are read where they lie, unless too many queries
   // would each widen them.
   template <typename Kept>
-  void multiply_values(const char* values, int64_t token, int64_t count, int64_t soon) {
+  void multiply_values(const char* values, int64_t token, int64_t count, Soon soon) {
     Product product = {at.scores, BLOCK, values, token, at.results, width,
                        queries,   count, width,  true,  soon};
     const bool often = Kept::SIZE < 4 && queries > FEW_QUERIES;
     if constexpr (!Kept::SCALED)
       if (width == call.value_dim && !often) return multiply<Singles, Kept>(product);
     for (int64_t j = 0; j < count; ++j) {
-      if (j < soon) expect(values + (BLOCK + j) * token, call.value_dim * Kept::SIZE);
+      soon.expect_row(j, call.value_dim * Kept::SIZE);
       widen<Kept>(values + j * token, call.value_dim, at.values + j * width);
     }
     product.b = (const char*)at.values;
     product.b_row = width * sizeof *at.values;
-    product.soon = 0;
+    product.soon = {};
     multiply<Singles>(product);
   }
 
@@ -701,11 +725,10 @@ struct Unit {
   }
 
   // Two keys' values, side by side.
-  void pair_values(const char* values, int64_t token, int64_t count, int64_t soon) {
+  void pair_values(const char* values, int64_t token, int64_t count, Soon soon) {
     const int64_t filled = (count + 2 * TILE - 1) / (2 * TILE) * TILE;
     for (int64_t pair = 0; pair < filled; ++pair) {
-      for (int64_t j = 2 * pair; j < std::min(2 * pair + 2, soon); ++j)
-        expect(values + (BLOCK + j) * token, 2 * width);
+      for (int64_t j = 2 * pair; j < 2 * pair + 2; ++j) soon.expect_row(j, 2 * width);
       for (int64_t d = 0; d < width; d += LANES) {
         const char* at_d = values + 2 * pair * token + 2 * d;
         const Bits first = 2 * pair < count ? longer(load<Halves>(at_d)) : Bits{};
@@ -716,7 +739,7 @@ struct Unit {
   }
 
   // results += weights @ values, for weights that are split
-  void multiply_values_by_tiles(const char* values, int64_t token, int64_t count, int64_t soon) {
+  void multiply_values_by_tiles(const char* values, int64_t token, int64_t count, Soon soon) {
     const int64_t row = width * sizeof *at.results;
     constexpr int64_t WEIGHT_ROW = BLOCK * sizeof *at.scores;
     pair_values(values, token, count, soon);
@@ -740,7 +763,7 @@ struct Unit {
 #else
   void multiply_keys_by_tiles(int64_t) {}
   void split(int64_t, int64_t) {}
-  void multiply_values_by_tiles(const char*, int64_t, int64_t, int64_t) {}
+  void multiply_values_by_tiles(const char*, int64_t, int64_t, Soon) {}
 #endif
 
   void leave_results() {

@@ -62,10 +62,6 @@ class Cut:
     short_keys: int = 0
 
 
-Piece = tuple[int, int, int]
-"""An entry, its first key, and how many keys."""
-
-
 class PlanArrays:
     """The arrays of a plan (see above).
 
@@ -95,35 +91,75 @@ class PlanArrays:
         self._cut(runs, task_rows(groups), tails is not None)
         # what the addresses point to must outlive them
         self.addresses, self.read = addresses_of([entry.kv for entry in entries])
-        self.absent = [set(np.flatnonzero(layer[:, 0] == 0).tolist()) for layer in self.addresses]
+        self.absent: list[set[int]] = [set() for _ in self.addresses]
+        for layer, entry in np.argwhere(self.addresses[:, :, 0] == 0).tolist():
+            self.absent[layer].add(entry)
 
     def _cut(self, runs: Sequence[tuple[int, int]], max_rows: int, decoding: bool) -> None:
-        together: dict[tuple[int, int], list[int]] = {}
-        for index, entry in enumerate(self.entries):
-            if entry.rows.start < entry.rows.stop:
-                together.setdefault((entry.rows.start, entry.rows.stop), []).append(index)
-        for run in runs:
-            together.setdefault(run, [])
-        if self.cut.short_keys:
-            together = self._with_short_below(together)
-        with_own_keys = set(runs)
-        tasks: list[tuple[int, int, int, int, int, int]] = []
-        pieces: list[Piece] = []
-        for (start, stop), indices in together.items():
-            spans = even(start, stop, max_rows)
-            blocks = self._pieces(indices, self.cut.keys * len(spans))
-            grows = decoding and (start, stop) in with_own_keys
-            if grows and len(blocks) > 1 and self.cut.keys < LONG_PART:
-                blocks.append([])  # for the tail alone
-            for i, block in enumerate(blocks):
-                first = len(pieces)
-                pieces += block
-                own_row = start if (start, stop) in with_own_keys and i == len(blocks) - 1 else -1
-                tasks += [(a, b, first, len(pieces), -1, own_row) for a, b in spans]
-        self.tasks = np.array(tasks, np.int64).reshape(-1, 6)
-        self.pieces = np.array(pieces, np.int64).reshape(-1, 3)
-        self.max_rows = int((self.tasks[:, 1] - self.tasks[:, 0]).max(initial=0))
+        ranges, order, counts = self._together(runs)
+        first, rows = ranges[:, 0], ranges[:, 1] - ranges[:, 0]
+        spans = -(-rows // max_rows)  # the tasks that the rows of a range are cut into
+        lengths = np.array([entry.length for entry in self.entries], np.int64)[order]
+
+        # The keys of all ranges are one line, cut where a block ends and where an entry ends.
+        begins = np.concatenate([[0], lengths.cumsum()])
+        stops = counts.cumsum()
+        line = begins[stops - counts]
+        keys = begins[stops] - line
+        blocks = np.maximum(1, np.rint(keys / (self.cut.keys * spans)).astype(np.int64))
+        has_own = np.isin(self._numbers(ranges), self._numbers(np.array(runs)))
+        tail_alone = has_own & (blocks > 1) & (decoding and self.cut.keys < LONG_PART)
+
+        parts = blocks + tail_alone
+        of, part = np.arange(len(ranges)).repeat(parts), _count_up(parts)
+        part_first = line[of] + keys[of] * np.minimum(part, blocks[of]) // blocks[of]
+        part_end = line[of] + keys[of] * np.minimum(part + 1, blocks[of]) // blocks[of]
+        own_row = np.where(has_own[of] & (part == parts[of] - 1), first[of], -1)
+
+        cuts = np.unique(np.concatenate([begins, part_first]))
+        entry = np.searchsorted(begins, cuts[:-1], "right") - 1
+        self.pieces = np.column_stack([order[entry], cuts[:-1] - begins[entry], np.diff(cuts)])
+        pieces = np.searchsorted(cuts, [part_first, part_end])
+
+        in_part, span = np.arange(len(of)).repeat(spans[of]), _count_up(spans[of])
+        of = of[in_part]
+        row = first[of] + rows[of] * span // spans[of]
+        end = first[of] + rows[of] * (span + 1) // spans[of]
+        no_slot = np.full(len(of), -1)
+        self.tasks = np.column_stack([row, end, *pieces[:, in_part], no_slot, own_row[in_part]])
+        self.max_rows = int((end - row).max(initial=0))
         self._share()
+
+    def _numbers(self, ranges: np.ndarray) -> np.ndarray:
+        """A number for each range of rows (ranges, 2)."""
+        first, end = ranges.reshape(-1, 2).T
+        numbers: np.ndarray = first * (self.rows + 1) + end
+        return numbers
+
+    def _together(
+        self, runs: Sequence[tuple[int, int]]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The ranges of rows that attend the same, or are a run, (ranges, 2), as they first come;
+        the entries, range after range; and how many of them each range has."""
+        spans = [(entry.rows.start, entry.rows.stop) for entry in self.entries]
+        given = np.array([*spans, *runs], np.int64).reshape(-1, 2)
+        read = np.flatnonzero(given[:, 0] < given[:, 1])  # others' rows have left the pass
+        given = given[read]
+        read = read[read < len(spans)]
+        _, at, inverse = np.unique(self._numbers(given), return_index=True, return_inverse=True)
+        places = at.argsort()
+        of = places.argsort()[inverse][: len(read)]
+        ranges, order = given[at[places]], read[of.argsort(kind="stable")]
+        counts = np.bincount(of, minlength=len(ranges))
+        if self.cut.short_keys:
+            ends = counts.cumsum()
+            indices = [order[end - n : end].tolist() for n, end in zip(counts, ends, strict=True)]
+            together = dict(zip(map(tuple, ranges.tolist()), indices, strict=True))
+            together = self._with_short_below(together)
+            ranges = np.array(list(together), np.int64).reshape(-1, 2)
+            order = np.array([i for own in together.values() for i in own], np.int64)
+            counts = np.array([len(own) for own in together.values()], np.int64)
+        return ranges, order, counts
 
     def _with_short_below(
         self, together: dict[tuple[int, int], list[int]]
@@ -149,21 +185,6 @@ class PlanArrays:
                     moved[child] = indices + moved[child]
         return moved
 
-    def _pieces(self, indices: Sequence[int], keys: int) -> list[list[Piece]]:
-        """What some rows attend, cut into even blocks of about so many keys; at least one block."""
-        total = sum(self.entries[index].length for index in indices)
-        spans = even_parts(0, total, max(1, round(total / keys)))
-        blocks: list[list[Piece]] = [[] for _ in spans]
-        begin = 0
-        for index in indices:
-            end = begin + self.entries[index].length
-            for block, (first, last) in zip(blocks, spans, strict=True):
-                piece, stop = max(first, begin), min(last, end)
-                if piece < stop:
-                    block.append((index, piece - begin, stop - piece))
-            begin = end
-        return blocks
-
     def _share(self) -> None:
         """Give slots to the tasks that are not alone with their rows."""
         cover = np.zeros(self.rows + 1, np.int64)
@@ -176,9 +197,7 @@ class PlanArrays:
         ends = lengths.cumsum()
         self.slots = int(ends[-1]) if len(ends) else 0
         self.tasks[:, 4] = np.where(shared, ends - lengths, -1)
-        rows = np.concatenate(
-            [np.arange(a, b) for a, b in self.tasks[shared, :2]] or [np.zeros(0, np.int64)]
-        )
+        rows = self.tasks[:, 0].repeat(lengths) + _count_up(lengths)
         self.parts = np.argsort(rows, kind="stable")  # slots, by row
         self.part_first = np.concatenate([[0], np.bincount(rows, minlength=self.rows).cumsum()])
 
@@ -196,6 +215,13 @@ def addresses_of(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | Non
     return np.ascontiguousarray(places.reshape(len(kvs), layers, 6).swapaxes(0, 1)), copies
 
 
+def _count_up(counts: np.ndarray) -> np.ndarray:
+    """0, 1, ... up to each of the counts."""
+    ends = counts.cumsum()
+    up: np.ndarray = np.arange(counts.sum()) - (ends - counts).repeat(counts)
+    return up
+
+
 def task_rows(groups: int) -> int:
     return max(1, QUERIES // groups)
 
@@ -203,10 +229,6 @@ def task_rows(groups: int) -> int:
 def even(start: int, stop: int, largest: int) -> list[tuple[int, int]]:
     """Cut a range into as few parts as possible of at most `largest`, as even as possible; none of
     an empty range."""
-    return even_parts(start, stop, -(-(stop - start) // largest))
-
-
-def even_parts(start: int, stop: int, count: int) -> list[tuple[int, int]]:
-    """Cut a range into so many parts, as even as possible."""
+    count = -(-(stop - start) // largest)
     ends = [start + (stop - start) * i // count for i in range(count + 1)] if count else [start]
     return list(pairwise(ends))

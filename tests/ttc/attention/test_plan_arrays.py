@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.helpers.tiers import examples
 from ttc.attention import gpu_cuts
 from ttc.attention.entry import Entry
 from ttc.attention.gpu_cuts import PROGRAMS, cut_for
@@ -88,3 +92,41 @@ def test_segments_are_cut_into_even_parts_wherever_they_end() -> None:
         [[1, 68, 232], [2, 0, 24]],
         [],  # the tail
     ]
+
+
+@st.composite
+def trees(draw: st.DrawFn, first: int = 0, end: int = 12, start: int = 0) -> list[Entry]:
+    """Entries that the rows from `first` to `end` attend: those of all, then those of fewer."""
+    entries = []
+    for length in draw(st.lists(st.sampled_from([1, 30, 700, 2000]), max_size=2)):
+        entries.append(Entry(KV(0, length), start, length, slice(first, end)))
+        start += length
+    if end - first > 1:
+        middle = draw(st.integers(first, end - 1))
+        if middle > first:
+            entries += draw(trees(first, middle, start))
+            entries += draw(trees(middle, end, start))
+    return entries
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(trees(), st.sampled_from([1, 3, 8, 64]), st.sampled_from([Cut(), Cut(256, short_keys=32)]))
+def test_each_row_attends_each_key_of_its_entries_once(
+    entries: list[Entry], groups: int, cut: Cut
+) -> None:
+    runs = [(row, row + 1) for row in range(12)]
+    arrays = PlanArrays(entries, runs, [9000] * 12, groups, (range(12), [3] * 12), cut)
+    attended = {
+        (row, i): np.zeros(e.length, int) for i, e in enumerate(entries) for row in range(12)
+    }
+    own = []
+    for first, end, begin, stop, _, own_row in arrays.tasks.tolist():
+        assert (end - first) * groups <= max(64, groups)
+        own += [own_row] * (own_row >= 0)
+        for entry, skipped, count in arrays.pieces[begin:stop].tolist():
+            for row in range(first, end):
+                attended[row, entry][skipped : skipped + count] += 1
+    assert sorted(own) == list(range(12))
+    for (row, index), times in attended.items():
+        rows = entries[index].rows
+        assert (times == (rows.start <= row < rows.stop)).all()

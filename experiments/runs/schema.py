@@ -300,7 +300,6 @@ POLICIES: dict[str, type] = {
     **classes("ttc.residency"),
     "auto": ttc.Auto,
     "quantized_kv": ttc.QuantizedKV,
-    "rkv": ttc.RKV,
 }
 
 

@@ -221,14 +221,6 @@ def parser() -> argparse.ArgumentParser:
     storage.add_argument("--tokens", type=int, default=384, help="of each text")
     storage.add_argument("--model", default="smollm2-135m")
     storage.add_argument("--out", type=Path, default=RESULTS / "kv_storage.json")
-    evicted = commands.add_parser(
-        "evicted_kv", help="KV that R-KV drops: divergence along texts, and answers changed"
-    )
-    evicted.add_argument("--texts", type=int, default=4, help="pages of this documentation")
-    evicted.add_argument("--tokens", type=int, default=2048, help="of each text")
-    evicted.add_argument("--problems", type=int, default=200)
-    evicted.add_argument("--model", default="smollm2-135m")
-    evicted.add_argument("--out", type=Path, default=RESULTS / "evicted_kv.json")
     equal = commands.add_parser(
         "searches", help="every search at equal token budgets, and which differences are real"
     )
@@ -572,18 +564,6 @@ def _growth(arguments: argparse.Namespace) -> None:
     growth.run(arguments.cases or growth.CASES, arguments.model, arguments.out)
 
 
-def _evicted_kv(arguments: argparse.Namespace) -> None:
-    from experiments.lab.bench import evicted_kv
-
-    evicted_kv.run(
-        arguments.model,
-        arguments.texts,
-        arguments.tokens,
-        arguments.problems,
-        arguments.out,
-    )
-
-
 def _long_case(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import long
 
@@ -690,7 +670,6 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "long": _long,
     "long-case": _long_case,
     "kv_storage": _kv_storage,
-    "evicted_kv": _evicted_kv,
     "growth": _growth,
     "searches": _searches,
     "remote": _remote,

@@ -15,7 +15,6 @@ from experiments.lab.bench import (
     cache,
     cost_model,
     default_task,
-    evicted_kv,
     gpu_resources,
     growth,
     hybrid,
@@ -90,7 +89,6 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "best_searches": ("best_searches", best_searches.table),
         "serve": ("serve", serve.table),
     },
-    "docs/memory.md": {"evicted_kv": ("evicted_kv", evicted_kv.table)},
     "docs/searches.md": {
         "searches": ("searches", searches.plot_link),
     },

@@ -1,0 +1,22 @@
+"""Choices that earlier versions had, and what to use in their place."""
+
+from __future__ import annotations
+
+REMOVED: dict[str, tuple[str, str]] = {
+    "memory=rkv": (
+        "ttc.RKV",
+        "use memory=quantized_kv, which keeps KV in half the bytes, or memory=paged, which moves "
+        "it to the host",
+    ),
+}
+"""By the choice: the path of its class, and what to do instead."""
+
+
+def removal(group: str, name: str) -> str | None:
+    """What to tell of a choice, by its name or the path of its class; None if it was not
+    removed."""
+    for choice, (path, instead) in REMOVED.items():
+        of, _, known = choice.partition("=")
+        if of == group and name in (known, path):
+            return f"{group}={name} was removed; {instead}"
+    return None

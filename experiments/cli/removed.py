@@ -8,6 +8,15 @@ REMOVED: dict[str, tuple[str, str]] = {
         "use memory=quantized_kv, which keeps KV in half the bytes, or memory=paged, which moves "
         "it to the host",
     ),
+    "search=fork_think": ("search.ForkThink", "use search=self_consistency, whose samples vote"),
+    "search=early_answer": (
+        "search.EarlyAnswer",
+        "use search=certainty_probe, which ends a chain once its answers stay the same",
+    ),
+    "search=parallel_probe": (
+        "search.ParallelProbe",
+        "use search=deep_conf, which stops unsure samples, or search=certainty_probe for one chain",
+    ),
 }
 """By the choice: the path of its class, and what to do instead."""
 

@@ -241,9 +241,6 @@ def parser() -> argparse.ArgumentParser:
         "--code-budgets", type=numbers, default=[], help="ten functions to write too; none"
     )
     equal.add_argument("--merge", type=Path, help="a record whose rows are taken into this one")
-    equal.add_argument(
-        "--head", type=Path, help="a folder of train_verifier, for early_answer+value_head"
-    )
     equal.add_argument("--searches", type=names, help="names with commas; default: all")
     equal.add_argument("--model", default="smollm2-135m")
     equal.add_argument("--out", type=Path, default=RESULTS / "searches.json")
@@ -540,7 +537,6 @@ def _searches(arguments: argparse.Namespace) -> None:
         arguments.out,
         arguments.word_budgets,
         arguments.merge,
-        arguments.head,
         arguments.code_budgets,
     )
 

@@ -15,10 +15,6 @@ FAMILIES = {
         "adaptive_consistency",
         "deep_conf",
         "certainty_probe",
-        "early_answer",
-        "early_answer+value_head",
-        "parallel_probe",
-        "fork_think",
     ),
     "step by step": (
         "beam_search",

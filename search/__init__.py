@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from search.self_refine import SelfRefine as SelfRefine
     from search.solving import solve as solve, solve_each as solve_each, stream as stream
     from search.tree_of_thoughts import TreeOfThoughts as TreeOfThoughts
-    from search.tree_rollouts import TreeRollouts as TreeRollouts
     from ttc.protocols import (
         Append as Append,
         Expand as Expand,

@@ -17,6 +17,10 @@ REMOVED: dict[str, tuple[str, str]] = {
         "search.ParallelProbe",
         "use search=deep_conf, which stops unsure samples, or search=certainty_probe for one chain",
     ),
+    "search=tree_rollouts": (
+        "search.TreeRollouts",
+        "use search=self_consistency, and python -m experiments.export to train on its samples",
+    ),
 }
 """By the choice: the path of its class, and what to do instead."""
 

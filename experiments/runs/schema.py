@@ -266,13 +266,6 @@ class TrainConfig:
     batch: int = 16
 
 
-@dataclass
-class RolloutsConfig:
-    """Described by `python -m experiments.rollouts --help`."""
-
-    rule: str = "treerl"
-
-
 WRITTEN: dict[type, type] = {
     verifiers.ConfidenceGatedVerifier: ConfidenceGatedConfig,
     verifiers.EnsembleVerifier: EnsembleConfig,
@@ -403,7 +396,6 @@ def register() -> None:
     store.store(group="verifier/exit", name="calibrated", node=CalibratedExitConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
     store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
-    store.store(name="rollouts_schema", node=extended("rollouts", RolloutsConfig))
     store.store(name="processbench_schema", node=extended("processbench", ProcessBenchConfig))
     store.store(name="serve_schema", node=extended("serve", ServeConfig))
     for group, name in WITHOUT.items():

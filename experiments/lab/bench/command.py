@@ -101,15 +101,6 @@ def parser() -> argparse.ArgumentParser:
     )
     models.add_argument("--problems", type=int, default=100)
     models.add_argument("--out", type=Path, default=RESULTS / "several_models.json")
-    learning = commands.add_parser(
-        "rollouts", help="training on one-digit sums: tree rollouts against flat ones"
-    )
-    learning.add_argument("--tokens", type=int, default=12_000, help="to generate; default: 12000")
-    learning.add_argument("--arms", type=names, help="by their names in the table; default: all")
-    learning.add_argument(
-        "--states", type=Path, default=Path("outputs/bench_rollouts"), help="the folder of weights"
-    )
-    learning.add_argument("--out", type=Path, default=RESULTS / "rollouts.json")
     best = commands.add_parser(
         "best_searches", help="the best searches on more problems, over some seeds"
     )
@@ -437,14 +428,6 @@ def _several_models(arguments: argparse.Namespace) -> None:
     several_models.run(arguments.problems, arguments.out)
 
 
-def _rollouts(arguments: argparse.Namespace) -> None:
-    from experiments.lab.bench import rollouts
-
-    rollouts.run(
-        arguments.tokens, arguments.arms or list(rollouts.ARMS), arguments.states, arguments.out
-    )
-
-
 def _best_searches(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import best_searches
 
@@ -654,7 +637,6 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "speculative": _speculative,
     "tools": _tools,
     "several_models": _several_models,
-    "rollouts": _rollouts,
     "best_searches": _best_searches,
     "cache": _cache,
     "breakdown": _breakdown,

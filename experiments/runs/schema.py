@@ -30,8 +30,8 @@ class ModelConfig:
     device_map: in place of a device, as transformers takes it. gguf_file: which of several .gguf
     files to read.
     trust_remote_code: run Python code that comes with the model.
-    quantized: keep the weights of a .gguf file or a quantized folder as they are stored, on a
-        CPU.
+    quantized: keep the weights of a .gguf file, or gpt-oss's experts in MXFP4, as they are stored,
+        on a CPU.
     int8_activations: round to 8 bits what meets such weights (approximate).
     thinking_marks: what tells the model's thoughts from its answers, null for what its chat
     template or vocabulary names, false for none, or the strings that begin and end a thought, as

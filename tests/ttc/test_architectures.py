@@ -161,7 +161,6 @@ def test_decoders_are_counted_apart_from_encoders() -> None:
         "ctrl",
         "mllama",
         "qwen3_5",
-        "bloom",
         "gemma3n_text: shared KV",
         "deepseek_v32",
     ]

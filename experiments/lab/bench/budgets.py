@@ -119,9 +119,6 @@ SEARCHES: dict[str, Callable[[Allowance], str]] = {
         f"search.beam_size={max(1, a.answers // 8)} search.beam_width={a.width} "
         f"search.max_steps={a.steps} search.step_tokens=32 search.finish_tokens={a.longest}"
     ),
-    "beam_search+drop_duplicates": lambda a: (
-        f"{_beams('beam_size', a)} search.drop_duplicates=true"
-    ),
     "compute_optimal": lambda a: "",
 }
 """The settings of each search within an allowance; the others are those of its configuration. The

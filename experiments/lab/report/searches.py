@@ -18,7 +18,6 @@ FAMILIES = {
     ),
     "step by step": (
         "beam_search",
-        "beam_search+drop_duplicates",
         "dvts",
         "rebase",
         "particle_filter",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, int | float]) -> Usage:
+    def from_dict(cls, values: Mapping[str, Any]) -> Usage:
         """What `to_dict` gave; of older results without what is not counted any more."""
         return cls(**{name: value for name, value in values.items() if name != "evicted_tokens"})
 

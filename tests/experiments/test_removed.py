@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from experiments.cli.choices import choices
 from experiments.cli.refusals import reason
 from experiments.cli.removed import REMOVED
 from experiments.runs.hydra_command import composed
+from tests.experiments.test_compare import compared, record, save
 from ttc.results import Problem, Result
 
 
@@ -41,3 +44,11 @@ def test_results_with_counts_that_are_gone_are_read() -> None:
     values = result.to_dict()
     values["usage"]["evicted_tokens"] = 7
     assert Result.from_dict(values).usage == result.usage
+
+
+def test_folders_of_runs_with_what_was_removed_can_be_compared(tmp_path: Path) -> None:
+    usage = {"generated_tokens": 5, "verifier_tokens": 0, "prompt_tokens": 4, "evicted_tokens": 3}
+    records = [record(f"p{i}", 1, usage=usage) for i in range(3)]
+    old = save(tmp_path, "old", records, search___target_="search.ForkThink", search__forks=2)
+    new = save(tmp_path, "new", [record(f"p{i}", i % 2) for i in range(3)])
+    assert [row["accuracy"] for row in compared(tmp_path, old, new)["rows"]] == [1, 1 / 3]

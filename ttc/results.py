@@ -234,12 +234,15 @@ class Result:
                 best,
                 branches,
                 values["answer"],
-                Usage(**values["usage"]),
+                Usage.from_dict(values["usage"]),
                 [Node.from_dict(node) for node in values["tree"]],
                 values["seed"],
                 values["error"],
                 values["stopped"],
-                {name: Usage(**usage) for name, usage in values.get("usage_by_model", {}).items()},
+                {
+                    name: Usage.from_dict(usage)
+                    for name, usage in values.get("usage_by_model", {}).items()
+                },
                 values.get("prompt"),
             )
         except (KeyError, TypeError, ValueError, StopIteration) as error:

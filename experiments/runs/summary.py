@@ -153,7 +153,6 @@ def approximations(records: Sequence[dict[str, Any]]) -> dict[str, int]:
         "layer_rows_left_out_of_verification": sum(
             u.get("exit_layer_rows_saved", 0) for u in usages
         ),
-        "tokens_evicted": sum(u.get("evicted_tokens", 0) for u in usages),
         "tokens_on_a_similar_prompt": sum(u.get("substituted_tokens", 0) for u in usages),
     }
 

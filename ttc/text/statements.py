@@ -30,7 +30,6 @@ _ZEROS = (
     "\u0660\u06f0\u07c0\u0966\u09e6\u0a66\u0ae6\u0b66\u0be6\u0c66\u0ce6\u0d66\u0e50\u0ed0\u0f20"
     "\u1040\u17e0\u1810\uff10"
 )
-_WIDE = "：（）．％＝＄［］／＊٫٬"
 _PLAIN = (
     {ord(zero) + digit: str(digit) for zero in _ZEROS for digit in range(10)}
     | {ord("Ａ") + place: letter for place, letter in enumerate(LATIN)}

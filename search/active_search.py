@@ -418,6 +418,8 @@ class ActiveSearch:
         """The steps under way are over. Returns their children."""
         children, self.growing = self.growing, []
         for child in children:
+            if child.step_reasons[-1] == "looped":
+                child.finish_reason = "looped"
             child.leave_out(self.config.stops)
             self._count_thinking(child)
             self.tree.wrote(child, child.steps[-1])

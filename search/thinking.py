@@ -7,7 +7,7 @@ from typing import Literal
 
 from ttc.protocols import Backend, Bounded, Step, Thinking
 from ttc.text.thoughts import Thoughts
-from ttc.tree.branch import Branch
+from ttc.tree.branch import Branch, ThoughtClosed
 
 GoesOn = Literal["over", "decode", "close", "call"]
 """What follows a phase: the step is over, another phase is decoded, the thought is closed, or tools
@@ -34,7 +34,7 @@ class ThinkingStep:
     start: `len(tokens)` at the phase's beginning.
     thinks: whether it is one of thinking.
     at_limit: whether it goes to the end of what may be thought.
-    closes: whether the thought is to be closed before anything else.
+    closes: whether the thought is to be closed before anything else, and why.
     wrote: whether a phase is over.
     """
 
@@ -49,6 +49,7 @@ class ThinkingStep:
     thinks: bool = field(init=False)
     at_limit: bool = False
     closes: bool = False
+    why: ThoughtClosed = "limit"
     wrote: bool = False
 
     def __post_init__(self) -> None:
@@ -113,6 +114,7 @@ class ThinkingStep:
             branch.usage.thinking_tokens += written
         else:
             self.answer_left -= written
+        self.why = "looped" if branch.step_reasons[-1] == "looped" else "limit"
         follows = self._follows()
         self.closes = follows == "close"
         if follows != "over":
@@ -124,6 +126,8 @@ class ThinkingStep:
         if reason == "length":
             goes_on = self.left > 0 or self.cut
             return "close" if thought and self.at_limit and goes_on else "over"
+        if reason == "looped":
+            return "close" if thought and (self.left > 0 or self.cut) else "over"
         if reason != "delimiter":
             return "over"
         delimiters = self.step.delimiters if not thought else self.thinking.step
@@ -140,6 +144,8 @@ class ThinkingStep:
 
     def closed(self) -> GoesOn:
         self.closes = False
+        if self.thinking.tokens:
+            self.branch.thought_closed = self.why
         self._begin_phase()
         parted = self.cut and self.wrote
         return "over" if parted or self.left <= 0 or self.answer_left <= 0 else "decode"

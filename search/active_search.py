@@ -214,7 +214,9 @@ class ActiveSearch:
         step, thoughts = self.request.step, self.config.thoughts
         if step.thinking is None or thoughts is None:
             return step.max_tokens
-        return max(most_tokens(parent, step, thoughts) for parent in dict.fromkeys(self.waiting))
+        calls = self.config.tools is not None
+        parents = dict.fromkeys(self.waiting)
+        return max(most_tokens(parent, step, thoughts, calls) for parent in parents)
 
     @property
     def overdue(self) -> Stopped | None:

@@ -354,9 +354,9 @@ class Branch:
             told = [c for c in self.tool_calls if c.opened is not None and c.end <= place]
             if told and self.thinks_at(told[-1].start, thoughts):  # the call has ended the thought
                 call = told[-1]
-                before = thoughts.without_marks(self.without_calls(self.prompt_length, call.end))
+                first = thoughts.without_marks(self.without_calls(self.prompt_length, call.end))
                 last = thoughts.split(self.without_calls(call.end, end), bool(call.opened))
-                return Parted(before + last.thought, last.answer)
+                return Parted(first + last.thought, last.answer)
             return thoughts.split(given, begun)
         asked = max(0, self.thinking_ended - self.prompt_length)
         before = thoughts.pieces(self.without_calls(self.prompt_length, self.thinking_ended), begun)

@@ -16,6 +16,21 @@ from verifiers.side_branches import side_tokens
 
 WORDS = ("yes", "no")
 TAGS = ("<think>", "</think>", *WORDS)
+ENDED = TURNS.replace(
+    "<turn>assistant\n", "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
+LEARNED = ENDED.replace(
+    "{{ m.content }}",
+    "{% if m.thinking %}<T>{{ m.thinking }}</T>\n{% endif %}{{ m.content }}",
+)
+HEADED = ENDED.replace("\n", "").replace(
+    "{{ m.content }}",
+    "{% if m.thinking %} to=self:{{ m.thinking }}<eos><turn>assistant{% endif %}"
+    "{% if m.role == 'assistant' %} to=user:{% endif %}{{ m.content }}",
+)
+PLAIN_HEAD = ENDED.replace(
+    "{{ m.content }}", "{% if m.role == 'assistant' %}>>>all\n{% endif %}{{ m.content }}"
+).replace("<turn>assistant\n{% endif", "<turn>assistant\n>>>{% endif")
 HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>")
 EMPTY = TURNS + "<think>\n\n</think>\n\n"
 BOTH = TURNS + "{% if thinking is not defined or thinking %}<think>\n{% else %}</think>{% endif %}"
@@ -31,6 +46,13 @@ MODELS: dict[str, tuple[Any, str]] = {
         lambda: thinker(TURNS + "{# <|channel|> <|message|> #}", HARMONY, WORDS),
         "<|channel|>final<|message|>",
     ),
+    "as the template writes a thought": (lambda: thinker(LEARNED, plain=WORDS), "<T></T>"),
+    "a message's thinking is no switch": (
+        lambda: thinker(LEARNED + "{# <think> #}", plain=TAGS),
+        "<T></T>",
+    ),
+    "a head before each answer": (lambda: thinker(HEADED, plain=WORDS), " to=user:"),
+    "no thoughts, a head": (lambda: thinker(PLAIN_HEAD, plain=WORDS), ">>>all"),
     "no thoughts": (lambda: thinker(TURNS, plain=WORDS), ""),
 }
 

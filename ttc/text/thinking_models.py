@@ -85,9 +85,11 @@ FAMILIES = (
         ThinkingMarks(("<|channel>thought\n", "<|channel>"), "<channel|>"),
         ("<|channel>", "<channel|>"),
     ),
-    Family(  # Command A Reasoning
+    Family(  # Command R7B and Command A Reasoning; with TEXT for RESPONSE, the later Cohere2 MoE
         ThinkingMarks(
-            "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+            ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         ),
         ("<|END_THINKING|>",),
     ),

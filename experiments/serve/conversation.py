@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ttc.errors import InvalidInput
-from ttc.text.chat import Message, has_template
+from ttc.text.chat import has_template
 from ttc.text.prompt import PromptTemplate
-from ttc.text.roles import INSTRUCTING
+from ttc.text.roles import INSTRUCTING, Message
 
 
 @dataclass(frozen=True)

@@ -267,8 +267,8 @@ def _applied(
 
 def _needs_tools(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
     """Whether a template that refuses a question takes it beside a list of tools."""
-    alone, beside = ({**(options or {}), **more} for more in ({}, {"tools": []}))
-    return not _writes(ANSWER, tokenizer, alone) and _writes(ANSWER, tokenizer, beside)
+    beside = {**(options or {}), "tools": []}
+    return not _writes(ANSWER, tokenizer, options) and _writes(ANSWER, tokenizer, beside)
 
 
 def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:

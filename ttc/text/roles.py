@@ -7,6 +7,7 @@ before the words of the user's next turn. What a template takes as it is stays a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,10 @@ def _candidates(messages: list[Message]) -> Iterator[list[Message]]:
     first = [_joined(messages[:head])] if head else []
     yield [*first, *_users_joined(_folded(messages[head:]))]
     yield _users_joined(_folded(messages))
+    if any(message["role"] == "tool" for message in messages):
+        spoken = list(map(_in_words, messages))
+        yield _users_joined(spoken)
+        yield _users_joined(_folded(spoken))
 
 
 def _left_out(
@@ -82,9 +87,7 @@ def _left_out(
     marks = {
         place: f"TEXT-{place}-OF-THIS-CHAT"
         for place, message in enumerate(messages)
-        if message["role"] != "tool"
-        and not message.get("tool_calls")
-        and str(message["content"]).strip()
+        if not message.get("tool_calls") and str(message["content"]).strip()
     }
     marked = [
         {**message, "content": marks[place]} if place in marks else message
@@ -121,6 +124,18 @@ def _folded(messages: Sequence[Message]) -> list[Message]:
         folded.append(message)
         waiting = []
     return folded + ([_joined(waiting)] if _said(waiting) else [])
+
+
+def _in_words(message: Message) -> Message:
+    """A call, or the answer of a tool, as words, for templates that know neither: as Hermes and
+    Qwen write them."""
+    if message["role"] == "tool":
+        said = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": said}
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    parts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
+    words = "\n".join([*_said([message]), *parts])
+    return {"role": message["role"], "content": words} if calls else message
 
 
 def _joined(messages: Sequence[Message]) -> Message:

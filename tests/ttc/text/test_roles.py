@@ -145,6 +145,22 @@ def test_tools_are_told_where_no_system_can_speak(name: str) -> None:
         assert after.count("dry") == 1 and after.endswith("<assistant>")
 
 
+@pytest.mark.parametrize("name", ["system left out", "roles in turn, no system", "any role"])
+def test_answers_of_tools_are_told_where_no_tool_can_speak(name: str) -> None:
+    """As words of the user, after the calls as words of the assistant."""
+    own = tokenizer((), "bytes", None, "</s>", template=TEMPLATES[name] + ASSISTANT)
+    function = {"name": "weather", "arguments": {"city": "Rome"}}
+    calls = [{"id": str(i), "type": "function", "function": function} for i in range(2)]
+    told = [{"role": "tool", "content": said, "tool_call_id": str(i)} for i, said in
+            enumerate(("dry", "wet"))]  # fmt: skip
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    text = chat_text([*chat("su"), asked, *told], own)
+    assert 0 < text.index("2 + 2?") < text.index("dry") < text.index("wet")
+    if name != "any role":
+        assert text.count('<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}') == 2
+        assert text.count("<tool_response>") == 2 and "<tool>" not in text
+
+
 BEGINS = "{{ bos_token }}" + TURNS + ASSISTANT
 
 

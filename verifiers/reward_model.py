@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from weakref import ReferenceType, ref
 
+from jinja2 import TemplateError
 from torch import Tensor
 
 from ttc.checks import check_is
@@ -22,7 +23,7 @@ from ttc.model.reward_heads import HeadedModel
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
-from ttc.text.chat import chat_text, encoded, has_template
+from ttc.text.chat import encoded, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
@@ -277,9 +278,14 @@ class RewardModel(ABC):
                 "reward model's own tokenizer"
             )
         try:
-            return chat_text(messages, self.tokenizer, options, begins_answer=answer)
-        except InvalidInput as error:
-            raise UnsupportedModel(f"{name} cannot ask its model: {error}") from error
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=answer, **(options or {})
+            )
+        except TemplateError as error:
+            raise UnsupportedModel(
+                f"the chat template refuses {name}'s messages: {error}"
+            ) from error
+        return str(text)
 
     def whole(self, text: str) -> list[int]:
         """The tokens of a text up to MARK, with the special tokens that the tokenizer adds."""

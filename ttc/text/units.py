@@ -78,7 +78,7 @@ _AT_END = re.compile(
 )
 _DEGREE = re.compile(
     r"\s{0,3}(?:°|º|\^\s{0,3}\{?\s{0,3}\\circ\s{0,3}\}?|\\degree(?![A-Za-z]))\s{0,3}"
-    rf"(?:{_TEXT}|([CF]))?\s{0, 3}\.?$"
+    rf"(?:{_TEXT}|([CF]))?\s{{0,3}}\.?$"
 )
 _ORDINAL = re.compile(
     r"(?<=\d)\s{0,3}\^?\s{0,3}\{?\s{0,3}(?:\\(?:text|mathrm|textrm)\s{0,3}\{)?(st|nd|rd|th)\}{0,2}$"

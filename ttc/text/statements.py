@@ -106,11 +106,13 @@ def decimal_comma(text: str) -> bool:
         return False
     words = set(_WORD.findall(text[:4000].lower()))
     here = max(len(words & _common(lang)) for lang in LANGUAGES if lang.decimal_comma)
-    return here > len(words & _common(ENGLISH))
+    english = len(words & _common(ENGLISH))
+    return here > english or (not english and _CYRILLIC_OR_GREEK.search(text) is not None)
 
 
 _COMMA_OR_POINT = re.compile(r"\d[.,]\d")
 _WORD = re.compile(r"[^\W\d_]+")
+_CYRILLIC_OR_GREEK = re.compile("[\u0370-\u03ff\u0400-\u04ff]{3}")
 
 
 @cache
@@ -148,11 +150,14 @@ def _states(text: str, head: re.Match[str], language: Language) -> bool:
         return False
     if head["link"] is not None and "\n" in head["link"]:
         return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
+    if language is ENGLISH and head["what"] and head["sign"]:  # "to get the answer in cm: 3 * 4"
+        return _HEADING.fullmatch(_SENTENCES.split(before)[-1]) is not None
     if head["link"] is None and language is ENGLISH:
         return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
     return True
 
 
+_SENTENCES = re.compile(r"[.!?]\s|\n")
 _HEADING = re.compile(r"[\W\d]*+(?:[^\W\d_]++[\W]*+){0,3}")
 """What may stand before the noun of a heading."""
 
@@ -205,13 +210,13 @@ def _head(language: Language, options: bool) -> re.Pattern[str]:
     kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language is ENGLISH else ""
     aside = rf"{_MARKUP}(?:\s?\([^()\n]{{0,60}}\))?+"
     if language is ENGLISH:
-        words = rf"(?:,?\s(?i:{_OF_WHAT})\b(?:\s(?![A-J]\b)[^\s.:;?!=]{{1,30}}+){{0,8}}?)?,?"
+        words = rf"(?P<what>,?\s(?i:{_OF_WHAT})\b(?:\s(?![A-J]\b)[^\s.:;?!=]{{1,30}}+){{0,8}}?)?,?"
     elif spaced:
         words = r"(?:\s(?![A-ZА-Я]\b)[^\W\d_]{1,30}+){0,6}?,?"
     else:
         words = r"[^\s\d.,:;!?A-Z()。，；！？]{0,16}?"
     verbs = rf"\s?(?i:{alternatives([language.link])}){end}" if language.link else r"(?!)"
-    link = rf"{words}{_CLOSING}(?:{verbs}{_CLOSING}\s?+:?|(?:{_LINKS}))"
+    link = rf"{words}{_CLOSING}(?:{verbs}{_CLOSING}\s?+:?|(?P<sign>{_LINKS}))"
     new_line = r"[ \t]*+\n"
     joined = rf"(?P<link>{aside}{link}|{_CLOSING}{new_line})?"
     return re.compile(rf"(?P<noun>{nouns}){end}{kind}{joined}{_hedges(language, end)}")

@@ -24,6 +24,8 @@ class MUR(StepwiseSearch):
     sampled in its place, and the best rated of them goes on. momentum: of the signals of the steps
     that were kept, momentum_rate x momentum + (1 - momentum_rate) x signal, 0 at first.
 
+    The authors rate with a generative critic, and end a step before the word "Step".
+
     Tokens: (1 + beam_width) x max_steps x s + finish_tokens.
     Use it where: most steps are easy, and the verifier can rate unfinished answers.
     """

@@ -96,12 +96,12 @@ def left_first(engine: Engine, branches: list[Branch]) -> list[bool]:
     return [kept(engine, branch) < n for branch, n in zip(branches, before, strict=True)]
 
 
-def one_and_two_deep(**settings: Any) -> tuple[Engine, list[Branch]]:
+def one_and_two_deep(step: int = 8) -> tuple[Engine, list[Branch]]:
     """Branches after one step and after two; the one that both stand on is released."""
-    engine, branches = four(**settings)
+    engine, branches = four()
     engine.release(branches[2:])
     deeper = engine.fork(branches[1], 2)  # of two, so that the first step keeps its segment
-    engine.generate(deeper, 8)
+    engine.generate(deeper, step)
     engine.release([branches[1]])
     return engine, [branches[0], *deeper]
 
@@ -123,12 +123,13 @@ def test_omega_counts_the_steps_of_a_leaf_and_takes_positive_scores_as_they_are(
     assert left_first(engine, branches) == [not deep_leaves, deep_leaves, False]
 
 
-def test_a_segment_counts_the_steps_up_to_it_and_not_those_after_it() -> None:
+@pytest.mark.parametrize("step", [1, 8])
+def test_a_segment_counts_the_steps_up_to_it_and_not_those_after_it(step: int) -> None:
     """Once their second steps have left, 0.5 / 2 stands against 0.6 / 2, not 0.6 / 3."""
-    engine, branches = one_and_two_deep()
+    engine, branches = one_and_two_deep(step)
     for branch, own in zip(branches, (0.5, 0.6, 0.6), strict=True):
         branch.score = own
-    assert [kept(engine, b) for b in branches] == [16, 24, 24]
+    assert [kept(engine, b) for b in branches] == [16, 16 + step, 16 + step]
     assert [sum(left_first(engine, branches)) for _ in range(2)] == [1, 1]
     assert [kept(engine, b) for b in branches] == [16, 16, 16]
     assert left_first(engine, branches) == [True, False, False]
@@ -160,6 +161,22 @@ def test_of_equals_the_newest_leaves_first(order: str) -> None:
         branch.score = 0.5
     newest = max(branches, key=lambda branch: branch.leaf.serial)
     assert left_first(engine, branches) == [branch is newest for branch in branches]
+
+
+def test_where_nothing_is_rated_the_newest_leaves_first_at_any_depth() -> None:
+    engine, branches = one_and_two_deep()
+    branches.append(engine.root(list(range(30, 39))))
+    for leaving in ({3}, {2}, {1}, {1, 2}):  # at last the first step of both
+        assert left_first(engine, branches) == [place in leaving for place in range(4)]
+
+
+def test_a_segment_stays_where_one_of_its_branches_is_at_work() -> None:
+    engine, branches = four()
+    twin = engine.fork(branches[0], 1)[0]
+    assert engine.cache is not None
+    engine.cache.capacity_blocks = 1
+    engine.cache.trim(engine.tree, engine.live, [twin])
+    assert [kept(engine, branch) for branch in (*branches, twin)] == [16, 8, 8, 8, 16]
 
 
 def test_negative_scores_keep_the_order() -> None:

@@ -51,7 +51,8 @@ def test_the_majority_counts_equal_numbers_as_one_answer_and_no_answer_as_none()
 def test_ties_go_to_the_answer_that_was_found_first() -> None:
     assert majority(samples(["8", "7", "7", "8"])) == 0
     assert best(samples(["8", "7", "9"], score=[0.2, 0.5, 0.5])) == 1
-    assert best(samples(["8", "7"], score=[0.2, 0.2 + 1e-9])) == 0  # they agree in six digits
+    assert best(samples(["8", "7"], score=[0.2, 0.2000001])) == 0  # they agree in six digits
+    assert best(samples(["8", "7"], score=[0.2, 0.200001])) == 1  # and these do not
     assert voted(samples(["8", "7", "7"]), [0.3, 0.1, 0.2]) == 0  # 0.1 + 0.2 is not 0.3 in binary
     assert borda(samples(["8", "7"], self_certainty=[1.0, 1.0])) == 0
 

@@ -65,7 +65,7 @@ them, never an answer."""
 TEXTS = ("question", "prompt", "gold", "answer")
 """What is not `kept` of a record."""
 
-BRANCH = ("path", "correct", "finish_reason")
+BRANCH = ("path", "correct", "finish_reason", "looped", "thought_end")
 """What is kept of a branch beside its answer."""
 
 BRIEF_CHARS = 64
@@ -297,6 +297,8 @@ def kept(record: dict[str, Any]) -> dict[str, Any]:
 
 def _kept_branch(branch: dict[str, Any]) -> dict[str, Any]:
     short = {name: branch[name] for name in BRANCH if name in branch}
+    if "thought" in branch:
+        short["thought"] = ""  # that there was one is counted
     return short | {"answer": _brief(branch["answer"]), "vote": _brief(vote_of(branch))}
 
 

@@ -88,7 +88,7 @@ def test_a_template_that_leaves_answers_out_fails_the_problem_and_says_what_to_d
         )[0]
     finally:
         words.chat_template = was
-    assert result.error is not None and "leaves out what the model has answered" in result.error
+    assert result.error is not None and "leaves out a message of the user" in result.error
     assert engine.kv_bytes() == 0
 
 

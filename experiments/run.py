@@ -64,16 +64,17 @@ def launch() -> int:
             overrides = list(hydra_config.overrides.task)
             sweep = hydra_config.mode == RunMode.MULTIRUN
             number = hydra_config.job.num if sweep else 0
+            title = job_title(words, number, overrides) if sweep else ""
             if sweep:
-                say(f"\n{job_title(words, number, overrides)}")
+                say(f"\n{title}")
             try:
-                outcomes.begin(number, run_folder(config))
+                outcomes.begin(number, run_folder(config), title)
                 if summary := run(checked_parts(config)):  # a dry run has none
                     folder = None if config.run.shard else str(run_folder(config))
                     if sweep and folder is not None:
                         note_job(Path(folder), outcomes.place.name, number, overrides)
                     outcomes.add(number, Outcome(overrides, summary, folder))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 text = explained(error)
                 if not sweep:
                     raise SystemExit(printable(f"error: {text}")) from error
@@ -81,7 +82,8 @@ def launch() -> int:
                 outcomes.add(number, Outcome(overrides, text.splitlines()[0], None))
 
         try:
-            job()
+            with outcomes.watched(words):
+                job()
         except KeyboardInterrupt as stop:
             if stop.args or not (done := outcomes.recorded()):
                 raise

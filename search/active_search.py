@@ -137,7 +137,7 @@ class ActiveSearch:
     def _take(self, go_on: Callable[[], Request]) -> None:
         try:
             self._go_on(go_on)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not self.contained:
                 raise
             self.fail(error)
@@ -311,7 +311,7 @@ class ActiveSearch:
                 raise
             self.fail(error)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         self.steps.close()
         self.request = None
         if self.closing is None:  # else the answer so far stands

@@ -53,6 +53,10 @@ class BudgetForcing(Search):
                 "for the model's own"
             )
 
+    @property
+    def draws(self) -> bool:
+        return self.temperature > 0
+
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chain = [root]
         with suppress(BudgetExceeded, ContextExceeded):

@@ -128,7 +128,7 @@ def checked(extract: Extract) -> Extract:
     def read(text: str) -> str | None:
         try:
             answer = extract(text)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidInput(
                 f"extract raised {type(error).__name__}: {error}, on the text {text!r:.80}"
                 f"{at(origin(error))}"

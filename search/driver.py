@@ -10,6 +10,7 @@ of its own; its result depends on nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
@@ -25,12 +26,22 @@ from search.prefills import Task
 from search.prompted import Prompted
 from search.rates import Rates
 from search.under_way import UnderWay, Work, in_order
-from ttc.errors import VerifierError
+from ttc.errors import TTCError, VerifierError
+from ttc.origin import error_text
 from ttc.protocols import Append, Backend, Expand, Handoff, Problem, Rate, Release, Step, Vary
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 
 R = TypeVar("R", bound=Request)
+
+
+@contextmanager
+def exits_told() -> Iterator[None]:
+    """sys.exit in a search of a user's would end the process without a word."""
+    try:
+        yield
+    except SystemExit as error:
+        raise TTCError(f"code of a search raised {error_text(error)}") from error
 
 
 @dataclass
@@ -98,7 +109,8 @@ class Driver:
             while self.busy:
                 yield from self.step()
         except Exception:
-            yield from self._end(self._done())  # what others have come to is not lost
+            with exits_told():
+                yield from self._end(self._done())  # what others have come to is not lost
             raise
         finally:
             self.close()
@@ -110,8 +122,9 @@ class Driver:
         are given. Then the requests of those who don't decode are answered. Where there are none,
         new problems begin; where none can, all branches that decode get a token.
         """
-        yield from self.postprocess()
-        yield from self.run(self.schedule())
+        with exits_told():
+            yield from self.postprocess()
+            yield from self.run(self.schedule())
 
     def postprocess(self) -> Events:
         """What the last pass has brought about: searches that end, and answers of tools."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.engines import numbers_engine
+from search import SelfConsistency
+from tests.helpers.engines import make_engine, numbers_engine
 from ttc import Engine
+from ttc.text.prompt import PromptTemplate
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -63,3 +67,50 @@ def test_a_recipe_writes_to_its_tracker(
 def test_there_is_a_recipe_for_each_tracker() -> None:
     assert [tracker_of(recipe) for recipe in RECIPES] == ["wandb", "mlflow", "tensorboard"]
     assert all(recipe.count("\n") <= 16 for recipe in RECIPES)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_client_that_leaves_a_plain_handler_ends_its_search(leaves: bool) -> None:
+    applications = pytest.importorskip("starlette.applications")
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    names: dict[str, Any] = {}
+    for block in (BLOCKS[0], *(block for block in PAGES_OWN if "asolve(" in block)):
+        exec(compile(block.replace("asyncio.run(main())", ""), str(PAGE), "exec"), names)
+    engine = make_engine(context=8192)
+    template = PromptTemplate("{question}", raw=True)
+    names["engine"] = engine
+    names["search"] = SelfConsistency(n=2, max_tokens=4000 if leaves else 4)
+    names["verifier"] = None
+    solve_so = names["asolve"]
+    names["asolve"] = lambda search, **options: solve_so(search, **options, template=template)
+    passes, begun, gone = list[int](), threading.Event(), threading.Event()
+    forward, answers = engine.runner.forward, list[Any]()
+
+    def counted(*given: Any) -> Any:
+        passes.append(1)
+        begun.set()
+        assert not leaves or len(passes) < 5 or gone.wait(100)
+        return forward(*given)
+
+    engine.runner.forward = counted  # type: ignore[method-assign]
+
+    async def handler(request: Any) -> Any:
+        answers.append(await names["answer_while_there"](request, "1"))
+        return JSONResponse(answers[0])
+
+    async def receive() -> Any:
+        if not (leaves and begun.is_set()):
+            await asyncio.Event().wait()  # cut off by whoever only looks
+        gone.set()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    app = applications.Starlette(routes=[Route("/", handler)])
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
+    asyncio.run(app(scope, receive, send))
+    assert answers[0]["stopped"] == ("cancelled" if leaves else None)
+    assert len(passes) < 4000 and not engine.live

@@ -13,8 +13,11 @@ from ttc.wording import number_of
 COLUMN = 190
 ROW = 22
 RADIUS = 6
-LABEL = 26
-"""Characters of a step's text that are shown."""
+LETTER = 6.2
+"""The width of a letter, about."""
+EDGE = 760
+"""How far the texts of leaves may go, on the right of which is nothing, and farther in a deeper
+tree."""
 LOW = (230, 97, 1)
 MIDDLE = (247, 247, 247)
 HIGH = (33, 102, 172)
@@ -67,16 +70,25 @@ def tree_svg(nodes: Sequence[Drawn], chosen: Sequence[int] | None = None) -> str
     }
     scores = [node.score for node in nodes if node.score is not None]
     span = (min(scores), max(scores)) if scores else (0.0, 0.0)
-    width = max((x for x, _ in places.values()), default=0) + COLUMN
+    edge = max([EDGE, *(x + COLUMN for x, _ in places.values())])
+    labels = {
+        node.id: _label(node, COLUMN if node.id in children else edge - places[node.id][0])
+        for node in nodes
+    }
+    ends = (places[id][0] + 20 + LETTER * len(label) for id, label in labels.items())
+    width = max(ends, default=0)
     height = max((y for _, y in places.values()), default=0) + ROW
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:g}" '
         'font-size="11">'
     ]
     parts += [
         _link(node, places, node.id in on_the_way) for node in nodes if node.parent is not None
     ]
-    parts += [_circle(node, places[node.id], span, node.id in on_the_way) for node in nodes]
+    parts += [
+        _circle(node, places[node.id], labels[node.id], span, node.id in on_the_way)
+        for node in nodes
+    ]
     return "\n".join([*parts, "</svg>"])
 
 
@@ -107,13 +119,23 @@ def _link(node: Drawn, places: Mapping[int, tuple[float, float]], chosen: bool) 
     return f'<path d="M{a:g},{b:g}C{half:g},{b:g} {half:g},{y:g} {x:g},{y:g}" fill="none" {style}/>'
 
 
-def _circle(
-    node: Drawn, place: tuple[float, float], span: tuple[float, float], chosen: bool
-) -> str:
-    x, y = place
+def _label(node: Drawn, room: float) -> str:
+    """As much of a step's text as has room between its circle and the next."""
+    most = int((room - 20) / LETTER)
     words = " ".join(node.text.split())
     label = "prompt" if node.parent is None else words or "(no text)"
-    short = label if len(label) <= LABEL else label[: LABEL - 1] + "…"
+    return label if len(label) <= most else label[: most - 1] + "…"
+
+
+def _circle(
+    node: Drawn,
+    place: tuple[float, float],
+    label: str,
+    span: tuple[float, float],
+    chosen: bool,
+) -> str:
+    """The circle of a node and its text, whose white edge keeps lines off its letters."""
+    x, y = place
     score = "" if node.score is None else f", score {node.score:.3g}"
     by = f" by {node.model}" if node.model else ""
     told = f"{node.status}, {number_of(node.tokens, 'token')}{by}{score}\n{node.text}"
@@ -122,7 +144,8 @@ def _circle(
     return (
         f"<g><title>{written(told)}</title>"
         f'<circle cx="{x:g}" cy="{y:g}" r="{RADIUS}" fill="{_colour(node.score, *span)}" {style}/>'
-        f'<text x="{x + 10:g}" y="{y + 3.5:g}" fill="{colour}">{written(short)}</text></g>'
+        f'<text x="{x + 10:g}" y="{y + 3.5:g}" fill="{colour}" stroke="#fff" stroke-width="7" '
+        f'paint-order="stroke">{written(label)}</text></g>'
     )
 
 

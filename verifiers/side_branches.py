@@ -10,6 +10,7 @@ from ttc.protocols import Backend, RunsBatches, ScoresByPass, SideBranches, Step
 from ttc.sampling import Sampling
 from ttc.text.chat import chat_tokens, following, has_template
 from ttc.text.prompt import raw_tokens
+from ttc.text.special_tokens import guarded
 from ttc.text.thinking_switch import without_thought
 from ttc.tree.branch import Branch
 from ttc.usage import distinct
@@ -25,7 +26,7 @@ def side_tokens(
         options, closing = ({}, "") if thinks else without_thought(tokenizer)
         tokens = chat_tokens([{"role": "user", "content": text}], tokenizer, options)
         return [*tokens, *following(closing, tokenizer)] if closing else tokens
-    return raw_tokens(f"{text}{ending}", backend.tokenizer)
+    return raw_tokens(f"{guarded(text, backend.tokenizer)}{ending}", backend.tokenizer)
 
 
 def begun(

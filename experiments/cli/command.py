@@ -50,6 +50,12 @@ def perform(work: Callable[[], Any], given: str, stopped: str = "stopped") -> No
     except KeyboardInterrupt as stop:
         say(f"\n{stop.args[0] if stop.args else stopped}")
         raise SystemExit(STOPPED) from None
+    except SystemExit as exit:
+        from ttc.origin import error_text, raised_by_user
+
+        if full or not raised_by_user(exit):
+            raise
+        raise SystemExit(printable(f"error: {error_text(exit)}")) from exit
     except Exception as error:
         from experiments.cli.refusals import reason
 

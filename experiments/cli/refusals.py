@@ -4,6 +4,7 @@ give instead."""
 from __future__ import annotations
 
 import re
+from errno import EDQUOT, ENOSPC
 from pathlib import PurePosixPath
 
 from hydra.errors import (
@@ -19,7 +20,7 @@ from ttc.errors import TTCError
 from ttc.origin import at, error_text, origin, raised_by_user
 
 
-def explained(error: Exception) -> str:
+def explained(error: BaseException) -> str:
     """What to tell the user of an error, also of one in the user's own code; a fault of this
     project is raised again."""
     text = reason(error)
@@ -37,6 +38,8 @@ def reason(error: BaseException | None) -> str | None:
         return f"{error}{at(origin(error))}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; give a file or folder that can be used"
+    if isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT):  # a write names no file
+        return f"{error.strerror}; make room, or have the output written to another folder"
     if isinstance(error, InstantiationException):
         # a setting that was added with +, and the class does not have
         if isinstance(error.__cause__, TypeError):

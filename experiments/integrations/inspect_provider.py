@@ -12,6 +12,7 @@ from typing import Any
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.log._samples import sample_active
 from inspect_ai.model import (
     ChatCompletionChoice,
@@ -28,6 +29,7 @@ from inspect_ai.model import (
     modelapi,
 )
 from inspect_ai.tool import ToolChoice, ToolInfo
+from rich.markup import escape
 
 from experiments.integrations.solver import Asked, Solver, Verbatim
 from ttc.errors import InvalidInput, TTCError
@@ -55,6 +57,14 @@ GATHER_S = 0.05
 STOPPED: dict[str | None, StopReason] = {"eos": "stop", "end": "stop", "context": "model_length"}
 
 
+class Refused(InvalidInput, PrerequisiteError):
+    """Settings that can't be used, told by Inspect in a line, without a traceback."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.message = escape(message)
+
+
 @modelapi(name="ttc")
 class SearchModel(ModelAPI):
     """`ttc/MODEL`: a model by alias, folder or hub id, asked through a search.
@@ -78,7 +88,10 @@ class SearchModel(ModelAPI):
     ):
         super().__init__(model_name, base_url, api_key, [], config)
         server = {} if base_url is None else {"backend": "openai", "backend.base_url": base_url}
-        self.solver = Solver.of({"model.name": model_name, **server, **model_args})
+        try:
+            self.solver = Solver.of({"model.name": model_name, **server, **model_args})
+        except TTCError as error:
+            raise Refused(str(error)) from error
         self.tokenizer = self.solver.backend.tokenizer
         self.together = Together(self._solve)
         self.asked_before: Counter[tuple[Any, ...]] = Counter()

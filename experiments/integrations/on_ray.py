@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,27 +49,30 @@ class Worker:
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """The files of a solved shard, or why it failed."""
         from experiments.cli.refusals import explained
+        from experiments.cli.temporary import temporary_folder
+
+        try:
+            with temporary_folder() as place:
+                return self._solved(row["shard"], place)
+        except (Exception, SystemExit) as error:
+            return {"folder": None, "names": [], "texts": [explained(error)]}
+
+    def _solved(self, shard: str, place: Path) -> dict[str, Any]:
         from experiments.runs.hydra_command import composed
         from experiments.runs.problem_loop import run
         from experiments.runs.records import run_folder
 
-        with tempfile.TemporaryDirectory() as place:
-            config = composed(
-                [*self.overrides, f"run.shard={row['shard']}", f"run.output_dir={place}"]
-            )
-            try:
-                run(config)
-            except Exception as error:
-                return {"folder": None, "names": [], "texts": [explained(error)]}
-            folder = run_folder(config)
-            files = sorted(
-                file for file in folder.iterdir() if file.suffix in (".json", ".jsonl", ".yaml")
-            )
-            return {
-                "folder": folder.name,
-                "names": [file.name for file in files],
-                "texts": [file.read_text(encoding="utf-8") for file in files],
-            }
+        config = composed([*self.overrides, f"run.shard={shard}", f"run.output_dir={place}"])
+        run(config)
+        folder = run_folder(config)
+        files = sorted(
+            file for file in folder.iterdir() if file.suffix in (".json", ".jsonl", ".yaml")
+        )
+        return {
+            "folder": folder.name,
+            "names": [file.name for file in files],
+            "texts": [file.read_text(encoding="utf-8") for file in files],
+        }
 
 
 def solve(

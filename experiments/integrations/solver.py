@@ -34,7 +34,7 @@ from ttc.protocols import Problem
 from ttc.remote.backend import RemoteBackend
 from ttc.results import Result
 from ttc.text.chat import QUESTION, encoded, following, has_template, next_turn_text
-from ttc.text.prompt import PromptTemplate, raw_tokens
+from ttc.text.prompt import PromptTemplate, check_text, raw_tokens
 
 GROUPS = (
     "model",
@@ -74,10 +74,15 @@ class Verbatim(PromptTemplate):
     chat_turns: bool = False
 
     def tokens(self, question: str, tokenizer: Any) -> list[int]:
-        text = self.text(question, tokenizer)
+        check_text(question, self.what)
+        text = self._words(self._typed(question, tokenizer))
         as_tokens = encoded if self.has_special_tokens(text, tokenizer) else raw_tokens
         tokens = as_tokens(text, tokenizer)
         return tokens if self.keep is None else tokens[-self.keep :]
+
+    def _typed(self, question: str, tokenizer: Any) -> str:
+        special = self.has_special_tokens(question, tokenizer)
+        return question if special else super()._typed(question, tokenizer)
 
     def has_special_tokens(self, text: str, tokenizer: Any) -> bool:
         return self.chat_turns
@@ -216,7 +221,7 @@ def configuration(settings: Mapping[str, Any]) -> DictConfig:
         if missing := sorted(OmegaConf.missing_keys(config)):
             raise InvalidInput(f"{' and '.join(missing)} must be given")
         config = resolved(config)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidInput(explained(error)) from error
     check_backend(config)
     check_run(config)

@@ -36,6 +36,7 @@ from ttc.protocols import Verifier
 from ttc.remote.backend import RemoteBackend, settings_beside
 from ttc.residency.resident import Resident
 from ttc.text.prompt import PromptTemplate
+from ttc.text.special_tokens import SplitSpecialTokens
 from ttc.text.thinking_marks import ThinkingMarks
 from ttc.text.thoughts import Setting
 from ttc.tools.base import Tools
@@ -194,7 +195,7 @@ def make_backend(config: DictConfig) -> Engine | RemoteBackend:
         return make_engine(config)
     name = config.model.name
     source = source_options(config)
-    tokenizer = load_tokenizer(name, **source)
+    tokenizer = tokenizer_of(config)
     settings = (
         settings_beside(name, tokenizer, **source) if config.model.generation_settings else None
     )
@@ -267,6 +268,12 @@ def make_engine(config: DictConfig) -> Engine:
             "end at their limits"
         )
     return engine
+
+
+def tokenizer_of(config: DictConfig) -> Any:
+    """The tokenizer that the run's backend has, without its model."""
+    tokenizer = load_tokenizer(config.model.name, **source_options(config))
+    return SplitSpecialTokens(tokenizer) if config.model.split_special_tokens else tokenizer
 
 
 def say_settings(settings: GenerationSettings | None) -> None:
@@ -344,6 +351,7 @@ def engine_options(config: DictConfig) -> dict[str, Any]:
         **{group: _made(config[group]) for group in ("cache", "sharing", "gate", "speculation")},
         "generation_settings": config.model.generation_settings,
         "int8_activations": config.model.int8_activations,
+        "split_special_tokens": config.model.split_special_tokens,
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from experiments.runs.code_data import CodeGrader
 from experiments.runs.generated import generated_problems
 from experiments.runs.grading import IsCorrect, Reading
+from experiments.runs.private import LEFT_OUT, texts_left_out, without_quotes
 from experiments.runs.readers import check_fields_are_read, find_reader, own_id, text_of
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.schema import DatasetConfig
@@ -123,7 +124,9 @@ def _load(config: DatasetConfig) -> Task:
             "give its answer away; take the examples from other rows: dataset.shots_path, "
             "dataset.shots_split or dataset.offset"
         )
-    return checked_grader(Task(problems, failures, reading, _grader(problems, config, reading)))
+    first = problems[0]
+    with texts_left_out(config.private, (first.question, first.answer, *first.metadata.values())):
+        return checked_grader(Task(problems, failures, reading, _grader(problems, config, reading)))
 
 
 def _grader(problems: list[Problem], config: DatasetConfig, reading: Reading) -> IsCorrect:
@@ -230,11 +233,16 @@ def _read(
             reason = str(error)
             if isinstance(error, KeyError):
                 fields = f", only {', '.join(map(str, row))}" if isinstance(row, dict) else ""
+                missing = LEFT_OUT if config.private else error
                 reason = (
-                    f"the row has no field {error}{fields}; name the field as in "
+                    f"the row has no field {missing}{fields}; name the field as in "
                     "dataset.fields.question=NAME"
                 )
-            failures.append((name, f"{type(error).__name__}: {reason}{at(origin(error))}"))
+            reason = f"{type(error).__name__}: {reason}{at(origin(error))}"
+            if config.private and not isinstance(error, KeyError):
+                texts = row.values() if isinstance(row, dict) else (row,)
+                reason = without_quotes(reason, texts)
+            failures.append((name, reason))
     return list(problems.values()), [(_unused(name, problems), why) for name, why in failures]
 
 

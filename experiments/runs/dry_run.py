@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.runs.build import make_tools, source_options, thinking_marks
+from experiments.runs.build import make_tools, thinking_marks, tokenizer_of
 from experiments.runs.data import Task
-from experiments.runs.problem_record import without_quotes
+from experiments.runs.private import marked
 from experiments.runs.summary import kinds_of_errors, shown_kind
-from ttc.model.loading import load_tokenizer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
@@ -21,7 +20,7 @@ SHOWN = 3
 def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
     """The resolved configuration, the first three prompts, and the rows that fail, by their
     kind of error. Prompts of a private data set are shown with run.show_questions=true alone."""
-    tokenizer = load_tokenizer(config.model.name, **source_options(config))
+    tokenizer = tokenizer_of(config)
     thoughts = Thoughts.of(tokenizer, thinking_marks(config))
     mode = config.search.get("thinking", "auto")
     template, _ = switched(template, mode, tokenizer, thoughts)
@@ -31,19 +30,19 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
     for problem in task.problems[:SHOWN]:
         text = template.text(problem.question, tokenizer)
         tokens = len(template.tokens(problem.question, tokenizer))
+        gold = problem.answer
         if config.dataset.private and not config.run.show_questions:
+            gold = marked(gold)
             text = "(not to be published: run.show_questions=true shows it)"
         parts.append(
             f"--- prompt of {problem.id}, {number_of(tokens, 'token')}, gold answer "
-            f"{problem.answer} ---\n{text}"
+            f"{gold} ---\n{text}"
         )
     parts.append(
         f"--- {number_of(len(task.problems), 'problem')}, "
         f"{number_of(len(task.failures), 'row')} that cannot be used ---"
     )
-    private = config.dataset.private
-    failures = [(n, without_quotes(r) if private else r) for n, r in task.failures]
-    names = {" ".join(reason.split()): name for name, reason in reversed(failures)}
-    kinds = kinds_of_errors([reason for _, reason in failures])
+    names = {" ".join(reason.split()): name for name, reason in reversed(task.failures)}
+    kinds = kinds_of_errors([reason for _, reason in task.failures])
     parts += [f"{names[kind['reason']]}: {shown_kind(kind)}" for kind in kinds[:SHOWN]]
     return "\n\n".join(parts)

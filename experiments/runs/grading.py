@@ -100,7 +100,7 @@ def user_extract(path: str | None) -> Extract | None:
     def extract(text: str) -> str | None:
         try:
             answer = function(text)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _raised("dataset.extract", path, error, f"the text {text!r:.60}") from error
         if answer is not None and not isinstance(answer, str):
             raise InvalidInput(
@@ -124,7 +124,7 @@ def user_grader(path: str | None) -> Same | None:
         given = f"the gold answer {gold!r:.60} and the answer {answer!r:.60}"
         try:
             verdict = function(gold, answer)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _raised("dataset.grader", path, error, given) from error
         if type(verdict).__name__ not in ("bool", "bool_"):  # numpy's is a bool as well
             raise InvalidInput(
@@ -149,6 +149,6 @@ def _function(path: str, key: str, what: str, given: tuple[str, ...]) -> Callabl
     return function
 
 
-def _raised(key: str, path: str, error: Exception, given: str) -> InvalidInput:
+def _raised(key: str, path: str, error: BaseException, given: str) -> InvalidInput:
     raised = f"{key}={path} raised {type(error).__name__}: {error}, for {given}"
     return InvalidInput(f"{raised}{at(origin(error))}")

@@ -37,7 +37,7 @@ def configured(name: str, work: Callable[[DictConfig, list[str]], Any]) -> None:
         overrides = list(HydraConfig.get().overrides.task)
         try:
             work(checked_parts(config), overrides)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SystemExit(printable(f"error: {explained(error)}")) from error
 
     sys.argv[1:] = as_choices(sys.argv[1:])

@@ -29,11 +29,14 @@ from experiments.runs.data import Task, load_task, part_of
 from experiments.runs.dry_run import describe
 from experiments.runs.example import example, telling
 from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
-from experiments.runs.problem_record import full_record, problem_record, without_texts
+from experiments.runs.private import texts_left_out, without_texts
+from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.provenance import commit, machine
 from experiments.runs.readers import same_choices
+from experiments.runs.reading import read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import Progress, show_logged
+from experiments.runs.seeds_alike import remember, twin_of
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, summary_of
 from experiments.runs.summary_tables import failures, table
@@ -54,8 +57,8 @@ from ttc.wording import number_of
 def run(config: DictConfig) -> dict[str, Any]:
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
-    show_logged()
     config = resolved(config)
+    show_logged(config.dataset.private)
     job = Job.of(config)
     if config.run.dry:
         show(describe(config, job.template, job.task))
@@ -136,6 +139,8 @@ class Job:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
         self._check_problems(folder)
         folder.check_inputs(inputs)
+        if self._same_for_all_seeds:
+            self._copy_from_twin(folder, inputs)
         problems = [problem for problem in self.task.problems if problem.id not in folder.records]
         unusable = [
             (name, reason) for name, reason in self.task.failures if name not in folder.records
@@ -156,7 +161,9 @@ class Job:
         sitting = {"records_before": len(folder.records), "samples_depend_on_batch": why}
         folder.made_by({"commit": commit(), "machine": machine(), **sitting})
         if engine is not None and self.search.needs_verifier:
-            _try_verifier(self.verifier, self.template, engine, problems)
+            texts = [p.question for p in problems] if self.config.dataset.private else []
+            with texts_left_out(self.config.dataset.private, texts):
+                _try_verifier(self.verifier, self.template, engine, problems)
         for name, reason in unusable:
             result = Result(
                 Problem("", name), None, [], None, Usage(), [], self.config.run.seed, reason
@@ -175,7 +182,28 @@ class Job:
         if meter is not None:
             summary["plan"] = meter.record()
         folder.write_summary(summary)
+        if self._same_for_all_seeds:
+            remember(self.config, inputs, folder)
         return summary
+
+    @property
+    def _same_for_all_seeds(self) -> bool:
+        search, tools = self.search, self.config.tools.get("_target_")
+        inherited = "draws" not in vars(type(search))  # a subclass of one's own may draw
+        return not (search.draws or inherited or tools)
+
+    def _copy_from_twin(self, folder: RunFolder, inputs: dict[str, dict[str, str]]) -> None:
+        if (twin := twin_of(self.config, inputs)) is None:
+            return
+        asked = {problem.id for problem in self.task.problems} - folder.records.keys()
+        if records := [record for record in twin.records if record["id"] in asked]:
+            say(
+                f"{number_of(len(records), 'record')} copied from {twin.folder}, which differs in "
+                f"its seed alone: {type(self.search).__name__} draws nothing here"
+            )
+            folder.check_inputs(twin.fingerprint)
+            folder.made_by(*twin.made_by)
+            folder.append(*records)
 
     def _check_problems(self, folder: RunFolder) -> None:
         """Refuse to sum up less than the folder holds."""
@@ -236,7 +264,8 @@ class Job:
 
 def _show(config: DictConfig, job: Job, folder: RunFolder, summary: dict[str, Any]) -> None:
     if config.run.show_example:
-        shown = telling([folder.records[problem.id] for problem in job.task.problems])
+        records = read_records(folder.path / "records.jsonl")[0]
+        shown = telling([records[problem.id] for problem in job.task.problems])
         show(example(shown, job.search.voting) if shown else "\nno problem has a branch to show")
     show(table(folder.path.name, summary, list(config.search)))
     if summary["failures"]:

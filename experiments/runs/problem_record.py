@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from hashlib import sha256
 from typing import Any
 
 from omegaconf import DictConfig
 
 from experiments.runs.data import Task, graded
+from experiments.runs.private import without_texts
 from experiments.runs.records import own_figures, tree_node
 from experiments.runs.summary import failed
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Result
 from ttc.residency.capture import Capture
 from ttc.results import BranchRecord
-
-SHORT_CHARS = 20
-"""Longer answers of private data are texts; letters and numbers are shorter."""
 
 TIMING = (
     "forward_passes",
@@ -39,7 +35,7 @@ def full_record(result: Result, task: Task, config: DictConfig, engine: Backend)
     record = problem_record(result, task, config.run.record_tokens)
     record["prompt"] = None if result.best is None else result.prompt
     if config.dataset.private:
-        without_texts(record)
+        without_texts(record, result.problem.metadata.values())
     record["truncated_by"] = _truncated_by(result, config.run)
     memory = getattr(engine, "memory", None)  # a backend may keep KV elsewhere
     peak = None if memory is None else memory.device.peak_bytes + memory.host.peak_bytes
@@ -49,28 +45,6 @@ def full_record(result: Result, task: Task, config: DictConfig, engine: Backend)
         act_blocks, blocks = residency.take_made()
         record["timing"] |= {"act_blocks": act_blocks, "blocks": blocks}
     return record
-
-
-def without_texts(record: dict[str, Any]) -> None:
-    """Leave out of a record what the model was told and what it wrote, which may repeat a question
-    or its choices; paths, scores, letters, numbers and votes stay."""
-    record |= {"question": None, "prompt": None}
-    for part in (*record["branches"], *record["tree"]):
-        part["text"] = ""
-        part.pop("tool_calls", None)
-        if "thought" in part:
-            part["thought"] = "" if isinstance(part["thought"], str) else 0
-    for part in (record, *record["branches"]):
-        for name in ("answer", "vote", "gold"):
-            if len(str(part.get(name) or "")) > SHORT_CHARS:
-                part[name] = f"text {sha256(part[name].encode()).hexdigest()[:12]}"
-    if record["error"] is not None:
-        record["error"] = without_quotes(record["error"])
-
-
-def without_quotes(text: str) -> str:
-    """A message without the texts that it quotes."""
-    return re.sub(r"'.*'|\".*\"", "'...'", text, flags=re.DOTALL)
 
 
 def problem_record(result: Result, task: Task, with_tokens: bool = False) -> dict[str, Any]:

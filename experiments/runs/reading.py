@@ -32,14 +32,21 @@ NEEDED = ("id", "correct", "error", "branches", "usage")
 def read_records(
     file: Path, needed: Sequence[str] = NEEDED
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """A run's records by id, and how many bytes hold them: a last line that a kill has torn is left
-    out. needed: what each must have. Raises InvalidInput that names the first wrong value."""
+    """A run's records by id, and how many bytes hold them (see `each_record`)."""
     records: dict[str, dict[str, Any]] = {}
-    with _reading(file):
-        data = file.read_bytes()
     good = 0
-    for number, line in enumerate(data.splitlines(keepends=True), 1):
-        last = good + len(line) == len(data)
+    for record, end in each_record(file, needed):
+        records[record["id"]] = record
+        good = end
+    return records, good
+
+
+def each_record(file: Path, needed: Sequence[str] = NEEDED) -> Iterator[tuple[dict[str, Any], int]]:
+    """A run's records one after the other, each with the byte where it ends: a last line that a
+    kill has torn is left out. needed: what each must have. Raises InvalidInput that names the first
+    wrong value."""
+    good = 0
+    for number, (line, last) in enumerate(_lines(file), 1):
         try:
             record = encodable(json.loads(line))
             if not line.endswith(b"\n"):
@@ -61,9 +68,18 @@ def read_records(
                 f"{file}, line {number} has no {' and no '.join(missing)}: another version or "
                 "program wrote it, so it cannot be compared; run again under another run.name"
             )
-        records[record["id"]] = record
         good += len(line)
-    return records, good
+        yield record, good
+
+
+def _lines(file: Path) -> Iterator[tuple[bytes, bool]]:
+    """Each line, and whether it is the last."""
+    with _reading(file), file.open("rb") as lines:
+        line = next(lines, None)
+        while line is not None:
+            following = next(lines, None)
+            yield line, following is None
+            line = following
 
 
 def refuse_aliases(file: Path, text: str) -> None:

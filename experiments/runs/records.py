@@ -10,7 +10,10 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -20,9 +23,9 @@ from experiments.runs.config_values import changed_values, flat, listed
 from experiments.runs.fingerprint import differences
 from experiments.runs.reading import (
     NEEDED,
+    each_record,
     read_fingerprint,
     read_provenance,
-    read_records,
     read_settings,
 )
 from experiments.runs.shards import Shard
@@ -60,6 +63,16 @@ MAY_CHANGE = (
 them, never an answer."""
 
 
+TEXTS = ("question", "prompt", "gold", "answer")
+"""What is not `kept` of a record."""
+
+BRANCH = ("path", "correct", "finish_reason")
+"""What is kept of a branch beside its answer."""
+
+BRIEF_CHARS = 64
+"""Longer answers are kept as their hash."""
+
+
 def check_name(name: str) -> str:
     """The name of a run, which is that of one folder under run.output_dir."""
     if (
@@ -83,9 +96,10 @@ class RunFolder:
     """`outputs/<name>/` with config.yaml, records.jsonl, summary.json, fingerprint.json and
     provenance.json, locked against other processes.
 
-    needed: what each record must have. goes: what each sitting that wrote records was made by
-    (commit, machine, versions, the records before it, why samples may depend on it). Raises
-    InvalidInput when the folder was made with another configuration or is in use.
+    needed: what each record must have. records: by id, what is `kept` of each. goes: what each
+    sitting that wrote records was made by (commit, machine, versions, the records before it, why
+    samples may depend on it). Raises InvalidInput when the folder was made with another
+    configuration or is in use.
     """
 
     def __init__(self, config: DictConfig, needed: Sequence[str] = NEEDED):
@@ -164,13 +178,13 @@ class RunFolder:
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())
-        self.records |= {record["id"]: record for record in records}
+        self.records |= {record["id"]: kept(record) for record in records}
 
     def count_written(self) -> int:
         """How many records the file has. A Ctrl-C may have come once one was written, before it was
         among `records`."""
         file = self.path / "records.jsonl"
-        return len(read_records(file, self.needed)[0]) if file.exists() else 0
+        return len({record["id"] for record, _ in self._each()}) if file.exists() else 0
 
     def forget(self, ids: Collection[str]) -> None:
         """Take records out, so that their problems are solved again. The file loses them when the
@@ -181,7 +195,7 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._made = []
         self._write_config()
-        self._write("summary.json", as_json(summary, 2))
+        self._write("summary.json", [as_json(summary, 2)])
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -212,26 +226,30 @@ class RunFolder:
     def _write_config(self) -> None:
         """Only with the first result, so that a run that could not start leaves its name free."""
         if self._config is not None:
-            self._write("config.yaml", self._config)
+            self._write("config.yaml", [self._config])
             self._config = None
         if self._inputs is not None:
-            self._write("fingerprint.json", as_json(self._inputs))
+            self._write("fingerprint.json", [as_json(self._inputs)])
             self._inputs = None
         if self._made:
             self.goes = [*self.goes, *self._made]
-            self._write("provenance.json", as_json(self.goes))
+            self._write("provenance.json", [as_json(self.goes)])
             self._made = []
         if self._forgotten:
-            self._write("records.jsonl", as_lines(self.records.values()))
+            left = (record for record, _ in self._each() if record["id"] not in self._forgotten)
+            self._write("records.jsonl", (as_lines([record]) for record in left))
             self._forgotten = set()
 
-    def _write(self, name: str, text: str) -> None:
+    def _each(self) -> Iterator[tuple[dict[str, Any], int]]:
+        return each_record(self.path / "records.jsonl", self.needed)
+
+    def _write(self, name: str, texts: Iterable[str]) -> None:
         """Write a file so that a kill leaves the old one or the new one."""
         file = self.path / name
         new = self.path / f"{name}.new"
         with self._writing():
             with new.open("w", encoding="utf-8") as out:
-                out.write(text)
+                out.writelines(texts)
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(new, file)
@@ -253,11 +271,47 @@ class RunFolder:
         file = self.path / "records.jsonl"
         if not file.exists():
             return {}
-        records, good = read_records(file, self.needed)
+        records = {}
+        good = 0
+        for record, end in self._each():
+            records[record["id"]] = kept(record)
+            good = end
         if good < file.stat().st_size:
             with file.open("r+b") as torn:
                 torn.truncate(good)
         return records
+
+
+def kept(record: dict[str, Any]) -> dict[str, Any]:
+    """What a run that goes on keeps of a record that is written: what its summary adds up, and no
+    texts. What is the same in many records is one object."""
+    short = {intern(name): value for name, value in record.items() if name not in TEXTS}
+    for name in ("usage", "timing"):
+        if name in short:
+            short[name] = {intern(key): value for key, value in short[name].items()}
+    if "branches" in short:
+        short["branches"] = [_kept_branch(branch) for branch in short["branches"]]
+    if "tree" in short:
+        short["tree"] = [_node(n.get("start", 0), n.get("own_tokens", 0)) for n in short["tree"]]
+    return short
+
+
+def _kept_branch(branch: dict[str, Any]) -> dict[str, Any]:
+    short = {name: branch[name] for name in BRANCH if name in branch}
+    return short | {"answer": _brief(branch["answer"]), "vote": _brief(vote_of(branch))}
+
+
+@lru_cache(2**16)
+def _node(start: int, own_tokens: int) -> dict[str, int]:
+    """What is kept of a node of the tree."""
+    return {"start": start, "own_tokens": own_tokens}
+
+
+def _brief(answer: str | None) -> str | None:
+    """A long answer, as a program, by its hash: equal ones stay equal."""
+    if answer is None or len(answer) <= BRIEF_CHARS:
+        return answer and intern(str(answer))
+    return sha256(answer.encode(errors="surrogatepass")).hexdigest()
 
 
 def own_figures(branch: BranchRecord) -> dict[str, Any]:

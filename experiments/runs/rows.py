@@ -121,7 +121,7 @@ def _json_rows(path: Path) -> list[Row]:
         ) from error
     if path.suffix == ".json":
         try:
-            rows = json.loads(text)
+            rows = json.loads(text, object_pairs_hook=_named_once)
         # also numbers of thousands of digits, and brackets in brackets
         except (ValueError, RecursionError) as error:
             raise InvalidInput(f"{path} is not JSON: {error}") from error
@@ -133,10 +133,20 @@ def _json_rows(path: Path) -> list[Row]:
     rows = []
     for line in filter(str.strip, text.split("\n")):  # other separators may stand inside a string
         try:
-            rows.append(json.loads(line))
+            rows.append(json.loads(line, object_pairs_hook=_named_once))
         except (ValueError, RecursionError) as error:
             rows.append({UNREADABLE: f"the line is not JSON: {error}"})
     return rows
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> Row:
+    """An object of JSON, where the last of two equal names would win without a word."""
+    row: Row = {}
+    for name, value in pairs:
+        if name in row:
+            raise ValueError(f"the field {name!r} stands there twice; leave one out")
+        row[name] = value
+    return row
 
 
 def _table_rows(path: Path, separator: str) -> list[Row]:

@@ -38,6 +38,7 @@ class ModelConfig:
     [<think>, </think>].
     generation_settings: draw tokens as the model's generation_config asks, as transformers'
     generate does.
+    split_special_tokens: read special tokens that a question holds as plain text.
     """
 
     name: str = "???"
@@ -50,6 +51,7 @@ class ModelConfig:
     int8_activations: bool = False
     thinking_marks: Any = None
     generation_settings: bool = True
+    split_special_tokens: bool = False
 
 
 @dataclass
@@ -93,8 +95,8 @@ class DatasetConfig:
     file, or shots_split, a split of the hub; its first rows, or rows drawn by shots_seed.
     end: strings that finish an answer. In these, the instruction, the examples and the search's
     texts `\n` is a line break and `\t` a tab, unless they begin a LaTeX command (`\neq`).
-    private: the questions are not to be published, so that records keep no text of them, nor of
-    what the model wrote; false keeps them.
+    private: the questions are not to be published, so that no file or log has a text of them, nor
+    of what the model wrote; false keeps them.
     pad_chars: neutral text before each question until it has so many characters, to measure long
     prompts.
     """

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from experiments.cli.output import say
 from experiments.cli.printable import printable
+from experiments.runs.private import without_quotes
 from experiments.runs.stats import wilson
 from ttc.wording import number_of
 
@@ -26,17 +27,23 @@ LATER = 0.1
 class OnScreen(logging.Handler):
     """Shows what is logged as a line above the bar, where there is one."""
 
+    def __init__(self, private: bool = False):
+        super().__init__()
+        self.private = private
+
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(printable(self.format(record)), file=sys.stderr)
+        text = without_quotes(record.getMessage()) if self.private else self.format(record)
+        tqdm.write(printable(text), file=sys.stderr)
 
 
-def show_logged() -> None:
-    """Let what `ttc` logs come to the screen, whatever Python's logging was set to."""
+def show_logged(private: bool = False) -> None:
+    """Let what `ttc` logs come to the screen, whatever Python's logging was set to; of private data
+    without its texts."""
     logger = logging.getLogger("ttc")
     logger.disabled = False
     logger.setLevel(logging.WARNING)
-    if not any(isinstance(handler, OnScreen) for handler in logger.handlers):
-        logger.addHandler(OnScreen())
+    logger.handlers = [h for h in logger.handlers if not isinstance(h, OnScreen)]
+    logger.addHandler(OnScreen(private))
 
 
 T = TypeVar("T")

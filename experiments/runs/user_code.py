@@ -33,7 +33,7 @@ def find(path: str, key: str) -> Any:
         sys.path.append(here)
     try:
         return getattr(import_module(module), name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if origin(error) is not None:
             raise InvalidInput(f"{key}={path} cannot be imported: {error_text(error)}") from error
         if not isinstance(error, ImportError | AttributeError | ValueError):

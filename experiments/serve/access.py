@@ -8,20 +8,34 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from experiments.runs.private import without_quotes
 from experiments.serve.refusal import CLIENT_LEFT
 
 log = logging.getLogger("ttc.serve")
 
 
-def show_log() -> None:
-    """Write the log to standard error, whatever has been made of Python's logging before."""
+class WithoutTexts(logging.Formatter):
+    """Leaves out what a warning or an error may repeat of a request."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.levelno >= logging.WARNING:
+            message = without_quotes(record.getMessage())
+            values = vars(record) | {"msg": message, "args": (), "exc_info": None, "exc_text": None}
+            record = logging.makeLogRecord(values)
+        return super().format(record)
+
+
+def show_log(private: bool = False) -> None:
+    """Write the log to standard error, whatever has been made of Python's logging before. private:
+    without texts of requests (`dataset.private`)."""
     log.disabled = False
     log.propagate = False
     log.setLevel(logging.INFO)
     if not log.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(handler)
+        log.addHandler(logging.StreamHandler(sys.stderr))
+    written = WithoutTexts if private else logging.Formatter
+    for handler in log.handlers:
+        handler.setFormatter(written("%(asctime)s %(levelname)s %(message)s"))
 
 
 class AccessLog:

@@ -37,9 +37,9 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 def run(config: DictConfig, choice: str) -> None:
     """Serve until told to stop. choice: the name of the search that is configured."""
-    show_logged()
-    show_log()
     config = resolved(config)
+    show_logged(config.dataset.private)
+    show_log(config.dataset.private)
     check_backend(config)
     check_run(config)
     check_limits(config)

@@ -138,6 +138,10 @@ def test_a_bad_row_never_has_the_id_of_a_problem(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ("{question: q}", "InvalidInput: the line is not JSON: Expecting property name"),
+        (
+            '{"question": "q", "question": "r", "answer": "1"}',
+            "InvalidInput: the line is not JSON: the field 'question' stands there twice",
+        ),
         ("[1, 2]", "InvalidInput: the row is [1, 2], of type list; give an object with fields"),
         ('{"question": " ", "answer": "1"}', "InvalidInput: the field 'question' is empty"),
         (

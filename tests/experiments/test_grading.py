@@ -30,6 +30,7 @@ from ttc import InvalidInput
 from ttc.protocols import Problem
 
 FUNCTIONS = """
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,11 @@ def breaks(gold, answer):
 def dislikes(gold, answer):
     if gold == "2" and answer != gold:
         raise ValueError("no such unit")
+    return True
+
+def leaves(gold, answer):
+    if gold == "2" and answer != gold:
+        sys.exit(0)
     return True
 
 def lengths(text):
@@ -145,6 +151,13 @@ def test_a_problem_that_the_grader_fails_on_fails_alone(place: Path) -> None:
     assert not found["2"]["correct"] and found["4"]["correct"] and found["4"]["error"] is None
     (shown,) = summary["failure_reasons"]
     assert shown["count"] == 1 and "dataset.grader=my_grade.dislikes" in shown["reason"]
+
+
+def test_a_grader_that_exits_fails_alone(place: Path) -> None:
+    summary = run(composed(place, "dataset.grader=my_grade.leaves", search=SAMPLED))
+    assert summary["failures"] == 1 and summary["problems"] == 4
+    (kind,) = summary["failure_reasons"]
+    assert "dataset.grader=my_grade.leaves raised SystemExit: 0" in kind["reason"]
 
 
 def test_a_problem_that_extract_fails_on_fails_alone(place: Path) -> None:

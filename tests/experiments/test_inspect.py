@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("inspect_ai", reason="Inspect is not installed: pip install -e '.[inspect]'")
 
 from inspect_ai import Task, eval
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, ContentReasoning, GenerateConfig, get_model
 from inspect_ai.scorer import includes
@@ -23,7 +24,7 @@ from experiments.integrations.solver import Solver
 from search import Greedy, SelfConsistency, solve
 from tests.experiments.test_lm_eval import tiny, tokenizer
 from tests.helpers.thinking import OPENING, Thinking, thinker
-from ttc import Engine
+from ttc import Engine, InvalidInput
 from ttc.text.prompt import PromptTemplate
 
 SAMPLES = [Sample(input=f"What is {n} + {n}?", target=str(2 * n), id=f"sum-{n}") for n in (1, 2, 3)]
@@ -94,6 +95,13 @@ def test_what_a_search_cannot_do_is_refused(model: str, tmp_path: Path) -> None:
     )
     (log,) = eval(task, model=f"ttc/{model}", log_dir=str(tmp_path), display="none")
     assert log.status == "error" and "num_choices=3 means nothing to a search" in log.error.message
+
+
+def test_wrong_settings_are_told_by_inspect_without_a_traceback() -> None:
+    wrong: dict[str, Any] = {"search.n": 3}
+    with pytest.raises(InvalidInput, match=r"search\.n is no setting") as refused:
+        inspect_provider.SearchModel("smollm2", **wrong)
+    assert isinstance(refused.value, PrerequisiteError)
 
 
 def test_a_thought_is_reasoning_and_its_answer_the_text(

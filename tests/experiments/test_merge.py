@@ -202,6 +202,10 @@ def test_a_launcher_runs_the_jobs_of_a_sweep_in_processes_of_their_own(
         r"2 jobs;.*\nshard=1/2 .*%.*\nshard=2/2 .*%", re.sub(r"\njob .*", "", done.stdout)
     )
     assert not list(place.glob(".ttc-sweep-*"))
+    if launcher == "submitit_local":  # whose jobs' own lines go into logs
+        logs = re.findall(r"job \d of 2: shard=\d/2 has begun, its log: (.+)", done.stderr)
+        assert len(logs) == 2 and all("loading" in Path(log).read_text() for log in logs)
+        assert sorted(re.findall(r"job (\d) of 2 is done", done.stderr)) == ["1", "2"]
     merge(place / "outputs" / "r")
     run(composed(place, *SAMPLED, "run.name=whole"))
     assert records(place / "outputs" / "r") == roughly(records(place / "outputs" / "whole"))

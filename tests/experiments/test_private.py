@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from experiments.eval.compare.command import compare
+from experiments.eval.compare.command import parsed as to_compare
+from experiments.eval.export.command import export
+from experiments.eval.export.command import parsed as to_export
+from experiments.eval.leaderboard.command import leaderboard
+from experiments.eval.leaderboard.command import parsed as to_rank
+from experiments.eval.merge.merging import merge
+from experiments.eval.processbench.job import run as processbench
+from experiments.eval.select import main as select
+from experiments.eval.view.command import parsed as to_view
+from experiments.eval.view.command import view
 from experiments.runs.data import load_task
 from experiments.runs.hydra_command import composed
+from experiments.runs.private import without_quotes
 from experiments.runs.problem_loop import run
+from experiments.serve.access import log, show_log
 from tests.helpers.benches import save_tiny_model
+from tests.helpers.runs import save_model
+from ttc.errors import TTCError
 
 COLUMNS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
@@ -59,3 +77,166 @@ def test_sets_of_choices_read_fields_of_other_names(tmp_path: Path, reader: str)
     ).problems
     assert problem.question.startswith("Which?\n(A) ") and problem.metadata["solution"] == "so"
     assert f"({problem.answer}) one" in problem.question
+
+
+PARTS = """
+from ttc import InvalidInput, Problem
+
+def read(row, id, dataset):
+    if row["question"].endswith("unread"):
+        raise InvalidInput(f"no reader for {row['question']}; the file says so")
+    return Problem(row["question"], id, row["answer"])
+
+def grade(gold, answer):
+    if gold == "zebra7 gold":
+        raise ValueError(f"cannot read {gold} or {answer}")
+    return gold == answer
+
+class Fussy:
+    def rate(self, branches, questions, backend):
+        if any("fussy" in question for question in questions):
+            raise ValueError(f"too hard: {questions} and {[b.text for b in branches]}")
+        return [[0.5] for _ in branches]
+"""
+WORDS = [f"zebra{i}" for i in range(40)]
+"""What the model writes, and all questions and answers are made of."""
+
+
+@pytest.mark.parametrize("private", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_no_command_writes_or_shows_a_private_text(
+    tmp_path: Path,
+    private: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given, made = tmp_path / "given", tmp_path / "made"
+    given.mkdir()
+    monkeypatch.chdir(given)
+    monkeypatch.syspath_prepend(given)
+    (given / "private_parts.py").write_text(PARTS)
+    model = save_model(given / "model", more=WORDS)
+    rows = [
+        {"question": f"{word} and", "answer": f"{word} gold", "of": f"passage {word}"}
+        for word in WORDS[:4]
+    ]
+    rows += [
+        {"question": "zebra7 and", "answer": "zebra7 gold", "of": "zebra1"},  # has no grade
+        {"question": "zebra8 fussy", "answer": "zebra8", "of": "zebra1"},  # has no rating
+        {"question": "zebra9 unread", "answer": "zebra9"},
+        {"question": "zebra10 and"},
+    ]
+    data = given / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "model": "hf",
+        "model.name": model,
+        "model.dtype": "float32",
+        "dataset": "file",
+        "dataset.path": str(data),
+        "dataset.answer_kind": "text",
+        "dataset.private": private,
+        "dataset.fields.source": "of",
+        "dataset.reader": "private_parts.read",
+        "dataset.grader": "private_parts.grade",
+    }
+    search = {
+        "search": "best_of_n",
+        "search.n": 2,
+        "search.max_tokens": 6,
+        "verifier": "private_parts.Fussy",
+    }
+    words = [f"{name}={value}" for name, value in (settings | search).items()]
+    words += [f"run.output_dir={made}", "run.show_example=true"]
+
+    run(composed([*words, "run.name=a", "run.dry=true"]))
+    for more in ("a", "b run.seed=1", "c run.shard=1/2", "c run.shard=2/2"):
+        run(composed([*words, *f"run.name={more}".split()]))
+    logging.getLogger("ttc").warning("comparing 'zebra1 gold' and 'zebra2' takes long")
+    merge(made / "c", [])
+    compare(to_compare([str(made / "a"), str(made / "b"), str(made / "c")]))
+    for name in ("a", "c"):
+        view(to_view([str(made / name)]))
+    board = {
+        "name": "board",
+        "models": [{"name": "tiny", "model": "hf", "model.name": model}],
+        "datasets": [{"name": "own", **{k: v for k, v in settings.items() if "model" not in k}}],
+        "searches": [{"name": "greedy", "search": "greedy", "search.max_tokens": 5}],
+        "budgets": [500],
+        "seeds": [0],
+        "output_dir": str(made),
+    }
+    (given / "board.yaml").write_text(yaml.safe_dump(board))
+    leaderboard(to_rank([str(given / "board.yaml")]))
+    monkeypatch.setattr(sys, "argv", ["select", str(made / "a")])
+    select()
+    for words_of_export in (["--format", "trl"], []):
+        try:
+            export(to_export([str(made / "a"), *words_of_export]))
+        except TTCError as error:
+            print(error)
+    steps = {"id": "gsm8k-0", "problem": "zebra1 fussy", "steps": ["zebra2", "zebra3"], "label": -1}
+    (given / "steps.jsonl").write_text(json.dumps(steps) + "\n")
+    processbench(
+        composed(
+            [
+                f"model.name={model}",
+                "model.dtype=float32",
+                f"dataset.private={private}",
+                f"processbench.data={given / 'steps.jsonl'}",
+                "verifier=private_parts.Fussy",
+                "run.name=steps",
+                f"run.output_dir={made}",
+            ],
+            "processbench",
+        )
+    )
+
+    shown = capsys.readouterr()
+    files = [file for file in made.rglob("*") if file.is_file()]
+    left = {str(file.relative_to(made)): file.read_text() for file in files}
+    left |= {"stdout": shown.out, "stderr": shown.err}
+    found = {name for name, text in left.items() if "zebra" in text}
+    if private:
+        assert not found
+        errors = [json.loads(line)["error"] for line in left["a/records.jsonl"].splitlines()]
+        assert sum("private_parts.py:" in str(error) for error in errors) == 3
+    else:
+        assert {"a/records.jsonl", "c/view.html", "a/stepwise-supervision.jsonl"} <= found
+        assert {"steps/records.jsonl", "board/leaderboard.json", "stdout", "stderr"} <= found
+    assert {"a/view.html", "board/leaderboard.json", "c/records.jsonl"} <= left.keys()
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_the_log_of_a_server_repeats_a_question_only_if_it_may(
+    private: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", True)
+    show_log(private)
+    log.info("'127.0.0.1' asked for %r", "/v1/models")
+    try:
+        raise ValueError("Which zebra?")
+    except ValueError:
+        log.exception("the problem is to blame that begins with %r", "Which zebra?")
+    shown = capsys.readouterr().err
+    assert "'/v1/models'" in shown and "to blame that begins with" in shown
+    assert ("zebra" in shown) is not private
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        ("InvalidInput: the text 'zebra's que, of type str; give", "InvalidInput: the text ..."),
+        ("ValueError: zebra (own.py:3)", "ValueError: ... (own.py:3)"),
+        (
+            "VerifierError: Mine raised KeyError: zebra (own.py:3)",
+            "VerifierError: Mine raised KeyError: ... (own.py:3)",
+        ),
+        (
+            "InvalidInput: it doesn't have a zebra; give one",
+            "InvalidInput: it doesn't have a ...; give one",
+        ),
+    ],
+)
+def test_errors_keep_what_is_not_of_the_question(message: str, kept: str) -> None:
+    assert without_quotes(message, ["Which zebra?"]) == kept

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from omegaconf import OmegaConf
 
 from experiments.runs.records import RunFolder
 from experiments.runs.schema import Config
+from experiments.runs.summary import summarise, tokens_past
 from ttc import InvalidInput, TTCError
 
 
@@ -114,3 +117,58 @@ def test_forgotten_records_are_gone_from_the_file_too(tmp_path: Path) -> None:
             ("2", "é"),
             ("1", "new"),
         ]
+
+
+def solved(number: int, text: str, answers: Sequence[str | None]) -> dict[str, Any]:
+    branches = [
+        {"path": [0, i], "text": text, "answer": answer, "correct": answer == "4", "tokens": 9}
+        for i, answer in enumerate(answers)
+    ]
+    return {
+        "id": str(number),
+        "question": text,
+        "gold": "4",
+        "answer": answers[0],
+        "correct": answers[0] == "4",
+        "error": None,
+        "branches": branches,
+        "tree": [
+            {"id": 0, "parent": None, "start": 0, "own_tokens": 5, "text": text},
+            {"id": 1, "parent": 0, "start": 5, "own_tokens": number, "text": ""},
+        ],
+        "usage": {"generated_tokens": number, "verifier_tokens": 0, "prompt_tokens": 1},
+        "timing": {"host_to_device_bytes": 0, "device_to_host_bytes": 0},
+    }
+
+
+def test_a_run_adds_up_what_it_keeps_as_it_would_the_whole_records(tmp_path: Path) -> None:
+    program = "def f(x):\n    return x\n" * 20
+    rows = [["4", "4", "5"], [program, program + "#", None], [None, program, program], ["4"] * 3]
+    whole = [solved(i, "text", row) for i, row in enumerate(rows)]
+    whole[3]["branches"][0] |= {"vote": "four", "finish_reason": "context"}
+    with RunFolder(config(tmp_path)) as folder:
+        folder.append(*whole)
+        written = list(folder.records.values())
+    with RunFolder(config(tmp_path)) as folder:
+        read = list(folder.records.values())
+    for records in (written, read):
+        assert summarise(records) == summarise(whole)
+        past = [sum(tokens_past(3, node) for node in record["tree"]) for record in records]
+        assert past == [2 + number for number in range(4)]
+
+
+def test_a_run_keeps_no_texts_in_memory(tmp_path: Path) -> None:
+    text = "é" * 100_000
+    with RunFolder(config(tmp_path)) as folder:
+        folder.append(solved(0, text, ["4"]))
+        tracemalloc.start()
+        for number in range(1, 40):
+            folder.append(solved(number, text + str(number), ["4", "5"]))
+        held = tracemalloc.get_traced_memory()[0]
+    with RunFolder(config(tmp_path)) as folder:
+        read, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(folder.records) == 40
+    size = (tmp_path / "r" / "records.jsonl").stat().st_size
+    assert size > 20e6
+    assert held < size / 50 and read < size / 50 and most < size / 5

@@ -13,6 +13,7 @@ import pytest
 
 from experiments.lab.paper.rksc import (
     arms,
+    asks,
     command,
     phrasings,
     plots,
@@ -173,6 +174,16 @@ def test_phrasings_say_how_alike_and_what_it_costs() -> None:
     lost = found["reference_layer_rows"] / 30 / sum(r["tokens"] for r in templates)
     assert free["saved_of_all"] - found["taus"][0]["saved_of_all"] == pytest.approx(lost)
     assert "| another problem |" in tables.phrasings(found)
+
+
+@pytest.mark.slow
+def test_asks_is_timed_with_and_without_in_turn() -> None:
+    *_, found = asks.run([], problems=1, lengths=(0, 64))
+    short, longer = found["rows"]
+    assert longer["tokens"] > short["tokens"] + 63
+    for row in found["rows"]:
+        assert row["substituted"] > 0 and row["faster"] == row["exact_s"] / row["similar_s"]
+    assert tables.asks(found).count("\n") == 3
 
 
 @pytest.mark.slow

@@ -16,10 +16,10 @@ from tests.helpers.configurations import configuration
 ROWS = [{"question": f"{i} and {i} ?", "answer": str(2 * i)} for i in range(4)]
 
 
-def save_model(folder: Path, seed: int = 0) -> str:
-    """A tiny random model that knows a few words."""
+def save_model(folder: Path, seed: int = 0, more: Sequence[str] = ()) -> str:
+    """A tiny random model that knows a few words, and more of them."""
     torch.manual_seed(seed)
-    words = ["<unk>", "</s>", "Question", "Answer", ":", "?", "and", *map(str, range(10))]
+    words = ["<unk>", "</s>", "Question", "Answer", ":", "?", "and", *map(str, range(10)), *more]
     size = {
         "hidden_size": 16,
         "intermediate_size": 16,

@@ -153,6 +153,23 @@ def test_a_notebook_shows_the_tree() -> None:
     assert len(places) == len(result.tree)  # none lies on another
 
 
+def test_no_line_goes_through_a_text_and_leaves_have_the_room_beside_them() -> None:
+    long = "word " * 200
+    first = Node(1, 0, [0], long, status="expanded")
+    leaves = [Node(2, 0, [1], long), Node(3, 1, [0, 0], long), Node(4, 1, [0, 1], "short")]
+    svg = ElementTree.fromstring(tree_svg([Node(0, None, [], status="root"), first, *leaves]))
+    kinds = [part.tag.rpartition("}")[2] for part in svg]
+    assert kinds == ["path"] * 4 + ["g"] * 5  # texts are drawn over lines, with a white edge
+    texts = [part for part in svg.iter() if part.tag.endswith("}text")]
+    assert all((t.get("paint-order"), t.get("stroke")) == ("stroke", "#fff") for t in texts)
+    prompt, inner, near, far, short = (t.text or "" for t in texts)
+    assert (prompt, short) == ("prompt", "short")
+    assert 20 < len(inner) < 30 and len(inner) < len(far) < len(near)
+    width = float(str(svg.get("width")))
+    right = [float(str(t.get("x"))) + 5.5 * len(t.text or "") for t in texts]
+    assert width * 0.8 < max(right) <= width
+
+
 def test_of_a_large_tree_what_was_pruned_is_left_out() -> None:
     root = Node(0, None, [], status="root")
     pruned = [Node(i, 0, [i], f"step {i}", status="pruned") for i in range(1, 900)]

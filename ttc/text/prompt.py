@@ -20,6 +20,7 @@ from ttc.text.chat import (
     next_turn_text,
 )
 from ttc.text.encodable import check_encodable
+from ttc.text.special_tokens import guarded, readable
 
 STEP_BY_STEP = (
     "{question}\nThink step by step, and end with 'The answer is N.', N being the final answer."
@@ -153,7 +154,14 @@ class PromptTemplate:
         """The prompt as text. Raises InvalidInput for a question that no tokenizer can read."""
         check_text(question, self.what)
         if self.uses_chat(tokenizer):
-            return chat_text(self.messages(question), tokenizer, self.options, way_out=self.way_out)
+            messages = self.messages(question)
+            text = chat_text(messages, tokenizer, self.options, way_out=self.way_out)
+        else:
+            text = self._words(self._typed(question, tokenizer))
+        return readable(text, tokenizer)
+
+    def _words(self, question: str) -> str:
+        """The prompt where no chat template writes it."""
         turns = [(self._asked(q), a) for q, a in (*self.examples, (question, ""))]
         asked = [q if self.raw else f"{NEXT_QUESTION} {q}\nAnswer:" for q, _ in turns]
         written = [q + _answer(q, a) for q, (_, a) in zip(asked, turns, strict=True)]
@@ -167,7 +175,7 @@ class PromptTemplate:
                 self.messages(question), tokenizer, self.options, way_out=self.way_out
             )
         else:
-            text = self.text(question, tokenizer)
+            text = self._words(self._typed(question, tokenizer))
             tokens = raw_tokens(text, tokenizer)
             _warn_of_end(tokens, text, tokenizer)
         bos = getattr(tokenizer, "bos_token_id", None)
@@ -196,6 +204,7 @@ class PromptTemplate:
         """
         if self.uses_chat(tokenizer):
             return next_turn_text(self._chat(question, said[:-1]), words, tokenizer, self.options)
+        words = guarded(words, tokenizer)
         # the model may have written that much itself
         begun = not self.raw and said[-1].endswith(NEXT_QUESTION)
         return f" {words}\nAnswer:" if begun else f"\n\n{NEXT_QUESTION} {words}\nAnswer:"
@@ -229,6 +238,9 @@ class PromptTemplate:
         return self.instruction.rpartition("{question}")[2] or None
 
     # ---------------------------------------------------------------- parts
+
+    def _typed(self, question: str, tokenizer: Any) -> str:
+        return guarded(question, tokenizer)
 
     def _asked(self, question: str) -> str:
         return self.instruction.replace("{question}", question)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import shlex
 import threading
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +18,9 @@ from ttc.tools.base import Tool, ToolError, Tools
 T = TypeVar("T")
 CONNECT_S = 60.0
 """Seconds for a server to start and to name its tools."""
+
+SPEAK_S = 5.0
+"""Seconds for a server that has left a call without an answer to say anything."""
 
 
 class Connection:
@@ -37,12 +41,14 @@ class Connection:
         if not server.startswith(("http://", "https://")):
             command, *arguments = shlex.split(server) or [""]
             target = mcp.StdioServerParameters(command=command, args=arguments)
+        self.server = server
         self.client = mcp.Client(target)
         self.loop = asyncio.new_event_loop()
         self.ready: Future[list[Any]] = Future()
         self.closing = asyncio.Event()
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
+        atexit.register(self.close)  # a silent server would outlive this process
         try:
             self.tools = self.ready.result(CONNECT_S)
         except Exception as error:
@@ -74,21 +80,44 @@ class Connection:
             tools += page.tools
         return tools
 
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+    def do(self, ask: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """The answer to a request. Raises ToolError where none comes in time; a server that then
+        does not even name its tools is ended, its process too."""
+        if not self.thread.is_alive():
+            raise ToolError(f"the MCP server {self.server!r} was ended")
+        asked = asyncio.run_coroutine_threadsafe(ask(), self.loop)
+        try:
+            return asked.result(seconds)
+        except TimeoutError:
+            asked.cancel()
+            if not self._speaks():
+                self.break_off()
+            raise ToolError(
+                f"the MCP server {self.server!r} gave no answer within {seconds:g} s"
+            ) from None
+
+    def _speaks(self) -> bool:
+        """Whether it answers anything, be it with an error."""
+        named = asyncio.run_coroutine_threadsafe(self.client.list_tools(), self.loop)
+        done, _ = wait([named], SPEAK_S)
+        named.cancel()
+        return bool(done)
 
     def break_off(self) -> None:
         """End a server that has not answered, its process too."""
-
-        def cancel() -> None:
-            for task in asyncio.all_tasks(self.loop):
-                task.cancel()
-
+        atexit.unregister(self.close)
         if self.thread.is_alive():
-            self.loop.call_soon_threadsafe(cancel)
+            self.loop.call_soon_threadsafe(self._cancel)
             self.thread.join(CONNECT_S)
 
+    def _cancel(self) -> None:
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+
     def close(self) -> None:
+        """End the server; one that does not end by itself within seconds is killed, with the
+        processes that it has started."""
+        atexit.unregister(self.close)
         if self.thread.is_alive():
             self.loop.call_soon_threadsafe(self.closing.set)
             self.thread.join(CONNECT_S)
@@ -122,7 +151,7 @@ class McpTools(Tools):
         connection = Connection(self.server)
         object.__setattr__(self, "connection", connection)
         try:
-            tools = [_tool(connection, tool) for tool in connection.tools]
+            tools = [_tool(connection, tool, self.time_s) for tool in connection.tools]
             object.__setattr__(self, "tools", tuple(tools))
             super().__post_init__()
         except BaseException:
@@ -139,7 +168,7 @@ class McpTools(Tools):
         self.close()
 
 
-def _tool(connection: Connection, tool: Any) -> Tool:
+def _tool(connection: Connection, tool: Any, time_s: float) -> Tool:
     function = {
         "name": tool.name,
         "description": tool.description or "",
@@ -147,7 +176,7 @@ def _tool(connection: Connection, tool: Any) -> Tool:
     }
 
     def run(**arguments: Any) -> str:
-        result = connection.do(connection.client.call_tool(tool.name, arguments))
+        result = connection.do(lambda: connection.client.call_tool(tool.name, arguments), time_s)
         said = "\n".join(_written(part) for part in result.content)
         if result.is_error:
             raise ToolError(said or "the call failed")

@@ -95,9 +95,11 @@ def repeat_figures(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _texts(record: dict[str, Any]) -> list[Any] | None:
-    """Every branch's text by its path; None where the record has none."""
+    """Every branch's text by its path; None where the record has none, as of private data."""
     branches = sorted(record["branches"], key=lambda branch: branch["path"])
-    if any(branch.get("text") is None for branch in branches):
+    if any(
+        b.get("text") is None or (b.get("tokens") and not record.get("question")) for b in branches
+    ):
         return None
     return [[branch["path"], branch.get("thought"), branch["text"]] for branch in branches]
 

@@ -32,7 +32,7 @@ def configurations(cells: Sequence[Cell]) -> list[DictConfig]:
                 load_task(values.dataset)
                 data_sets.append(values.dataset)
             configs.append(config)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InvalidInput(f"the cell {cell.name}: {explained(error)}") from error
     return configs
 
@@ -56,7 +56,7 @@ def run_cells(plan: Plan) -> tuple[dict[str, str], set[str]]:
         try:
             with redirect_stdout(io.StringIO()):  # the table of the whole comes at the end
                 run(config)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             errors[cell.name] = explained(error)
             if isinstance(error, InvalidInput):
                 refused.add(cell.name)

@@ -15,6 +15,7 @@ from experiments.eval.processbench.samples import PARTS, Sample, load_samples
 from experiments.runs.build import make_engine, make_template, make_verifier, resolved
 from experiments.runs.config_values import as_dict
 from experiments.runs.fingerprint import model_fingerprint, reward_fingerprint
+from experiments.runs.private import without_quotes
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import show_logged
 from ttc.errors import InvalidInput
@@ -26,8 +27,8 @@ NEEDED = ("id", "label", "scores", "error")
 
 def run(config: DictConfig) -> dict[str, Any]:
     """Rate what is left and write the figures; returns what summary.json holds."""
-    show_logged()
     config = resolved(config)
+    show_logged(config.dataset.private)
     settings = config.processbench
     check_threshold(settings.threshold)
     if settings.batch < 1:
@@ -83,12 +84,15 @@ def _rate(config: DictConfig, folder: RunFolder, verifier: Verifier, samples: li
     for start in range(0, len(left), config.processbench.batch):
         batch = left[start : start + config.processbench.batch]
         scores = rated(batch, verifier, backend, template)
-        folder.append(*(_record(s, row) for s, row in zip(batch, scores, strict=True)))
+        private = config.dataset.private
+        folder.append(*(_record(s, row, private) for s, row in zip(batch, scores, strict=True)))
         say(f"{len(folder.records)} of {len(samples)}")
 
 
-def _record(sample: Sample, scores: list[float] | str) -> dict[str, Any]:
+def _record(sample: Sample, scores: list[float] | str, private: bool) -> dict[str, Any]:
     failed = isinstance(scores, str)
+    if isinstance(scores, str) and private:
+        scores = without_quotes(scores, (sample.problem, *sample.steps))
     return {
         "id": sample.id,
         "label": sample.label,

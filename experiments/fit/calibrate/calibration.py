@@ -51,8 +51,8 @@ def run(config: DictConfig) -> GateCalibration | ExitCalibration:
     verified and with none. calibrate.level=2 is the self-verifier's exit, for which each is rated
     by all layers.
     """
-    show_logged()
     config = resolved(config)
+    show_logged(config.dataset.private)
     _check(config)
     search = instantiate(config.search, _convert_="all")
     inner = _inner(config)

@@ -61,8 +61,9 @@ HEAD, PRM, CONFIDENCE = "value head", "LoRA PRM", "confidence"
 def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Train a head as `config` describes, save it, and return what is known of it. overrides: of
     the command line."""
-    show_logged()
     config = resolved(config)
+    private = config.dataset.private or bool(config.train.data.get("private"))
+    show_logged(private)
     searches, rollouts, lora = _checked(config)
     rival = make_verifier(config)
     problems = load_problems(config)
@@ -76,7 +77,7 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
     solved = {name: work.labelled(rollouts, part, name) for name, part in problems.parts.items()}
     folder.mkdir(parents=True, exist_ok=True)
     head, fitted = work.trained(solved, folder)
-    if not config.dataset.private:
+    if not private:
         for name, part in solved.items():
             rows = as_lines(one.row(work.prompt, config.train.labels) for one in part)
             (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")

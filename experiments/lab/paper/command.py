@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
         "--points", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3], help=about
     )
     rksc = commands.choices["rksc"]
-    parts = "arms, answers, prefix, phrasings, verification, stress (all by default), or overrides"
+    parts = "arms, answers, prefix, phrasings, asks, verification, stress (all by default), or overrides"
     rksc.add_argument("parts", nargs="*", metavar="PART", help=parts)
     rksc.add_argument(
         "--problems", type=int, help="problems to measure; each part has its own default"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from experiments.lab.paper.rksc import arms, phrasings, prefix, stress, tables, verification
+from experiments.lab.paper.rksc import arms, asks, phrasings, prefix, stress, tables, verification
 from experiments.lab.paper.rksc.setting import Setting
 from experiments.runs.provenance import provenance
 from ttc.errors import InvalidInput
@@ -24,6 +24,7 @@ PARTS: dict[str, tuple[int, Measure]] = {
     "answers": (200, arms.answers),
     "prefix": (0, lambda overrides, problems, held_out: [prefix.run(overrides)]),
     "phrasings": (20, lambda overrides, problems, held_out: [phrasings.run(overrides, problems)]),
+    "asks": (3, lambda overrides, problems, held_out: asks.run(overrides, problems)),
     "verification": (
         40,
         lambda overrides, problems, held_out: [verification.run(overrides, problems, held_out)],

@@ -176,6 +176,24 @@ def prefix(result: Result) -> str:
     )
 
 
+def asks(result: Result) -> str:
+    head = ["tokens of a prompt", "8 phrasings, exact", "similar", "faster", "substituted"]
+    return markdown(
+        [*head, "their answers changed"],
+        [
+            [
+                f"{row['tokens']:.0f}",
+                f"{row['exact_s']:.2f} s",
+                f"{row['similar_s']:.2f} s",
+                f"{row['faster']:.1f}x",
+                f"{row['substituted']:.0%}",
+                f"{row['answers_changed']:.0%}",
+            ]
+            for row in result["rows"]
+        ],
+    )
+
+
 def phrasings(result: Result) -> str:
     measures = ["matched", "mean", "last"]
     head = ["variant", "prompts", "shared exactly", *measures, "matched, all layers", "KL (nats)"]
@@ -333,6 +351,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "answers": answers,
     "prefix": prefix,
     "phrasings": phrasings,
+    "asks": asks,
     "verification": verification,
     "stress": stress,
 }

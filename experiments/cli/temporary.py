@@ -1,0 +1,33 @@
+"""Files that a command needs only while it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ttc.errors import TTCError
+
+
+@contextmanager
+def temporary_folder(prefix: str = "ttc-", within: Path | None = None) -> Iterator[Path]:
+    """A folder that is removed at the end. within: None for where TMPDIR says."""
+    with told_of_temporary(within):
+        place = TemporaryDirectory(prefix=prefix, dir=within, ignore_cleanup_errors=True)
+    with place:
+        yield Path(place.name)
+
+
+@contextmanager
+def told_of_temporary(folder: Path | None) -> Iterator[None]:
+    """Raise TTCError that names the folder and the way out where it cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        where = folder or os.environ.get("TMPDIR", "/tmp")
+        raise TTCError(
+            f"cannot write temporary files to {where} ({error.strerror}); make room there, or name "
+            "another folder, as in TMPDIR=/big/folder"
+        ) from error

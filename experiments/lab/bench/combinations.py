@@ -1,23 +1,28 @@
 """Features drawn at random and used together, compared with each problem alone: its texts, tree,
 scores and choice with all KV on the device, no cache, and one problem at a time.
 
-A `Combination` is one draw; its defaults are the plainest way to solve, so what differs from them
-is what a failure needs. Models run in float64, where rounding was not seen to change a sample.
+A `Combination` is one draw. Its defaults are the plainest way to solve, so that what differs from
+them is what a failure needs; `fewest` looks for the fewest such settings. Models run in float64,
+where rounding was not seen to change a sample.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import random
+import shlex
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 import transformers as hf
 
+from experiments.cli.output import say, show
 from experiments.lab.bench import small_models
 from search import (
     DVTS,
@@ -32,7 +37,6 @@ from search import (
     Result,
     Search,
     SelfConsistency,
-    TreeOfThoughts,
 )
 from search.admission import Admission
 from search.config import SearchConfig
@@ -54,6 +58,7 @@ from ttc import (
     Split,
     Streamed,
 )
+from ttc.errors import TTCError
 
 WIDTHS: dict[str, Any] = {
     "vocab_size": small_models.VOCAB,
@@ -323,45 +328,67 @@ def difference(c: Combination) -> str | None:
     return f"{len(wrong)} of {len(found)} results differ: {wrong}" if wrong else None
 
 
-def trouble(c: Combination) -> str | None:
-    """The same, an error included. What an engine refuses by name is no trouble."""
-    from ttc.errors import TTCError
+class Outcome(NamedTuple):
+    """What became of a combination, and why it was refused or has failed."""
 
+    kind: Literal["same", "refused", "failed"]
+    why: str = ""
+
+
+def outcome(c: Combination) -> Outcome:
+    """What becomes of a combination. What the engine refuses by name is no failure."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return difference(c)
+            why = difference(c)
         except TTCError as error:
-            return REFUSED + str(error)
+            return Outcome("refused", str(error))
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            return Outcome("failed", f"{type(error).__name__}: {error}")
+    return Outcome("same") if why is None else Outcome("failed", why)
 
 
-REFUSED = "refused: "
+def failed(c: Combination) -> bool:
+    return outcome(c).kind == "failed"
 
 
-def fewest(c: Combination) -> Combination:
-    """A combination of as few settings as possible that still gives trouble."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for name in c.settings():
-            for value in _simpler(c, name):
-                simpler = replace(c, **{name: value})
-                why = trouble(simpler)
-                if why is not None and not why.startswith(REFUSED):
-                    c, smaller = simpler, True
-                    break
+def fewest(c: Combination, fails: Callable[[Combination], bool]) -> Combination:
+    """A combination of as few settings as possible that still fails."""
+    for name in c.settings():
+        for value in _simpler(c, name):
+            simpler = replace(c, **{name: value})
+            if fails(simpler):
+                return fewest(simpler, fails)
     return c
 
 
 def _simpler(c: Combination, name: str) -> list[Any]:
-    """Values to try in the place of a setting: the plain one, then, of numbers, smaller ones."""
-    plain, value = getattr(Combination(), name), getattr(c, name)
+    """Values to try in the place of a setting: the plain one, or fewer problems."""
+    if name == "problems":
+        return [n for n in (1, c.problems // 2, c.problems - 1) if 0 < n < c.problems]
     if name == "verifier" and SEARCHES[c.search].needs_verifier:
         return []
-    if name == "search" and SEARCHES["best_of_n"].needs_verifier and not c.verifier:
-        return []
-    if name == "problems":
-        return [n for n in (1, value // 2, value - 1) if 0 < n < value]
-    return [plain]
+    return [getattr(Combination(), name)]
+
+
+def run(first: int, draws: int, settings: str | None) -> int:
+    """Try so many draws, or one that is given as JSON. Returns an exit code: 1 where one failed."""
+    torch.set_num_threads(1)
+    if settings is not None:
+        one = outcome(Combination(**json.loads(settings)))
+        show(f"{one.kind}. {one.why}")
+        return int(one.kind == "failed")
+    kinds = Counter[str]()
+    for seed in range(first, first + draws):
+        c = drawn(seed)
+        kind, _ = outcome(c)
+        kinds[kind] += 1
+        if kind == "failed":
+            c = fewest(c, failed)
+            command = shlex.join(["--settings", json.dumps(c.settings())])
+            show(f"seed {seed}: {outcome(c).why}")
+            show(f"  python -m experiments.bench combinations {command}")
+        elif kinds.total() % 100 == 0:
+            say(f"{kinds.total()} of {draws}: {dict(kinds)}")
+    show(f"{draws} draws from seed {first}: {dict(kinds)}")
+    return int(kinds["failed"] > 0)

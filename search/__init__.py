@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from search.deep_conf import DeepConf as DeepConf
     from search.diverse_prompts import DiversePrompts as DiversePrompts
     from search.dvts import DVTS as DVTS
-    from search.early_answer import EarlyAnswer as EarlyAnswer
-    from search.fork_think import ForkThink as ForkThink
     from search.greedy import Greedy as Greedy
     from search.mcts import MCTS as MCTS
     from search.mur import MUR as MUR
-    from search.parallel_probe import ParallelProbe as ParallelProbe
     from search.particle_filter import ParticleFilter as ParticleFilter
     from search.particle_gibbs import ParticleGibbs as ParticleGibbs
     from search.phi_decoding import PhiDecoding as PhiDecoding
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     from search.self_refine import SelfRefine as SelfRefine
     from search.solving import solve as solve, solve_each as solve_each, stream as stream
     from search.tree_of_thoughts import TreeOfThoughts as TreeOfThoughts
-    from search.tree_rollouts import TreeRollouts as TreeRollouts
     from ttc.protocols import (
         Append as Append,
         Expand as Expand,

@@ -214,7 +214,9 @@ class ActiveSearch:
         step, thoughts = self.request.step, self.config.thoughts
         if step.thinking is None or thoughts is None:
             return step.max_tokens
-        return max(most_tokens(parent, step, thoughts) for parent in dict.fromkeys(self.waiting))
+        calls = self.config.tools is not None
+        parents = dict.fromkeys(self.waiting)
+        return max(most_tokens(parent, step, thoughts, calls) for parent in parents)
 
     @property
     def overdue(self) -> Stopped | None:
@@ -418,6 +420,8 @@ class ActiveSearch:
         """The steps under way are over. Returns their children."""
         children, self.growing = self.growing, []
         for child in children:
+            if child.step_reasons[-1] == "looped":
+                child.finish_reason = "looped"
             child.leave_out(self.config.stops)
             self._count_thinking(child)
             self.tree.wrote(child, child.steps[-1])

@@ -28,7 +28,7 @@ from ttc.locking import one_at_a_time
 from ttc.protocols import Problem
 from ttc.results import Result
 from ttc.sampling import SAMPLED, Sampling
-from ttc.text.chat import Message
+from ttc.text.roles import Message
 from ttc.wording import number_of
 
 SEEDS = 2**31

@@ -123,6 +123,8 @@ class Search(ABC):
     thinking_tokens: the most tokens of each branch's thought (see `Thinking`). Limits of answers,
         such as `max_tokens`, count beside it. None lets them count thoughts too.
     final: put after the end of thinking where these tokens are spent.
+    stop_loops: close a thought, or end a branch, where its last tokens go in circles (see
+        `ttc.scheduler.repeats`). None does so for models that think, true for all, false for none.
     """
 
     limits: ClassVar[Mapping[str, Limit | tuple[str, ...]]] = {
@@ -145,6 +147,7 @@ class Search(ABC):
     thinking: Literal["auto", "on", "off", "low", "medium", "high"] = "auto"
     thinking_tokens: int | None = 4096
     final: str = "Final Answer:"
+    stop_loops: bool | None = None
 
     def __post_init__(self) -> None:
         limits: dict[str, Limit | tuple[str, ...]] = {}
@@ -159,6 +162,8 @@ class Search(ABC):
             elif value not in limit:
                 allowed = " or ".join(filter(None, (", ".join(limit[:-1]), limit[-1])))
                 raise InvalidInput(f"{name}={value!r} is unknown; use {allowed}")
+        if self.stop_loops is not None:
+            check_flag("stop_loops", self.stop_loops)
         _ = self.sampling  # refuses bad values before any work
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch
-from search.growing import drop_repeated, grow, rate_ahead, steps_to
+from search.growing import grow, rate_ahead, steps_to
 from search.selection import ranked
 from ttc.protocols import Aggregation, Release
 from ttc.tree.branch import Branch
@@ -24,7 +24,6 @@ class BeamSearch(StepwiseSearch):
     lookahead: rate a continuation by the end of so many further steps at temperature 0, which are
         then dropped.
     verify_every: rate and select after every so many steps, and after the last one.
-    drop_duplicates: of continuations with exactly the same text only the first is rated.
     finish_tokens: the last of the steps has no delimiter and at most so many tokens, so that the
         beams run to their end (search-and-learn takes 2,048); 0 makes it a step like the others.
     """
@@ -43,7 +42,6 @@ class BeamSearch(StepwiseSearch):
     aggregation: Aggregation = "last"
     lookahead: int = 0
     verify_every: int = 1
-    drop_duplicates: bool = False
     finish_tokens: int = 0
 
     compares_ratings = True
@@ -59,8 +57,6 @@ class BeamSearch(StepwiseSearch):
                 break
             coming = steps[done : done + self.verify_every]
             children = yield from grow(active, width, coming, self.sampling)
-            if self.drop_duplicates:
-                children = yield from drop_repeated(children, finished)
             yield from rate_ahead(children, self.lookahead, step, self.aggregation)
             candidates = ranked([*finished, *children])
             beams = candidates[: self.beam_size]

@@ -62,10 +62,10 @@ class BudgetForcing(Search):
         with suppress(BudgetExceeded, ContextExceeded):
             yield from self._think(chain, case)
             reason = chain[-1].step_reasons[-1]
-            if reason == "length":
+            if reason in ("length", "looped"):
                 words = f"{self.mark(case)}\n\n{self.final}"
                 chain += yield Append(chain[-1:], words, ends_thinking=True)
-            if reason in ("length", "delimiter"):
+            if reason in ("length", "looped", "delimiter"):
                 step = Step(self.answer_tokens, end=case.end)
                 chain += yield Expand(chain[-1:], 1, step, self.sampling)
         return [branch for branch in chain[-1:] if branch is not root]

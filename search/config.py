@@ -14,7 +14,15 @@ from search.rating import Rater
 from ttc.checks import check_is
 from ttc.errors import InvalidInput
 from ttc.origin import at, origin
-from ttc.protocols import Backend, Extract, OffersModels, Problem, Thinking, WritesAhead
+from ttc.protocols import (
+    Backend,
+    Extract,
+    OffersModels,
+    Problem,
+    RunsBatches,
+    Thinking,
+    WritesAhead,
+)
 from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
 from ttc.text.reader import AnswerReader
@@ -35,6 +43,7 @@ class SearchConfig:
         switch for it.
     limited: whether thoughts have limits of their own, which a backend that `WritesAhead` cannot
         keep.
+    stops_loops: whether tokens that go in circles end a thought or a branch.
     tools: the tools that branches may call, None for none.
     repeat: how many problems without an id ask the same before this one in their list; it gets
         samples of its own.
@@ -48,6 +57,7 @@ class SearchConfig:
     stops: tuple[str, ...] = ()
     closes: bool = False
     limited: bool = True
+    stops_loops: bool = False
     tools: ToolChat | None = None
     repeat: int = 0
     models: tuple[str, ...] = ()
@@ -87,6 +97,7 @@ class SearchConfig:
             template.ends(engine.tokenizer),
             closes=closes,
             limited=limited,
+            stops_loops=_stops_loops(search.stop_loops, engine, limited, thoughts),
             tools=chat,
             models=tuple(engine.models) if isinstance(engine, OffersModels) else (),
         )
@@ -115,6 +126,19 @@ class SearchConfig:
         if self.closes:
             thinking = Thinking(0)
         return Case(problem.question, self.end, reader, rng, self.thoughts, thinking, self.models)
+
+
+def _stops_loops(
+    setting: bool | None, engine: Backend, limited: bool, thoughts: Thoughts | None
+) -> bool:
+    """By default for models that think, where the backend can do so."""
+    able = limited and isinstance(engine, RunsBatches)
+    if setting and not able:
+        raise InvalidInput(
+            "stop_loops=true, and this backend writes its texts without looking for loops; leave "
+            "it out, or use a ttc.Engine or a server that tells its tokens"
+        )
+    return able and (thoughts is not None if setting is None else setting)
 
 
 def reader_of(extract: Extract | None, answer_kind: str) -> AnswerReader:

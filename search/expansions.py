@@ -133,7 +133,8 @@ class Expansions:
     def _begin_steps(
         self, active: ActiveSearch, children: list[Branch], request: Expand, max_tokens: int
     ) -> None:
-        step, thoughts = request.step, active.config.thoughts
+        step = replace(request.step, stop_loops=active.config.stops_loops)
+        thoughts = active.config.thoughts
         thinks, chat = step.thinking is not None and thoughts is not None, active.config.tools
         if not thinks and chat is None:
             plain = replace(step, max_tokens=max_tokens, thinking=None)

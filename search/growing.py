@@ -72,13 +72,13 @@ def rate_ahead(
     yield Release([end for end in ends.values() if end not in ends])
 
 
-def drop_repeated(branches: Sequence[Branch], earlier: Sequence[Branch] = ()) -> SearchSteps:
-    """Let go of branches whose text is exactly that of one before them, or of an earlier one.
+def drop_repeated(branches: Sequence[Branch]) -> SearchSteps:
+    """Let go of branches whose text is exactly that of one before them.
 
     One that can go on and one that is finished are not the same, whatever their text.
     """
     first: dict[tuple[str, bool], Branch] = {}
-    for branch in (*earlier, *branches):
+    for branch in branches:
         first.setdefault((branch.text, branch.finished), branch)
     kept = [branch for branch in branches if first[branch.text, branch.finished] is branch]
     yield Release([branch for branch in branches if branch not in kept])

@@ -7,22 +7,29 @@ from typing import Literal
 
 from ttc.protocols import Backend, Bounded, Step, Thinking
 from ttc.text.thoughts import Thoughts
-from ttc.tree.branch import Branch
+from ttc.tree.branch import Branch, ThoughtClosed
 
 GoesOn = Literal["over", "decode", "close", "call"]
 """What follows a phase: the step is over, another phase is decoded, the thought is closed, or tools
 are called."""
 
 
-def most_tokens(branch: Branch, step: Step, thoughts: Thoughts | None) -> int:
+CALL_TOKENS = 512
+"""So many tokens beyond its limit a thought may have to end a call of a tool."""
+
+
+def most_tokens(
+    branch: Branch, step: Step, thoughts: Thoughts | None, calls_tools: bool = False
+) -> int:
+    """The most tokens that a step of the branch may write."""
     thinking = step.thinking
     if thinking is None or thoughts is None or branch.thinking_ended is not None:
         return step.max_tokens
     left = max(0, thinking.tokens - branch.thinking_tokens)
     if thinking.step is None or not left or not branch.thinks(thoughts):
-        return step.max_tokens + left
+        return step.max_tokens + left + CALL_TOKENS * calls_tools
     step_limit = thinking.step if isinstance(thinking.step, int) else step.max_tokens
-    return min(left, step_limit)
+    return min(left, step_limit) + CALL_TOKENS * calls_tools
 
 
 @dataclass(eq=False)
@@ -34,8 +41,9 @@ class ThinkingStep:
     start: `len(tokens)` at the phase's beginning.
     thinks: whether it is one of thinking.
     at_limit: whether it goes to the end of what may be thought.
-    closes: whether the thought is to be closed before anything else.
+    closes: whether the thought is to be closed before anything else, and why.
     wrote: whether a phase is over.
+    extra: so many tokens more may be thought, to end a call.
     """
 
     branch: Branch
@@ -49,7 +57,9 @@ class ThinkingStep:
     thinks: bool = field(init=False)
     at_limit: bool = False
     closes: bool = False
+    why: ThoughtClosed = "limit"
     wrote: bool = False
+    extra: int = 0
 
     def __post_init__(self) -> None:
         self.answer_left = self.step.max_tokens
@@ -82,8 +92,10 @@ class ThinkingStep:
             limit = min(self.left, self.answer_left)
             return replace(self.step, max_tokens=limit, delimiter=delimiter, thinking=None)
         limit, part = self._thought_left(), self.thinking.step
-        step_limit = min(self.left, part) if isinstance(part, int) else self.left
-        if isinstance(part, tuple):
+        step_limit = self.left
+        if isinstance(part, int) and not self.extra:
+            step_limit = min(self.left, part)
+        elif isinstance(part, tuple) and not self.extra:
             ends = (*ends, *part)
             step_limit = min(step_limit, self.step.max_tokens)
         self.at_limit = limit <= step_limit
@@ -93,7 +105,7 @@ class ThinkingStep:
 
     def _thought_left(self) -> int:
         """The tokens that may still be thought, with room for the answer after them."""
-        left = self.thinking.tokens - self.branch.thinking_tokens
+        left = self.thinking.tokens + self.extra - self.branch.thinking_tokens
         limits = self.backend.limits if isinstance(self.backend, Bounded) else None
         room = None if limits is None else limits.left(len(self.branch.tokens))
         if room is None:
@@ -113,6 +125,7 @@ class ThinkingStep:
             branch.usage.thinking_tokens += written
         else:
             self.answer_left -= written
+        self.why = "looped" if branch.step_reasons[-1] == "looped" else "limit"
         follows = self._follows()
         self.closes = follows == "close"
         if follows != "over":
@@ -124,6 +137,8 @@ class ThinkingStep:
         if reason == "length":
             goes_on = self.left > 0 or self.cut
             return "close" if thought and self.at_limit and goes_on else "over"
+        if reason == "looped":
+            return "close" if thought and (self.left > 0 or self.cut) else "over"
         if reason != "delimiter":
             return "over"
         delimiters = self.step.delimiters if not thought else self.thinking.step
@@ -140,12 +155,25 @@ class ThinkingStep:
 
     def closed(self) -> GoesOn:
         self.closes = False
+        if self.thinking.tokens:
+            self.branch.thought_closed = self.why
         self._begin_phase()
         parted = self.cut and self.wrote
         return "over" if parted or self.left <= 0 or self.answer_left <= 0 else "decode"
 
+    def end_call(self) -> GoesOn:
+        """Go on where the thought's limit has come in a call, once; else the thought is closed."""
+        spent = self.branch.thinking_tokens >= self.thinking.tokens
+        if self.extra or self.left <= 0 or not spent or self.why == "looped":
+            return "close"
+        self.extra = CALL_TOKENS
+        self.closes = False
+        self._begin_phase()
+        return "decode"
+
     def go_on(self) -> GoesOn:
         """What follows the answers of tools, which are neither thought nor answer."""
+        self.extra = 0
         self._begin_phase()
         if self.left <= 0 or self.answer_left <= 0:
             self.branch.end_step("length")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from search.thinking import GoesOn
+from search.thinking import GoesOn, ThinkingStep
 from search.tool_runs import ToolRun
 from ttc.errors import ContextExceeded
 from ttc.protocols import Backend, Bounded, Step
@@ -113,6 +113,8 @@ class ToolStep:
         eos = branch.step_reasons[-1] == "eos"
         self.calls = self._calls(eos)
         follows = self.phases.ended()
+        if follows == "close" and self._in_call() and isinstance(self.phases, ThinkingStep):
+            return self.phases.end_call()
         if not self.calls:
             return follows
         branch.usage.tool_calls += len(self.calls)
@@ -156,6 +158,14 @@ class ToolStep:
             self.start = start + token_at(tokenizer, tokens, place)
             self.told = len(branch.tokens)
         return calls
+
+    def _in_call(self) -> bool:
+        """Whether the branch has begun a call and not ended its turn with it."""
+        branch, before = self.branch, self.branch.tool_calls
+        if self.calls or len(before) >= self.chat.tools.calls_per_branch:
+            return False
+        start = max([branch.prompt_length, *(call.end for call in before)])
+        return self.chat.format.in_call(whole_text(self.backend.tokenizer, branch.tokens[start:]))
 
     def _leave_to_caller(self, follows: GoesOn) -> None:
         branch = self.branch

@@ -162,6 +162,7 @@ def test_the_settings_of_ones_own_search_are_its_fields(given: list[str], folder
         "thinking": "auto",
         "thinking_tokens": 4096,
         "final": "Final Answer:",
+        "stop_loops": None,
     }
     assert config.search == expected | {"n": 4, "rounds": 2, "enough": 1.0, "max_tokens": 64}
     assert instantiate(config.search, _convert_="all").rounds == 2
@@ -285,8 +286,8 @@ def test_a_file_of_settings_may_name_ones_own_search(folder: Path) -> None:
 
 
 SETTINGS = (
-    "temperature, top_k, top_p, min_p, thinking, thinking_tokens, final, n, rounds, enough, "
-    "max_tokens"
+    "temperature, top_k, top_p, min_p, thinking, thinking_tokens, final, stop_loops, n, "
+    "rounds, enough, max_tokens"
 )
 
 

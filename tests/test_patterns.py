@@ -37,7 +37,6 @@ BOUNDED = {
     "experiments/runs/provenance.py": "it reads this project's own files",
     "ttc/compiling.py": "it reads this project's own files",
     "ttc/text/thinking_switch.py": "it reads a model's chat template, once",
-    "ttc/text/units.py": "answers of more than 2,000 characters are not read",
     "ttc/text/formulas.py: _REPEATING": "answers of more than 2,000 characters are not read",
     "ttc/text/number_answers.py: _BARE_MINUS": "it reads 12 characters",
     "experiments/runs/question_kind.py": "it reads the question that a user types",

@@ -10,8 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("ttc", "search", "verifiers", "experiments", "tests")
 ALLOWED = {
-    # transformers' GPTJAttention._attn, whose place the engine takes
-    "ttc/attention/test_inline_attention.py": 3,
     "verifiers/test_prompts_of_verifiers.py": 1,  # a verifier with a tokenizer and no model
 }
 """How often a file uses private names of other modules. The numbers may only get smaller."""

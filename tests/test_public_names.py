@@ -34,7 +34,7 @@ def test_an_error_can_be_imported_without_torch() -> None:
 
 def test_an_engine_can_be_imported_without_the_experts_of_any_family() -> None:
     code = (
-        "import sys, ttc.engine, ttc.model.grouped_loading, ttc.model.stored_loading; "
+        "import sys, ttc.engine, ttc.model.mxfp4_loading, ttc.model.stored_loading; "
         "models = [m for m in sys.modules if m.startswith('transformers.models.')]; "
         "print([m for m in models if 'moe' in m or 'mixtral' in m or 'gpt_oss' in m])"
     )

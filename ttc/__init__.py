@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from ttc.approximate.decode_gate import DecodeGate as DecodeGate
     from ttc.approximate.early_exit import EarlyExit as EarlyExit, ExitReport as ExitReport
     from ttc.approximate.quantized_kv import QuantizedKV as QuantizedKV
-    from ttc.approximate.rkv import RKV as RKV
     from ttc.engine import Engine as Engine
     from ttc.errors import (
         BudgetExceeded as BudgetExceeded,

@@ -15,7 +15,6 @@ import torch
 
 from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
 from ttc.approximate.int8_activations import round_activations
-from ttc.approximate.rkv import RKV
 from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.installing import lent
 from ttc.checks import check_flag, check_is
@@ -129,8 +128,6 @@ class Engine:
         self.memory: KVMemory = self.residency.memory
         recurrent = self.runner.recurrent
         self.memory.states.use(None if recurrent is None else recurrent.shape)
-        if isinstance(self.residency, RKV):
-            self.residency.check(self.runner)
         if isinstance(self.runner, PlacedRunner):
             self.runner.bind(self.residency)
         self.tree = Tree(self.memory, self.residency.block_tokens)

@@ -67,6 +67,8 @@ class Step:
     thinking: what is thought has limits of its own, and only what is answered counts to
         `max_tokens`, ends at `delimiter` and is finished by `end`. None treats both alike. A driver
         keeps it (`search.solve`), a batch does not.
+    stop_loops: end the step as "looped" where the branch's last tokens repeat. A driver sets it
+        (see `search.base.Search`).
     Each child says in `step_reasons[-1]` why its step ended.
     """
 
@@ -75,6 +77,7 @@ class Step:
     end: tuple[str, ...] = ()
     statistics: bool = False
     thinking: Thinking | None = None
+    stop_loops: bool = False
 
     @property
     def delimiters(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ttc.drawing import alive, tree_svg, written
 from ttc.errors import InvalidInput
 from ttc.tools.call import ToolCall
-from ttc.tree.branch import Branch, Substitution
+from ttc.tree.branch import Branch, Substitution, ThoughtClosed
 from ttc.usage import Usage
 from ttc.wording import number_of
 
@@ -118,6 +118,7 @@ class BranchRecord:
     thinking_tokens: int
     tool_calls: list[ToolCall] = field(default_factory=list)
     model: str = ""
+    thought_closed: ThoughtClosed | None = None
 
     @classmethod
     def of(cls, branch: Branch) -> BranchRecord:
@@ -234,12 +235,15 @@ class Result:
                 best,
                 branches,
                 values["answer"],
-                Usage(**values["usage"]),
+                Usage.from_dict(values["usage"]),
                 [Node.from_dict(node) for node in values["tree"]],
                 values["seed"],
                 values["error"],
                 values["stopped"],
-                {name: Usage(**usage) for name, usage in values.get("usage_by_model", {}).items()},
+                {
+                    name: Usage.from_dict(usage)
+                    for name, usage in values.get("usage_by_model", {}).items()
+                },
                 values.get("prompt"),
             )
         except (KeyError, TypeError, ValueError, StopIteration) as error:
@@ -302,8 +306,8 @@ class Progress:
 
 def _written(record: Node | BranchRecord) -> dict[str, Any]:
     values = {name: _plain(value) for name, value in asdict(record).items()}
-    for name in ("tool_calls", "model"):
-        if not values[name]:
+    for name in ("tool_calls", "model", "thought_closed"):
+        if not values.get(name, True):
             del values[name]
     return values
 

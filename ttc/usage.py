@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
 @dataclass
@@ -16,8 +17,6 @@ class Usage:
     used (approximate); finding that out ran `probe_layer_rows` rows x layers that no KV came of.
     Of the `generated_tokens`, `thinking_tokens` belong to a model's thoughts. `tool_calls` counts
     the calls of tools, equal ones too; the tokens of their answers are among the prompt's.
-    `evicted_tokens` counts those whose KV was dropped for good (approximate; see
-    `ttc.approximate.rkv`).
     `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the
     ratings that a gate answered without its verifier, `gated_branches` those that a `DecodeGate`
     stopped. Of scoring passes with an early exit, `exit_layer_rows` counts the rows x layers that
@@ -44,12 +43,16 @@ class Usage:
     wall_s: float = 0.0
     thinking_tokens: int = 0
     tool_calls: int = 0
-    evicted_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Usage:
+        """What `to_dict` gave; of older results without what is not counted any more."""
+        return cls(**{name: value for name, value in values.items() if name != "evicted_tokens"})
 
     def to_dict(self) -> dict[str, int | float]:
         return asdict(self)

@@ -16,6 +16,7 @@ from hydra.errors import (
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from experiments.cli.removed import removal
 from ttc.errors import TTCError
 from ttc.origin import at, error_text, origin, raised_by_user
 
@@ -85,7 +86,9 @@ def _unknown_choice(error: MissingConfigException) -> str:
     if not choices:
         return str(error).splitlines()[0]
     path = PurePosixPath(error.missing_cfg_file or "")
-    return f"{path.parent}={path.name} is unknown; use one of {', '.join(choices)}"
+    group, name = str(path.parent), path.name
+    unknown = f"{group}={name} is unknown; use one of {', '.join(choices)}"
+    return removal(group, name) or unknown
 
 
 def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from experiments.runs.data import Task, graded
 from experiments.runs.private import without_texts
 from experiments.runs.records import own_figures, tree_node
-from experiments.runs.summary import failed
+from experiments.runs.summary import WITHOUT_END, failed
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Result
 from ttc.residency.capture import Capture
@@ -60,6 +60,7 @@ def problem_record(result: Result, task: Task, with_tokens: bool = False) -> dic
             "score": branch.score,
             "step_scores": branch.step_scores,
             "finish_reason": branch.finish_reason,
+            "looped": "looped" in (branch.thought_closed, *branch.step_reasons),
             "tokens": len(branch.generated),
             **own_figures(branch),
             **_thinking(branch),
@@ -117,9 +118,16 @@ def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str,
 
 
 def _thinking(branch: BranchRecord) -> dict[str, Any]:
-    if not branch.thought and not branch.thinking_tokens:
+    """thought_end: what ended the thought: "limit", "looped", "cut" where nothing did, or "model"
+    where the model itself did."""
+    cut = branch.answer_text is None
+    if not branch.thought and not branch.thinking_tokens and not cut:
         return {}
-    return {"thought": branch.thought, "thinking_tokens": branch.thinking_tokens}
+    return {
+        "thought": branch.thought,
+        "thinking_tokens": branch.thinking_tokens,
+        "thought_end": "cut" if cut else branch.thought_closed or "model",
+    }
 
 
 def _tools(branch: BranchRecord) -> dict[str, Any]:
@@ -127,16 +135,16 @@ def _tools(branch: BranchRecord) -> dict[str, Any]:
 
 
 def _has_no_end(result: Result) -> bool:
-    return result.best is not None and result.best.finish_reason in (None, "context")
+    return result.best is not None and result.best.finish_reason in WITHOUT_END
 
 
 def _truncated_by(result: Result, limits: DictConfig) -> str | None:
-    """What left the chosen text without an end: "context", a budget by the name of its setting, or
-    "search"."""
+    """What left the chosen text without an end: "context", "looped", a budget by the name of its
+    setting, or "search"."""
     if result.best is None or not _has_no_end(result):
         return None
-    if result.best.finish_reason == "context":
-        return "context"
+    if result.best.finish_reason is not None:
+        return result.best.finish_reason
     generated = result.usage.generated_tokens
     spent = {
         "max_generated_tokens": generated,

@@ -53,7 +53,6 @@ MAY_CHANGE = (
     "backend.timeout_s",
     "backend.retries",
     "backend.wait_s",
-    "rollouts.rule",
     "processbench.data",
     "processbench.limit",
     "processbench.threshold",

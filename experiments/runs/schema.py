@@ -30,8 +30,8 @@ class ModelConfig:
     device_map: in place of a device, as transformers takes it. gguf_file: which of several .gguf
     files to read.
     trust_remote_code: run Python code that comes with the model.
-    quantized: keep the weights of a .gguf file or a quantized folder as they are stored, on a
-        CPU.
+    quantized: keep the weights of a .gguf file, or gpt-oss's experts in MXFP4, as they are stored,
+        on a CPU.
     int8_activations: round to 8 bits what meets such weights (approximate).
     thinking_marks: what tells the model's thoughts from its answers, null for what its chat
     template or vocabulary names, false for none, or the strings that begin and end a thought, as
@@ -268,13 +268,6 @@ class TrainConfig:
     batch: int = 16
 
 
-@dataclass
-class RolloutsConfig:
-    """Described by `python -m experiments.rollouts --help`."""
-
-    rule: str = "treerl"
-
-
 WRITTEN: dict[type, type] = {
     verifiers.ConfidenceGatedVerifier: ConfidenceGatedConfig,
     verifiers.EnsembleVerifier: EnsembleConfig,
@@ -302,7 +295,6 @@ POLICIES: dict[str, type] = {
     **classes("ttc.residency"),
     "auto": ttc.Auto,
     "quantized_kv": ttc.QuantizedKV,
-    "rkv": ttc.RKV,
 }
 
 
@@ -406,7 +398,6 @@ def register() -> None:
     store.store(group="verifier/exit", name="calibrated", node=CalibratedExitConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
     store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
-    store.store(name="rollouts_schema", node=extended("rollouts", RolloutsConfig))
     store.store(name="processbench_schema", node=extended("processbench", ProcessBenchConfig))
     store.store(name="serve_schema", node=extended("serve", ServeConfig))
     for group, name in WITHOUT.items():

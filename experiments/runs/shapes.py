@@ -31,6 +31,8 @@ class Branch(TypedDict, total=False):
     text: str
     thought: str
     thinking_tokens: Count
+    thought_end: str | None
+    looped: bool
     tool_calls: list[ToolCall]
     vote: str | None
     score: Number | None

@@ -21,6 +21,9 @@ KS = tuple(2**i for i in range(11))
 SHOWN_VALUES = 5
 """Of one kind of error."""
 
+WITHOUT_END = (None, "context", "looped")
+"""What a branch's `finish_reason` is where its text has no end."""
+
 _VALUE = re.compile(r"\d(?:[\d,.]*\d)?|'[^']*'|\"[^\"]*\"")
 
 
@@ -153,7 +156,6 @@ def approximations(records: Sequence[dict[str, Any]]) -> dict[str, int]:
         "layer_rows_left_out_of_verification": sum(
             u.get("exit_layer_rows_saved", 0) for u in usages
         ),
-        "tokens_evicted": sum(u.get("evicted_tokens", 0) for u in usages),
         "tokens_on_a_similar_prompt": sum(u.get("substituted_tokens", 0) for u in usages),
     }
 
@@ -188,18 +190,33 @@ def tokens_past(position: int, node: Mapping[str, Any]) -> int:
 
 def branch_counts(records: Sequence[dict[str, Any]]) -> dict[str, int]:
     """Of the final branches of all solved problems: how many there are, how many gave no answer
-    that could be read, and how many have no end. tied_votes: problems where several answers have
-    the most votes.
+    that could be read, how many have no end, and how many went in circles. tied_votes: problems
+    where several answers have the most votes.
+
+    thoughts_closed_by_limit, thoughts_cut: how many thoughts were ended at their limit, and how
+    many have no end. Neither is there where records do not say how thoughts ended, as older ones.
     """
     branches = [branch for record in records for branch in counted(record)]
-    return {
+    ends = [branch.get("thought_end") for branch in branches if "thought" in branch]
+    counts = {
         "count": len(branches),
         "no_answer_read": sum(branch["answer"] is None for branch in branches),
         "without_an_end": sum(
-            branch.get("finish_reason", "eos") in (None, "context") for branch in branches
+            branch.get("finish_reason", "eos") in WITHOUT_END for branch in branches
         ),
         "tied_votes": sum(is_tied(votes(counted(record))[0]) for record in records),
+        "looped": sum(branch.get("looped", False) for branch in branches),
     }
+    if None in ends:
+        return counts
+    thoughts = {"thoughts_closed_by_limit": ends.count("limit"), "thoughts_cut": ends.count("cut")}
+    return counts | thoughts
+
+
+def shown_counts(counts: Mapping[str, int]) -> str:
+    """`branch_counts` in a line, "" where nothing but their number is to be told."""
+    told = [f"{n} {name.replace('_', ' ')}" for name, n in counts.items() if n and name != "count"]
+    return f"{counts['count']} in all, {', '.join(told)}" if told else ""
 
 
 def is_tied(votes: Sequence[tuple[int, bool]]) -> bool:

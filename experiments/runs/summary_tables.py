@@ -7,25 +7,54 @@ from typing import Any
 
 from experiments.cli.labels import labels, typed_settings
 from experiments.cli.tables import Table, labelled
-from experiments.runs.summary import shown_kind
+from experiments.runs.summary import shown_counts, shown_kind
 from ttc.wording import number_of
 
 SHOWN_REASONS = 5
 
+MANY = 0.05
+"""Above this share of branches a line names the setting that may help."""
 
 LIMITS = ("max_tokens", "max_steps", "step_tokens")
 """Settings of searches that may cut an answer."""
 
 
+def _room(cause: str, settings: Collection[str]) -> str:
+    """What gives more room where `cause` left a text without an end."""
+    if cause == "context":
+        return "a model with a longer context"
+    limits = [f"search.{name}" for name in LIMITS if name in settings]
+    return cause if cause != "search" else " or ".join(limits) or "the search's own limits"
+
+
 def _cut_off(summary: dict[str, Any], settings: Collection[str]) -> Iterator[str]:
     """How many answers have no end, and the limit that cut them."""
-    limits = [f"search.{name}" for name in LIMITS if name in settings]
-    ways = {
-        "search": " or ".join(limits) or "the search's own limits",
-        "context": "a model with a longer context",
-    }
     for cause, count in summary.get("truncated_by", {}).items():
-        yield f"{number_of(count, 'answer')} without an end; more tokens: {ways.get(cause, cause)}"
+        answers = number_of(count, "answer")
+        if cause == "looped":
+            yield f"{answers} in circles; other samples: search.temperature"
+        else:
+            yield f"{answers} without an end; more tokens: {_room(cause, settings)}"
+
+
+def _advice(summary: dict[str, Any], settings: Collection[str]) -> Iterator[str]:
+    """What may help where many branches are not as they should be."""
+    counts = summary["branches"]
+    causes = {cause: n for cause, n in summary["truncated_by"].items() if cause != "looped"}
+    room = f"raise {_room(max(causes, key=causes.__getitem__, default='search'), settings)}"
+    have_ends = counts["without_an_end"] == counts["looped"]
+    ways = {
+        "no_answer_read": "look at the texts, and at dataset.instruction" if have_ends else room,
+        "without_an_end": room,
+        "looped": "raise search.temperature",
+        "thoughts_closed_by_limit": "raise search.thinking_tokens",
+        "thoughts_cut": f"{room}, or set search.thinking_tokens",
+    }
+    for name, way in ways.items():
+        if (count := counts.get(name, 0)) > MANY * counts["count"]:
+            yield f"{count / counts['count']:.0%} of branches {name.replace('_', ' ')}: {way}"
+    if counts["tied_votes"] > MANY * summary["problems"] and "n" in settings:
+        yield f"{counts['tied_votes'] / summary['problems']:.0%} of votes tied: raise search.n"
 
 
 def table(name: str, summary: dict[str, Any], settings: Collection[str] = ()) -> str:
@@ -36,6 +65,7 @@ def table(name: str, summary: dict[str, Any], settings: Collection[str] = ()) ->
         ("problems", f"{summary['problems']} ({summary['failures']} failed)"),
         ("accuracy", f"{summary['accuracy']:.1%}  [95%: {low:.1%} to {high:.1%}]"),
         *(("cut off", text) for text in _cut_off(summary, settings)),
+        *([("branches", told)] if (told := shown_counts(summary["branches"])) else []),
         *((f"pass@{k}", f"{v:.1%}") for k, v in summary["pass_at_k"].items()),
         *((f"maj@{k}", f"{v:.1%}") for k, v in summary["maj_at_k"].items()),
         ("tokens per problem", f"{summary['generated_tokens_per_problem']:.0f}"),
@@ -54,6 +84,7 @@ def table(name: str, summary: dict[str, Any], settings: Collection[str] = ()) ->
         rows.append(("ACT blocks", f"{summary['act_blocks']:,} of {summary['blocks']:,} blocks"))
     link = ", over a simulated link" if "simulated_link_gbps" in summary else ""
     rows.append(("time", f"{summary['seconds']:.1f} s{link}"))
+    rows += [("advice", text) for text in _advice(summary, settings)]
     return f"\n{name}\n{labelled(rows)}"
 
 
@@ -80,19 +111,21 @@ def sweep_table(jobs: Sequence[tuple[Sequence[str], dict[str, Any] | str]]) -> s
     """One line for each job of a sweep: (its overrides, its summary or why it failed)."""
     names = labels([typed_settings(overrides) for overrides, _ in jobs])
     columns = ("job", "accuracy", "95% interval", "tokens", "failed", "time")
-    lines, errors = [], []
+    lines, notes = [], []
     for name, (_, outcome) in zip(names, jobs, strict=True):
         if isinstance(outcome, str):
-            errors.append(f"{name}: error: {outcome}")
+            notes.append(f"{name}: error: {outcome}")
             lines.append([name, "error", *["-"] * 4])
             continue
         interval = " to ".join(f"{end:.1%}" for end in outcome["accuracy_95"])
         tokens = f"{outcome['generated_tokens_per_problem']:.0f}"
         counts = (tokens, str(outcome["failures"]), f"{outcome['seconds']:.1f} s")
         lines.append([name, f"{outcome['accuracy']:.1%}", interval, *counts])
+        if told := shown_counts(outcome.get("branches", {})):
+            notes.append(f"{name}: branches: {told}")
     table = Table("", columns, lines).text()
     parts = [
         f"{number_of(len(jobs), 'job')}; tokens are generated tokens per problem\n{table}",
-        *errors,
+        *notes,
     ]
     return "\n" + "\n\n".join(parts)

@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from experiments.cli.removed import removal
 from experiments.runs.config_values import as_dict
 from experiments.runs.run_name import is_own
 from experiments.runs.schema import GROUPS
@@ -26,7 +27,10 @@ OF_DATA = ("dataset.reader", "dataset.extract", "dataset.grader")
 def find(path: str, key: str) -> Any:
     """What a dotted path names, in the folder of the command too. key: the setting that gave it."""
     module, _, name = path.rpartition(".")
-    group = GROUPS.get(key.partition(".")[0])
+    group_name = key.partition(".")[0]
+    if gone := removal(group_name, path):
+        raise InvalidInput(gone)
+    group = GROUPS.get(group_name)
     others = "" if group is None else f", or a choice: {', '.join(group.choices)}"
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:

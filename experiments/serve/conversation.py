@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ttc.errors import InvalidInput
-from ttc.text.chat import Message, has_template
+from ttc.text.chat import has_template
 from ttc.text.prompt import PromptTemplate
+from ttc.text.roles import INSTRUCTING, Message
 
 
 @dataclass(frozen=True)
@@ -25,18 +26,9 @@ class Conversation(PromptTemplate):
     last: Mapping[str, Any] = field(default_factory=lambda: {"role": "user"})
 
     what: ClassVar[str] = "the last message"
-
-    @property
-    def way_out(self) -> str:  # type: ignore[override]
-        """What to do where the chat template refuses the messages, which may have no system role;
-        tools that it does not know are told in a system message, too."""
-        in_turn = "then the user's and the assistant's in turn"
-        if self.system is None and all(message["role"] != "system" for message in self.earlier):
-            return f"send a system message first, if any, {in_turn}"
-        return (
-            f"leave the system message and tools out, or put their words into the first message of "
-            f"the user, {in_turn}"
-        )
+    way_out: ClassVar[str] = (
+        "send the user's and the assistant's messages in turn, the user's first"
+    )
 
     def uses_chat(self, tokenizer: Any) -> bool:
         """Always. Raises InvalidInput where the model has no chat template."""
@@ -49,7 +41,7 @@ class Conversation(PromptTemplate):
     def messages(self, question: str) -> list[Message]:
         *before, asked = super().messages(question)
         earlier = list(self.earlier)
-        if before and earlier and earlier[0]["role"] == "system":
+        if before and earlier and earlier[0]["role"] in INSTRUCTING:
             both = f"{earlier[0]['content']}\n\n{before.pop(0)['content']}"
             earlier[0] = {**earlier[0], "content": both}
         return [*before, *earlier, {**asked, **self.last}]

@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.cli.choices import conf
+from experiments.cli.removed import removal
 from experiments.runs.config_values import as_dict
 from experiments.runs.run_name import class_label
 from experiments.runs.schema import SEARCHES, schema_of
@@ -122,7 +123,8 @@ class Offer:
         name = settings.pop("name", by_model)
         if name != PLAIN and name not in self.searches:
             names = ", ".join((PLAIN, *self.searches))
-            raise Refusal(400, f"search={name!r} is unknown; use one of {names}", param="search")
+            unknown = f"search={name!r} is unknown; use one of {names}"
+            raise Refusal(400, removal("search", str(name)) or unknown, param="search")
         if by_model not in (PLAIN, name):
             raise Refusal(
                 400,

@@ -125,8 +125,7 @@ class Message(BaseModel):
 
     def as_template(self) -> dict[str, Any]:
         """As chat templates take it."""
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": self.text}
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
         if self.role == "tool":
             message |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
         if self.role == "assistant" and self.tool_calls:

@@ -1,23 +1,31 @@
-"""A chat as a prompt, where the model's chat template refuses it."""
+"""A chat as a prompt, where the model's chat template has no system role."""
 
 from __future__ import annotations
 
 import pytest
 
 from experiments.serve.conversation import Conversation
+from experiments.serve.requests import Message
 from tests.helpers.chats import tokenizer
 from ttc import InvalidInput
 
 NO_SYSTEM = (
-    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% for m in messages %}{% if m.role != ('user', 'assistant')[loop.index0 % 2] %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.content }}>{% endfor %}"
 )
 
 
-def test_the_way_out_is_none_that_was_taken_already() -> None:
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_message_goes_before_the_words_of_the_user(role: str) -> None:
     own = tokenizer((), "bytes", None, "</s>", template=NO_SYSTEM)
-    asked = Conversation(earlier=({"role": "system", "content": "be short"},))
-    way_out = "no system role; leave the system message and tools"
-    with pytest.raises(InvalidInput, match=way_out):
+    earlier = (Message(role=role, content="be short").as_template(),)  # type: ignore[arg-type]
+    assert Conversation(earlier=earlier).text("1 + 1?", own) == "<be short\n\n1 + 1?>"
+    of_server = Conversation(system="be kind", earlier=earlier)
+    assert of_server.text("1 + 1?", own) == "<be short\n\nbe kind\n\n1 + 1?>"
+
+
+def test_what_stays_refused_names_a_way_out() -> None:
+    own = tokenizer((), "bytes", None, "</s>", template=NO_SYSTEM)
+    asked = Conversation(earlier=({"role": "assistant", "content": "hello"},))
+    with pytest.raises(InvalidInput, match=r"must alternate; send .* in turn, the user's first"):
         asked.text("1 + 1?", own)
-    assert Conversation().way_out.startswith("send a system message first, if any")

@@ -218,6 +218,7 @@ def test_the_published_predictions_are_those_of_the_first_n_candidates(tmp_path:
         ({"models": []}, r"models is \[\]; give a list"),
         ({"search": ["greedy"]}, "'search' is unknown; use name, models"),
         ({"searches": ["greed"]}, "'greed' is unknown; use one of .*greedy"),
+        ({"searches": ["fork_think"]}, "searches: search=fork_think was removed; use "),
         ({"seeds": ["one"]}, r"seeds is \['one'\]"),
         ({"budgets": ["much"]}, "'much' is neither a number of tokens"),
         ({"budgets": 500}, "budgets is 500; give a list"),

@@ -90,6 +90,9 @@ def test_branches_that_say_nothing_and_ties_are_counted_over_all_of_them() -> No
         "no_answer_read": 3,
         "without_an_end": 3,
         "tied_votes": 1,
+        "looped": 0,
+        "thoughts_closed_by_limit": 0,
+        "thoughts_cut": 0,
     }
 
 

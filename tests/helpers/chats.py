@@ -33,8 +33,7 @@ class Chat:
     """One model's chat.
 
     source: where its template is published. template: in Jinja. prompt, turned: see above.
-    system, shot: the prompt with SYSTEM, with EXAMPLES before it; "" where the template refuses
-        that, None where it is left out here.
+    system, shot: the prompt with SYSTEM, with EXAMPLES before it; None where it is left out here.
     special: the tokens of their own, beside bos and eos. kind: of the tokenizer, see `tokenizer`.
     before: what it puts before raw texts. said: what the model writes as ANSWER, blanks and
         thoughts with it. rewrites: the whole chat does not hold it as the model wrote it; `follows`
@@ -278,7 +277,7 @@ CHATS = {
         "endif %}{% endfor %}",
         "<s>[INST] 2 + 2? [/INST]",
         "<s>[INST] 2 + 2? [/INST]four</s>[INST] Sure? [/INST]",
-        "",
+        "<s>[INST] Be brief.\n\n2 + 2? [/INST]",
         "<s>[INST] 1 + 1? [/INST]two</s>[INST] 2 + 2? [/INST]",
         bos="<s>",
         kind="first",
@@ -394,7 +393,7 @@ CHATS = {
         "<bos><start_of_turn>user\n2 + 2?<end_of_turn>\n<start_of_turn>model\n",
         "<bos><start_of_turn>user\n2 + 2?<end_of_turn>\n<start_of_turn>model\nfour<end_of_turn>\n"
         "<start_of_turn>user\nSure?<end_of_turn>\n<start_of_turn>model\n",
-        "",
+        "<bos><start_of_turn>user\nBe brief.\n\n2 + 2?<end_of_turn>\n<start_of_turn>model\n",
         "<bos><start_of_turn>user\n1 + 1?<end_of_turn>\n<start_of_turn>model\ntwo<end_of_turn>\n"
         "<start_of_turn>user\n2 + 2?<end_of_turn>\n<start_of_turn>model\n",
         ("<start_of_turn>", "<end_of_turn>"),

@@ -76,42 +76,12 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
 FEW = ("llama", "gpt2", "gemma3", "deepseek_v3")
 """Those of `FAMILIES` that `make test` runs, where a test goes through all of them."""
 
-OWN_CODE: dict[str, tuple[type, dict[str, Any]]] = {
-    "bloom": (hf.BloomConfig, {}),
-    "bloom, 3 heads": (hf.BloomConfig, {"hidden_size": 24, "n_head": 3, "num_attention_heads": 3}),
-    "codegen": (hf.CodeGenConfig, {"rotary_dim": 4}),
-    "falcon": (hf.FalconConfig, {"multi_query": False, "bias": True}),
-    "falcon, alibi": (
-        hf.FalconConfig,
-        {"multi_query": False, "alibi": True, "parallel_attn": False},
-    ),
-    "falcon, alibi and one head": (hf.FalconConfig, {"multi_query": True, "alibi": True}),
-    "falcon, new": (hf.FalconConfig, {"new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon, one head": (hf.FalconConfig, {"multi_query": True}),
-    "gpt_neo": (hf.GPTNeoConfig, {"attention_types": [[["global", "local"], 1]], "window_size": 8}),
-    "gpt_neox_japanese": (hf.GPTNeoXJapaneseConfig, {}),
-    "gptj": (hf.GPTJConfig, {"rotary_dim": 4}),
-    "mpt": (hf.MptConfig, {"max_seq_len": 256}),
-    "mpt, 3 heads": (
-        hf.MptConfig,
-        {"max_seq_len": 256, "hidden_size": 24, "num_attention_heads": 3},
-    ),
-    "openai-gpt": (hf.OpenAIGPTConfig, {"n_positions": 256}),
-    "xglm": (hf.XGLMConfig, {"ffn_dim": 48}),
-}
-"""Families that compute attention by code of their own."""
-
 
 def build(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    config_class, extra = (FAMILIES | OWN_CODE)[family]
-    common = {
-        k: v
-        for k, v in COMMON.items()
-        if family in FAMILIES or k not in ("head_dim", "num_key_value_heads")
-    }
+    config_class, extra = FAMILIES[family]
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(
-        config_class(**(common | extra)), dtype=dtype
+        config_class(**(COMMON | extra)), dtype=dtype
     ).eval()
     model.generation_config.eos_token_id = None
     return model

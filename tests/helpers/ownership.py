@@ -35,7 +35,7 @@ def assert_whole(engine: Engine, branches: Sequence[Branch]) -> None:
     for segment in segments:
         assert segment.parent is not None and segment.start == segment.parent.end
         assert segment.refs == sum(b.leaf is segment for b in branches) + len(segment.children) > 0
-        assert segment.storage.tokens == segment.held
+        assert segment.storage.tokens == len(segment.tokens)
         assert all(
             segment.storage.device[i] or segment.storage.host[i] for i in range(len(memory.shapes))
         )

@@ -44,7 +44,6 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "beam_search": [
         {"lookahead": 2},
         {"verify_every": 2},
-        {"drop_duplicates": True},
         {"finish_tokens": 9},
     ],
     "budget_forcing": [{"end_of_thinking": ""}],

@@ -6,13 +6,20 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tests.helpers.backends import FakeBackend
 from ttc.model.default_model import smollm2_folder
@@ -208,3 +215,31 @@ def save_smollm2(folder: Path, template: str = QWEN3_THINKING) -> str:
     settings["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return str(folder)
+
+
+def circling(words: str, tokenizer: Any, answer: str = "7") -> LlamaForCausalLM:
+    """A model that writes `words` again and again, whatever is drawn. After ":" it writes `answer`
+    and ends, or goes in circles again where `answer` is "". No letter may stand twice."""
+    ids = tokenizer.encode(words, add_special_tokens=False)
+    eos, colon = tokenizer.eos_token_id, tokenizer.encode(":", add_special_tokens=False)[0]
+    after = torch.full((len(tokenizer),), ids[0])
+    for token, following in pairwise([*ids, ids[0]]):
+        after[token] = following
+    if answer:
+        said = tokenizer.encode(answer, add_special_tokens=False)
+        for token, following in pairwise([colon, *said, eos]):
+            after[token] = following
+    width = 4 * -(-len(tokenizer) // 4)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=4, max_position_embeddings=4096,
+        eos_token_id=eos, bos_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.fill_(1.0 if "norm" in name else 0.0)
+        everyone = torch.arange(len(tokenizer))
+        model.model.embed_tokens.weight[everyone, everyone] = 1.0
+        model.lm_head.weight[after, everyone] = 10.0
+    return model

@@ -62,7 +62,6 @@ ALONE = {
     "Greedy",
     "BudgetForcing",
     "CertaintyProbe",
-    "EarlyAnswer",
     "MUR",
     "PhiDecoding",
     "SelfRefine",

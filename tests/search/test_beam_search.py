@@ -89,31 +89,6 @@ def test_candidates_branch_once_between_two_ratings() -> None:
     ]
 
 
-def test_of_equal_texts_the_first_is_kept_before_selection() -> None:
-    tree = {"": ["a", "a", "b", "a"]}
-    scores = {"a": 0.9, "b": 0.1}
-    search = BeamSearch(beam_size=2, beam_width=2, max_steps=1)
-    assert texts(searched(search, HandMadeTree(tree), scores)) == ["a", "a"]
-    verifier = Scores(scores)
-    distinct = BeamSearch(beam_size=2, beam_width=2, max_steps=1, drop_duplicates=True)
-    result = searched(distinct, HandMadeTree(tree), verifier)
-    assert texts(result) == ["a", "b"] and [branch.path for branch in result.branches] == [
-        (0,),
-        (2,),
-    ]
-    assert verifier.asked == ["a", "b"]
-
-
-def test_a_new_text_that_a_finished_beam_has_is_a_duplicate_only_if_it_is_finished_too() -> None:
-    tree = {"": ["ab.", "a"], "a": ["b.", "b"]}
-    search = BeamSearch(beam_size=2, beam_width=2, max_steps=2, drop_duplicates=True)
-    result = searched(search, HandMadeTree(tree), {"ab.": 0.9})
-    assert texts(result) == ["ab.", "ab"] and [branch.path for branch in result.branches] == [
-        (0,),
-        (1, 1),
-    ]
-
-
 # ---------------------------------------------------------------- faults of other implementations
 
 
@@ -141,8 +116,6 @@ def test_no_answer_is_made_twice_to_fill_the_beams() -> None:
         BeamSearch(beam_size=4, beam_width=1, max_steps=3), HandMadeTree({"": ["a.", "b."]}), {}
     )
     assert len({branch.path for branch in result.branches}) == len(result.branches) == 4
-    search = BeamSearch(beam_size=4, beam_width=1, max_steps=3, drop_duplicates=True)
-    assert texts(searched(search, HandMadeTree({"": ["a.", "b."]}), {})) == ["a.", "b."]
 
 
 def test_a_search_in_which_nothing_finishes_answers_with_its_best_beam() -> None:

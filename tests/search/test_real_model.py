@@ -16,7 +16,7 @@ QUESTION = "Tom has 3 boxes of 4 apples. He eats 2. How many are left?"
 STEPS = {"temperature": 0.0, "step_tokens": 4, "max_steps": 3, "delimiter": None}
 SEARCHES: list[Search] = [
     BeamSearch(beam_size=1, beam_width=1, lookahead=1, **STEPS),  # type: ignore[arg-type]
-    BeamSearch(beam_size=3, beam_width=1, verify_every=2, drop_duplicates=True, **STEPS),
+    BeamSearch(beam_size=3, beam_width=1, verify_every=2, **STEPS),
     DVTS(subtrees=2, beam_width=1, lookahead=1, **STEPS),  # type: ignore[arg-type]
     REBASE(n=2, **STEPS),  # type: ignore[arg-type]
     ParticleFilter(n=2, **STEPS),  # type: ignore[arg-type]
@@ -45,5 +45,3 @@ def test_at_temperature_0_every_branch_is_the_greedy_one() -> None:
         assert result.error is None and result.branches and engine.kv_bytes() == 0
         assert all(branch.generated == expected for branch in result.branches), search
         assert all(branch.score is not None for branch in result.branches)
-        if getattr(search, "drop_duplicates", False):
-            assert len(result.branches) == 1

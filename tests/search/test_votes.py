@@ -16,7 +16,6 @@ from search.certainty_probe import CertaintyProbe
 from search.compute_optimal import ComputeOptimal
 from search.deep_conf import DeepConf
 from search.mcts import MCTS
-from search.parallel_probe import ParallelProbe
 from search.rebase import REBASE
 from search.revision import Revision
 from search.selection import Sample, majority, vote, weighted_majority
@@ -69,14 +68,10 @@ def test_every_search_that_votes_groups_so(search: object) -> None:
     assert search.choose(CANDIDATES, MATH)[1] in ("5 cm", "x=5", "5")  # type: ignore[attr-defined]
 
 
-OTHER_VOTES = (DeepConf, ParallelProbe)
-"""Their votes weigh confidence, or are those of probes."""
-
-
 @pytest.mark.parametrize(
     "search",
     [
-        *(kind() for kind in SEARCHES.values() if kind not in (ComputeOptimal, *OTHER_VOTES)),
+        *(kind() for kind in SEARCHES.values() if kind not in (ComputeOptimal, DeepConf)),
         SelfConsistency(weighted=True),
         REBASE(answer="best"),
         MCTS(answer="weighted_majority"),

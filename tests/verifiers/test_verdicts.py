@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.backends import FakeBackend
+from tests.helpers.chats import tokenizer
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
-from ttc.text.chat import chat_text, following
+from ttc import InvalidInput, UnsupportedModel
+from ttc.text.chat import QUESTION, chat_text, following, next_turn_text
+from ttc.text.thinking_models import marks_of
 from ttc.text.thinking_switch import without_thought
 from ttc.text.thoughts import Thoughts
-from verifiers import LLMVerifier, SelfVerifier
+from verifiers import LLMJudge, LLMVerifier, SelfVerifier
 from verifiers.side_branches import side_tokens
 
 WORDS = ("yes", "no")
 TAGS = ("<think>", "</think>", *WORDS)
+ENDED = TURNS.replace(
+    "<turn>assistant\n", "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
+LEARNED = ENDED.replace(
+    "{{ m.content }}",
+    "{% if m.thinking %}<T>{{ m.thinking }}</T>\n{% endif %}{{ m.content }}",
+)
+HEADED = ENDED.replace("\n", "").replace(
+    "{{ m.content }}",
+    "{% if m.thinking %} to=self:{{ m.thinking }}<eos><turn>assistant{% endif %}"
+    "{% if m.role == 'assistant' %} to=user:{% endif %}{{ m.content }}",
+)
+PLAIN_HEAD = ENDED.replace(
+    "{{ m.content }}", "{% if m.role == 'assistant' %}>>>all\n{% endif %}{{ m.content }}"
+).replace("<turn>assistant\n{% endif", "<turn>assistant\n>>>{% endif")
 HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>")
 EMPTY = TURNS + "<think>\n\n</think>\n\n"
 BOTH = TURNS + "{% if thinking is not defined or thinking %}<think>\n{% else %}</think>{% endif %}"
@@ -31,6 +51,13 @@ MODELS: dict[str, tuple[Any, str]] = {
         lambda: thinker(TURNS + "{# <|channel|> <|message|> #}", HARMONY, WORDS),
         "<|channel|>final<|message|>",
     ),
+    "as the template writes a thought": (lambda: thinker(LEARNED, plain=WORDS), "<T></T>"),
+    "a message's thinking is no switch": (
+        lambda: thinker(LEARNED + "{# <think> #}", plain=TAGS),
+        "<T></T>",
+    ),
+    "a head before each answer": (lambda: thinker(HEADED, plain=WORDS), " to=user:"),
+    "no thoughts, a head": (lambda: thinker(PLAIN_HEAD, plain=WORDS), ">>>all"),
     "no thoughts": (lambda: thinker(TURNS, plain=WORDS), ""),
 }
 
@@ -89,3 +116,37 @@ def test_a_verifier_that_may_think_reads_after_its_thought() -> None:
     assert thoughts is not None
     assert not thoughts.begun(at_once.asked("Right?", backend))
     assert thoughts.begun(thinking.asked("Right?", backend))
+
+
+FOLDER = os.environ.get("TTC_CHAT_TEMPLATES", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER, reason="TTC_CHAT_TEMPLATES names no folder of chat templates")
+def test_verdicts_of_published_templates_are_asked_outside_thoughts() -> None:
+    """Of `self`, fresh or on a branch, `llm`, `llm_judge` and `tournament`, which all ask by
+    `without_thought`: an answer can follow, as the template itself writes answers."""
+    asked, refused = 0, list[str]()
+    for file in sorted(Path(FOLDER).glob("*.jinja")):
+        own = tokenizer((), "bytes", "<s>", "</s>", template=file.read_text())
+        try:
+            options, closing = without_thought(own)
+            follow_up = next_turn_text(QUESTION, "Right?", own, options)
+            prompts = [
+                own.decode(side_tokens("Right?", Asked(own))),
+                follow_up + closing,
+                own.decode(LLMJudge(model=(None, own)).closed("2 + 2?", ["4"])),
+            ]
+        except (InvalidInput, UnsupportedModel) as error:
+            assert "without tools" in str(error) or "refuse" in str(error), file.stem
+            refused.append(f"{file.stem}: {error}")
+            continue
+        marks = marks_of(own)
+        for text in prompts:
+            assert text.endswith(closing), file.stem
+            assert marks is None or marks.split(text).answer is not None, file.stem
+            ended = marks is None or marks.split(text[-200:]).thought or options or closing
+            assert ended, f"{file.stem}: the model may open a thought"
+        asked += 1
+    print(f"{asked} asked, {len(refused)} refused:", *refused, sep="\n")
+    assert asked > 4 * len(refused)

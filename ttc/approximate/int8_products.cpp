@@ -282,16 +282,6 @@ struct EightFactors {
     all_parts(scale, scale * (float)-MXFP4::ZERO);
   }
 
-  INLINE void of(Group*, const uint8_t* const* blocks) {
-    Float8 scale, zero;
-    for (int c = 0; c < 8; ++c) {
-      const auto f = Group::factors(blocks[c]);
-      scale[c] = f.scale;
-      zero[c] = f.zero;
-    }
-    all_parts(scale, (SIGNED<Stored::BITS> ? 128 - zero : -zero) * scale);
-  }
-
   // One scale and one shift for all parts of a block.
   INLINE void all_parts(Float8 scale, Float8 shift) {
     for (int n = 0; n < COUNT; ++n) {

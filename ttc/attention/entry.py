@@ -51,7 +51,8 @@ def shared_entries(paths: Sequence[Sequence[Segment]], counts: Sequence[int]) ->
             spans.setdefault(segment, [row, row])[1] = row + rows
         row += rows
     return [
-        Entry(s.storage, s.start, s.held, slice(first, last)) for s, (first, last) in spans.items()
+        Entry(s.storage, s.start, len(s.tokens), slice(first, last))
+        for s, (first, last) in spans.items()
     ]
 
 
@@ -70,7 +71,7 @@ def private_entries(
             kv = segment.storage
             mine = copies[kv][taken[kv]] if copies else kv
             taken[kv] += 1
-            entries.append(Entry(mine, segment.start, segment.held, slice(row, row + rows)))
+            entries.append(Entry(mine, segment.start, len(segment.tokens), slice(row, row + rows)))
         row += rows
     return entries
 

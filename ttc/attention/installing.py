@@ -11,14 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ttc.attention.hf_hook import IMPLEMENTATION
-from ttc.attention.inline_attention import (
-    call_attention,
-    has_inline_attention,
-    run_inline_attention,
-)
-
-OURS = "ttc_"
-"""What the names of all attention implementations of the engine begin with."""
 
 Choice = list[tuple[Any, str | None]]
 """What a model's attention was set to: each configuration in it, with the name of its attention
@@ -29,10 +21,6 @@ _BEFORE: WeakKeyDictionary[torch.nn.Module, Choice] = WeakKeyDictionary()
 
 
 def can_set_attention(model: Any) -> bool:
-    return _dispatches(model) or has_inline_attention(model)
-
-
-def _dispatches(model: Any) -> bool:
     parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
     return any(part._can_set_attn_implementation() for part in parts)
 
@@ -41,20 +29,17 @@ def install(model: Any) -> None:
     """Set the model's attention to the engine's, and remember what it was."""
     if not is_installed(model) and can_set_attention(model):
         _BEFORE[model] = _choice(model)
-        _set(model, IMPLEMENTATION)
+        model.set_attn_implementation(IMPLEMENTATION)
 
 
 def uninstall(model: Any) -> None:
     """Set the model's attention to what it was before `install`. A copy of such a model gets its
-    eager attention, or PyTorch's where its inline code has that."""
+    eager attention."""
     if is_installed(model):
         if model in _BEFORE:
-            _restore(model, _BEFORE.pop(model))
-        elif _dispatches(model):
-            model.set_attn_implementation("eager")
+            _restore(_BEFORE.pop(model))
         else:
-            sdpa = getattr(getattr(model, "body", model), "_supports_sdpa", False)
-            _restore(model, [(config, "sdpa" if sdpa else "eager") for config, _ in _choice(model)])
+            model.set_attn_implementation("eager")
 
 
 def is_installed(model: Any) -> bool:
@@ -79,17 +64,10 @@ def attention_set_to(model: Any, implementation: str) -> Iterator[None]:
         return
     before = _choice(model)
     try:
-        _set(model, implementation)
+        model.set_attn_implementation(implementation)
         yield
     finally:
-        _restore(model, before)
-
-
-def _set(model: Any, implementation: str) -> None:
-    if _dispatches(model):
-        model.set_attn_implementation(implementation)
-    else:
-        _restore(model, [(config, implementation) for config, _ in _choice(model)])
+        _restore(before)
 
 
 def _choice(model: Any) -> Choice:
@@ -109,13 +87,7 @@ def _choice(model: Any) -> Choice:
     return [(config, config._attn_implementation) for config in configs.values()]
 
 
-def _restore(model: Any, choice: Choice) -> None:
+def _restore(choice: Choice) -> None:
     for config, implementation in choice:
         # the property would change the parts as well
         config._attn_implementation_internal = implementation
-    if not _dispatches(model):
-        implementation = model.config.get_text_config()._attn_implementation
-        if (implementation or "").startswith(OURS):
-            call_attention(model, implementation)
-        else:
-            run_inline_attention(model)

@@ -13,7 +13,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ttc.attention.entry import Entry
 from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.hf_hook import IMPLEMENTATION, attending, tree_attention
-from ttc.attention.inline_attention import CallsAttention
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV
 from ttc.model.recording import Attention, Call, eager_attention, named_attention
@@ -71,9 +70,7 @@ def check_function(
     query = query * _enlargement(query, key, call.options.get("scaling"))
     result = _tree_attention(tree, number, call, query, key, value)
     functions: list[tuple[Attention, bool]] = [(eager_attention(call.module), True)]
-    if not isinstance(call.module, CallsAttention):
-        functions += named_attention(implementation)
-    for function, masked in functions:
+    for function, masked in functions + named_attention(implementation):
         mask = call.mask if masked else None
         if mask is not None and mask.is_floating_point():
             mask = mask.to(dtype)

@@ -173,29 +173,6 @@ FAMILIES: Mapping[str, Family] = {
         part=True,
     ),
     "nemotron": Family(SIZES | {LAYER_NORM: "norm_eps"}, part=True),
-    "falcon": Family(
-        {
-            **SIZES,
-            "feed_forward_length": "ffn_hidden_size",
-            "attention.head_count_kv": "num_kv_heads",
-            LAYER_NORM: "layer_norm_epsilon",
-        },
-        only={"attention.head_count_kv": (1,), "tensor_data_layout": ("jploski",)},
-        heads_apart=False,
-    ),
-    "bloom": Family(
-        {
-            "block_count": "n_layer",
-            "embedding_length": "hidden_size",
-            "attention.head_count": "n_head",
-            "vocab_size": "vocab_size",
-            LAYER_NORM: "layer_norm_epsilon",
-        },
-        only={"attention.max_alibi_bias": (8,)},
-        nothing=frozenset({"context_length", "attention.head_count_kv", "feed_forward_length"}),
-        rope=False,
-        heads_apart=False,
-    ),
     "gpt2": Family(
         {
             "block_count": "n_layer",

@@ -125,7 +125,7 @@ def _set_heads(config: Any, file: GgufFile, family: Family) -> None:
         raise _refused(file, "attention.value_length", value_dim, (head_dim,))
     if family.heads_apart:
         config.head_dim = head_dim
-    if file.setting("attention.head_count_kv") is None and file.architecture != "falcon":
+    if file.setting("attention.head_count_kv") is None:
         config.num_key_value_heads = config.num_attention_heads
     rope = rope_parameters(file, head_dim, family.part)
     original = rope.get("original_max_position_embeddings")

@@ -137,8 +137,6 @@ def _exactly(module: Any, *kinds: type) -> Any:
         raise UnsupportedModel(f"a {name} stands where a plain {kinds[0].__name__} is expected")
     if not is_plain(module):
         raise UnsupportedModel(f"a {name} has quantized weights or a forward of its own")
-    if getattr(module, "order", None) is not None:
-        raise UnsupportedModel("a weight has its inputs in another order (act-order)")
     return module
 
 

@@ -22,9 +22,9 @@ from ttc.model.gguf_rope import OTHER_FILES
 from ttc.model.gguf_settings import settle
 from ttc.model.gguf_tokenizer import restore
 from ttc.model.gguf_weights import check_tensors
-from ttc.model.grouped_loading import bytes_in_folder, check_layout, read_grouped
 from ttc.model.model_files import opened, whole_folder
 from ttc.model.multimodal import text_decoder
+from ttc.model.mxfp4_loading import bytes_in_folder, check_method, read_folder
 from ttc.model.packed_linear import has_bfloat16
 from ttc.model.partition import partition
 from ttc.model.quantized import check_quantization
@@ -66,9 +66,8 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
     bfloat16 where the device has units for it, else float32 (see `compiled`). gguf_file: which of
     a folder's or a hub model's .gguf files to read. trust_remote_code: run Python code that comes
     with the model.
-    quantized: keep the weights of a .gguf file, the integers of a folder of GPTQ, AWQ or
-    compressed-tensors, or gpt-oss's MXFP4 as they are stored, on a CPU; without a C++ compiler
-    those of a .gguf file are unpacked as ever, with a warning.
+    quantized: keep the weights of a .gguf file, or gpt-oss's experts in MXFP4, as they are stored,
+    on a CPU; without a C++ compiler those of a .gguf file are unpacked as ever, with a warning.
     compiled: the model's layers run compiled on a CPU where they can. Then dtype "auto" is bfloat16
     for such a model on every CPU, as the compiled layers need no units for it.
     over: the devices that layers run on, beginning with `device` (see `ttc.model.device_map`).
@@ -88,7 +87,7 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
         name = smollm2_file()
     with opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
         config = read_config(source, options)
-        method = _unpacked_by(config, place, stays and "gguf_file" not in options)
+        method = _unpacked_by(config, place, stays, options)
         decoder = None
         if not (trust_remote_code and hasattr(config, "auto_map")):
             decoder = text_decoder(config)
@@ -98,7 +97,7 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
                 raise UnsupportedModel(
                     "quantized=True reads models of text, and this one takes other inputs too"
                 )
-            model = _as_stored(read_stored, read_grouped, source, options, config, precision)
+            model = _as_stored(read_stored, read_folder, source, options, config, precision)
             model = model.eval().requires_grad_(False)
             if place_weights is not None:
                 place_weights(model, place)
@@ -141,11 +140,13 @@ def _places(
     return {"": device}
 
 
-def _unpacked_by(config: Any, place: torch.device, grouped: bool) -> str | None:
-    """The method of quantized weights that transformers reads, None for plain ones. grouped:
-    whether a folder's integers stay, of which what is not read is refused here."""
-    if grouped:
-        check_layout(config)
+def _unpacked_by(
+    config: Any, place: torch.device, stays: bool, options: Mapping[str, Any]
+) -> str | None:
+    """The method of quantized weights that transformers reads, None for plain ones. stays: whether
+    they stay as they are stored, of which what is not read in a folder is refused here."""
+    if stays and "gguf_file" not in options:
+        check_method(config)
         return None
     return check_quantization(config, place)
 
@@ -212,7 +213,7 @@ def configuration(
         name = smollm2_file()
     with opened(os.fspath(name), **source) as (path, options):
         config = read_config(path, options)
-        method = _unpacked_by(config, place, stays and "gguf_file" not in options)
+        method = _unpacked_by(config, place, stays, options)
         if stays:
             sizes = _as_stored(bytes_in_file, bytes_in_folder, path, options, config, precision)
             return config, precision, sizes

@@ -15,7 +15,6 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ttc.attention.hf_hook import current_plan
-from ttc.attention.inline_attention import CallsAttention
 from ttc.errors import UnsupportedModel
 
 RECORD = "ttc_record"
@@ -68,16 +67,12 @@ class Call:
 class Recorder:
     """Answers each call by the model's own eager attention and keeps it."""
 
-    positions = None  # each sequence's own, from 0 on
-
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
     def answer(self, call: Call) -> Tensor:
         module = call.module
         inputs = call.query, call.key, call.value
-        if isinstance(module, CallsAttention):
-            call.mask = module.visible_mask(call.query, call.mask)
         call.out, _ = eager_attention(module)(module, *inputs, call.mask, **call.options)
         # a weight may be here during the pass alone, as gpt-oss's sinks where layers stream
         for name, option in call.options.items():
@@ -111,8 +106,6 @@ class AllRead(Exception):
 class MaskReader:
     """Keeps the masks of some layers and ends the pass by `AllRead`, without attention."""
 
-    positions = None
-
     def __init__(self, layers: Iterable[int]):
         self.layers = set(layers)
         self.masks: dict[int, Tensor | None] = {}
@@ -139,9 +132,7 @@ def weights_on(device: torch.device, module: nn.Module) -> Iterator[None]:
 
 
 def eager_attention(module: Any) -> Attention:
-    """The eager attention function in a module's file, or the module's own."""
-    if isinstance(module, CallsAttention):
-        return type(module).eager
+    """The eager attention function in a module's file."""
     forward = inspect.unwrap(type(module).forward)
     function: Attention | None = forward.__globals__.get("eager_attention_forward")
     if function is None:

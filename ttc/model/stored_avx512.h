@@ -160,16 +160,6 @@ struct Bfloat16Block<MXFP4> : OneTable {
   INLINE static Pairs part(const uint8_t* b, Factors f) { return nibbles_by(b + 1, f); }
 };
 
-template <int SIZE>
-struct Bfloat16Block<Group4<SIZE>> : OneTable {
-  INLINE static void read(const uint8_t* b, Factors& f) {
-    const __m512 scale = _mm512_set1_ps(load<float>(b)), zero = _mm512_set1_ps(load<float>(b + 4));
-    f = table(_mm512_mul_ps(_mm512_sub_ps(count_from(0), zero), scale));
-  }
-  template <int PART>
-  INLINE static Pairs part(const uint8_t* b, Factors f) { return nibbles_by(b + 8 + 16 * PART, f); }
-};
-
 template <>
 struct Bfloat16Block<Q8_0> {
   typedef __m512 Factors;
@@ -178,20 +168,6 @@ struct Bfloat16Block<Q8_0> {
   INLINE static Pairs part(const uint8_t* b, Factors d) {
     return rounded_pairs(_mm512_mul_ps(with_sign(load<__m128i>(b + 2)), d),
                          _mm512_mul_ps(with_sign(load<__m128i>(b + 18)), d));
-  }
-};
-
-template <int SIZE>
-struct Bfloat16Block<Group8<SIZE>> {
-  typedef Group::Factors Factors;
-  INLINE static void read(const uint8_t* b, Factors& f) { f = Group::factors(b); }
-  template <int PART>
-  INLINE static Pairs part(const uint8_t* b, Factors f) {
-    const __m512 scale = _mm512_set1_ps(f.scale), zero = _mm512_set1_ps(f.zero);
-    const auto numbers = [&](const uint8_t* codes) {
-      return _mm512_mul_ps(_mm512_sub_ps(without_sign(load<__m128i>(codes)), zero), scale);
-    };
-    return rounded_pairs(numbers(b + 8 + 32 * PART), numbers(b + 24 + 32 * PART));
   }
 };
 

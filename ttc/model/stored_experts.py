@@ -18,12 +18,11 @@ Gating = Callable[[Tensor, Tensor], Tensor]
 
 
 def plain_experts() -> tuple[type, ...]:
-    """Modules of experts that `StoredExperts` stands for; all three run the same code."""
-    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+    """Modules of experts that `StoredExperts` stands for; both run the same code."""
     from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-    return Qwen2MoeExperts, Qwen3MoeExperts, MixtralExperts
+    return Qwen2MoeExperts, Qwen3MoeExperts
 
 
 def experts_of(model: nn.Module) -> dict[str, Any]:
@@ -66,18 +65,17 @@ class Clamped:
 
 
 class StoredMatrices(Multiplying):
-    """A matrix of each expert. packed: (experts, rows, bytes). width: the numbers of a row. order:
-    (experts, width). bias: (experts, rows)."""
+    """A matrix of each expert. packed: (experts, rows, bytes). width: the numbers of a row. bias:
+    (experts, rows)."""
 
     def __init__(
         self,
         packed: Tensor,
         stored: int,
         width: int,
-        order: Tensor | None = None,
         bias: nn.Parameter | None = None,
     ):
-        super().__init__(packed, stored, bias, order)
+        super().__init__(packed, stored, bias)
         self.width = width
 
     @property
@@ -87,8 +85,6 @@ class StoredMatrices(Multiplying):
 
     def linear(self, x: Tensor, expert: int) -> Tensor:
         """What rows x become by one expert's matrix."""
-        if self.order is not None:
-            x = x[:, self.order[expert]]
         y = self.product(x, self.packed[expert])
         return y if self.bias is None else y + self.bias[expert]
 

@@ -35,8 +35,6 @@ KINDS = {
     39: "MXFP4",
 }
 """What the kernel reads of .gguf files, by ggml's numbers of types."""
-GROUPS = {1005: (4, 128), 1004: (4, 32), 1009: (8, 128), 1008: (8, 32)}
-"""The kernel's numbers of integers in groups: (bits, numbers of a block), large blocks first."""
 GRAIN = 100_000
 """Multiplications worth another thread."""
 TILE = 16

@@ -1,5 +1,4 @@
-// How weights are stored: in .gguf files (ggml-common.h), or in groups of codes as
-// `grouped_weights.py` lays them out.
+// How weights are stored in .gguf files (ggml-common.h).
 //
 // Each kind has blocks of NUMBERS in BYTES, in parts of 32 numbers. `factors` reads what all
 // numbers of a block need. `codes` gives the 32 codes of a part, without a sign, and `scaled` makes
@@ -332,33 +331,6 @@ struct MXFP4 : Scaled<12> {
   }
 };
 
-// Groups of codes of 4 or 8 bits: a group's scale and zero as float32, then the codes, those of 4
-// bits as in Q4_0.
-
-struct Group {
-  static constexpr int ZERO = 0;
-  typedef struct {
-    float scale, zero;
-  } Factors;
-  INLINE static Factors factors(const uint8_t* b) { return {load<float>(b), load<float>(b + 4)}; }
-  template <int PART, int I>
-  INLINE static Floats scaled(Floats code, Factors f) { return (code - f.zero) * f.scale; }
-};
-
-template <int SIZE>
-struct Group4 : Group {
-  static constexpr int NUMBERS = SIZE, BYTES = 8 + SIZE / 2, BITS = 4;
-  template <int PART>
-  INLINE static Codes codes(const uint8_t* b) { return nibbles(b + 8 + 16 * PART); }
-};
-
-template <int SIZE>
-struct Group8 : Group {
-  static constexpr int NUMBERS = SIZE, BYTES = 8 + SIZE, BITS = 8;
-  template <int PART>
-  INLINE static Codes codes(const uint8_t* b) { return load<Codes>(b + 8 + 32 * PART); }
-};
-
 // Calls `call` with each number below COUNT, as a type.
 template <typename Call, std::size_t... PART>
 INLINE void each(Call call, std::index_sequence<PART...>) {
@@ -389,7 +361,7 @@ struct Tag {
   typedef Stored Type;
 };
 
-// Calls `call` with the tag of a kind: ggml's number of a type, or one of ours from 1000 on.
+// Calls `call` with the tag of a kind, by ggml's number of a type.
 template <typename Call>
 void by_kind(int64_t stored, Call call) {
   switch (stored) {
@@ -406,10 +378,6 @@ void by_kind(int64_t stored, Call call) {
     case 20: return call(Tag<IQ4_NL>());
     case 30: return call(Tag<BF16>());
     case 39: return call(Tag<MXFP4>());
-    case 1004: return call(Tag<Group4<32>>());
-    case 1005: return call(Tag<Group4<128>>());
-    case 1008: return call(Tag<Group8<32>>());
-    case 1009: return call(Tag<Group8<128>>());
   }
 }
 

@@ -36,20 +36,15 @@ class Multiplying(nn.Module):
 
     packed: the weights' rows as bytes (..., rows, bytes), uint8, which may be part of a file.
     stored: the kernel's number of their kind.
-    order: of the inputs, where the weights have them in another one.
     rounding: what rounds the rows that come, None to multiply exactly.
     """
 
-    order: Tensor | None
     rounding: Rounding | None = None
 
-    def __init__(
-        self, packed: Tensor, stored: int, bias: nn.Parameter | None, order: Tensor | None
-    ):
+    def __init__(self, packed: Tensor, stored: int, bias: nn.Parameter | None):
         super().__init__()
         self.stored = stored
         self.packed = as_weight(packed)
-        self.register_buffer("order", order, persistent=False)
         self.bias = bias
 
     def product(self, x: Tensor, packed: Tensor) -> Tensor:
@@ -59,23 +54,14 @@ class Multiplying(nn.Module):
 
 
 class StoredLinear(Multiplying, Stored):
-    """A linear layer. packed: (out_features, bytes). order: (in_features,)."""
+    """A linear layer. packed: (out_features, bytes)."""
 
-    def __init__(
-        self,
-        packed: Tensor,
-        stored: int,
-        in_features: int,
-        bias: nn.Parameter | None,
-        order: Tensor | None = None,
-    ):
-        super().__init__(packed, stored, bias, order)
+    def __init__(self, packed: Tensor, stored: int, in_features: int, bias: nn.Parameter | None):
+        super().__init__(packed, stored, bias)
         self.in_features, self.out_features = in_features, len(packed)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
-        if self.order is not None:
-            rows = rows[:, self.order]
         y = self.product(rows, self.packed)
         if self.bias is not None:
             y += self.bias

@@ -1,11 +1,11 @@
-// Rows times the rows of a weight that stays as it is stored, in a .gguf file or in groups of
-// codes: a few columns are unpacked at a time, into the nearest cache, and multiplied with all
-// rows. Few rows meet weights that are unpacked in registers.
+// Rows times the rows of a weight that stays as a .gguf file stores it: a few columns are unpacked
+// at a time, into the nearest cache, and multiplied with all rows. Few rows meet weights that are
+// unpacked in registers.
 //
-// Unpacked numbers are float32, with the very bits that gguf's own `dequantize` gives, or those of
-// scale * (code - zero). Where the rows are bfloat16 they are rounded to the nearest bfloat16, and
-// pairs of them are multiplied. Sums are float32, added up in one order: a row's result does not
-// depend on the rows beside it. Tiles (tiles.h), which rows of bfloat16 meet, have another order.
+// Unpacked numbers are float32, with the very bits that gguf's own `dequantize` gives. Where the
+// rows are bfloat16 they are rounded to the nearest bfloat16, and pairs of them are multiplied. Sums
+// are float32, added up in one order: a row's result does not depend on the rows beside it. Tiles
+// (tiles.h), which rows of bfloat16 meet, have another order.
 
 #include "../tiles.h"
 #include "stored_kinds.h"

@@ -69,7 +69,7 @@ class RemoteBatch:
         self.asked: dict[Future[Reply], Work] = {}
         self.arrived: SimpleQueue[Future[Reply]] = SimpleQueue()
         self.refused: dict[Branch, ContentRefused] = {}  # to be said by the next step
-        self.stops: dict[tuple[tuple[str, ...], tuple[str, ...]], Stops] = {}
+        self.stops: dict[tuple[tuple[str, ...], tuple[str, ...], bool], Stops] = {}
 
     def add(
         self,
@@ -166,9 +166,10 @@ class RemoteBatch:
 
     def _stops(self, step: Step) -> Stops:
         """One for all steps that end alike, so that what it knows of tokens is found out once."""
-        key = step.delimiters, tuple(step.end)
+        key = step.delimiters, tuple(step.end), step.stop_loops
         if key not in self.stops:
-            self.stops[key] = Stops(*key, self.server.limits, self.server.decode)
+            stop, end, loops = key
+            self.stops[key] = Stops(stop, end, self.server.limits, self.server.decode, loops)
         return self.stops[key]
 
     def _break_off(self, work: Work) -> None:

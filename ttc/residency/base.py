@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, ClassVar, Self
@@ -13,15 +13,12 @@ from weakref import ReferenceType, ref
 import torch
 
 from ttc.attention.entry import Entry, Reads, shared_entries
-from ttc.attention.plan import Plan
 from ttc.attention.stream import KVReader
 from ttc.checks import check_fields, check_positive
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
 from ttc.memory.tiers import Block, Tier
-from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
-from ttc.tree.tree import Tree
 
 Paths = Sequence[Sequence[Segment]]
 """The segments of each branch, root to leaf."""
@@ -158,16 +155,6 @@ class Residency(ABC):
         """KV for a part of a tail that becomes a segment after those of `path`."""
         return self.allocate(tokens, path=path)
 
-    def condense(
-        self,
-        branches: Sequence[Branch],
-        tree: Tree,
-        forward: Callable[[Sequence[int], Plan, Sequence[int]], object],
-    ) -> None:
-        """Make the KV of branches smaller that are about to decode, which approximate policies
-        alone do. forward: the model's pass, as `ModelRunner.forward`."""
-        return
-
     # ---------------------------------------------------------------- a step
 
     keeps_groups: ClassVar[bool] = False
@@ -177,11 +164,6 @@ class Residency(ABC):
     def roomy(self) -> bool:
         """Whether tails may stay where they are while other passes run and other branches join."""
         return True
-
-    @property
-    def longest_tail(self) -> float:
-        """The most tokens that a tail has room for at a time, as far as the policy cares."""
-        return inf
 
     def fits(self, tokens: int, states: int) -> float:
         """How many times over there is room for so many tokens and recurrent states, in all."""

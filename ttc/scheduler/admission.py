@@ -176,11 +176,8 @@ class Admission:
     def _make_compact(self, rows: Sequence[Row]) -> None:
         """Have the texts of rows that come next lie in few runs of KV, which are all read with
         every token."""
-        runtime = self.runtime
         for leaf in dict.fromkeys(row.branch.leaf for row in rows):
-            runtime.tree.compact(leaf)
-        branches = [row.branch for row in rows]
-        runtime.residency.condense(branches, runtime.tree, runtime.runner.forward)
+            self.runtime.tree.compact(leaf)
 
     def _joining(self, at_work: Sequence[Row], tails: RunningTails) -> int:
         """How many of the first request's rows find room: all or none, or as many as do of those

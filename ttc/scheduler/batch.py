@@ -104,7 +104,8 @@ class RunningBatch:
             model = self.runtime.limits
             step_tokens = check_step(model, branches, step, sampling, limits)
             with self.calls.present(branches, wake=False):  # whose KV is there once they find room
-                stops = Stops(step.delimiters, step.end, model, self.runtime.decode)
+                decode = self.runtime.decode
+                stops = Stops(step.delimiters, step.end, model, decode, step.stop_loops)
                 everyone = [list(range(len(branches)))]
                 for places in everyone if self.gate is None else by_problem(branches):
                     together = [branches[i] for i in places]

@@ -29,7 +29,7 @@ def tail_tokens(rows: Sequence[Row], residency: Residency) -> int:
     Where the policy is not `roomy`, a full tail has all rows wait and moves KV, so that tails have
     room for `SHORT_TOKENS`.
     """
-    longest = int(min(residency.longest_tail, max(row.room for row in rows)))
+    longest = max(row.room for row in rows)
     if not residency.roomy:
         return min(longest, SHORT_TOKENS)
     short = max(row.limit - row.start for row in rows) <= SHORT_TOKENS

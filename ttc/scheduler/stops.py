@@ -1,5 +1,5 @@
-"""Where a step ends: at a delimiter, at an end string, at the end of the sequence, or at a
-limit."""
+"""Where a step ends: at a delimiter, at an end string, at the end of the sequence, at a limit, or
+where its tokens go in circles."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ttc.errors import OutOfMemory
 from ttc.model.limits import ModelLimits
+from ttc.scheduler.repeats import repeats
 from ttc.tree.branch import Branch, StepEnd
 
 
@@ -29,6 +30,9 @@ def check_gate(gate: Gate | None, branches: int, groups: Sequence[Sequence[int]]
         )
 
 
+LOOK_TOKENS = 16
+"""At every so many tokens a branch is looked at for loops."""
+
 MARGIN_TOKENS = 8
 """Tokens beyond what a string can span that are decoded with it, so that its first character is
 whole."""
@@ -42,6 +46,8 @@ class Stops:
         were given.
     decode: tokens to text, with `special=True` special tokens as well: both kinds of strings may
         hold them.
+    loops: whether a step ends as "looped" where the branch's last tokens repeat, those that were
+        given left out (see `repeats`).
 
     A string is looked for only when the newest token's text holds the last character of one. So
     nearly every token costs one look-up.
@@ -53,7 +59,9 @@ class Stops:
         end: Sequence[str],
         limits: ModelLimits,
         decode: Callable[..., str],
+        loops: bool = False,
     ):
+        self.loops = loops
         self.stop = tuple(stop)
         self.end = tuple(end)
         self.limits = limits
@@ -79,6 +87,8 @@ class Stops:
             text = self.decode(branch.tokens[start:], special=True).lstrip()
             if any(s in text for s in self.stop):
                 return "delimiter"
+        if self.loops and not length % LOOK_TOKENS and repeats(branch.tokens, branch.given_end):
+            return "looped"
         return "length" if length >= limit else None
 
     def _completes(self, token: int) -> bool:

@@ -12,10 +12,8 @@ from jinja2 import Environment, TemplateError
 
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.text.encodable import check_encodable
+from ttc.text.roles import Message, fitted
 from ttc.time_limit import limited
-
-Message = Mapping[str, Any]
-"""One message of a chat: its "role", its "content", and what else its template reads."""
 
 QUESTION: tuple[Message, ...] = ({"role": "user", "content": "?"},)
 """A chat that stands for any other, where only what follows the answer is asked for."""
@@ -77,7 +75,8 @@ def chat_text(
     way_out: str = "send other messages",
     begins_answer: bool = True,
 ) -> str:
-    """Messages as the chat template writes them, with the start of the model's answer.
+    """Messages as the chat template writes them, with the start of the model's answer. Those in
+    roles that it does not know are put into others (`ttc.text.roles`).
 
     options: what else the template takes. way_out: what the InvalidInput says to do that is raised
     where the template refuses the messages. begins_answer: False leaves that start out.
@@ -230,9 +229,15 @@ def _applied(
             check_encodable(content, f"the {message.get('role')}'s message")
 
     def written() -> Any:
-        parts = list(map(_in_parts, given)) if _takes_parts(tokenizer, options) else given
         given_options = {"add_generation_prompt": True, **(options or {})}
-        return tokenizer.apply_chat_template(parts, tokenize=tokenize, **given_options)
+        in_parts = _takes_parts(tokenizer, options)
+
+        def write(messages: Sequence[Message], tokenize: bool = False) -> Any:
+            parts = list(map(_in_parts if in_parts else dict, messages))
+            return tokenizer.apply_chat_template(parts, tokenize=tokenize, **given_options)
+
+        bos = getattr(tokenizer, "bos_token", None)
+        return write(fitted(given, template_text(tokenizer), bos, write, way_out), tokenize)
 
     try:
         return limited(written, TEMPLATE_S, "the chat template", way_out)
@@ -247,12 +252,23 @@ def _applied(
                 "Give the name of one as an option of the chat template "
                 "(+dataset.chat_options.chat_template=NAME), or set chat to false"
             ) from error
+        if "tools" not in (options or {}) and _needs_tools(tokenizer, options):
+            raise InvalidInput(
+                "the chat template writes nothing without tools; give some, choose another of the "
+                "tokenizer's templates, or set chat to false"
+            ) from error
         said = (
             str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
         )
         raise InvalidInput(
             f"the chat template refuses these messages: {said.partition(chr(10))[0]}; {way_out}"
         ) from error
+
+
+def _needs_tools(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
+    """Whether a template that refuses a question takes it beside a list of tools."""
+    beside = {**(options or {}), "tools": []}
+    return not _writes(ANSWER, tokenizer, options) and _writes(ANSWER, tokenizer, beside)
 
 
 def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:

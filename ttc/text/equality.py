@@ -35,6 +35,8 @@ _PERCENT = re.compile(r"(?:\\?%|\b(?:percent|pct|percentage)\b|\\text\s*\{\s*per
 _ROUNDED, _ROUNDED_SMALL = Fraction(5, 10**7), Fraction(5, 10**5)
 _GOES_ON = re.compile(r"(?:\.\.|…|\\[lc]?dots)\s*$")
 """A decimal whose digits go on is no number of so many digits."""
+_TWICE_ESCAPED = re.compile(r"\\\\(?=[A-Za-z]{2}|[{}])")
+"""A command's backslash in a file of JSON that was written twice. Rows end with two as well."""
 _LEFT_TO_MATH_VERIFY = re.compile(
     r"\\(?:i*int|oint|sum|prod|lim|det|operatorname)(?![A-Za-z])|∫|∑|∏"
 )
@@ -133,7 +135,7 @@ class _Answer:
 
 @lru_cache(maxsize=2**14)
 def _read(answer: str) -> _Answer:
-    signs = in_signs(answer)
+    signs = in_signs(answer if r"\begin" in answer else _TWICE_ESCAPED.sub(r"\\", answer))
     percent = _PERCENT.search(signs)
     bare, unit = (signs[: percent.start()].rstrip(), PERCENT) if percent else split_unit(signs)
     number = None if _GOES_ON.search(bare) else as_number(bare)

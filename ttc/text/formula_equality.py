@@ -16,6 +16,7 @@ from typing import Any
 import mpmath
 
 from ttc.text.formulas import Tree
+from ttc.text.matrices import worked_out
 
 DIGITS = 60
 POINTS = 5
@@ -58,6 +59,7 @@ class NoValue(Exception):
 
 
 def equal_formulas(left: Tree, right: Tree) -> bool:
+    left, right = worked_out(left), worked_out(right)
     with mpmath.workdps(DIGITS):
         if _same(_plain(left), _plain(right)):
             return True
@@ -205,6 +207,8 @@ def _is_listed(several: Tree, other: Tree) -> bool:
         )
         if apart != others_apart and (apart or others_apart):
             return _in_order(parts, other[2:])
+        if all(part[0] == "brackets" for part in (*parts, *other[2:])):  # points, each once
+            return _in_any_order(_once(parts), _once(other[2:]))
         return _in_any_order(parts, other[2:])
     if other[0] == "set":
         return _in_any_order(_once(parts), _once(other[1:]))
@@ -362,6 +366,8 @@ def _solved(tree: Tree) -> tuple[str, list[Interval]] | None:
             _region(parts[1]) if parts[1][0] in ("brackets", "union", "minus", "const") else None
         )
         return inner and (parts[0][1], inner[1])
+    if any(part[:2] == ("call", "abs") for part in parts):
+        return _solved_absolute(signs, parts)
     if len(signs) == 2 and parts[1][0] in ("sym", "apply"):
         if set(signs) <= {">", ">="}:
             signs, parts = tuple(_FLIPPED[sign] for sign in reversed(signs)), parts[::-1]
@@ -382,6 +388,42 @@ def _solved(tree: Tree) -> tuple[str, list[Interval]] | None:
     above = _interval(sign in (">", "!="), right, _INFINITE, True)
     intervals = {"!": [below, above], "<": [below], ">": [above]}[sign[0]]
     return left[1], intervals
+
+
+def _solved_absolute(
+    signs: Sequence[str], parts: Sequence[Tree]
+) -> tuple[str, list[Interval]] | None:
+    """|x - 1| < 2 as -1 < x < 3, 1 <= |x| <= 3 as two intervals."""
+    place = next(place for place, part in enumerate(parts) if part[:2] == ("call", "abs"))
+    if len(signs) > 2 or (len(signs) == 2 and place != 1) or "" in map(_direction, signs):
+        return None
+    beside = [(_FLIPPED[signs[0]], parts[0])] if place else []
+    beside += [(signs[-1], parts[-1])] if place < len(signs) else []
+    bounds = {_direction(sign): (len(sign) == 1, bound) for sign, bound in beside}
+    inside = parts[place][2]
+    letter, *shift = inside[1:] if inside[0] == "+" else (inside,)
+    ends = [bound for _, bound in bounds.values()]
+    if letter[0] != "sym" or len(bounds) < len(signs) or any(map(_symbols, [*shift, *ends])):
+        return None
+    if any(_is_below(bound, ("num", "0")) for bound in ends):
+        return None
+    is_open, most = bounds.get("<", (True, _INFINITE))
+    left, right = _moved(("neg", most), shift), _moved(most, shift)
+    if ">" not in bounds:
+        return letter[1], [_interval(is_open, left, right, is_open)]
+    is_open_inside, least = bounds[">"]
+    return letter[1], [
+        _interval(is_open, left, _moved(("neg", least), shift), is_open_inside),
+        _interval(is_open_inside, _moved(least, shift), right, is_open),
+    ]
+
+
+def _direction(sign: str) -> str:
+    return sign[0] if sign in ("<", "<=", ">", ">=") else ""
+
+
+def _moved(end: Tree, shift: Sequence[Tree]) -> Tree:
+    return end if _is_infinite(end) or not shift else ("+", end, *(("neg", each) for each in shift))
 
 
 def _solved_linear(sign: str, difference: Tree) -> tuple[str, Tree, Tree] | None:

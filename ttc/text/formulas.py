@@ -41,7 +41,7 @@ _TOKEN = re.compile(
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]|\.\d*,\d)")
 _MARKED_THOUSANDS = re.compile(
-    r"(?<=\d)(?:\{,\}|,\\!|\\[,;: ]|~|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))"
+    r"(?<=\d)(?: ?\{ ?, ?\} ?|,\\! ?|\\[,;: ]|~|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))"
 )
 _DELIMITERS = re.compile(r"\\?\$|(?<!\\)\\[()]")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![A-Za-z])\.?\s*")
@@ -201,6 +201,8 @@ class _Reader:
         tree = self.answers()
         if self.at < len(self.tokens):
             raise Unread(self.peek())
+        if tree[0] == "set" and self.tokens[0][1] == "{":  # LaTeX shows no braces: 1, 3
+            return ("list", ",", *tree[1:])
         return tree
 
     def answers(self) -> Tree:

@@ -66,7 +66,7 @@ ENGLISH = Language(
         "clearly|therefore|thus|then|hence|so|most|likely|probably|possibly|perhaps|about|around"
         "|approximately|approx|roughly|nearly|exactly|precisely|simply|just|indeed|obviously"
         "|definitely|certainly|actually|also|still|only|now|again|equal to|given by|found to be"
-        "|going to be|the|an|option|choice|letter|answer|number|of course|in fact|as follows"
+        "|going to be|the|an|option|choice|letter|answer|number(?! of)|of course|in fact|as follows"
         "|i think|i believe"
     ),
     right=(
@@ -79,7 +79,7 @@ ENGLISH = Language(
     choose=(
         r"(?:choose|pick|select|chose|go\s++(?:with|for)|going\s++with|settle\s++(?:on|for)"
         r"|opt\s++for|conclude\s++(?:that\s++it\s++is|with)|leaves(?:\s++us\s++with)?|vote\s++for"
-        r"|mark|(?:it|this)\s++(?:is|must\s++be|should\s++be|has\s++to\s++be))"
+        r"|mark|(?:fits|works|matches)\s++best\s++is|best\s++(?:fit|match|choice)\s++is|(?:it|this)\s++(?:is|must\s++be|should\s++be|has\s++to\s++be))"
         r"(?:\s++(?:option|choice|letter|answer))?+"
     ),
     wrong=(
@@ -149,7 +149,7 @@ LANGUAGES = (
         decimal_comma=True,
         common=(
             "der|die|das|und|ist|sind|nicht|also|ein|eine|von|mit|für|pro|wir|er|sie|kostet|wiegt"
-            "|zusammen|insgesamt|bleiben|beträgt|hat|antwort|euro|es|man|jeder|jede|den|dem|im"
+            "|zusammen|insgesamt|bleiben|beträgt|stunden|minuten|liter|meter|kilo|hat|antwort|euro|es|man|jeder|jede|den|dem|im"
         ),
     ),
     Language(
@@ -172,7 +172,7 @@ LANGUAGES = (
         decimal_comma=True,
         common=(
             "el|la|los|las|es|son|de|que|por|un|una|en|y|cada|tiene|total|respuesta|entonces|con"
-            "|cuesta|pesa|su|al|del|le|se"
+            "|cuesta|pesa|su|al|del|le|se|horas|minutos|litros|metros|euros|kilos|pesos|tarda|mide"
         ),
     ),
     Language(
@@ -195,7 +195,7 @@ LANGUAGES = (
         decimal_comma=True,
         common=(
             "le|la|les|est|et|de|des|un|une|par|il|elle|donc|pour|réponse|reste|coûte|pèse|au|du"
-            "|en|a|on|chaque|sont|dans"
+            "|en|a|on|chaque|sont|dans|heures|mètres|litres|kilos|euros|mesure"
         ),
     ),
     Language(
@@ -244,7 +244,7 @@ LANGUAGES = (
         denied="sbagliata|sbagliate|errata|errate|altra|altre|se la|se|nessuna",
         ends="perché|poiché|quando|cioè|ovvero|se|dato che|ossia",
         decimal_comma=True,
-        common="il|la|le|è|di|che|un|una|per|e|ha|risposta|quindi|ogni|costa|pesa|del|gli|in|sono",
+        common="il|la|le|è|di|che|un|una|per|e|ha|risposta|quindi|ogni|costa|pesa|del|gli|in|sono|ore|minuti|metri|litri|chili|misura",
     ),
     Language(
         "ja",
@@ -292,7 +292,7 @@ LANGUAGES = (
         decimal_comma=True,
         common=(
             "o|os|as|é|são|de|que|por|um|uma|em|e|cada|tem|total|resposta|então|com|custa|não"
-            "|da|do|ao|pesa"
+            "|da|do|ao|pesa|horas|minutos|litros|metros|reais|quilos|mede"
         ),
     ),
     Language(
@@ -342,7 +342,9 @@ LANGUAGES = (
             "|приблизительно|ровно|вариант|буква|под буквой|это|значит|пункт"
         ),
         right="(?:является |— |- )?(?:правильн|верн)(?:ый|ая|ым|ое|о|ен)",
-        choose="выбираю|выбираем|выберу|выбрать",
+        choose=(
+            "выбираю|выбираем|выберу|выбрать|(?:правильным|верным)(?: ответом| вариантом)? является"
+        ),
         wrong="(?:— |является |- )?(?:неверн|неправильн|ошибочн|не )",
         denied="неправильный|неверный|другой|неправильные|неверные|если|ошибочный",
         ends="так как|потому что|поскольку|когда|то есть|т\\.е\\.|ведь|при",
@@ -419,7 +421,7 @@ LANGUAGES = (
         link="is|luidt|zou|moet|zijn|lijkt",
         hedge="dus|daarom|duidelijk|waarschijnlijk|ongeveer|circa|precies|optie|de|het|zijn|bijna",
         right="is (?:dus |duidelijk )?(?:de |het )?(?:juist|correct|goed)",
-        choose="kies|kiezen",
+        choose="kies|kiezen|kies voor|kiezen voor|ga voor",
         wrong="(?:is|zijn) (?:ook )?(?:fout|onjuist|niet|verkeerd)",
         denied="foute|onjuiste|ander|andere|als|verkeerde",
         ends="omdat|want|aangezien|als|dat wil zeggen",

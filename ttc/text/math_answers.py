@@ -26,6 +26,14 @@ _SAYS_NOTHING = re.compile(
     r"|above|below|as follows|in the|found|also unique|the same|that)\b",
     re.IGNORECASE,
 )
+LONGEST_SENTENCE = 400
+_LABEL = re.compile(r"[A-Za-z]{2,12}:[ \t]*")
+_VALUE = re.compile(
+    r"(?:[Tt]he\s)?(?:[A-Za-z]{2,}|\$[^$\n]{1,60}\$)\s"
+    r"(?:(?!\b(?:because|since|as|when|where|if|from|given|but|not)\b)[^.,;:\n])*"
+    r"\b(?:is|are|equals|be)\s(?=(?:[$*(]|\\\()*[-−\\]?[\d.\\])"
+)
+"""What stands before a value that a sentence names: "the number of ways is 120"."""
 _SUM = re.compile(r"(-?[\d.,]+) ?= ?[-\d.,() ]+(?:[-+*/×÷^]|\\times|\\cdot)[-+*/×÷^\d.,() ]*")
 """A number and the sum that it comes from, as in 7 = 3 + 4."""
 
@@ -61,7 +69,10 @@ def _content_of(text: str, statement: Statement) -> str | None:
     formula = _FORMULA.match(rest)
     if formula and not _JOINED.match(rest, formula.end()):
         return _result(_unpointed(_content(formula))) or None
-    said = _unpointed(clause(rest, 0).strip(" $*_`"))
+    if statement.hashes and (label := _LABEL.match(line)):
+        rest = rest[label.end() :]
+    value = _VALUE.match(rest[:LONGEST_SENTENCE])
+    said = _unpointed(clause(rest, value.end() if value else 0).strip(" $*_`"))
     return None if _SAYS_NOTHING.match(said) else _result(said) or None
 
 
@@ -90,6 +101,8 @@ def _last_formula(text: str) -> str | None:
         if formula.start() < last < formula.end():
             content = _content(formula)
             result = _unpointed(content.rpartition("=")[2])
+            if result == "0" or (content.count("=") > 1 and "," in content):
+                return content  # x - 2y = 0 is a line; k = 45, n = 2 are two answers
             return result if as_number(without_unit(result)) is not None else content
     return None
 

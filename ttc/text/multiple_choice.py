@@ -137,7 +137,7 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
     if sign.isascii() and sign.islower():
         bracketed = before.endswith(("(", "[", "**")) and after.startswith((")", "]", "**"))
         return _SMALL if bracketed and not before[-2:-1].isalnum() else None
-    article = sign in "AI" and _ARTICLE.match(text, end) is not None
+    article = sign in "AI" and _ARTICLE.match(text, end) and not _option().search(before)
     if _claims().match(text, end) and not article and not _hypothetical(before):
         return _CLAIMED
     if single and _chosen().search(before) and not article:
@@ -212,7 +212,16 @@ def _following(field: str) -> re.Pattern[str]:
 @cache
 def _chosen() -> re.Pattern[str]:
     words = alternatives(language.choose for language in LANGUAGES)
-    return re.compile(rf"(?:{words})[\s*_(\[\"'“「:：$]{{0,8}}$", re.IGNORECASE)
+    between = alternatives(f"{one.option}|{one.hedge}" for one in LANGUAGES)
+    return re.compile(
+        rf"(?:{words})(?:\s(?:{between})){{0,2}}[\s*_(\[\"'“「:：$]{{0,8}}$", re.IGNORECASE
+    )
+
+
+@cache
+def _option() -> re.Pattern[str]:
+    words = alternatives(language.option for language in LANGUAGES)
+    return re.compile(rf"(?:{words})[\s*_(]{{1,4}}$", re.IGNORECASE)
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ MINUS = "−–\u2011\ufe63\uff0d"
 """What stands for a minus: its own sign, the en dash, and the no-break, small and full-width
 hyphens."""
 
-THOUSANDS = r"(?:,|\{,\}|,\\!|\\[,;: ]|[\u00a0\u2009\u202f])"
+THOUSANDS = r"(?:,|\{,\}|,\\! ?|\\[,;: ]|[\u00a0\u2009\u202f])"
 """What parts thousands, in LaTeX too: 12,000, 12{,}000, 12\\,000. Thin and no-break
 blanks do; a common blank may also stand between two numbers."""
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from ttc.checks import check_fields, check_is, check_kind
 from ttc.errors import InvalidInput
 from ttc.text.chat import (
-    Message,
     chat_text,
     chat_tokens,
     end_of_prompt,
@@ -20,6 +19,7 @@ from ttc.text.chat import (
     next_turn_text,
 )
 from ttc.text.encodable import check_encodable
+from ttc.text.roles import Message
 from ttc.text.special_tokens import guarded, readable
 
 STEP_BY_STEP = (

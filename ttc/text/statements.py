@@ -30,7 +30,6 @@ _ZEROS = (
     "\u0660\u06f0\u07c0\u0966\u09e6\u0a66\u0ae6\u0b66\u0be6\u0c66\u0ce6\u0d66\u0e50\u0ed0\u0f20"
     "\u1040\u17e0\u1810\uff10"
 )
-_WIDE = "：（）．％＝＄［］／＊٫٬"
 _PLAIN = (
     {ord(zero) + digit: str(digit) for zero in _ZEROS for digit in range(10)}
     | {ord("Ａ") + place: letter for place, letter in enumerate(LATIN)}
@@ -107,11 +106,13 @@ def decimal_comma(text: str) -> bool:
         return False
     words = set(_WORD.findall(text[:4000].lower()))
     here = max(len(words & _common(lang)) for lang in LANGUAGES if lang.decimal_comma)
-    return here > len(words & _common(ENGLISH))
+    english = len(words & _common(ENGLISH))
+    return here > english or (not english and _CYRILLIC_OR_GREEK.search(text) is not None)
 
 
 _COMMA_OR_POINT = re.compile(r"\d[.,]\d")
 _WORD = re.compile(r"[^\W\d_]+")
+_CYRILLIC_OR_GREEK = re.compile("[\u0370-\u03ff\u0400-\u04ff]{3}")
 
 
 @cache
@@ -149,11 +150,14 @@ def _states(text: str, head: re.Match[str], language: Language) -> bool:
         return False
     if head["link"] is not None and "\n" in head["link"]:
         return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
+    if language is ENGLISH and head["what"] and head["sign"]:  # "to get the answer in cm: 3 * 4"
+        return _HEADING.fullmatch(_SENTENCES.split(before)[-1]) is not None
     if head["link"] is None and language is ENGLISH:
         return _HEADING.fullmatch(before.rpartition("\n")[2]) is not None
     return True
 
 
+_SENTENCES = re.compile(r"[.!?]\s|\n")
 _HEADING = re.compile(r"[\W\d]*+(?:[^\W\d_]++[\W]*+){0,3}")
 """What may stand before the noun of a heading."""
 
@@ -206,13 +210,13 @@ def _head(language: Language, options: bool) -> re.Pattern[str]:
     kind = r"(?:\s(?i:choice|option|letter|key)(?![^\W\d_]))?+" if language is ENGLISH else ""
     aside = rf"{_MARKUP}(?:\s?\([^()\n]{{0,60}}\))?+"
     if language is ENGLISH:
-        words = rf"(?:,?\s(?i:{_OF_WHAT})\b(?:\s(?![A-J]\b)[^\s.:;?!=]{{1,30}}+){{0,8}}?)?,?"
+        words = rf"(?P<what>,?\s(?i:{_OF_WHAT})\b(?:\s(?![A-J]\b)[^\s.:;?!=]{{1,30}}+){{0,8}}?)?,?"
     elif spaced:
         words = r"(?:\s(?![A-ZА-Я]\b)[^\W\d_]{1,30}+){0,6}?,?"
     else:
         words = r"[^\s\d.,:;!?A-Z()。，；！？]{0,16}?"
     verbs = rf"\s?(?i:{alternatives([language.link])}){end}" if language.link else r"(?!)"
-    link = rf"{words}{_CLOSING}(?:{verbs}{_CLOSING}\s?+:?|(?:{_LINKS}))"
+    link = rf"{words}{_CLOSING}(?:{verbs}{_CLOSING}\s?+:?|(?P<sign>{_LINKS}))"
     new_line = r"[ \t]*+\n"
     joined = rf"(?P<link>{aside}{link}|{_CLOSING}{new_line})?"
     return re.compile(rf"(?P<noun>{nouns}){end}{kind}{joined}{_hedges(language, end)}")

@@ -31,7 +31,7 @@ TAGS = ThinkingMarks("<think>", "</think>")
 ERNIE 4.5 and EXAONE 4."""
 
 FAMILIES = (
-    Family(
+    Family(  # models trained as DeepSeek-R1-Zero was, on its system prompt
         ThinkingMarks("<think>", "</think>", ("<answer>", "</answer>")),
         ("</think>", "<answer>"),
         written=True,
@@ -51,6 +51,13 @@ FAMILIES = (
         ("<ifm|think>",),
     ),
     Family(TAGS, ("</think>",)),
+    Family(  # Apriel 1.5, whose template names <thinking> for calls, and 1.6
+        ThinkingMarks(
+            "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)
+        ),
+        ("[BEGIN FINAL RESPONSE]",),
+        written=True,
+    ),
     Family(  # gpt-oss: channels of the harmony format
         ThinkingMarks(
             (
@@ -78,9 +85,11 @@ FAMILIES = (
         ThinkingMarks(("<|channel>thought\n", "<|channel>"), "<channel|>"),
         ("<|channel>", "<channel|>"),
     ),
-    Family(  # Command A Reasoning
+    Family(  # Command R7B and Command A Reasoning; with TEXT for RESPONSE, the later Cohere2 MoE
         ThinkingMarks(
-            "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+            ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         ),
         ("<|END_THINKING|>",),
     ),
@@ -114,13 +123,6 @@ FAMILIES = (
     Family(  # Reflection and models trained on Claude's form
         ThinkingMarks("<thinking>", "</thinking>", ("<output>", "</output>")),
         ("</thinking>",),
-    ),
-    Family(  # Apriel 1.5
-        ThinkingMarks(
-            "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)
-        ),
-        ("[BEGIN FINAL RESPONSE]",),
-        written=True,
     ),
     Family(TAGS, ("<think>",), written=True),  # a template that only opens the thought
 )
@@ -168,6 +170,7 @@ def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
     """What a chat template writes around the thought of a message; None where it writes none."""
     answer = {"role": "assistant", "content": ANSWER}
     try:
+        prompt = chat_text(QUESTION, tokenizer)
         plain = chat_text([*QUESTION, answer], tokenizer, UNANSWERED)
         thought = {**answer, **dict.fromkeys(THOUGHT_KEYS, THOUGHT)}
         text = chat_text([*QUESTION, thought], tokenizer, UNANSWERED)
@@ -177,11 +180,16 @@ def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
     end, answered, _ = after.partition(ANSWER)
     if not written or not answered or not end.strip():
         return None
+    head = plain.removeprefix(prompt).partition(ANSWER)[0].strip()
     tag = _CLOSING_TAG.match(end.strip())
     if tag is not None and before.rstrip().endswith(f"<{tag[1]}>"):
         return ThinkingMarks(f"<{tag[1]}>", tag[0])
-    begin = before.removeprefix(common_start(before, plain)).strip()
-    return ThinkingMarks((begin,) if begin else (), end.strip())
+    shared = prompt if before.startswith(prompt) else common_start(before, plain)
+    begin = before.removeprefix(shared).strip()
+    wraps = (
+        (head,) if head and plain.startswith(prompt) and head not in (begin, end.strip()) else ()
+    )
+    return ThinkingMarks((begin,) if begin else (), end.strip(), wraps)
 
 
 _CLOSING_TAG = re.compile(r"</([^<>\s]+)>")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 from ttc.errors import InvalidInput
-from ttc.text.chat import QUESTION, end_of_prompt, template_text
+from ttc.text.chat import ANSWER, QUESTION, chat_text, end_of_prompt, template_text
 from ttc.text.prompt import PromptTemplate
-from ttc.text.thinking_marks import spelt
-from ttc.text.thinking_models import marks_of
+from ttc.text.thinking_marks import ends_in_thought, spelt
+from ttc.text.thinking_models import THOUGHT, THOUGHT_KEYS, marks_of
 from ttc.text.thoughts import Thoughts
 
 Mode = Literal["auto", "on", "off", "low", "medium", "high"]
@@ -44,18 +45,17 @@ def switched(
     """
     if mode == "auto":
         return template, False
-    known = variables(tokenizer) if template.uses_chat(tokenizer) else set()
+    chat = template.uses_chat(tokenizer)
     if mode in ("on", "off"):
-        switch = next((name for name in SWITCHES if name in known), None)
-        if switch is not None:
-            return _with(template, switch, mode == "on", mode), False
+        if chat and (found := switches(tokenizer, template.options)):
+            return _with(template, found[0], mode == "on", mode), False
         if mode == "on" and thoughts is None:
             raise InvalidInput(
                 "thinking=on, and the model has no marks of thinking; use a model that thinks, or "
                 "name its marks (thinking_marks)"
             )
         return template, mode == "off" and thoughts is not None
-    if EFFORT not in known:
+    if not chat or EFFORT not in variables(tokenizer):
         raise InvalidInput(
             f"thinking={mode} is for chat templates with {EFFORT}, and this one has none; use on, "
             "off or auto"
@@ -73,22 +73,57 @@ def _with(template: PromptTemplate, name: str, value: Any, mode: Mode) -> Prompt
     return replace(template, options={**template.options, name: value})
 
 
+def switches(tokenizer: Any, options: Mapping[str, Any] | None = None) -> list[str]:
+    """The variables with which the chat template writes another prompt where thinking is on than
+    where it is off. A word that only names a message's thought is none of them."""
+
+    def prompt(name: str, value: bool) -> str | None:
+        try:
+            return chat_text(QUESTION, tokenizer, {**(options or {}), name: value})
+        except InvalidInput:
+            return None
+
+    named = [name for name in SWITCHES if name in variables(tokenizer)]
+    return [name for name in named if prompt(name, True) != prompt(name, False)]
+
+
 def without_thought(tokenizer: Any) -> tuple[dict[str, Any], str]:
     """How a question is put that is to be answered at once, as Yes or No: what the chat template
-    takes to leave thinking out, and what is written after it all the same, to end a thought that
-    the template opens or that the model would open."""
-    known = variables(tokenizer)
-    options: dict[str, Any] = {name: False for name in SWITCHES if name in known}
+    takes to leave thinking out, and what is written after it all the same: what the template puts
+    before an answer, and an end of the thought that it opens or that the model would open."""
+    options: dict[str, Any] = dict.fromkeys(switches(tokenizer), False)
+    prompt = chat_text(QUESTION, tokenizer, options)
+    lead = _before_answer(prompt, {}, tokenizer, options)
     marks = marks_of(tokenizer)
     if marks is None:
-        return options, ""
+        return options, lead
     end = end_of_prompt(QUESTION, tokenizer, options) or ""
-    cuts = [cut for cut in marks.cuts(end) if cut.thinks is not None]
-    if cuts and not cuts[-1].thinks:
-        return options, ""
+    cuts = [cut for cut in marks.cuts(end + lead) if cut.thinks is not None]
+    closed = bool(cuts) and not cuts[-1].thinks
+    if closed or (not cuts and (options or lead)):
+        return options, lead
+    thought = dict.fromkeys(THOUGHT_KEYS, THOUGHT)
+    written = _before_answer(prompt, thought, tokenizer, options).replace(THOUGHT, "")
+    if written and not ends_in_thought(marks.cuts(end + written), begun=False):
+        return options, written
     blank = "\n" if end.endswith("\n") else ""
     if cuts:
         return options, f"{blank}{marks.closing}\n\n"
-    if options or not all(isinstance(mark, str) for mark in marks.begin[:1]):
-        return options, "" if options else spelt(marks.end[0])
+    if not all(isinstance(mark, str) for mark in marks.begin[:1]):
+        return options, spelt(marks.end[0])
     return options, f"{marks.begin[0]}\n\n{marks.closing}\n\n" if marks.begin else ""
+
+
+def _before_answer(
+    prompt: str, thought: Mapping[str, str], tokenizer: Any, options: Mapping[str, Any]
+) -> str:
+    """What the chat template writes between the prompt and an answer with a thought; "" where that
+    is nothing but blanks, and where its answers do not follow the prompt."""
+    answer = {"role": "assistant", "content": ANSWER, **thought}
+    try:
+        text = chat_text([*QUESTION, answer], tokenizer, options, begins_answer=False)
+    except InvalidInput:
+        return ""
+    before, written, _ = text.rpartition(ANSWER)
+    follows = bool(written) and before.startswith(prompt)
+    return before.removeprefix(prompt) if follows and before.removeprefix(prompt).strip() else ""

@@ -68,23 +68,25 @@ _NO_UNITS = frozenset(
 )
 """Words behind a number that say which number it is."""
 
-_TEXT = r"\\(?:text|mathrm|textrm|textnormal|textbf|textit|mbox|rm)\s*\{([^{}]*)\}"
+# Every quantifier has a limit, which makes every pattern linear.
+_TEXT = r"\\(?:text|mathrm|textrm|textnormal|textbf|textit|mbox|rm)\s{0,3}\{([^{}]{0,80})\}"
 _AT_END = re.compile(
-    rf"(?:\s|\\[,;:! ]|~)*(?:{_TEXT}|(?<=[\d.)}}\s])(?<!_)(?<!\\)\b([A-Za-z][A-Za-z./ -]*)"
+    rf"(?:\s|\\[,;:! ]|~){{0,20}}(?:{_TEXT}"
+    r"|(?<=[\d.)}\s])(?<!_)(?<!\\)\b([A-Za-z][A-Za-z./ -]{0,80})"
     r"|(?:(?<=\d)|(?<=[}\d]\s))([a-z]{2,12}(?:/[a-z]{1,6})?))"
-    r"(?:\s*\^\s*\{?\s*(\d|-1)\s*\}?|([²³]))?\s*\.?$"
+    r"(?:\s{0,3}\^\s{0,3}\{?\s{0,3}(\d|-1)\s{0,3}\}?|([²³]))?\s{0,3}\.?$"
 )
 _DEGREE = re.compile(
-    r"\s*(?:°|º|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z]))\s*"
-    rf"(?:{_TEXT}|([CF]))?\s*\.?$"
+    r"\s{0,3}(?:°|º|\^\s{0,3}\{?\s{0,3}\\circ\s{0,3}\}?|\\degree(?![A-Za-z]))\s{0,3}"
+    rf"(?:{_TEXT}|([CF]))?\s{{0,3}}\.?$"
 )
 _ORDINAL = re.compile(
-    r"(?<=\d)\s*\^?\s*\{?\s*(?:\\(?:text|mathrm|textrm)\s*\{)?(st|nd|rd|th)\}{0,2}$"
+    r"(?<=\d)\s{0,3}\^?\s{0,3}\{?\s{0,3}(?:\\(?:text|mathrm|textrm)\s{0,3}\{)?(st|nd|rd|th)\}{0,2}$"
 )
 _MONEY = re.compile(
-    r"^(-?)\s*(?:\\?([$€£¥₹])|\\text\s*\{\s*\\?\$\s*\}|(?:(USD|EUR|Rs|INR|GBP)\.?))\s*(?=[-\d.\\(])"
+    r"^(-?)\s{0,3}(?:\\?([$€£¥₹])|\\text\s{0,3}\{\s{0,3}\\?\$\s{0,3}\}|(?:(USD|EUR|Rs|INR|GBP)\.?))\s{0,3}(?=[-\d.\\(])"
 )
-_MONEY_BEHIND = re.compile(r"(?<=\d)\s*(\\?[$€£¥₹])\s*$")
+_MONEY_BEHIND = re.compile(r"(?<=\d)\s{0,3}(\\?[$€£¥₹])\s{0,3}$")
 _NUMERIC = re.compile(r"\d|\\pi|π|\bpi\b|\\sqrt|\\frac")
 
 
@@ -138,7 +140,7 @@ def _without_degrees(plain: str) -> tuple[str, Unit | None] | None:
     degree = _DEGREE.search(plain)
     if degree is None or not (before := plain[: degree.start()].strip()):
         return None
-    if re.search(r"(?:sin|cos|tan|cot|sec|csc)[^=,]*$", before):
+    if re.search(r"(?:sin|cos|tan|cot|sec|csc)[^=,]{0,80}$", before):
         return None  # the sine of 30 degrees is not that of 30
     return before, unit_of(f"degree {(degree[1] or degree[2] or '').strip()}")
 
@@ -147,7 +149,7 @@ def _without_words(plain: str) -> tuple[str, Unit | None] | None:
     found = _AT_END.search(plain)
     if found is None:
         return None
-    before = re.sub(r"(?:\\[,;:! ]|~|\s)+$", "", plain[: found.start()])
+    before = re.sub(r"(?:\\[,;:! ]|~|\s){1,20}$", "", plain[: found.start()])
     written = found[1] if found[1] is not None else found[2] or found[3]
     power = found[4] or {"²": "2", "³": "3", None: ""}[found[5]]
     unit = unit_of(f"{written.strip()}^{power}" if power else written.strip())
@@ -186,7 +188,7 @@ def unit_of(written: str) -> Unit | None:
 def _dimensions(written: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
     powers: dict[str, int] = {}
     size = Fraction(1)
-    for place, part in enumerate(re.split(r"\s+per\s+|\s*/\s*", written)):
+    for place, part in enumerate(re.split(r"\s{1,3}per\s{1,3}|\s{0,3}/\s{0,3}", written)):
         sign = -1 if place else 1
         factor = 1
         base = None

@@ -145,6 +145,8 @@ def _kinds(schema: Any) -> list[str]:
         return []
     if kind := schema.get("type"):
         return [kind] if isinstance(kind, str) else list(kind)
+    if values := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+        return [kind for kind in TYPES if any(_fits(value, [kind]) for value in values)]
     choices = schema.get("anyOf") or schema.get("oneOf") or []
     kinds = [_kinds(choice) for choice in choices]
     return list(dict.fromkeys(chain.from_iterable(kinds))) if all(kinds) else []
@@ -159,7 +161,11 @@ def _fits(value: Any, allowed: Sequence[str]) -> bool:
 
 
 def _typed(value: Any, allowed: Sequence[str]) -> Any:
-    if not isinstance(value, str) or not allowed or "string" in allowed:
+    if not isinstance(value, str) or not allowed:
+        return value
+    if "null" in allowed and value.strip() in ("null", "None"):
+        return None
+    if "string" in allowed:
         return value
     for read in (json.loads, ast.literal_eval):  # some templates write True and None
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):

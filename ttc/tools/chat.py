@@ -10,9 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from ttc.errors import InvalidInput
-from ttc.text.chat import ANSWER, QUESTION, Message, chat_text, next_turn_text
+from ttc.text.chat import ANSWER, QUESTION, chat_text, next_turn_text
 from ttc.text.comparing import common_start
 from ttc.text.prompt import PromptTemplate
+from ttc.text.roles import Message
 from ttc.tools.base import Tools
 from ttc.tools.call import Written
 from ttc.tools.choice import format_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,5 +56,12 @@ def format_of(
         return HERMES
     raise InvalidInput(
         "the chat template tells the model of tools, but does not show how the model calls them"
-        f"{refusal}; name the format (tools.format={', '.join(BY_NAME)}), or use another model"
+        f"{refusal}{_marks(template)}; name the format (tools.format={', '.join(BY_NAME)}), or use "
+        "another model"
     )
+
+
+def _marks(template: str) -> str:
+    """Names the format by the marks that stand in the template."""
+    marks = dict.fromkeys(re.findall(r"<[^<>\s{}]*(?:tool_call|function)[^<>\s{}]*>", template))
+    return f"; its marks are {', '.join(list(marks)[:4])}" if marks else ""

@@ -49,6 +49,14 @@ class ToolFormat:
         said = re.sub(r"(<[^<>\s]*>\s*)$", "", text.rstrip()).rstrip()
         return any(said.endswith(end) or text.rstrip().endswith(end) for end in self.ends)
 
+    def in_call(self, text: str) -> bool:
+        """Whether a text ends within a call, or with one."""
+        begin = max((text.rfind(mark) for mark in self.begins), default=-1)
+        if begin < 0:
+            return False
+        after = [text[begin:].rpartition(mark)[2] for mark in self.ends if mark in text[begin:]]
+        return not after or not min(after, key=len).strip()
+
     def answered(self, answer: str) -> str:
         return f"\n<tool_response>\n{answer}\n</tool_response>\n"
 
@@ -157,6 +165,10 @@ class Llama(ToolFormat):
 
     tag = "<|python_tag|>"
     begins = (tag, "{")
+
+    def in_call(self, text: str) -> bool:
+        return self.tag in text
+
     ends_of_turn = re.compile(r"(<\|eot_id\|>|<\|eom_id\|>)\s*$")
 
     def calls(self, text: str) -> list[Written]:
@@ -196,6 +208,10 @@ class Harmony(ToolFormat):
     pattern = re.compile(
         r"(?:<\|channel\|>\w{1,100})? ?to=(?:functions\.)?([\w.-]{1,200})(?![\w.-])"
     )
+
+    def in_call(self, text: str) -> bool:
+        last = max((match.end() for match in self.pattern.finditer(text)), default=-1)
+        return last >= 0 and "<|end|>" not in text[last:]
 
     def calls(self, text: str) -> list[Written]:
         calls, done = list[Written](), 0

@@ -19,9 +19,11 @@ from ttc.tools.call import ToolCall
 from ttc.tree.segment import Segment
 from ttc.usage import Usage
 
-StepEnd = Literal["delimiter", "eos", "end", "context", "gate", "length", "interrupted"]
-"""Why a step ended: a delimiter of the step, the branch's finish reason, its token limit, or an
-error."""
+StepEnd = Literal["delimiter", "eos", "end", "context", "gate", "length", "looped", "interrupted"]
+"""Why a step ended: a delimiter of the step, the branch's finish reason, its token limit, tokens
+that go in circles, or an error."""
+
+ThoughtClosed = Literal["limit", "looped"]
 
 COLUMNS = ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties")
 """What is kept for every token after the prompt."""
@@ -68,7 +70,7 @@ class Branch:
         to.
     key: the branch's random stream.
     finish_reason: None while the branch can go on; else "eos", "end" (an end string), "context"
-        (the model's limit) or "gate" (a `DecodeGate` stopped it).
+        (the model's limit), "gate" (a `DecodeGate` stopped it) or "looped" (its tokens repeat).
     thoughts: how the model's thoughts are told from its answers, None where all of a text is
         answer.
     about: what is known of its problem beside the question (`Problem.metadata`), for verifiers that
@@ -77,6 +79,7 @@ class Branch:
         where it was not.
     thinking_tokens: how many tokens of thoughts it has generated since `turn_start`, as a driver
         counts them.
+    thought_closed: why a driver closed its thought: "limit" or "looped", None where it did not.
     tool_calls: the tools that it has called, of which no answer is read.
     cut: what the text leaves out at its end, "" for nothing: a string of `leave_out`, and what its
         last token holds beyond.
@@ -120,6 +123,7 @@ class Branch:
         self.about: Mapping[str, Any] = {}
         self.thinking_ended: int | None = None
         self.thinking_tokens = 0
+        self.thought_closed: ThoughtClosed | None = None
         self.tool_calls: list[ToolCall] = []
         self.cut = ""
         self.substituted: Substitution | None = None
@@ -206,6 +210,7 @@ class Branch:
         self.step_reasons = []
         self.thinking_ended = None
         self.thinking_tokens = 0
+        self.thought_closed = None
         self.tool_calls = []
         for column in self.columns():
             column.clear()
@@ -346,6 +351,12 @@ class Branch:
             place = len(self.tokens) if end is None else end
             if self.tool_calls and self.thinks_at(place, thoughts):
                 return Parted(thoughts.without_marks(given), None)
+            told = [c for c in self.tool_calls if c.opened is not None and c.end <= place]
+            if told and self.thinks_at(told[-1].start, thoughts):  # the call has ended the thought
+                call = told[-1]
+                first = thoughts.without_marks(self.without_calls(self.prompt_length, call.end))
+                last = thoughts.split(self.without_calls(call.end, end), bool(call.opened))
+                return Parted(first + last.thought, last.answer)
             return thoughts.split(given, begun)
         asked = max(0, self.thinking_ended - self.prompt_length)
         before = thoughts.pieces(self.without_calls(self.prompt_length, self.thinking_ended), begun)

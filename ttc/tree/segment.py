@@ -22,8 +22,6 @@ class Segment:
         roots.
     state: of models with recurrent layers, their state after the last token, None where none was
         kept.
-    dropped: how many of its tokens have no KV any more, under a policy that drops some
-        (`ttc.approximate.rkv`); such a segment is neither shared with others nor cut or joined.
     whole: whether all of its KV is there. What is being computed is not shared with others.
     opening: how many tokens stand before the first generated one of the branch that made the
         segment, for models that compute these differently (`ttc.model.least_time_step`); 0 for all
@@ -38,7 +36,6 @@ class Segment:
         self.children: list[Segment] = []
         self.state: State | None = None
         self.refs = 0
-        self.dropped = 0
         self.whole = True
         self.start = parent.end if parent else 0
         self.serial = next(_serial)
@@ -46,10 +43,6 @@ class Segment:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
-
-    @property
-    def held(self) -> int:
-        return len(self.tokens) - self.dropped
 
     @property
     def storage(self) -> KV:
@@ -64,8 +57,7 @@ class Segment:
         return min(max(opening - self.start, 0), len(self.tokens))
 
     def serves(self, opening: int) -> bool:
-        there = self.whole and not self.dropped
-        return there and self.opens(opening) == self.opens(self.opening)
+        return self.whole and self.opens(opening) == self.opens(self.opening)
 
     def path(self) -> list[Segment]:
         chain: list[Segment] = []

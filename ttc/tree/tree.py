@@ -147,8 +147,6 @@ class Tree:
             parent = segment.parent
 
     def _may_join(self, parent: Segment, segment: Segment) -> bool:
-        if parent.dropped or segment.dropped:
-            return False
         joined = len(parent.tokens) + len(segment.tokens)
         if self.block_tokens is not None and joined > self.block_tokens:
             return False
@@ -157,31 +155,6 @@ class Tree:
         if len(parent.tokens) > MERGE_RATIO * len(segment.tokens):
             return False
         return can_recut(self.memory, [parent.storage, segment.storage])
-
-    def replace(self, chain: Sequence[Segment], kv: KV) -> None:
-        """Have the last segment of a chain stand for all of it, with `kv` of fewer tokens than
-        these are. Nobody else needs the others, which go; the KV of all is freed."""
-        *above, last = chain
-        self.recuts += 1
-        first = chain[0]
-        parent = first.parent
-        assert parent is not None
-        parent.children[parent.children.index(first)] = last
-        if not last.opens(last.opening):
-            last.opening = max(min(s.opening, s.end) for s in chain)
-        for segment in chain:
-            self.memory.free(segment.storage)
-        last.tokens = [token for segment in chain for token in segment.tokens]
-        last.kv = kv
-        last.parent = parent
-        last.start = first.start
-        last.dropped = len(last.tokens) - kv.tokens
-        for segment in above:
-            segment.kv = None
-            segment.parent = None
-            segment.children = []
-            segment.refs = 0
-            self.set_state(segment, None)
 
     def _absorb(self, parent: Segment, child: Segment) -> None:
         assert parent.parent is not None

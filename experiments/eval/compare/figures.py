@@ -13,6 +13,7 @@ from experiments.runs.finished import Run
 from experiments.runs.parameters import flops, run_parameters
 from experiments.runs.stats import accuracy, holm, paired, unpaired
 from experiments.runs.summary import (
+    branch_counts,
     failed,
     is_right_strictly,
     majority_share,
@@ -44,6 +45,7 @@ def row_figures(row: Row) -> dict[str, Any]:
         "accuracy_strict": row.mean(is_right_strictly),
         "failed": sum(map(failed, records)),
         "left": sum(len(run.left) for run in row.runs),
+        "branches": branch_counts(records),
         "pass_at_k": {str(k): row.mean(partial(pass_share, k=k)) for k in widths(records)},
         "maj_at_k": {str(k): row.mean(partial(majority_share, k=k)) for k in widths(records)},
         **{part: mean([usage.get(part, 0) for usage in usages]) for part in TOKENS},

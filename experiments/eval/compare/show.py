@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from experiments.eval.compare.rows import (
 )
 from experiments.runs.records import as_json
 from experiments.runs.screen import as_bytes
+from experiments.runs.summary import shown_counts
 from ttc.errors import InvalidInput
 
 Figures = dict[str, Any]
@@ -45,8 +46,13 @@ MARKERS = "osD^vP"
 """One for each ten rows, as there are ten colours."""
 
 
-def unfinished(name: str, left: int) -> str | None:
-    return f"{name}: problems left to solve, which count nowhere: {left}." if left else None
+def remarks(name: str, figures: Figures) -> Iterator[str]:
+    """What is to be told of a row: problems without a result, and branches that are not as they
+    should be."""
+    if figures["left"]:
+        yield f"{name}: problems left to solve, which count nowhere: {figures['left']}."
+    if told := shown_counts(figures["branches"]):
+        yield f"{name}: branches: {told}."
 
 
 def comparison(rows: Sequence[Row], every_pair: bool = False) -> Figures:
@@ -251,7 +257,7 @@ def _accuracy(rows: Sequence[Figures]) -> Table:
         )
         kv = "-" if row["kv_peak_bytes"] is None else as_bytes(row["kv_peak_bytes"])
         lines.append([row["row"], *shares, *counts, *spent, kv])
-    notes = [ABOUT, *(text for row in rows if (text := unfinished(row["row"], row["left"])))]
+    notes = [ABOUT, *(text for row in rows for text in remarks(row["row"], row))]
     return Table("Accuracy and cost", (*columns, *costs), lines, notes)
 
 

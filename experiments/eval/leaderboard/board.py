@@ -12,7 +12,7 @@ from typing import Any
 from experiments.cli.tables import Table, amount, as_csv, as_typed, page, percent
 from experiments.eval.compare.figures import row_figures
 from experiments.eval.compare.rows import OF_A_SEED, Row, prompt_settings
-from experiments.eval.compare.show import unfinished
+from experiments.eval.compare.show import remarks
 from experiments.eval.leaderboard.plan import Cell, Plan
 from experiments.runs.finished import Run
 from experiments.runs.records import as_json
@@ -223,7 +223,7 @@ def _every(rows: Sequence[Figures]) -> Table:
             ]
         )
     notes = ["The folder, settings, versions, machine and a prompt of each: leaderboard.json."]
-    notes += [text for row in rows if (text := unfinished(row["folder"], row["left"]))]
+    notes += [text for row in rows for text in remarks(row["folder"], row)]
     return Table("Every run", columns, lines, notes)
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from experiments.cli.choices import choices
 from experiments.cli.labels import given_labels, labels, typed_settings
+from experiments.cli.removed import removal
 from experiments.runs.overrides import as_override
 from experiments.runs.reading import refuse_aliases
 from experiments.runs.records import check_name
@@ -151,6 +152,8 @@ def _entry(value: Any, group: str, key: str) -> Entry:
         if group == "model":
             chosen = ["model=hf", f"model.name={as_override(value)}"]
             return Entry(_label(value), chosen, value.rpartition("/")[2])
+        if gone := removal(group, value):
+            raise InvalidInput(f"{key}: {gone}")
         raise InvalidInput(
             f"{key}: {value!r} is unknown; use one of {', '.join(choices(group))}, or a mapping of "
             "settings"

@@ -113,9 +113,7 @@ def beside(recipe: Recipe, folder: Path, arms: Sequence[Arm]) -> Table:
     return Table(recipe.title, columns, lines, notes)
 
 
-def _theirs(value: float | None, problems: int) -> str:
-    if value is None:
-        return "a plot"
+def _theirs(value: float, problems: int) -> str:
     low, high = wilson(value / 100 * problems, problems)
     return f"{value:.1f}% ({100 * low:.1f} to {100 * high:.1f})"
 
@@ -129,8 +127,8 @@ def _ours(arm: Arm, runs: Sequence[Run], name: str) -> list[str]:
     return [percent(ours.mean), interval, f"{done} of {arm.problems * arm.seeds}"]
 
 
-def _verdict(value: float | None, runs: Sequence[Run], name: str) -> str:
-    if value is None or not runs:
+def _verdict(value: float, runs: Sequence[Run], name: str) -> str:
+    if not runs:
         return "-"
     ours = estimate(runs, name)
     if 100 * ours.low > value:

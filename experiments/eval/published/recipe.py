@@ -11,15 +11,14 @@ class Arm:
 
     settings: as they are typed for `experiments.run`; the preset among them is in
         `conf/experiment/published/`.
-    published: values in percent by their measure (`beside.MEASURES`); None where the source shows
-        a plot alone.
+    published: values in percent by their measure (`beside.MEASURES`).
     problems: of the data set. solutions: how many texts a problem takes, pruned ones counted as the
         share that was written.
     """
 
     name: str
     settings: tuple[str, ...]
-    published: dict[str, float | None]
+    published: dict[str, float]
     problems: int
     solutions: int = 1
     seeds: int = 1

@@ -14,10 +14,6 @@ GPQA_MAIN = 448
 """Problems of the data sets."""
 
 SHORT = "taken as 500 tokens a solution; an assumption, as the sources give no count"
-LONG = (
-    "22,000 a text, by Table 10: 512 texts on each of 30 problems have 2.77e8 tokens with "
-    "Qwen3-8B, 4.01e8 with DeepSeek-8B (1.24e8 online) and 3.23e8 with gpt-oss-120b (0.49e8 online)"
-)
 
 # ---------------------------------------------------------------- particle filtering
 
@@ -96,65 +92,6 @@ PARTICLE_FILTERING = Recipe(
     ),
 )
 
-# ---------------------------------------------------------------- search-and-learn
-
-
-def _curve(*rules: str) -> dict[str, float | None]:
-    return {f"{rule}@{n}": None for rule in rules for n in (4, 16, 64, 256)}
-
-
-SEARCH_AND_LEARN = Recipe(
-    name="search_and_learn",
-    title="best of N, beam search and DVTS with Llama-3.2-1B-Instruct on MATH-500, five seeds",
-    source="huggingface.co/spaces/HuggingFaceH4/blogpost-scaling-test-time-compute (plots alone)",
-    setting="github.com/huggingface/search-and-learn at 6f81cac: src/sal/config.py, "
-    "recipes/README.md",
-    differs=(
-        "their chat template trims no blanks; here it is the model's own",
-        "beam search: their finished beams no longer take places, and what comes out are N "
-        "finished texts; here they keep theirs, and the beams that are left come out",
-        "answers are graded by math-verify here, by a fork of Qwen2.5-Math's evaluation there",
-    ),
-    solution_tokens=500,
-    cost=SHORT,
-    arms=(
-        Arm("best_of_n", preset("best_of_n"), _curve("naive", "weighted", "maj"), MATH500, 256, 5),
-        *(
-            Arm(
-                f"{search}-{n}",
-                preset(search, f"search.{width}={n // 4}"),
-                {"accuracy": None},
-                MATH500,
-                n,
-                5,
-            )
-            for search, width in (("beam_search", "beam_size"), ("dvts", "subtrees"))
-            for n in (4, 16, 64, 256)
-        ),
-    ),
-)
-
-# ---------------------------------------------------------------- REBASE
-
-REBASE = Recipe(
-    name="rebase",
-    title="REBASE with Llemma-7B and 32 samples on MATH-500",
-    source="arXiv 2408.00724, Table 1 (where Llemma-34B with 64 samples and a weighted vote has "
-    "46.7)",
-    setting="github.com/thu-wyz/inference_scaling at 0fe7da9: hype-parameters/rebase.yaml, "
-    "rebase.py",
-    differs=(
-        "their reward model is a Llemma-34B (tkitsers/Llemma-reward-model), which has no "
-        "verifier here; Math-Shepherd-7B takes its place",
-        "their steps end before the next `Step N`; here at a line break",
-        "their prompt is the problem alone, in the form that the model was trained on; here it is "
-        "this project's for MATH-500",
-    ),
-    solution_tokens=500,
-    cost=SHORT,
-    arms=(Arm("rebase-32", preset("rebase"), {"accuracy": 46.8}, MATH500, 32),),
-)
-
 # ---------------------------------------------------------------- s1
 
 WAITS = {0: 50.0, 1: 53.3, 2: 53.3, 4: 56.7, 6: 56.7}
@@ -212,112 +149,6 @@ S1 = Recipe(
         *_waits("aime24", WAITS, AIME),
         *_waits("math500", S1_MATH500, MATH500, *ON_MATH500),
         *_waits("gpqa", S1_DIAMOND, DIAMOND, *ON_DIAMOND),
-    ),
-)
-
-# ---------------------------------------------------------------- DeepConf
-
-DEEPSEEK_8B = (
-    "model.name=deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
-    "search.top_k=0",
-    "search.max_tokens=64000",
-    'dataset.instruction="{question}"',
-    'dataset.system="该助手为DeepSeek-R1，由深度求索公司创造。\\n今天是2025年5月28日，星期一。\\n"',
-)
-GPT_OSS = (
-    "model.name=openai/gpt-oss-120b",
-    "search.temperature=1.0",
-    "search.top_p=1.0",
-    "search.top_k=40",
-    "search.max_tokens=130000",
-    "+dataset.chat_options.reasoning_effort=high",
-)
-TAIL = "search.measure=tail"
-ONLINE = "search.mode=online"
-
-
-def _on_aime(
-    name: str, samples: int, published: dict[str, float | None], run: str, *settings: str
-) -> Arm:
-    return Arm(name, preset(run, *settings), published, AIME, samples)
-
-
-DEEP_CONF = Recipe(
-    name="deep_conf",
-    title="DeepConf against a majority of 512 samples on AIME 2025",
-    source="arXiv 2508.15260: Qwen3-8B and DeepSeek-8B in Tables 6 (majority, mean), 7 (tail) and "
-    "8 (lowest group of 2,048 tokens), pass@1 and gpt-oss-120b in Table 1, online in Table 10",
-    setting="arXiv 2508.15260, Tables 11 and 12 and Appendix F; DeepSeek-8B's system text: "
-    "github.com/facebookresearch/deepconf at 21057ed, helper.py",
-    differs=(
-        "their values are means over 64 draws of 512 from 4,096 samples; here one draw",
-        "every arm samples for itself here; `experiments.select` compares the rules on the samples "
-        "of one run",
-        "their changes to vLLM leave the sampled token out of a token's confidence; here the 20 "
-        "likeliest count, whichever was sampled",
-        "online: samples are made four at a time here and at least four must vote; they make one "
-        "at a time. One is stopped up to 15 tokens later",
-        "gpt-oss: the date in its system text is the day of the run",
-        "answers are graded by math-verify here, by math_equal of hao-ai-lab/Dynasor there",
-    ),
-    solution_tokens=22_000,
-    cost=LONG,
-    arms=(
-        _on_aime("Qwen3-8B-majority", 512, {"maj@512": 82.6}, "majority"),
-        _on_aime("Qwen3-8B-lowest_group", 512, {"accuracy": 77.9}, "deep_conf"),
-        _on_aime("Qwen3-8B-mean", 512, {"accuracy": 74.0}, "deep_conf", "search.measure=mean"),
-        _on_aime(
-            "DeepSeek-8B-majority",
-            512,
-            {"pass@1": 76.9, "maj@512": 82.3},
-            "majority",
-            *DEEPSEEK_8B,
-        ),
-        _on_aime("DeepSeek-8B-lowest_group", 512, {"accuracy": 87.3}, "deep_conf", *DEEPSEEK_8B),
-        _on_aime("DeepSeek-8B-tail", 512, {"accuracy": 87.4}, "deep_conf", *DEEPSEEK_8B, TAIL),
-        _on_aime("DeepSeek-8B-online", 158, {"accuracy": 86.4}, "deep_conf", *DEEPSEEK_8B, ONLINE),
-        _on_aime(
-            "gpt-oss-120b-majority", 512, {"pass@1": 91.8, "maj@512": 97.0}, "majority", *GPT_OSS
-        ),
-        _on_aime("gpt-oss-120b-tail", 512, {"accuracy": 99.9}, "deep_conf", *GPT_OSS, TAIL),
-        _on_aime("gpt-oss-120b-online", 78, {"accuracy": 97.9}, "deep_conf", *GPT_OSS, ONLINE),
-    ),
-)
-
-# ---------------------------------------------------------------- Snell et al.
-
-COMPUTE_OPTIMAL = Recipe(
-    name="compute_optimal",
-    title="which search a problem of each difficulty gets (Snell et al.)",
-    source="arXiv 2408.03314, abstract: more than 4 times the efficiency of best of N; the curves "
-    "are plots",
-    setting="arXiv 2408.03314",
-    differs=(
-        "their model is PaLM 2-S*, which is not open, and their verifier was trained for it; here "
-        "they are Llama-3.2-1B-Instruct and RLHFlow's",
-        "the runs are made here; `python -m experiments.compute_optimal` fits the strategies from "
-        "their folders",
-    ),
-    solution_tokens=500,
-    cost=SHORT,
-    arms=(
-        Arm(
-            "best_of_n-64",
-            preset("best_of_n", "search.n=64"),
-            {"naive@4": None, "naive@16": None, "naive@64": None},
-            MATH500,
-            64,
-        ),
-        *(
-            Arm(
-                f"beam_search-{n}",
-                preset("compute_optimal", f"search.beam_size={n // 4}"),
-                {"accuracy": None},
-                MATH500,
-                n,
-            )
-            for n in (4, 16, 64)
-        ),
     ),
 )
 
@@ -419,11 +250,7 @@ RECIPES = {
     recipe.name: recipe
     for recipe in (
         PARTICLE_FILTERING,
-        SEARCH_AND_LEARN,
-        REBASE,
         S1,
-        DEEP_CONF,
-        COMPUTE_OPTIMAL,
         R1_DISTILLED,
         SMALL_MODELS,
     )

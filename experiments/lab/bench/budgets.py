@@ -112,22 +112,12 @@ SEARCHES: dict[str, Callable[[Allowance], str]] = {
     "certainty_probe": lambda a: (
         f"search.max_tokens={a.tokens} search.every=16 search.probe_tokens=12"
     ),
-    "early_answer": lambda a: _early(a),
-    "early_answer+value_head": lambda a: f"{_early(a)} verifier=value_head",
-    "parallel_probe": lambda a: (
-        f"search.n={max(2, a.answers // 3)} search.max_tokens={a.longest} "
-        f"search.every={a.answer // 4} search.probe_tokens=8 search.warmup=1 search.agree=3"
-    ),
-    "fork_think": lambda a: f"search.n={2 * a.answers} search.max_tokens={a.longest}",
     "mur": lambda a: (
         f"search.beam_width={a.answers} search.max_steps={a.steps} search.step_tokens=32"
     ),
     "phi_decoding": lambda a: (
         f"search.beam_size={max(1, a.answers // 8)} search.beam_width={a.width} "
         f"search.max_steps={a.steps} search.step_tokens=32 search.finish_tokens={a.longest}"
-    ),
-    "beam_search+drop_duplicates": lambda a: (
-        f"{_beams('beam_size', a)} search.drop_duplicates=true"
     ),
     "compute_optimal": lambda a: "",
 }
@@ -156,13 +146,6 @@ writes."""
 FUNCTIONS = Path(__file__).parents[3] / "examples" / "functions.jsonl"
 """Ten easy functions and their tests."""
 
-WITH_HEAD = "+value_head"
-"""The end of the names of those that ask a value head."""
-
-
-def _early(a: Allowance) -> str:
-    return f"search.max_steps={a.steps} search.step_tokens=32 search.answer_tokens=16"
-
 
 def _beams(kept: str, a: Allowance) -> str:
     """As many continuations in each step as the budget pays for answers."""
@@ -174,8 +157,8 @@ def _beams(kept: str, a: Allowance) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """A task, the budgets on it, and the searches that are tried with their settings. words: what its
-    configuration sets. head: the folder of a value head, for the searches that ask one."""
+    """A task, the budgets on it, and the searches that are tried with their settings. words: what
+    its configuration sets."""
 
     name: str
     words: tuple[str, ...]
@@ -184,7 +167,6 @@ class Setting:
     longest: int
     steps: int
     searches: Mapping[str, Callable[[Allowance], str]] = field(default_factory=SEARCHES.copy)
-    head: str = ""
 
     def allowance(self, tokens: int) -> Allowance:
         return Allowance(tokens, self.answer, min(self.longest, tokens), self.steps)
@@ -196,8 +178,6 @@ class Setting:
             f"search={name.partition('+')[0]}",
             *self.searches[name](self.allowance(tokens)).split(),
         ]
-        if name.endswith(WITH_HEAD):
-            chosen.append(f'verifier.model="{self.head}"')
         register()
         with initialize_config_module("conf", version_base="1.3"):
             return resolved(compose("config", overrides=[*words, *self.words, *chosen]))

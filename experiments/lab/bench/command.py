@@ -101,15 +101,6 @@ def parser() -> argparse.ArgumentParser:
     )
     models.add_argument("--problems", type=int, default=100)
     models.add_argument("--out", type=Path, default=RESULTS / "several_models.json")
-    learning = commands.add_parser(
-        "rollouts", help="training on one-digit sums: tree rollouts against flat ones"
-    )
-    learning.add_argument("--tokens", type=int, default=12_000, help="to generate; default: 12000")
-    learning.add_argument("--arms", type=names, help="by their names in the table; default: all")
-    learning.add_argument(
-        "--states", type=Path, default=Path("outputs/bench_rollouts"), help="the folder of weights"
-    )
-    learning.add_argument("--out", type=Path, default=RESULTS / "rollouts.json")
     best = commands.add_parser(
         "best_searches", help="the best searches on more problems, over some seeds"
     )
@@ -227,14 +218,6 @@ def parser() -> argparse.ArgumentParser:
     storage.add_argument("--tokens", type=int, default=384, help="of each text")
     storage.add_argument("--model", default="smollm2-135m")
     storage.add_argument("--out", type=Path, default=RESULTS / "kv_storage.json")
-    evicted = commands.add_parser(
-        "evicted_kv", help="KV that R-KV drops: divergence along texts, and answers changed"
-    )
-    evicted.add_argument("--texts", type=int, default=4, help="pages of this documentation")
-    evicted.add_argument("--tokens", type=int, default=2048, help="of each text")
-    evicted.add_argument("--problems", type=int, default=200)
-    evicted.add_argument("--model", default="smollm2-135m")
-    evicted.add_argument("--out", type=Path, default=RESULTS / "evicted_kv.json")
     equal = commands.add_parser(
         "searches", help="every search at equal token budgets, and which differences are real"
     )
@@ -255,9 +238,6 @@ def parser() -> argparse.ArgumentParser:
         "--code-budgets", type=numbers, default=[], help="ten functions to write too; none"
     )
     equal.add_argument("--merge", type=Path, help="a record whose rows are taken into this one")
-    equal.add_argument(
-        "--head", type=Path, help="a folder of train_verifier, for early_answer+value_head"
-    )
     equal.add_argument("--searches", type=names, help="names with commas; default: all")
     equal.add_argument("--model", default="smollm2-135m")
     equal.add_argument("--out", type=Path, default=RESULTS / "searches.json")
@@ -460,14 +440,6 @@ def _several_models(arguments: argparse.Namespace) -> None:
     several_models.run(arguments.problems, arguments.out)
 
 
-def _rollouts(arguments: argparse.Namespace) -> None:
-    from experiments.lab.bench import rollouts
-
-    rollouts.run(
-        arguments.tokens, arguments.arms or list(rollouts.ARMS), arguments.states, arguments.out
-    )
-
-
 def _best_searches(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import best_searches
 
@@ -560,7 +532,6 @@ def _searches(arguments: argparse.Namespace) -> None:
         arguments.out,
         arguments.word_budgets,
         arguments.merge,
-        arguments.head,
         arguments.code_budgets,
     )
 
@@ -582,18 +553,6 @@ def _growth(arguments: argparse.Namespace) -> None:
     from experiments.lab.bench import growth
 
     growth.run(arguments.cases or growth.CASES, arguments.model, arguments.out)
-
-
-def _evicted_kv(arguments: argparse.Namespace) -> None:
-    from experiments.lab.bench import evicted_kv
-
-    evicted_kv.run(
-        arguments.model,
-        arguments.texts,
-        arguments.tokens,
-        arguments.problems,
-        arguments.out,
-    )
 
 
 def _long_case(arguments: argparse.Namespace) -> None:
@@ -691,7 +650,6 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "speculative": _speculative,
     "tools": _tools,
     "several_models": _several_models,
-    "rollouts": _rollouts,
     "best_searches": _best_searches,
     "cache": _cache,
     "breakdown": _breakdown,
@@ -703,7 +661,6 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "long": _long,
     "long-case": _long_case,
     "kv_storage": _kv_storage,
-    "evicted_kv": _evicted_kv,
     "growth": _growth,
     "searches": _searches,
     "remote": _remote,

@@ -12,7 +12,6 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -23,7 +22,6 @@ from experiments.lab.bench.budgets import (
     CODE_SEARCHES,
     LEAST,
     SEARCHES,
-    WITH_HEAD,
     Allowance,
     Figures,
     Part,
@@ -62,7 +60,6 @@ def run(  # noqa: PLR0913 - what is measured, each by its name
     out: Path,
     word_budgets: Sequence[int] = (),
     merge: Path | None = None,
-    head: Path | None = None,
     code_budgets: Sequence[int] = (),
 ) -> None:
     """Measure what the record lacks, the cheapest budgets first, and write it after each search.
@@ -70,7 +67,7 @@ def run(  # noqa: PLR0913 - what is measured, each by its name
     budgets: tokens of a problem, on `problems` problems of the default task. data: a file with
     GSM8K's rows, whose first `data_problems` are solved within `data_budgets`. word_budgets: the
     same on as many word problems of two steps. code_budgets: the same on ten functions to write.
-    merge: another record, whose rows take the places of this one's. head: the folder of a value head; searches that ask one are left out without it.
+    merge: another record, whose rows take the places of this one's.
     """
     check(searches, [*budgets, *word_budgets, *data_budgets, *code_budgets])
     settings = [default_task(problems, budgets)]
@@ -89,11 +86,6 @@ def run(  # noqa: PLR0913 - what is measured, each by its name
         tasks = {
             s.name: load_task(s.config("greedy", s.budgets[0], model).dataset) for s in settings
         }
-    if head is not None:
-        settings = [replace(setting, head=str(head)) for setting in settings]
-        command += f" --head {head.name}"
-    else:
-        searches = [name for name in searches if not name.endswith(WITH_HEAD)]
     rows = _rows(out) if out.exists() else []
     if merge is not None:
         for row in _rows(merge):

@@ -49,10 +49,10 @@ from ttc.passes.shrinking import Remaining, ShrinkingPass
 GEMMA4 = "gemma4_text: shared KV"
 CASES = ["qwen3_5_text", "jamba", "mamba2", GEMMA4]
 MORE = ["gemma3n_text: shared KV", "hy_v4", "gemma4", "lfm2: convolutions", "falcon_h1", "zaya"]
-MORE += ["openai-gpt", "gpt_neo", "longcat_flash"]
+MORE += ["longcat_flash"]
 """Several streams of states, before the rows and after them; other layers for images; convolutions;
-attention and a state space in one layer; what a layer gives the next one beside its states;
-attention by code of its own; two calls of attention in a layer."""
+attention and a state space in one layer; what a layer gives the next one beside its states; two
+calls of attention in a layer."""
 
 
 @cache

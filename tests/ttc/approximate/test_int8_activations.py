@@ -21,7 +21,6 @@ from tests.helpers.models import prompt
 from ttc import Engine, InvalidInput
 from ttc.approximate.int8_activations import Int8Rows
 from ttc.model.fused_runner import FusedRunner
-from ttc.model.grouped_weights import Grouped
 from ttc.model.runner_choice import check_runner
 from ttc.model.stored_layers import StoredLinear
 
@@ -81,8 +80,6 @@ def sweep() -> None:
     """All kinds, for a process with other settings."""
     for kind in KINDS:
         test_products_are_those_of_rounded_rows(kind, torch.float32)
-    for bits in (4, 8):
-        test_integers_in_groups_are_multiplied_likewise(bits)
 
 
 @pytest.mark.slow
@@ -107,19 +104,6 @@ def assert_products(found: Tensor, x: Tensor, weight: Tensor) -> None:
     narrow = 2**-8 if found.dtype == torch.bfloat16 else 0
     exact = rows @ weight.T
     assert bool(((found.double() - exact).abs() <= 2e-6 * size + narrow * exact.abs()).all())
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_integers_in_groups_are_multiplied_likewise(bits: int) -> None:
-    random = torch.Generator().manual_seed(bits)
-    codes = torch.randint(0, 1 << bits, (18, WIDTH), dtype=torch.uint8, generator=random)
-    scales = torch.rand(18, WIDTH // 128, generator=random) / 100
-    zeros = torch.randint(0, 1 << bits, scales.shape, generator=random).float()
-    packed, stored = Grouped(bits, codes, scales, zeros).packed()
-    spread = [x.repeat_interleave(128, 1).double() for x in (scales, zeros)]
-    weight = spread[0] * (codes.double() - spread[1])
-    x = rows_of(5)
-    assert_products(Int8Rows().linear(x, packed, stored), x, weight)
 
 
 def rounding_engine(folder: Path, dtype: str, runner: Any) -> Engine:

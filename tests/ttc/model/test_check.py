@@ -79,6 +79,12 @@ def small_llama(dtype: torch.dtype = torch.bfloat16) -> Any:
     )
 
 
+@pytest.mark.parametrize("family", ["bloom", "falcon", "gptj", "mpt"])
+def test_attention_that_a_family_writes_out_itself_is_refused(family: str) -> None:
+    with pytest.raises(UnsupportedModel, match="does not dispatch attention through transformers"):
+        examine(small_models.build(family))
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_whose_eager_attention_is_another_is_refused(
     change: Any, monkeypatch: pytest.MonkeyPatch

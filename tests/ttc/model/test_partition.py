@@ -34,16 +34,6 @@ ODD = ["dbrx", "diffllama", "emu3", "gemma4", "jetmoe", "longcat_flash", "mllama
 """They look at values, have a configuration of another kind than their class, call attention twice
 in a layer, pass no keyword arguments on to it, or have a layer that does not run where there is
 text alone."""
-OWN_CODE = [
-    "bloom",
-    "codegen",
-    "falcon: alibi",
-    "falcon: shared heads",
-    "gpt_neo",
-    "mpt",
-    "openai-gpt",
-    "xglm",
-]
 MORE = ["deepseek_v32", "minimax", "nemotron_h", "qwen4_exp_text", "zamba", "zamba2"]
 """Indexers, a cache of their own, layers of an MLP alone, and weights that layers have in
 common."""
@@ -51,7 +41,7 @@ common."""
 
 @pytest.mark.parametrize(
     "case",
-    some_quick(RECURRENT + ODD + OWN_CODE + MORE, [RECURRENT[0], ODD[0], OWN_CODE[0], MORE[0]]),
+    some_quick(RECURRENT + ODD + MORE, [RECURRENT[0], ODD[0], MORE[0]]),
 )
 def test_units_hold_what_the_engine_keeps_of_other_layers_too(case: str) -> None:
     model = small_models.build(case)
@@ -128,9 +118,8 @@ def test_what_layers_have_in_common_is_counted_by_the_last_and_read_by_each() ->
 
 
 def test_modules_run_before_or_after_the_layers() -> None:
-    found = partition(small_models.config_of("bloom"), torch.float32)
-    names = ("word_embeddings", "word_embeddings_layernorm", "ln_f")
+    found = partition(small_models.config_of("gpt2"), torch.float32)
+    names = ("wte", "wpe", "ln_f")
     assert [found.begun[f"transformer.{name}"] for name in names] == [(0, 0), (0, 0), (4, 4)]
-    assert found.units[0].param_bytes == 4 * 2 * 32  # the norm; the table is tied
     model = small_models.build("mllama")
     assert partition(model.config, torch.float32, type(model)).runs == (True, True, True, False)

@@ -185,7 +185,7 @@ def test_what_does_not_go_with_stored_weights_is_named(tmp_path: Path) -> None:
     LlamaConfig().save_pretrained(folder)
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(
-        InvalidInput, match=r"keeps the weights of a .gguf file or of a quantized folder"
+        InvalidInput, match=r"keeps the weights of a .gguf file, or gpt-oss's experts"
     ):
         load(folder, device="cpu", quantized=True)
 

@@ -12,14 +12,12 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GptOssConfig, Qwen3MoeConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from experiments.lab.bench.random_gguf import MIXED, Shape, random_weight, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.ttc.model import test_grouped
-from tests.ttc.model.test_grouped import CONFIG
 from tests.ttc.model.test_loading import save_tokenizer
 from ttc import BeamGroups, Engine, Paged, Split, Streamed, UnsupportedModel
 from ttc.model.loading import configuration, load
@@ -129,77 +127,28 @@ def test_a_tensor_of_experts_that_is_missing_or_misshapen_is_named(
         load(file, device="cpu", quantized=True)
 
 
-# ---------------------------------------------------------------- integers in groups
-
-
-def model_of(family: str) -> Any:
-    """A small random model with experts."""
-    widths = {"intermediate_size": 64, "moe_intermediate_size": 64}
-    experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
-    shared = {"shared_expert_intermediate_size": 96} if family == "qwen2_moe" else {}
-    config = AutoConfig.for_model(family, **CONFIG | widths | experts | shared)
-    config.pad_token_id = config.eos_token_id = None
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
-    for name, weight in model.named_parameters():
-        if name.endswith("mlp.gate.weight"):
-            weight.data *= 50  # so that few rows are between two experts
-    return model
-
-
-@pytest.mark.parametrize(
-    ("family", "layout"),
-    [
-        ("qwen3_moe", "gptq 4"),
-        ("qwen3_moe", "act-order"),
-        ("qwen2_moe", "pack-quantized 4"),
-        ("mixtral", "awq"),
-        ("mixtral", "gptq 8"),
-    ],
-)
-def test_a_tree_on_a_folder_equals_plain_transformers(
-    tmp_path: Path, family: str, layout: str
-) -> None:
-    plain = test_grouped.write(tmp_path, layout, model_of(family))
-    how: dict[str, Any] = {"device": "cpu", "dtype": "float32", "quantized": True}
-    engine = Engine.from_pretrained(tmp_path, **how)
-    engine.limits.eos_ids = frozenset()
-    layers = [module for module in engine.model.modules() if isinstance(module, StoredExperts)]
-    assert len(layers) == 2
-    assert (layers[0].gate.order is not None) == (layout == "act-order")
-    assert configuration(tmp_path, **how)[2] == stored_bytes(engine.model)
-    for branch in grow(engine):
-        assert_like_plain(plain, branch)
-
-
-def test_what_is_wrong_with_an_expert_of_a_folder_is_named(tmp_path: Path) -> None:
-    test_grouped.write(tmp_path, "gptq 4", model_of("qwen3_moe"))
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    path = "model.layers.1.mlp.experts"
-
-    def refused(changed: dict[str, Tensor], words: str) -> None:
-        save_file(changed, file)
-        with pytest.raises(UnsupportedModel, match=words):
-            load(tmp_path, device="cpu", quantized=True)
-
-    def without(part: str) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in tensors.items() if part not in name}
-
-    refused(without(f"{path}.2.up_proj.scales"), rf"lack the weight {path}\.2\.up_proj\.scales")
-    refused(without(f"{path}."), rf"the experts of {path} are not integers in its files")
-    narrow = tensors[f"{path}.3.down_proj.qweight"][:, :32].contiguous()
-    refused(tensors | {f"{path}.3.down_proj.qweight": narrow}, r"3\.down_proj is \(32, 64\) in")
-    bias = {f"{path}.0.gate_proj.bias": torch.ones(64)}
-    refused(tensors | bias, r"0\.gate_proj has a bias")
-
-
 # ---------------------------------------------------------------- gpt-oss
+
+
+CONFIG = GptOssConfig(
+    hidden_size=64,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=128,
+    max_position_embeddings=256,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    pad_token_id=None,
+    eos_token_id=None,
+)
 
 
 def write_gpt_oss(folder: Path) -> Any:
     """A random gpt-oss as it ships. Returns the model with the weights that it stands for."""
-    plain = model_of("gpt_oss")
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(CONFIG)
     tensors = dict(plain.state_dict())
     for name, weight in plain.named_parameters():
         if name.endswith((".gate_up_proj", ".down_proj")):
@@ -302,16 +251,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None
         assert torch.equal(stored(x[part], experts[part], weights[part]), together[part])
 
 
-@torch.no_grad()
-def test_weights_of_the_router_may_be_more_precise_than_rows() -> None:
-    """As Mixtral's are."""
-    stored, plain = both(Kind.Q8_0, torch.bfloat16)
-    x, experts, weights = routed(9, torch.bfloat16)
-    found, expected = stored(x, experts, weights.float()), plain(x, experts, weights.float())
-    assert found.dtype == expected.dtype == torch.bfloat16
-    assert float((found - expected).abs().max()) < 4 * 2**-8 * float(expected.abs().max())
-
-
 def test_activations_in_8_bits_reach_experts(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write(file, "qwen3moe", Kind.Q4_K, layers=1)
@@ -333,3 +272,13 @@ def test_activations_in_8_bits_reach_experts(tmp_path: Path) -> None:
         exact = layer(*inputs)
     error = float((rounded - exact).abs().max())
     assert 0 < error < 0.03 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors", "torchao"])
+def test_other_folders_cannot_be_kept_as_they_are_stored(tmp_path: Path, method: str) -> None:
+    write_gpt_oss(tmp_path)
+    file = tmp_path / "config.json"
+    settings = {"quantization_config": {"quant_method": method, "bits": 4}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(UnsupportedModel, match=f"weights of '{method}' are not kept.*leave quant"):
+        load(tmp_path, device="cpu", quantized=True)

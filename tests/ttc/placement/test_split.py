@@ -93,7 +93,7 @@ def test_the_devices_layers_keep_kv_under_any_policy(policy: str) -> None:
     assert not memory.live
 
 
-@pytest.mark.parametrize(("case", "k"), [("opt", 1), slow(("opt", 3)), slow(("bloom", 3))])
+@pytest.mark.parametrize(("case", "k"), [("opt", 1), slow(("opt", 3))])
 def test_the_devices_layers_keep_activations_and_the_hosts_keep_kv(case: str, k: int) -> None:
     plain = deeper(case) if case == "opt" else small_models.build(case)
     resident = split(plain, k=k)

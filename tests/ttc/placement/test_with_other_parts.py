@@ -29,17 +29,6 @@ PLACEMENTS = {"split": Split(k=3), "streamed": Streamed()}
 CROSSES = {"split": "activations", "streamed": "weights"}
 PLACED = pytest.mark.parametrize("placement", PLACEMENTS)
 RECURRENT = ["qwen3_5_text", "jamba", "lfm2: convolutions", "mamba2", "falcon_h1"]
-OWN_CODE = [
-    "bloom",
-    "codegen",
-    "falcon",
-    "falcon: alibi",
-    "falcon: shared heads",
-    "gpt_neo",
-    "gpt_neox_japanese",
-]
-OWN_CODE += ["gptj", "mpt", "openai-gpt", "xglm"]
-"""Attention by code of their own, some with biases or tables of positions."""
 MORE = [
     "deepseek_v32",
     "gemma4_text: shared KV",
@@ -90,7 +79,7 @@ def test_a_tree_over_placed_layers_equals_plain_transformers(case: str, placemen
 
 
 @PLACED
-@pytest.mark.parametrize("case", some_quick(OWN_CODE + MORE, ["bloom", "gemma4_text: shared KV"]))
+@pytest.mark.parametrize("case", some_quick(MORE, ["gemma4_text: shared KV"]))
 def test_all_that_can_be_served_can_be_placed(case: str, placement: str) -> None:
     engine = placed(case, placement)
     branches = architectures.grow(engine)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
-from tests.helpers.models import FAMILIES, OWN_CODE, build, prompt
+from tests.helpers.models import FAMILIES, build, prompt
 from tests.helpers.recurrent import plain
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
@@ -27,7 +27,7 @@ POLICIES: dict[str, Any] = {
     "capture": Capture(),
     "capture, half ACT": Capture(act_share=0.5, block_tokens=8),
 }
-CASES = [(family, policy) for family in (*FAMILIES, *OWN_CODE, *OTHERS) for policy in POLICIES]
+CASES = [(family, policy) for family in (*FAMILIES, *OTHERS) for policy in POLICIES]
 QUICK = [(family, policy) for family in TWICE for policy in POLICIES if "capture" in policy]
 
 

@@ -4,18 +4,23 @@ comes from."""
 from __future__ import annotations
 
 import copy
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from tests.helpers import chats
 from tests.helpers.chats import CHATS
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer
+from ttc.text.chat import chat_text
+from ttc.text.comparing import common_start
 from ttc.text.prompt import PromptTemplate
-from ttc.text.thinking_marks import Header, ThinkingMarks
+from ttc.text.thinking_marks import Header, ThinkingMarks, ends_in_thought, spelt
 from ttc.text.thinking_models import ANY, FAMILIES, TAGS, marks_of
 from ttc.text.thoughts import Thoughts
 
@@ -402,17 +407,17 @@ FORMS: dict[str, tuple[PromptTemplate, str | None, bool]] = {
     "chat, system text": (PromptTemplate("{question}", system="Begin with <think>."), TURNS, False),
     "chat without special tokens": (
         PromptTemplate("{question}"),
-        "{{ messages[-1].content }}\nAnswer:",
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}Answer:",
         False,
     ),
     "chat without special tokens that opens one": (
         PromptTemplate("{question}"),
-        "{{ messages[-1].content }}\nAnswer: <think>",
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}Answer: <think>",
         True,
     ),
     "Llama 2": (
         PromptTemplate("{question}"),
-        "[INST] {{ messages[-1].content.strip() }} [/INST]",
+        "{% for m in messages %}[INST] {{ m.content.strip() }} [/INST]{% endfor %}",
         False,
     ),
     "Qwen3-Thinking": (PromptTemplate("{question}"), OPENING, True),
@@ -438,7 +443,7 @@ def test_the_users_words_open_no_thought(form: str, special: bool) -> None:
         end = template.end_of_prompt(question, tokenizer)
         assert thoughts.begun(template.tokens(question, tokenizer), end) is opens
         later = template.end_of_prompt("q", tokenizer, ["<think>a", question])
-        if not template.raw and "messages[-1]" not in str(chat):
+        if not template.raw:
             assert later is not None and thoughts.begun(tokenizer.encode("x"), later) is opens
 
 
@@ -688,3 +693,43 @@ def test_many_marks_are_all_found() -> None:
     text = "".join(f"<think>{i}</think>{-i}" for i in range(10_000))
     assert ANY.split(text).answer == "-9999" and extract_answer(text) == "-9999"
     assert ANY.split(text + "<think>").answer is None
+
+
+FOLDER = os.environ.get("TTC_CHAT_TEMPLATES", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER, reason="TTC_CHAT_TEMPLATES names no folder of chat templates")
+def test_thoughts_of_published_templates_are_parted() -> None:
+    """As the template writes them, where it does; a text that is cut inside one is no answer."""
+    written, known, none = list[str](), list[str](), list[str]()
+    user = {"role": "user", "content": "?"}
+    said = {"role": "assistant", "content": "18"}
+    thinking = {**said, **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "12, so")}
+    for file in sorted(Path(FOLDER).glob("*.jinja")):
+        own = chats.tokenizer((), "bytes", "<s>", "</s>", template=file.read_text())
+        marks = marks_of(own)
+        if marks is None:
+            none.append(file.stem)
+            assert "</think" not in file.read_text(), file.stem
+            continue
+        begin = spelt(marks.begin[0]) if marks.begin else ""
+        for text in (f"{begin}12, so 18", f"{begin}12</b> \\boxed{{18}} so"):
+            assert marks.split(text, begun=not begin) == (text.removeprefix(begin), None), file.stem
+        parted = marks.split(f"{begin}12, so{spelt(marks.end[0])}18", begun=not begin)
+        assert parted == ("12, so", "18"), file.stem
+        known.append(file.stem)
+        try:
+            prompt = chat_text([user], own)
+            whole = chat_text([user, thinking], own, begins_answer=False)
+        except InvalidInput:
+            continue
+        if "12, so" in whole:
+            shared = len(common_start(prompt, whole))
+            parted = marks.split(whole[shared:], begun=ends_in_thought(marks.cuts(prompt), False))
+            thought = parted.thought.replace("<|end|>", "")  # a special token of gpt-oss
+            assert thought.strip() == "12, so", file.stem
+            assert parted.answer is not None and parted.answer.strip().startswith("18"), file.stem
+            written.append(file.stem)
+    print(f"{len(known)} known, {len(written)} of them written, without thoughts:", *none, sep="\n")
+    assert len(known) > len(none)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from search import Greedy, solve
+from search import BeamSearch, Greedy, solve
 from tests.helpers.chats import tokenizer
+from tests.helpers.searches import Costly
 from tests.helpers.thinking import Thinking
 from tests.helpers.tools import tool
 from ttc import CalculatorTools, InvalidInput, PythonTools, ToolError
@@ -157,6 +158,79 @@ def test_a_call_that_ends_the_turn_in_an_open_thought_is_one() -> None:
         assert result.usage.tool_calls == calls
         assert branch.answer_text == ("wet" if calls else None)
         assert not calls or ("I look" in branch.thought and "Rome" not in branch.thought)
+
+
+@pytest.mark.parametrize("part", [None, 5, "paragraph"])
+def test_a_limit_of_thoughts_that_falls_into_a_call_lets_it_end(part: Any) -> None:
+    template, _, eos, said = MODELS["qwen"]
+    own = tokenizer(("<|im_start|>", "<think>", "</think>"), "bytes", None, eos, template=template)
+    before = len(own.encode("I look: "))
+    whole = before + len(own.encode(said))
+    for limit in (before - 1, before + len("<tool_call>"), whole - 15, whole - 1, whole):
+
+        def says(branch: Any) -> str:
+            written = own.decode(branch.generated)
+            thought = f"<think>I look: {said}"
+            rest = thought.removeprefix(written) if thought.startswith(written) else said
+            return "wet" if branch.tool_calls else rest
+
+        backend = Thinking(says, own)
+        search = BeamSearch(
+            beam_size=1, beam_width=1, thinking_step=part, thinking_tokens=limit, step_tokens=90,
+            max_steps=40,
+        )  # fmt: skip
+        result = solve(
+            search, problem="q", engine=backend, tools=[TOOL], verifier=Costly(1),
+            extract=lambda text: text,
+        )  # fmt: skip
+        (branch,) = result.branches
+        assert result.usage.tool_calls == 1 and result.answer is not None
+        assert result.answer.endswith("wet")
+        if limit > before:
+            assert "I look" in branch.thought and branch.thought_closed is None
+            assert whole <= branch.thinking_tokens <= whole + 1
+        else:  # the call is written in the answer
+            assert branch.thinking_tokens == limit and branch.thought_closed == "limit"
+
+
+def test_a_call_that_never_ends_takes_512_tokens_beyond_the_limit() -> None:
+    template, _, eos, _ = MODELS["qwen"]
+    own = tokenizer(("<|im_start|>", "<think>", "</think>"), "bytes", None, eos, template=template)
+    endless = "<think><tool_call>" + "xy, " * 500
+    for budget in ({}, {"max_generated_tokens": 100}):
+        result = solve(
+            Greedy(max_tokens=9, thinking_tokens=20),
+            problem="q",
+            engine=Thinking(lambda branch: endless if "Final" not in branch.text else "7", own),
+            tools=[TOOL],
+            **budget,
+        )
+        (branch,) = result.branches
+        assert result.usage.tool_calls == 0 and result.usage.generated_tokens <= 600
+        if budget:
+            assert result.usage.generated_tokens <= 100
+        else:
+            assert branch.thinking_tokens == 20 + 512 and result.answer == "7"
+            assert branch.thought_closed == "limit"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "open_"),
+    [
+        (HERMES, "I look", False),
+        (HERMES, "I look <tool_call>", True),
+        (HERMES, '<tool_call>{"name": "a"}</tool_call>', True),
+        (HERMES, '<tool_call>{"name": "a"}</tool_call>, or not', False),
+        (HERMES, "<tool_call>a</tool_call>, and <tool_call>b", True),
+        (Llama(), 'so \\frac{1}{2} {"name"', False),
+        (Llama(), '<|python_tag|>{"name"', True),
+        (Harmony(), "<|channel|>commentary to=functions.a <|message|>{", True),
+        (Harmony(), "<|channel|>analysis<|message|>so", False),
+        (Calculator(), "it is <<48/2", True),
+    ],
+)
+def test_whether_a_text_ends_in_a_call(form: Any, text: str, open_: bool) -> None:
+    assert form.in_call(text) is open_
 
 
 def test_several_calls_of_one_turn_are_answered_together() -> None:

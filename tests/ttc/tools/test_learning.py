@@ -256,12 +256,26 @@ def test_types_follow_the_schema() -> None:
     assert optional.typed({"days": "3"}) == {"days": 3}
     assert optional.typed({"days": "null"}) == {"days": None}
     assert optional.typed({"days": "soon"}) == {"days": "soon"}
+    for schema, text, value in [
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": [0.5, 1]}, "0.5", 0.5),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"enum": ["a", None]}, "null", None),
+        ({"const": True}, "true", True),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": ["string", "null"]}, "Rome", "Rome"),
+        ({"type": "object"}, '{"a": [1]}', {"a": [1]}),
+        ({}, "3", "3"),
+    ]:
+        optional.schema["function"]["parameters"]["properties"]["days"] = schema
+        assert optional.typed({"days": text}) == {"days": value}, schema
 
 
 def test_a_template_that_tells_of_tools_and_shows_no_call_is_refused() -> None:
     """By name, with the way out, before anything is run."""
     for calls, reason in [
         ("", "does not show how the model calls them"),
+        ("{# <|tool_calls_begin|> #}", r"its marks are <\|tool_calls_begin\|>; name the format"),
         ("{% if m.tool_calls %}{{ raise_exception('not today') }}{% endif %}", "not today"),
     ]:
         own = tokenizer((), "bytes", None, "<end>", template=ASKING.replace("CALLS", calls))

@@ -1,0 +1,35 @@
+"""Choices that earlier versions had, and what to use in their place."""
+
+from __future__ import annotations
+
+REMOVED: dict[str, tuple[str, str]] = {
+    "memory=rkv": (
+        "ttc.RKV",
+        "use memory=quantized_kv, which keeps KV in half the bytes, or memory=paged, which moves "
+        "it to the host",
+    ),
+    "search=fork_think": ("search.ForkThink", "use search=self_consistency, whose samples vote"),
+    "search=early_answer": (
+        "search.EarlyAnswer",
+        "use search=certainty_probe, which ends a chain once its answers stay the same",
+    ),
+    "search=parallel_probe": (
+        "search.ParallelProbe",
+        "use search=deep_conf, which stops unsure samples, or search=certainty_probe for one chain",
+    ),
+    "search=tree_rollouts": (
+        "search.TreeRollouts",
+        "use search=self_consistency, and python -m experiments.export to train on its samples",
+    ),
+}
+"""By the choice: the path of its class, and what to do instead."""
+
+
+def removal(group: str, name: str) -> str | None:
+    """What to tell of a choice, by its name or the path of its class; None if it was not
+    removed."""
+    for choice, (path, instead) in REMOVED.items():
+        of, _, known = choice.partition("=")
+        if of == group and name in (known, path):
+            return f"{group}={name} was removed; {instead}"
+    return None

@@ -1,1 +1,0 @@
-"""Rollouts for training: samples of a policy with log-probabilities and advantages."""

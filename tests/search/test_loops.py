@@ -1,0 +1,155 @@
+"""Thoughts and answers that go in circles end soon, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from search import (
+    BeamSearch,
+    BestOfN,
+    BudgetForcing,
+    Greedy,
+    SelfConsistency,
+    ask_tell,
+    solve,
+)
+from tests.helpers.searches import Costly, all_searches
+from tests.helpers.servers import ServedModel, connected
+from tests.helpers.thinking import OPENING, TURNS, Thinking, circling, thinker
+from ttc import BlockCache, Engine, InvalidInput, PromptLookup, Result
+from ttc.text.prompt import PromptTemplate
+
+TAGS = ("<think>", "</think>")
+R1, PLAIN = thinker(OPENING, plain=TAGS), thinker(TURNS)
+LETTERS = "abcdefghijk"
+ASKED = PromptTemplate("{question}")
+LIMIT = 240
+
+
+def circler(tokenizer: Any = R1, answer: str = "7", words: str = LETTERS, **parts: Any) -> Engine:
+    return Engine(circling(words, tokenizer, answer), tokenizer, **parts)
+
+
+def solved(search: Any, engine: Any = None, problem: Any = "q", **options: Any) -> Any:
+    verifier = Costly(1) if search.needs_verifier else None
+    engine = circler() if engine is None else engine
+    given: dict[str, Any] = {"template": ASKED, "verifier": verifier, **options}
+    return solve(search, problem=problem, engine=engine, **given)
+
+
+@pytest.mark.parametrize("words", [LETTERS, "ab"], ids=["eleven letters", "two letters"])
+def test_best_of_8_pays_no_limit_where_all_thoughts_loop(words: str) -> None:
+    search = BestOfN(n=8, thinking_tokens=LIMIT, max_tokens=20)
+    result = solved(search, circler(words=words))
+    assert result.answer == "7" and result.error is None
+    assert result.usage.generated_tokens < 8 * 60
+    for branch in result.branches:
+        assert branch.thought_closed == "looped" and branch.step_reasons == ["eos"]
+        assert 33 <= branch.thinking_tokens <= 36 + 15
+        # looked at every 16 tokens
+        assert (branch.prompt_length + branch.thinking_tokens) % 16 == 0
+
+
+def test_without_it_the_limit_is_written_to_the_last_token() -> None:
+    long, short = (
+        solved(Greedy(thinking_tokens=LIMIT, max_tokens=20, stop_loops=on)) for on in (False, None)
+    )
+    assert long.best.thinking_tokens == LIMIT and long.best.thought_closed == "limit"
+    assert long.best.thought.startswith(short.best.thought)
+    assert long.answer == short.answer == "7"
+
+
+PARTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({}, {"max_rows": 1}),
+    ({"cache": BlockCache()}, {}),
+    ({"speculation": PromptLookup()}, {}),
+    ({"speculation": PromptLookup(max_rows=16), "cache": BlockCache()}, {"concurrency": 1}),
+]
+
+
+def seen(result: Result) -> Any:
+    return [(b.tokens, b.step_ends, b.step_reasons, b.thought_closed) for b in result.branches]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        SelfConsistency(n=3, thinking_tokens=LIMIT, max_tokens=20),
+        BeamSearch(
+            beam_size=2, beam_width=2, thinking_step=7, thinking_tokens=60, step_tokens=5,
+            max_steps=12,
+        ),
+    ],
+    ids=["self_consistency", "beam_search"],
+)  # fmt: skip
+def test_where_a_loop_ends_depends_on_nothing_else(search: Any) -> None:
+    problems = ["1 + 1?", "q", "How many? 7"]
+    alone = [seen(solved(search, problem=problem)) for problem in problems]
+    assert any("looped" in str(branches) for branches in alone)
+    for parts, options in PARTS:
+        engine = circler(**parts)
+        together = solved(search, engine, problems, **options)
+        assert list(map(seen, together)) == alone and engine.kv_bytes() == 0
+
+
+def test_outside_a_thought_a_loop_ends_the_branch() -> None:
+    answer = Greedy(max_tokens=LIMIT, stop_loops=True)
+    result = solved(answer, circler(PLAIN))
+    assert result.best.step_reasons == ["looped"] and result.best.finish_reason == "looped"
+    assert result.usage.generated_tokens <= 33 + 15
+    after = solved(Greedy(thinking_tokens=LIMIT, max_tokens=LIMIT), circler(answer=""))
+    assert after.best.thought_closed == "looped" and after.best.finish_reason == "looped"
+    assert after.usage.generated_tokens <= 2 * (33 + 15)
+
+
+def test_models_without_thoughts_are_left_alone_unless_it_is_asked_for() -> None:
+    whole = solved(Greedy(max_tokens=LIMIT), circler(PLAIN))
+    assert whole.best.finish_reason is None and whole.usage.generated_tokens == LIMIT
+
+
+@pytest.mark.parametrize(
+    "search", all_searches(thinking_tokens=LIMIT), ids=lambda search: type(search).__name__
+)
+def test_no_search_pays_the_limit(search: Any) -> None:
+    result = solved(search)
+    assert result.error is None
+    widest = max(len(result.branches), 8)
+    assert result.usage.thinking_tokens < LIMIT + widest * 48
+
+
+def test_budget_forcing_asks_for_the_answer_where_a_thought_loops() -> None:
+    result = solved(BudgetForcing(thinking_tokens=LIMIT, waits=2))
+    assert result.answer == "7" and result.usage.generated_tokens < 60
+    assert "looped" in result.best.step_reasons
+
+
+def test_what_a_tool_or_a_prompt_repeats_is_no_loop() -> None:
+    """Tokens that were given are left out."""
+    said = PromptTemplate("{question}" + LETTERS * 3)
+    result = solved(Greedy(thinking_tokens=LIMIT, max_tokens=20), template=said)
+    assert result.best.thinking_tokens >= 33
+
+
+def test_a_server_that_tells_its_tokens_is_cut_at_the_same_place() -> None:
+    served = ServedModel(end=R1.eos_token_id)
+    served.tokenizer, served.model = R1, circling(LETTERS, R1)
+    search = Greedy(thinking_tokens=90, max_tokens=9)
+    here = solved(search)
+    with connected(served) as backend:
+        there = solved(search, backend)
+    assert [b.text for b in there.branches] == [b.text for b in here.branches]
+    assert {b.thought_closed for b in there.branches} == {"looped"} and there.answer == "7"
+    assert there.usage.generated_tokens == 90 + 2  # the server has written all of it
+
+
+def test_backends_that_cannot_look_say_so() -> None:
+    search = Greedy(stop_loops=True)
+    with pytest.raises(InvalidInput, match="stop_loops=true, and this backend"):
+        solve(search, problem="q", engine=Thinking(["7"], R1))
+    with pytest.raises(InvalidInput, match="stop_loops=true, and this backend"):
+        ask_tell(search, problem="q")
+    with pytest.raises(InvalidInput, match="stop_loops"):
+        Greedy(stop_loops="auto")  # type: ignore[arg-type]

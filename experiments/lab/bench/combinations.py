@@ -113,7 +113,7 @@ MEMORIES: dict[str, Any] = {
     "headwise": Headwise,
     "capture": Capture,
 }
-PLACEMENTS: dict[str, Any] = {"streamed": Streamed(), "split": Split(k=2), "split_1": Split(k=3)}
+PLACEMENTS: dict[str, Any] = {"streamed": Streamed(), "split": Split(k=1), "split_layer": Split(k=2)}
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ DRAWS = 8
 def drawn(seed: int) -> Combination:
     """A combination at random, the same for the same seed."""
     r = random.Random(seed // DRAWS)
-    problems = r.randint(1, 8)
+    problems = r.randint(1, 6)
     search = r.choice([*SEARCHES])
     plain = Combination(
         seed=seed // DRAWS,
@@ -168,7 +168,7 @@ def drawn(seed: int) -> Combination:
         search=search,
         verifier=SEARCHES[search].needs_verifier or r.random() < 0.5,
         problems=problems,
-        prompt_tokens=r.choice([4, 20, 60, 100]),
+        prompt_tokens=r.choice([3, 12, 30, 60]),
     )
     r = random.Random(f"settings of {seed}")
 

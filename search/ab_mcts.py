@@ -80,7 +80,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ABMCTS(Search):
-    """Sample whole answers, and decide each time anew whether to go wider or deeper.
+    """Write new answers or refine old ones, whichever promises more.
 
     A child of the root is a new answer, a child of an answer its refinement: the model is shown the
     answer and told `feedback`. For each of `iterations` answers the search goes down from the root
@@ -94,6 +94,9 @@ class ABMCTS(Search):
 
     The best rated answer wins, the earliest of equals. An answer whose refinement has no room in
     the model's context is not refined; its parent gets another child. All keys and values stay.
+
+    Tokens: iterations x L.
+    Use it where: the model can improve its answers; ratings lie in [0, 1].
     """
 
     limits: ClassVar = {"iterations": COUNT}

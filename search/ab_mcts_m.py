@@ -23,10 +23,11 @@ POINTS = 40
 
 @dataclass(frozen=True)
 class ABMCTSM(ABMCTS):
-    """AB-MCTS with a mixed model of scores in the place of a belief for each node by itself.
+    """AB-MCTS that weighs all scores at a node together.
 
-    At a node, each child is a group: its score and those of all below it. Score i of group j is
-    N(alpha_j, sigma_y^2), and alpha_j is N(mu, sigma_alpha^2), so that groups of few scores lean on
+    A mixed model of scores takes the place of a belief for each node by itself. At a node, each
+    child is a group: its score and those of all below it. Score i of group j is N(alpha_j,
+    sigma_y^2), and alpha_j is N(mu, sigma_alpha^2), so that groups of few scores lean on
     the others. mu is N(0.5, 0.2^2), sigma_alpha and sigma_y are half-normal of scale 0.2 and 0.3. A
     score is drawn for each child, and for a new one, whose alpha is drawn too; the largest says
     what comes next. Models are compared by the same model, each a group of all its answers.
@@ -35,6 +36,9 @@ class ABMCTSM(ABMCTS):
     on a grid of equally likely values of the prior, each weighed by the likelihood with mu and
     alpha integrated out, and the rest is drawn exactly. Subtrees whose scores are nearly all equal
     are not left out, as they are there.
+
+    Tokens: iterations x L.
+    Use it where: as `ab_mcts`, with few answers.
     """
 
     def descend(self, top: Node, rng: np.random.Generator) -> Node:

@@ -27,6 +27,9 @@ class AdaptiveConsistency(Search):
     answer (ESC; Li et al., 2024), for blocks of 2 or more. A block counts when all of its samples
     are done, so that short answers have no head start. Samples without an answer have no vote, and
     a window that holds one does not agree.
+
+    Tokens: n L.
+    Use it where: as `self_consistency`, and problems differ in difficulty.
     """
 
     limits: ClassVar = {

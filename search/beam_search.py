@@ -14,7 +14,7 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class BeamSearch(StepwiseSearch):
-    """Expansion, rating, selection, a step of tokens at a time.
+    """Keep the `beam_size` best rated beams after every step.
 
     beam_size: beams kept after selection. beam_width: continuations sampled per beam; the root gets
         beam_size x beam_width, so that every step rates equally many.
@@ -26,6 +26,9 @@ class BeamSearch(StepwiseSearch):
     verify_every: rate and select after every so many steps, and after the last one.
     finish_tokens: the last of the steps has no delimiter and at most so many tokens, so that the
         beams run to their end (search-and-learn takes 2,048); 0 makes it a step like the others.
+
+    Tokens: beam_size x beam_width x max_steps x s.
+    Use it where: the verifier can rate unfinished answers.
     """
 
     limits: ClassVar = {

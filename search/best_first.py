@@ -22,6 +22,9 @@ class BestFirst(StepwiseSearch):
     best one left, so many idle branches hold KV (see `ttc.BlockCache`). The search ends after
     `max_steps` expansions, when no branch is open, or once `finish` branches have finished. It
     answers with the best finished branch; where none has an answer, the open ones compete too.
+
+    Tokens: beam_size x beam_width x max_steps x s.
+    Use it where: a wrong first step must be undone.
     """
 
     limits: ClassVar = {"finish": COUNT}

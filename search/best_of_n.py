@@ -11,9 +11,12 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class BestOfN(Search):
-    """`n` samples of at most `max_tokens` tokens.
+    """`n` samples, of which the best rated one is the answer.
 
     statistics: keep what selection rules by the model's own confidence need (see `Step`).
+
+    Tokens: n L.
+    Use it where: there is a verifier for whole answers.
     """
 
     n: int = 16

@@ -27,6 +27,9 @@ class BudgetForcing(Search):
 
     end_of_thinking: one token of the model's, so that it can be taken back. None for the model's
     mark (`ttc.text.thoughts`); "", or a model without such a token: then only its end counts.
+
+    Tokens: thinking_tokens + answer_tokens.
+    Use it where: the model was trained to think at length.
     """
 
     limits: ClassVar = {

@@ -26,14 +26,17 @@ HEDGING = {"wait", "hold", "but", "okay", "no", "hmm"}
 
 @dataclass(frozen=True)
 class CertaintyProbe(Search):
-    """One chain of at most `max_tokens` tokens, thoughts included, asked for its answer every
-    `every` tokens.
+    """One chain, ended once it gives the same answer each time that it is asked.
 
+    The chain has at most `max_tokens` tokens, thoughts included, and is asked every `every` tokens.
     A probe is a fork of the chain: `suffix` is put after it and `probe_tokens` tokens are decoded;
     then it is dropped. It shares the chain's keys and values. The search ends when the last `agree`
     probes gave the same answer and none holds a word of `HEDGING`; the last one is kept as the
     answer. Else the answer is what the chain says at its end. With `thinking_tokens`, thoughts are
     counted beside `max_tokens`, and closed at their limit.
+
+    Tokens: max_tokens + (max_tokens / every) x probe_tokens.
+    Use it where: chains think on after they have found the answer.
     """
 
     limits: ClassVar = {"every": COUNT, "agree": COUNT, "probe_tokens": COUNT}

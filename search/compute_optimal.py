@@ -16,8 +16,9 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class ComputeOptimal(Search):
-    """`n` first samples are rated; their mean score picks the one of `strategies` that solves the
-    problem.
+    """Choose the search by the problem's difficulty.
+
+    `n` first samples are rated; their mean score picks the one of `strategies` that solves it.
 
     strategies: searches with their budgets, one for each bin of the mean score, the lowest
     (hardest) bin first. edges: where one bin ends and the next begins, ascending.
@@ -25,6 +26,9 @@ class ComputeOptimal(Search):
     The first samples are charged like all others. They don't compete with what the strategy finds,
     unless a budget ends the search before the strategy is done. The strategy chooses among its
     candidates by its own rule; the answer is read out of the one that it chose.
+
+    Tokens: n L, and those of the chosen search.
+    Use it where: problems differ much, and there are runs to fit from.
     """
 
     n: int = 4

@@ -31,8 +31,9 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class DeepConf(Search):
-    """At most `n` samples, whose votes weigh their confidence
-    (`search.selection.trace_confidence`).
+    """At most `n` samples, whose votes weigh the model's confidence.
+
+    Confidence is that of `search.selection.trace_confidence`.
 
     mode "offline": all `n` are finished; the most confident share `keep` of them votes. measure:
     what makes one confidence of a sample's tokens.
@@ -47,6 +48,9 @@ class DeepConf(Search):
     Later samples grow by `step_tokens` at a time, so that one is stopped at most `step_tokens` - 1
     tokens after its window fell below. The published window is for chains of tens of thousands of
     tokens; it must be shorter than the answers. An eighth of `max_tokens` keeps its proportion.
+
+    Tokens: n L.
+    Use it where: samples are long, and the model knows when it is lost.
     """
 
     limits: ClassVar = {

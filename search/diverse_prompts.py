@@ -27,10 +27,13 @@ HINTS = (
 
 @dataclass(frozen=True)
 class DiversePrompts(Search):
-    """`n` samples, the one that the verifier rates highest; phrasings and hints go round.
+    """Best of `n` samples from several phrasings of the prompt.
 
     phrasings: instructions with `{question}` in them, none for the template's own. hints: what
     answers start with.
+
+    Tokens: n L.
+    Use it where: samples of one prompt are too much alike.
     """
 
     n: int = 8

@@ -12,7 +12,11 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class Greedy(Search):
-    """One branch, the most likely token each time."""
+    """One answer, the most likely token each time.
+
+    Tokens: L.
+    Use it where: a baseline is needed.
+    """
 
     temperature: float = 0.0
     max_tokens: int = 256

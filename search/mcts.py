@@ -70,6 +70,9 @@ class MCTS(StepwiseSearch):
     An answer is a finished state or a rollout; cut-off ones count only where none has finished, and
     states that can still be continued where there is no answer at all. These keep their keys and
     values; those of the others are freed at once.
+
+    Tokens: iterations x (beam_width x s + L).
+    Use it where: whole answers are rated better than steps.
     """
 
     limits: ClassVar = {

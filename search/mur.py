@@ -16,12 +16,18 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class MUR(StepwiseSearch):
-    """One chain of at most `max_steps` steps, then up to `finish_tokens` tokens to its end.
+    """One chain, whose unsure steps are sampled several times.
 
-    A step's signal is the mean log-probability of its tokens. Where exp(signal) is below
-    `scaling_rate` times exp(momentum), from the second step on, `beam_width` other steps are
+    It has at most `max_steps` steps, and then up to `finish_tokens` tokens to its end. A step's
+    signal is the mean log-probability of its tokens. Where exp(signal) is below `scaling_rate`
+    times exp(momentum), from the second step on, `beam_width` other steps are
     sampled in its place, and the best rated of them goes on. momentum: of the signals of the steps
     that were kept, momentum_rate x momentum + (1 - momentum_rate) x signal, 0 at first.
+
+    The authors rate with a generative critic, and end a step before the word "Step".
+
+    Tokens: (1 + beam_width) x max_steps x s + finish_tokens.
+    Use it where: most steps are easy, and the verifier can rate unfinished answers.
     """
 
     limits: ClassVar = {

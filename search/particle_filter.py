@@ -42,6 +42,9 @@ class ParticleFilter(StepwiseSearch):
     ess_threshold: draw only where the effective sample size is at most this share of n; 1 draws
         after every step, as published. Over steps without a draw a particle's weights are
         multiplied (the product target).
+
+    Tokens: n x max_steps x s.
+    Use it where: ratings are probabilities, and may be wrong.
     """
 
     limits: ClassVar = {

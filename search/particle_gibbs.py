@@ -13,13 +13,18 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class ParticleGibbs(ParticleFilter):
-    """`sweeps` runs of a `ParticleFilter`. All but the first have n - 1 free particles and a
+    """Particle filters that run after each other, each beside a result of the last.
+
+    There are `sweeps` of them. All but the first have n - 1 free particles and a
     reference.
 
     The reference is drawn from the last sweep's particles by what they weigh at its end: the
     product of all scores since the last draw, with `ess_threshold` 1 the last score alone. In every
     step it competes with the score that it had then, so that free particles may go on from its
     beginnings; it is never replaced. The candidates are the last particles of all sweeps.
+
+    Tokens: (n + (sweeps - 1) (n - 1)) x max_steps x s.
+    Use it where: a filter settles too early.
     """
 
     limits: ClassVar = {"n": Limit(2, whole=True), "sweeps": COUNT}

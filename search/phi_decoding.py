@@ -53,9 +53,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class PhiDecoding(StepwiseSearch):
-    """`beam_size` chains of at most `max_steps` steps, of which one is the answer.
+    """Chains whose every step is drawn by how the model goes on after it.
 
-    For each step, `beam_width` candidates are sampled for each chain. Those whose step is less
+    One of `beam_size` chains of at most `max_steps` steps is the answer. For each step,
+    `beam_width` candidates are sampled for each chain. Those whose step is less
     likely than the mean by more than `sigma_rate` standard deviations are left out. Of each other
     the rest of the answer is sampled, at most `finish_tokens` tokens: its foresight. The next
     chains are drawn with the mean of two probabilities: the softmax of the foresights' advantages
@@ -67,6 +68,13 @@ class PhiDecoding(StepwiseSearch):
     After `least_steps` steps, no more are looked at once a cluster holds more than `stop_share` of
     the foresights. The foresights of the chains are their ends; one of the larger of two clusters
     of these is drawn by its advantage.
+
+    It differs from the authors' program in three points: the foresights of the last chains are not
+    sampled once more; the end is always drawn in the larger of two clusters, not only where some
+    have an advantage; and single digits count as words, since here they are often the answer.
+
+    Tokens: beam_size x beam_width x max_steps x (s + finish_tokens).
+    Use it where: there is no verifier, and later steps show which earlier ones were right.
     """
 
     limits: ClassVar = {

@@ -28,6 +28,9 @@ class REBASE(StepwiseSearch):
     balance_temperature: T_b of the paper; the lower, the more the best branches get.
     answer: that with the highest total score ("weighted_majority"), or of the best rated branch
     ("best").
+
+    Tokens: n x max_steps x s.
+    Use it where: ratings are fine-grained, and answers can be compared.
     """
 
     limits: ClassVar = {"balance_temperature": Limit(0, above=True), "answer": get_args(Answer)}

@@ -25,6 +25,9 @@ class Revision(Search):
     Of each chain the answer that gathers the highest total rating is kept, as its best rated
     attempt; among these the same rule decides (best-of-N weighted, within chains and then over
     them). The paper's model was trained to revise; here any model is asked to.
+
+    Tokens: n x attempts x L.
+    Use it where: first answers are nearly right.
     """
 
     limits: ClassVar = {"attempts": COUNT, "memory": COUNT}

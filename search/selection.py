@@ -227,8 +227,8 @@ def score_weights(samples: Sequence[Sample]) -> list[float]:
     """
     scores = [samples[place].score for place in _whole(samples)]
     known = [score for score in scores if score is not None]
-    outside = [max(-score, score - 1.0, 0.0) for score in known]
-    d = min(1.0, max(outside, default=0.0))
+    outside = [max(-score, score - 1.0) for score in known]
+    d = min(1.0, max([0.0, *outside]))
 
     def weight(score: float | None) -> float:
         if score is None:

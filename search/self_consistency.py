@@ -21,6 +21,9 @@ class SelfConsistency(Search):
     tool_vote: vote on calls of tools that are left to the caller: by the tools' names, by their
         arguments, or first by the names ("tool_hierarchical"). exclude_args: arguments that have no
         say in it, as times and numbers of requests.
+
+    Tokens: n L.
+    Use it where: answers can be compared, and there is no verifier.
     """
 
     limits: ClassVar[Mapping[str, Limit | tuple[str, ...]]] = {"tool_vote": get_args(ToolVote)}

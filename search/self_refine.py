@@ -29,6 +29,9 @@ class SelfRefine(Search):
     in which `done` is looked for, whatever its case. rewrite: asks for the next answer. The answer
     that was confirmed is returned, else the last one. The search also ends where the model's
     context has no room left.
+
+    Tokens: attempts x L + (attempts - 1) x feedback_tokens.
+    Use it where: there is no verifier, and the model judges well.
     """
 
     limits: ClassVar = {"attempts": COUNT, "feedback_tokens": COUNT}

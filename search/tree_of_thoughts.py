@@ -25,6 +25,9 @@ class TreeOfThoughts(StepwiseSearch):
     these has an answer, those that are left and the best of the pruned ones compete too.
 
     What is pruned frees its keys and values at once; what waits to be followed keeps them.
+
+    Tokens: max_states x beam_width x s.
+    Use it where: the verifier's scale is known, and memory is short.
     """
 
     limits: ClassVar = {"max_depth": COUNT, "max_states": COUNT, "threshold": Limit()}

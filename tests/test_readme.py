@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.lab.report import docstrings
 from experiments.lab.report.tables import RESULTS, TABLES, filled
 from tests.helpers.processes import finished
 
@@ -32,6 +33,17 @@ def test_the_tables_are_the_committed_figures(
     for name, (file, _) in TABLES[document].items():
         unmeasured = f"<!-- results:{name} -->\nNot measured yet: `python -m experiments."
         assert (RESULTS / f"{file}.json").exists() or unmeasured in text
+
+
+def test_a_docstring_without_its_lines_is_named() -> None:
+    class Unfinished:
+        """A search.
+
+        Tokens: n L.
+        """
+
+    with pytest.raises(ValueError, match="Unfinished has no line 'Use it where'"):
+        docstrings.labelled(Unfinished, "Tokens", "Use it where")
 
 
 @pytest.mark.slow

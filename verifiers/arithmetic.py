@@ -62,6 +62,10 @@ class ArithmeticVerifier:
     - `idle` for each step with neither equation nor answer.
     Every equation that holds takes the score `credit` of the way to 1. An equation that a step's
     end cuts off is judged when it is complete. Takes time linear in the text.
+
+    Rates: each step: whether its equations hold, by rules.
+    Cost: no tokens.
+    Use it where: problems are solved by arithmetic.
     """
 
     answer_kinds: ClassVar[tuple[str, ...]] = ("number", "strict", "math")

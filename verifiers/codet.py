@@ -21,6 +21,10 @@ class CodeT(Agreement):
 
     The tests are the shown ones and those that the model writes, right or wrong. It compares the
     branches that are rated together, as those of best_of_n are.
+
+    Rates: the program: how many programs and written tests agree with it.
+    Cost: writing tests, once a problem; running programs.
+    Use it where: programs have no tests.
     """
 
     def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:

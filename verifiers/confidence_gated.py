@@ -35,6 +35,10 @@ class ConfidenceGatedVerifier:
     calls, skips: how often a problem was rated, and how often without `inner`; the latter is also
         counted in `usage.verifications_skipped`. A rating that failed counts in neither.
     Raises InvalidInput for thresholds that are none, and when `inner` is a gate itself.
+
+    Rates: as its inner verifier, which it skips where the model is confident (approximate).
+    Cost: that of the other verifier, or none.
+    Use it where: ratings take much of the time.
     """
 
     inner: Verifier

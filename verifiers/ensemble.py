@@ -31,6 +31,10 @@ class EnsembleVerifier:
     accuracies: how often each part was right on held-out problems, between 0 and 1; the mean then
     weighs part i by log(p_i / (1 - p_i)), the weights of the best vote of independent judges
     (Nitzan and Paroush, 1982), and by 0 where p_i is at most 1/2. None for equal weights.
+
+    Rates: as its parts do: the mean or the smallest of their scores.
+    Cost: the sum of theirs.
+    Use it where: verifiers err in different ways.
     """
 
     parts: Sequence[Verifier]

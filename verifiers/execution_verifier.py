@@ -39,6 +39,10 @@ class ExecutionVerifier:
 
     time_s: processor seconds for a call or a run. memory_mib: memory of a program.
     Raises TTCError where this machine cannot confine a program.
+
+    Rates: the program: the share of the shown tests that it passes.
+    Cost: no tokens; running a program.
+    Use it where: answers are programs.
     """
 
     answer_kinds: ClassVar[tuple[str, ...]] = ("code",)

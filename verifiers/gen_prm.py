@@ -79,6 +79,10 @@ class GenPRM(RewardModel):
     max_tokens: of a review, what its code prints included. rounds: how often code is run in it.
     temperature: of what is written; the authors' 0.6. time_s, memory_mib: as for
         `ExecutionVerifier`.
+
+    Rates: each step: P(yes) by GenPRM-1.5B to -32B, after an analysis and code that it runs.
+    Cost: for each new step the chat so far and a review of up to `max_tokens`; running code.
+    Use it where: branches are few, and code can check the steps.
     """
 
     model: Any = "GenPRM/GenPRM-1.5B"

@@ -38,6 +38,10 @@ class LLMJudge(RewardModel):
     model: None for the search's own model, on its own engine. rubric: what the grade is for.
     grades: how many there are, 2 to 9. thoughts: grade a model's thoughts too, and not its answer
     alone.
+
+    Rates: the answer: a grade by a rubric of yours, from any chat model or the search's own.
+    Cost: the new tokens and the question.
+    Use it where: no reward model was trained for the task.
     """
 
     model: Any = None

@@ -39,6 +39,10 @@ class LLMVerifier(SideQuestions):
     thoughts: grade a model's thoughts too, and not its answer alone.
     The search's own model is asked, beside the search. The paper's prompts are for agents; these
     are ours.
+
+    Rates: the answer: the mean of grades by several criteria, from the search's own model.
+    Cost: a prompt for each criterion, and what is written before each grade.
+    Use it where: the model can judge, and one question is too coarse.
     """
 
     cue: ClassVar[str] = "\nGrade:"

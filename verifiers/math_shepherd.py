@@ -23,6 +23,10 @@ class MathShepherd(RewardModel):
     "QUESTION Step 1: ... ки\\nStep 2: ... ки".
 
     The text is encoded as a whole: SentencePiece puts a blank before whatever it encodes alone.
+
+    Rates: each step: P(+) by math-shepherd-mistral-7b-prm.
+    Cost: the new tokens.
+    Use it where: figures are compared with those of papers that used it.
     """
 
     model: Any = "peiyi9979/math-shepherd-mistral-7b-prm"

@@ -22,6 +22,10 @@ class MBRExec(Agreement):
     The inputs are those of the shown tests and of tests that the model writes; what these expect
     is not looked at. It compares the branches that are rated together, as those of best_of_n are.
     A program alone rates 1, if it does not fail.
+
+    Rates: the program: the share of the other programs with the same outputs.
+    Cost: as `codet`.
+    Use it where: as `codet`.
     """
 
     def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:

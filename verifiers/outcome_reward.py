@@ -26,6 +26,10 @@ class OutcomeReward(RewardModel):
     system: the model's system text, None for none.
     thoughts: rate a model's thoughts too, and not its answer alone. Published models are trained on
     answers.
+
+    Rates: the answer: the reward of a sequence classifier, as Skywork-Reward-V2 or Qwen2.5-Math-RM.
+    Cost: the new tokens and the end of the chat.
+    Use it where: whole answers are compared, as in `best_of_n`.
     """
 
     model: Any = "Skywork/Skywork-Reward-V2-Qwen3-0.6B"

@@ -20,6 +20,10 @@ class QwenPRM(RewardModel):
 
     The model is loaded as a plain Qwen2 with a head of two layers. The code on the hub, which newer
     releases of transformers cannot run, is not needed.
+
+    Rates: each step: P(correct) by Qwen2.5-Math-PRM-7B or -72B.
+    Cost: the new tokens.
+    Use it where: problems are mathematics.
     """
 
     model: Any = "Qwen/Qwen2.5-Math-PRM-7B"

@@ -22,6 +22,11 @@ class RLHFlowPRM(RewardModel):
     A step is a message of the user, the first one after the question. Each is answered with "+",
     and its score is read where that answer is predicted: at the last token of the answer's header.
     The authors take the mean over the steps.
+
+    Rates: each step: P(+) by Llama3.1-8B-PRM-Deepseek-Data or -Mistral-Data.
+    Cost: the new tokens.
+    Use it where: figures are compared with those of papers that used it, with
+        `search.aggregation=mean`.
     """
 
     model: Any = "RLHFlow/Llama3.1-8B-PRM-Deepseek-Data"

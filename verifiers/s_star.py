@@ -54,6 +54,10 @@ class SStar(WrittenTests):
 
     groups: the most that are compared, those with most programs. tests, samples, max_tokens,
     temperature: of what is written. Only `Engine` and servers that score can be asked.
+
+    Rates: the program: which of two outputs is right, where two programs differ.
+    Cost: as `codet`, and for each pair of groups a text and two questions.
+    Use it where: as `codet`, and the model can judge.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("score",)

@@ -72,6 +72,10 @@ class SelfVerifier:
         takes `fresh`. While it still thinks there is no answer, and its text so far is shown.
     Raises InvalidInput for an empty question; for thoughts=False without `fresh`; for an exit on a
     backend that is no `ScoresWithin`, and for fresh prompts on one that is no `SideBranches`.
+
+    Rates: the answer: P(yes) when the model is asked whether it is right.
+    Cost: the question's tokens.
+    Use it where: there is no second model, and the search's model can judge.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ("score",)

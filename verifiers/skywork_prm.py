@@ -22,6 +22,10 @@ class SkyworkPRM(RewardModel):
     scores. A line that has not begun has none, until the text has finished with it.
     With another separator, steps come without the blanks around them, and a line break within a
     step becomes a space.
+
+    Rates: each step: P(correct) by Skywork-o1-Open-PRM, 1.5B or 7B.
+    Cost: the new tokens.
+    Use it where: problems are mathematics, and the machine is small.
     """
 
     model: Any = "Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B"

@@ -42,6 +42,10 @@ class ThinkPRM(RewardModel):
     dropped, and count as verifier tokens. One score for the text as far as it goes.
     max_tokens: of a verification; then the verdict is asked for. samples: verifications per rating,
     whose scores are averaged. temperature: of the samples, 0 for the likeliest tokens.
+
+    Rates: the text so far: P(yes) by ThinkPRM-1.5B to -14B, after a written verification.
+    Cost: the new tokens, and a text of up to `max_tokens`.
+    Use it where: branches are few, as each rating writes a text.
     """
 
     model: Any = "launch/ThinkPRM-1.5B"

@@ -35,6 +35,10 @@ class Tournament(SideQuestions):
         it answers at once with max_tokens=0.
     thoughts: compare a model's thoughts too, and not its answers alone.
     Ratings hold within one call: it compares what a search rates together.
+
+    Rates: the answer: the probability that it is better than others.
+    Cost: two prompts for each pair of solutions.
+    Use it where: there are few whole answers.
     """
 
     cue: ClassVar[str] = "\nThe better one:"

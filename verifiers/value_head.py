@@ -36,6 +36,10 @@ class ValueHead(RewardModel):
     (model, tokenizer). What `save` wrote knows its separator and prompt, which take the place of
     those given here. Adapters that peft saved in the same folder are merged into the base.
     prompt: the text before the first step, `{question}` in it.
+
+    Rates: each step: P(right) by a head of your own, or one of TRL's PRMTrainer.
+    Cost: the new tokens.
+    Use it where: model and task are your own.
     """
 
     model: Any = "???"

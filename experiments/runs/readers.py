@@ -74,7 +74,7 @@ def own_id(problem: Problem, row: Row, config: DatasetConfig) -> Problem:
 
 def text_of(row: Row, name: str) -> str:
     value = row[name]
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float) or value != value:  # NaN is a cell without a value
         raise InvalidInput(f"the field {name!r} is {value!r}, not text")
     if not str(value).strip():
         raise InvalidInput(f"the field {name!r} is empty")

@@ -82,10 +82,23 @@ def _lines(file: Path) -> Iterator[tuple[bytes, bool]]:
             line = following
 
 
-def refuse_aliases(file: Path, text: str) -> None:
+DEEPEST_YAML = 100
+"""How deep the values of a file may lie in each other; the time to read them grows by the square of
+that."""
+
+
+def refuse_bombs(file: Path, text: str) -> None:
     """A few of YAML's aliases stand for more values than any memory holds."""
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-        raise InvalidInput(f"{file} holds an alias (*NAME); write out what it stands for")
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise InvalidInput(f"{file} holds an alias (*NAME); write out what it stands for")
+        begins = isinstance(event, yaml.CollectionStartEvent)
+        depth += begins - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST_YAML:
+            raise InvalidInput(
+                f"{file} is damaged: its values lie more than {DEEPEST_YAML} deep in each other"
+            )
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -93,7 +106,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     try:
         with _reading(file):
             text = file.read_text(encoding="utf-8")
-        refuse_aliases(file, text)
+        refuse_bombs(file, text)
         settings = as_dict(OmegaConf.create(text))
         what = fault(SETTINGS, settings)
     except InvalidInput:

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import re
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,9 +42,9 @@ def rows_of_file(name: str, key: str = "dataset.path", split: str = "test") -> l
             return _parquet_rows(path)
         if path.suffix in (".csv", ".tsv"):
             return _table_rows(path, "," if path.suffix == ".csv" else "\t")
+        return _json_rows(path)
     except Exception as error:
         raise InvalidInput(f"{key}={name} cannot be read: {error}") from error
-    return _json_rows(path)
 
 
 def _folder_rows(path: Path, given: str, split: str) -> list[Row]:
@@ -110,24 +109,17 @@ def rows_of_hub(name: str, subset: str | None, split: str) -> list[Row]:
 
 
 def _json_rows(path: Path) -> list[Row]:
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = data.decode(encoding="utf-8-sig")
-    except (OSError, EOFError, zlib.error) as error:
-        raise InvalidInput(f"{path} cannot be read: {error}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(
-            f"{path} is not UTF-8 text ({error}); convert it, as with iconv -t utf-8"
-        ) from error
+    data = path.read_bytes()
+    text = _text(gzip.decompress(data) if path.suffix == ".gz" else data)
     if path.suffix == ".json":
         try:
             rows = json.loads(text, object_pairs_hook=_named_once)
         # also numbers of thousands of digits, and brackets in brackets
         except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"{path} is not JSON: {error}") from error
+            raise InvalidInput(f"it is not JSON: {error}") from error
         if not isinstance(rows, list):
             raise InvalidInput(
-                f"{path} holds a {type(rows).__name__}; a .json data set is a list of objects"
+                f"it holds a {type(rows).__name__}; a .json data set is a list of objects"
             )
         return rows
     rows = []
@@ -137,6 +129,17 @@ def _json_rows(path: Path) -> list[Row]:
         except (ValueError, RecursionError) as error:
             rows.append({UNREADABLE: f"the line is not JSON: {error}"})
     return rows
+
+
+def _text(data: bytes) -> str:
+    try:
+        text = data.decode(encoding="utf-8-sig")
+        why = "it holds the byte 0" if "\0" in text else ""
+    except UnicodeDecodeError as error:
+        why = str(error)
+    if why:
+        raise InvalidInput(f"it is not UTF-8 text ({why}); convert it, as with iconv -t utf-8")
+    return text
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> Row:
@@ -150,13 +153,17 @@ def _named_once(pairs: list[tuple[str, Any]]) -> Row:
 
 
 def _table_rows(path: Path, separator: str) -> list[Row]:
-    """Every cell as the text that it is: "None" may be a choice, "007" an answer. A line whose
-    number of fields is not the header's cannot be read: which of its parts belong together is not
-    known."""
-    text = path.read_bytes().decode(encoding="utf-8-sig")
+    """Every cell as the text that it is, but for blanks before it: "None" may be a choice, "007" an
+    answer. A line whose number of fields is not the header's cannot be read: which of its parts
+    belong together is not known."""
     csv.field_size_limit(MAX_CELL)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    header = next(lines, [])
+    lines = csv.reader(
+        io.StringIO(_text(path.read_bytes()), newline=""),
+        delimiter=separator,
+        strict=True,
+        skipinitialspace=True,  # "question, answer" names the field "answer"
+    )
+    header = [name.strip() for name in next(filter(None, lines), [])]
     if twice := [name for name in header if name and header.count(name) > 1]:
         raise InvalidInput(f"two columns are called {twice[0]!r}; give each a name of its own")
     rows: list[Row] = []

@@ -46,6 +46,9 @@ def test_settings_that_stand_for_more_than_any_memory_holds_are_refused(tmp_path
     (tmp_path / "config.yaml").write_text("\n".join(["model: {name: m}", *lines]))
     with pytest.raises(InvalidInput, match=r"config\.yaml holds an alias"):
         read_settings(tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text("a: " + "[" * 9000)
+    with pytest.raises(InvalidInput, match=r"config\.yaml is damaged: .* 100 deep"):
+        read_settings(tmp_path / "config.yaml")
 
 
 def test_a_file_where_a_runs_folder_would_be_is_named(tmp_path: Path) -> None:

@@ -271,6 +271,12 @@ def test_cells_of_tables_are_read_as_text(tmp_path: Path) -> None:
             ["Tom has 3, eats 1", "c"],
             ["line 3 cannot be read: ',' expected after '\"'"],
         ),
+        (
+            "rows.csv",
+            '\n\nquestion, answer\n"3, eats 1?", "2, 3"\n a,\t3\nb, c, 4\n',
+            ["3, eats 1?", "a"],
+            ["line 6 has 3 fields, and the header names 2 (question, answer)"],
+        ),
     ],
 )
 def test_lines_of_tables_whose_fields_are_not_the_headers_are_bad_rows(
@@ -290,6 +296,8 @@ def test_lines_of_tables_whose_fields_are_not_the_headers_are_bad_rows(
         ("question,answer\n1 + 1?,2,\n2 + 2?,4,\n", r"no row .* line 2 has 3 fields.*line's end"),
         ('question,answer\n1,1\n"2,2\n3,3\n', "line 3 opens a quote that nothing closes"),
         ("question,answer,answer\n1,1,1\n", "two columns are called 'answer'"),
+        ("question,answer, answer\n1,1,1\n", "two columns are called 'answer'"),
+        ("question,answer\na\0b,2\n", "not UTF-8 text .*the byte 0"),
         ("question,answer\n", "has 0 rows"),
         ("", "has 0 rows"),
     ],
@@ -298,6 +306,18 @@ def test_tables_that_cannot_be_read_are_refused(tmp_path: Path, text: str, reaso
     (tmp_path / "rows.csv").write_text(text)
     with pytest.raises(InvalidInput, match=reason):
         load_task(dataset(path=str(tmp_path / "rows.csv")))
+
+
+def test_a_cell_without_a_value_is_no_text(tmp_path: Path) -> None:
+    """As pandas writes one into JSON and parquet."""
+    (tmp_path / "rows.jsonl").write_text(
+        '{"question": NaN, "answer": "a"}\n{"question": "b", "answer": NaN}\n'
+        '{"question": "c", "answer": 2.5}\n'
+    )
+    task = load_task(dataset(path=str(tmp_path / "rows.jsonl"), answer_kind="text"))
+    assert [problem.answer for problem in task.problems] == ["2.5"]
+    for failure, field in zip(task.failures, ("question", "answer"), strict=True):
+        assert f"the field '{field}' is nan, not text" in failure[1]
 
 
 @pytest.mark.parametrize("field", ["question", "answer", "id", "tests"])

@@ -347,3 +347,22 @@ def test_a_plan_with_aliases_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bomb.yaml").write_text("name: &x [1, 1]\nmodels: &y [*x, *x]\nseeds: [*y, *y]")
     with pytest.raises(InvalidInput, match=r"bomb\.yaml holds an alias"):
         read_plan(tmp_path / "bomb.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 9000, "lie more than 100 deep"),
+        ("a: " + "{a: " * 9000, "lie more than 100 deep"),
+        ("seeds: [" + "1" * 5000 + "]", "is not YAML: Exceeds the limit"),
+        ("name: 2001-99-99", "is not YAML: month must be"),
+        ("seeds: [0b_]", "is not YAML: invalid literal"),
+        ('name: "\\ud800"', "holds half of a pair"),
+    ],
+)
+def test_a_plan_that_no_reader_can_take_is_refused_at_once(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    (tmp_path / "odd.yaml").write_text(text)
+    with pytest.raises(InvalidInput, match=rf"odd\.yaml .*{reason}"):
+        read_plan(tmp_path / "odd.yaml")

@@ -54,4 +54,4 @@ def test_health_answers_while_a_looping_prompt_is_handled(verifier: Any, loop: s
             begin = time.monotonic()
             assert httpx2.get(f"{found.url}/health", timeout=60).status_code == 200
             assert time.monotonic() - begin < HELD_S
-        assert asked.result().choices
+        assert asked.result(timeout=60).choices

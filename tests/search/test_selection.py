@@ -51,7 +51,8 @@ def test_the_majority_counts_equal_numbers_as_one_answer_and_no_answer_as_none()
 def test_ties_go_to_the_answer_that_was_found_first() -> None:
     assert majority(samples(["8", "7", "7", "8"])) == 0
     assert best(samples(["8", "7", "9"], score=[0.2, 0.5, 0.5])) == 1
-    assert best(samples(["8", "7"], score=[0.2, 0.2 + 1e-9])) == 0  # they agree in six digits
+    assert best(samples(["8", "7"], score=[0.2, 0.2000001])) == 0  # they agree in six digits
+    assert best(samples(["8", "7"], score=[0.2, 0.200001])) == 1  # and these do not
     assert voted(samples(["8", "7", "7"]), [0.3, 0.1, 0.2]) == 0  # 0.1 + 0.2 is not 0.3 in binary
     assert borda(samples(["8", "7"], self_certainty=[1.0, 1.0])) == 0
 
@@ -65,9 +66,8 @@ def sigmoid(score: float) -> float:
 
 
 def test_probabilities_weigh_as_they_are_and_logits_their_sigmoid() -> None:
-    assert score_weights(samples(["7"] * 3, score=[0.1, 0.9, 1.0])) == pytest.approx(
-        [0.1, 0.9, 1.0]
-    )
+    for scores in ([0.1, 0.9], [0.1, 0.9, 1.0]):
+        assert score_weights(samples(["7"] * len(scores), score=scores)) == pytest.approx(scores)
     logits = [3.0, -2.0, 0.5, -1e4]
     expected = [sigmoid(3), sigmoid(-2), sigmoid(0.5), 0.0]
     assert score_weights(samples(["7"] * 4, score=logits)) == pytest.approx(expected)
@@ -305,6 +305,16 @@ class Backwards(Search):
 
 
 TIED = {"": ["so.", "is 8.", "is 7.", "is 8."]}
+
+
+def test_a_vote_without_an_answer_gives_the_first_that_is_whole() -> None:
+    tree = HandMadeTree({"": ["so.", "if.", "or."]})
+    made = tree.fork(tree.root([1], seed=0), 3)
+    tree.generate(made, 9)
+    assert vote(made, extract_answer) == (made[0], None)
+    made[0].finish_reason = "gate"
+    assert vote(made, extract_answer) == (made[1], None)
+    assert vote([], extract_answer) == (None, None)
 
 
 def test_a_search_breaks_ties_as_the_rules_do_on_its_records() -> None:

@@ -335,3 +335,15 @@ def test_a_failing_problem_does_not_count_the_others_twice(engine: Engine) -> No
     skipped = [r.usage.verifications_skipped for r in results]
     assert skipped == [int(gaps[q] > gaps["bad"] + 1e-4) for q in asked]
     assert gate.skips == sum(skipped) > 0
+
+
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [(None, None), ((0.2, 0.8), (0.0, 1.0)), ((-3.0, 0.5), (-3.0, 1.0)), ((0.5, 5.0), (0.0, 5.0))],
+)
+def test_scores_are_those_of_the_inner_verifier_or_probabilities(inner: Any, expected: Any) -> None:
+    verifier = Inner()
+    verifier.score_range = inner  # type: ignore[attr-defined]
+    gate = ConfidenceGatedVerifier(verifier)
+    assert gate.score_range == expected
+    assert gate.price([], [], None) == 0  # type: ignore[arg-type]

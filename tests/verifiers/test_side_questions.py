@@ -180,6 +180,44 @@ def test_a_backend_without_side_branches_is_named() -> None:
 # ---------------------------------------------------------------- ensembles
 
 
+class Steps:
+    """Rates every branch by the same scores of its steps."""
+
+    def __init__(self, *scores: float, score_range: tuple[float, float] | None = None):
+        self.scores, self.score_range = list(scores), score_range
+
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
+        return [self.scores for _ in branches]
+
+
+@pytest.mark.parametrize(
+    ("how", "steps", "expected"),
+    [
+        ("mean", "last", 0.875),  # of 0.75 and 1
+        ("mean", "min", 0.375),  # of 0.25 and 0.5
+        ("mean", "mean", 0.625),  # of 0.5 and 0.75
+        ("min", "last", 0.75),
+        ("min", "min", 0.25),
+        ("min", "mean", 0.5),
+    ],
+)
+def test_an_ensemble_joins_the_steps_of_a_part_and_then_the_parts(
+    how: Any, steps: Any, expected: float
+) -> None:
+    engine = policy()
+    branches = grown(engine, engine.root([1, 2]), "a", "b")
+    ensemble = EnsembleVerifier([Steps(0.5, 0.25, 0.75), Steps(0.5, 1.0)], how, steps)
+    assert ensemble.rate(branches, [QUESTION] * 2, engine) == [[expected]] * 2
+
+
+def test_an_ensemble_ranges_from_the_least_to_the_most_that_a_part_says() -> None:
+    assert EnsembleVerifier([Steps(), Steps()]).score_range is None
+    parts = [Steps(score_range=(-2.0, 0.5)), Steps(), Steps(score_range=(0.0, 3.0))]
+    assert EnsembleVerifier(parts).score_range == (-2.0, 3.0)
+
+
 def test_an_ensemble_weighs_its_parts_by_the_odds_of_their_being_right() -> None:
     parts = [Scores(lambda branch: 1.0), Scores(lambda branch: 0.5), Scores(lambda branch: 0.0)]
     engine = policy()

@@ -28,6 +28,7 @@ from verifiers import (
     SelfVerifier,
 )
 from verifiers.equations import find_equations
+from verifiers.self_verifier import yes_share
 
 TRUE = [
     "3 * 4 = 12",
@@ -294,3 +295,14 @@ def test_a_tokenizer_without_yes_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_no_verifier_can_be_made_of_is_named(make: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make()
+
+
+def test_the_range_of_confidences_is_that_of_probabilities_or_of_their_logarithms() -> None:
+    assert ConfidenceVerifier().score_range == (0.0, 1.0)
+    assert ConfidenceVerifier("logprob").score_range == (-math.inf, 0.0)
+
+
+def test_the_share_of_yes_overflows_for_no_log_probabilities() -> None:
+    assert yes_share([math.log(0.3), math.log(0.1), math.log(0.1)], 2) == pytest.approx(0.8)
+    assert yes_share([-2000.0, 0.0], 1) == 0.0
+    assert yes_share([-2000.0, -2000.0], 1) == 0.5

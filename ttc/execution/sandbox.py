@@ -23,7 +23,8 @@ What it does not protect from:
 - Without Landlock and without bubblewrap, a program can read what you can read and write it into
   its output, which lands in the records. `protections` says what there is.
 - Without bubblewrap, a program can see anywhere whether a file is there, its size, times and owner
-  (stat), and where a link leads (readlink): Landlock has no right for these.
+  (stat), whether you may read it (access), and where a link leads (readlink), in /proc too, so
+  which processes there are: Landlock has no right for these.
 - Programs take processor time and memory from whatever else runs, up to the limits, one for each
   core at a time.
 
@@ -127,7 +128,8 @@ def _conditional() -> list[tuple[tuple[int | None, int | None], list[Instruction
     writing = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
     shares_all = 0x00010000  # CLONE_THREAD
     thread = [_argument(0), (_ANY_BIT, 1, 0, shares_all), _verdict(_REFUSE), _verdict(_ALLOW)]
-    only_read = [
+    only_read = [  # its own limits
+        *(_argument(0), (_EQUAL, 1, 0, 0), _verdict(_REFUSE)),
         *(_argument(2), (_EQUAL, 1, 0, 0), _verdict(_REFUSE)),
         *(_argument(2, high=True), (_EQUAL, 1, 0, 0), _verdict(_REFUSE), _verdict(_ALLOW)),
     ]

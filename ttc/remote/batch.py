@@ -14,13 +14,14 @@ from ttc.errors import BranchRefused, InvalidInput, RemoteError
 from ttc.passes.arguments import check_step
 from ttc.protocols import Step
 from ttc.remote.client import ContentRefused
-from ttc.remote.replies import TOP_K, Reply, check_same_text
+from ttc.remote.replies import SPARE_TOKENS, TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.stops import Stops
 from ttc.text.thinking_marks import spelt
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, StepEnd, check_live
+from ttc.wording import number_of
 
 SEEDS = 2**31
 """Seeds are below it: servers differ in how large they may be."""
@@ -217,6 +218,12 @@ class RemoteBatch:
         asked = work.left
         length = len(work.branch.tokens)
         tokens, text = self._read(work, reply)
+        if len(tokens) > 2 * asked + SPARE_TOKENS:
+            raise RemoteError(
+                f"{self.server.client.endpoint.base_url} answered with a text of "
+                f"{number_of(len(tokens), 'token')} where {asked} were asked for; look into the "
+                "server's log"
+            )
         written = max(len(reply.tokens or []), reply.generated_tokens or 0) or len(tokens)
         branch.usage.generated_tokens += written
         self.server.count_prompt(branch.usage, reply)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import weakref
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
@@ -22,8 +23,12 @@ from ttc.text.encodable import encodable
 
 MAX_WAIT_S = 30.0
 CONNECT_S = 10.0
-MAX_ANSWER_BYTES = 2**27
-"""Of one answer: 20 log-probabilities of each of 32,768 tokens take less."""
+TOKEN_BYTES = 2**12
+"""Of an answer, for each token of prompt and answer: 20 log-probabilities take less."""
+OTHER_BYTES = 2**22
+"""Of an answer, for all else, and for a list of models."""
+GZIP = 31
+"""zlib's window bits for gzip: the one packing that is asked for, unpacked up to a limit."""
 PASSING = frozenset({408, 409, 425, 429})
 """Refusals that may be over the next time, as every status from 500 on may be."""
 OF_THE_CONTENT = frozenset({400, 413, 422})
@@ -53,7 +58,7 @@ class Client:
     """Sends requests to one endpoint, and repeats those whose failure may pass: no connection, no
     answer in time, one that breaks off or cannot be read, a status of 429 or from 500 on.
 
-    An answer has `timeout_s` as a whole, however slowly its parts come, and `MAX_ANSWER_BYTES`. All
+    An answer has `timeout_s` as a whole, however slowly its parts come, and `most_bytes`. All
     that it holds is data of a stranger: what reads it raises `Passing` for what cannot be.
     A request is repeated as it was, its seed included. Cancelling its future closes its connection,
     so that the server stops working on it.
@@ -64,7 +69,8 @@ class Client:
         key = endpoint.key()
         self.http = httpx2.AsyncClient(
             base_url=endpoint.base_url.rstrip("/") + "/",
-            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            headers={"Accept-Encoding": "gzip"}
+            | ({} if key is None else {"Authorization": f"Bearer {key}"}),
             timeout=httpx2.Timeout(endpoint.timeout_s, connect=min(CONNECT_S, endpoint.timeout_s)),
             limits=httpx2.Limits(
                 max_connections=None, max_keepalive_connections=endpoint.concurrency
@@ -133,7 +139,7 @@ class Client:
                 f"has not answered in {self.endpoint.timeout_s:g} s; give a larger timeout_s or a "
                 "smaller concurrency"
             ) from error
-        except (httpx2.TransportError, httpx2.DecodingError) as error:
+        except (httpx2.TransportError, zlib.error) as error:
             raise Passing(f"broke off its answer ({error}); look into the server's log") from error
         if answer.status_code >= 300:
             raise self._refusal(answer, body)
@@ -145,14 +151,17 @@ class Client:
             ) from error
 
     async def _received(self, request: dict[str, Any]) -> tuple[httpx2.Response, bytes]:
+        most = most_bytes(request.get("json"))
         body = bytearray()
         async with self.http.stream(**request) as answer:
-            async for part in answer.aiter_bytes():
-                body += part
-                if len(body) > MAX_ANSWER_BYTES:
+            packed = answer.headers.get("content-encoding", "").lower() == "gzip"
+            unpack = zlib.decompressobj(GZIP).decompress if packed else lambda part, _: part
+            async for part in answer.aiter_raw():
+                body += unpack(part, most + 1)
+                if len(body) > most:
                     raise Passing(
-                        f"answered with more than {MAX_ANSWER_BYTES} bytes, which no answer to "
-                        "one request has; look into the server's log"
+                        f"answered with more than {most} bytes, which no answer to such a request "
+                        "has; look into the server's log"
                     )
         return answer, bytes(body)
 
@@ -176,6 +185,12 @@ class Client:
             )
         kind = ContentRefused if status in OF_THE_CONTENT else Refused
         return kind(f"{self.endpoint.base_url} {said}{hint}")
+
+
+def most_bytes(asked: dict[str, Any] | None) -> int:
+    """What an answer to a completion request may have, or to another request (None)."""
+    tokens = 0 if asked is None else len(asked["prompt"]) + asked["max_tokens"]
+    return OTHER_BYTES + tokens * TOKEN_BYTES
 
 
 def shown(value: Any) -> str:

@@ -162,7 +162,7 @@ class Probe:
     ) -> Future[Reply]:
         prompt = can.prompt(self.prompt, self.tokenizer)
         body = can.request(prompt, tokens, seed, sampling, stop, logprobs) | more
-        asked = Asked(len(self.tokenizer), tokens, echo="echo" in more)
+        asked = Asked(len(self.tokenizer), len(self.prompt), tokens, echo="echo" in more)
         return self.client.post("completions", body, asked.read, retries=retries)
 
 
@@ -179,7 +179,9 @@ def served(client: Client) -> Capabilities:
             raise
         # some hosted ones have no list
         models = {endpoint.model: {}}
-    names = ", ".join(islice(models, SHOWN))
+    names = ", ".join(shown(name).strip("'\"") for name in islice(models, SHOWN))
+    if not models:
+        raise RemoteError(f"{endpoint.base_url} serves no model; look into the server's log")
     if endpoint.model is None and len(models) != 1:
         raise InvalidInput(
             f"the server has {len(models)} models; give backend.model=NAME (in Python model=NAME), "
@@ -201,7 +203,7 @@ def served(client: Client) -> Capabilities:
 
 
 def _is_named(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("id"), str)
+    return isinstance(entry, dict) and isinstance(entry.get("id"), str) and bool(entry["id"])
 
 
 def read_models(data: Any) -> dict[str, dict[str, Any]]:

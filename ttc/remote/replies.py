@@ -22,6 +22,10 @@ LONGEST_TOKEN = 1024
 """Characters of the longest token."""
 MOST_TOKENS = 10**9
 """No prompt and no answer has more."""
+SPARE_TOKENS = 64
+"""So many more than twice a prompt's tokens a server may count, which cuts texts in its own way."""
+LEAST = -1e5
+"""Of a token that was drawn, and of the likeliest one, no log-probability is lower."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +77,16 @@ class Reply:
 class Asked:
     """What one request has asked for, which its answer is held against.
 
-    vocab_size: of the tokenizer here. logprobs: of how many of the likeliest tokens there must be
-    log-probabilities, as the server has given them before. echo: the prompt comes back too.
+    vocab_size: of the tokenizer here. prompt: its tokens. logprobs: of how many of the likeliest
+    tokens there must be log-probabilities, as the server has given them before. chosen: those of
+    tokens that were named. echo: the prompt comes back too.
     """
 
     vocab_size: int
+    prompt: int
     max_tokens: int
     logprobs: int = 0
+    chosen: bool = False
     echo: bool = False
 
     def read(self, data: Any) -> Reply:
@@ -128,22 +135,30 @@ class Asked:
                     "serves"
                 )
         if not self.echo:
-            self._check_length(reply, len(tokens))
+            self._check_length(reply)
+        if (reply.prompt_tokens or 0) > 2 * self.prompt + SPARE_TOKENS:
+            raise Passing(
+                f"answered with prompt_tokens={reply.prompt_tokens} where "
+                f"{number_of(self.prompt, 'token')} were sent"
+            )
+        if reply.text and reply.tokens == []:
+            raise Passing(f"answered with a text and no token_ids: {shown(reply.text)}")
         written = bool(tokens or reply.text or reply.thought)
         if written and reply.generated_tokens == 0:
             raise Passing("answered with a text and completion_tokens=0")
-        if written and self.logprobs and not self._has_logprobs(reply.figures):
+        written = written or (reply.finish == "length" and bool(reply.generated_tokens))
+        if written and self.logprobs and not self._has_logprobs(reply):
             raise Passing(
                 "answered without the log-probabilities that were asked for, which it has given "
                 "before; look into the server's log"
             )
 
-    def _check_length(self, reply: Reply, tokens: int) -> None:
-        written = max(tokens, reply.generated_tokens or 0)
-        if written > self.max_tokens:
+    def _check_length(self, reply: Reply) -> None:
+        counted = (len(reply.tokens or []), len(reply.figures), reply.generated_tokens or 0)
+        if max(counted) > self.max_tokens:
             raise Passing(
-                f"answered with {number_of(written, 'token')} where {self.max_tokens} were asked "
-                "for"
+                f"answered with {number_of(max(counted), 'token')} where {self.max_tokens} were "
+                "asked for"
             )
         length = len(reply.text) + len(reply.thought)
         if length > self.max_tokens * LONGEST_TOKEN:
@@ -152,12 +167,24 @@ class Asked:
                 f"{number_of(self.max_tokens, 'token')} were asked for"
             )
 
-    def _has_logprobs(self, figures: Sequence[Figures]) -> bool:
+    def _has_logprobs(self, reply: Reply) -> bool:
+        figures = reply.figures
         if self.echo:  # nothing comes before the first token
             return not any(isnan(f.logprob) for f in figures[1:])
-        known = [f.logprob for f in figures]
-        known += [f.top1 if self.logprobs < TOP_K else f.top_k_logprob for f in figures]
-        return bool(known) and not any(map(isnan, known))
+        is_whole = reply.finish == "length" and not reply.thought
+        if not figures or (is_whole and len(figures) + 1 < (reply.generated_tokens or 0)):
+            return False
+        for f in figures:
+            top = f.top1 if self.logprobs < TOP_K else f.top_k_logprob
+            if isnan(f.logprob) or isnan(top):
+                return False
+            lowest = min(f.logprob, inf if self.chosen else max(f.likeliest.values()))
+            if lowest < LEAST:
+                raise Passing(
+                    f"answered with the log-probability {lowest} of a token that was drawn or is "
+                    "the likeliest"
+                )
+        return True
 
 
 def check_same_text(reply: Reply, tokenizer: Any) -> None:

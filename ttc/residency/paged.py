@@ -36,20 +36,20 @@ class Paged(Offloading):
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         roomy = self.make_room(self.memory.bytes_of(tokens))
         kv = self.memory.allocate(tokens, device_layers=None if roomy else 0)
-        self._write_oldest(kv)
         self._fresh.add(kv)
+        self._write_oldest()
         return kv
 
     def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
         self.make_room(self.memory.tail_bytes(capacity, len(paths)))
         tails = super().enter(paths, upcoming, capacity)
-        self._write_oldest(tails)
+        self._write_oldest()
         return tails
 
     def stream(self, reads: Reads) -> KVReader | None:
         self._fresh.clear()  # whatever is allocated after this pass finds them filled
         return super().stream(reads)
 
-    def _write_oldest(self, new: KV) -> None:
+    def _write_oldest(self) -> None:
         spare = int((1 - self.watermark) * (self.device.budget_bytes or 0))
-        self.write_ahead(spare, {new, *self._fresh}, self.eviction_order())
+        self.write_ahead(spare, self._fresh, self.eviction_order())

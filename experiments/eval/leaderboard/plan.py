@@ -15,10 +15,11 @@ from experiments.cli.choices import choices
 from experiments.cli.labels import given_labels, labels, typed_settings
 from experiments.cli.removed import removal
 from experiments.runs.overrides import as_override
-from experiments.runs.reading import refuse_aliases
+from experiments.runs.reading import refuse_bombs
 from experiments.runs.records import check_name
 from experiments.runs.run_name import overrides_suffix
 from ttc.errors import InvalidInput
+from ttc.text.encodable import encodable
 
 GROUPS = {"models": "model", "datasets": "dataset", "searches": "search"}
 """The lists of the file whose entries can be a choice of one of Hydra's groups."""
@@ -63,15 +64,22 @@ def read_plan(file: Path) -> Plan:
     """Raises InvalidInput for a file that cannot be read as a leaderboard."""
     try:
         text = file.read_text(encoding="utf-8")
-        refuse_aliases(file, text)
+        refuse_bombs(file, text)
         given = yaml.safe_load(text)
+    except InvalidInput:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(
             f"{file} cannot be read ({reason}); give a YAML file of what to run, as --help shows"
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # also a date or a number that is none
         raise InvalidInput(f"{file} is not YAML: {error}") from error
+    if encodable(given) != given:
+        raise InvalidInput(
+            f"{file} holds half of a pair that stands for one sign (a lone surrogate); write the "
+            "sign itself"
+        )
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
         raise InvalidInput(f"{file} must be a mapping with the keys {', '.join(KEYS)}")
     if unknown := [key for key in given if key not in KEYS]:

@@ -25,7 +25,7 @@ FAMILIES = {
         "mur",
         "phi_decoding",
     ),
-    "trees": ("best_first", "tree_of_thoughts", "mcts", "ab_mcts"),
+    "trees": ("best_first", "tree_of_thoughts", "mcts", "ab_mcts", "ab_mcts_m"),
     "one after the other": ("revision", "self_refine", "budget_forcing"),
     "by difficulty": ("compute_optimal",),
 }

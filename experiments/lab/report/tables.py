@@ -40,7 +40,7 @@ from experiments.lab.paper import capture
 from experiments.lab.paper.rksc import plots
 from experiments.lab.paper.rksc import tables as rksc
 from experiments.lab.records import changed_modules, named, parts
-from experiments.lab.report import searches
+from experiments.lab.report import docstrings, searches
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -101,10 +101,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/running.md": {"scale": ("scale", scale.table)},
     "docs/code.md": {"searches_code": ("searches_code", searches.table)},
     "docs/speculation.md": {"speculative": ("speculative", speculative.table)},
-    "docs/verifiers.md": {
-        "value_head": ("value_head", card.tables),
-        "lora_prm": ("lora_prm", card.tables),
-    },
+    "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {
         **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},
         "rksc_thresholds": ("rksc_answers", rksc.thresholds),
@@ -113,18 +110,27 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
 """What stands in each document between the markers of each name: (file of figures, how it becomes a
 table)."""
 
+LISTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "docs/searches.md": ("searches", docstrings.searches),
+    "docs/verifiers.md": ("verifiers", docstrings.verifiers),
+}
+"""The table of each document that is made from docstrings, and its name."""
+
 
 def fill(text: str, name: str, table: str) -> str:
-    """Replace what stands between the markers of `name`."""
-    pattern = re.compile(rf"(<!-- results:{name} -->\n).*?(<!-- /results:{name} -->)", re.DOTALL)
+    """Replace what stands between the markers of `name`, as "results:prefix"."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"there are no markers for results:{name}")
+        raise ValueError(f"there are no markers for {name}")
     return pattern.sub(lambda m: f"{m[1]}{table}\n{m[2]}", text)
 
 
 def filled(document: str) -> str:
     """The document with its tables made anew; a table whose figures are missing stays as it is."""
     text = Path(document).read_text(encoding="utf-8")
+    if document in LISTS:
+        name, listed = LISTS[document]
+        text = fill(text, f"docstrings:{name}", listed())
     for name, (file, table) in TABLES[document].items():
         figures = RESULTS / f"{file}.json"
         if figures.exists():
@@ -133,7 +139,7 @@ def filled(document: str) -> str:
             about = origin(part or record)
             if document == "README.md":
                 about += changes_since(record)
-            text = fill(text, name, f"{table(record)}\n\n{about}")
+            text = fill(text, f"results:{name}", f"{table(record)}\n\n{about}")
     return text
 
 

@@ -10,6 +10,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.tokenizers import text
 from ttc import BeamGroups, Branch, DecodeGate, Engine, InvalidInput, OutOfMemory, Paged
 from ttc.approximate.branch_confidence import confidence, gap_ratio
+from ttc.usage import Usage
 
 SURE = DecodeGate(theta=0.0, r_gap=0.0)
 STEPS = 12
@@ -52,6 +53,33 @@ def test_min_tokens_and_theta_keep_it_shut() -> None:
     assert sorted(len(b.generated) for b in gated) == [5, 5, 5, STEPS]
     _, (gated,) = grown(DecodeGate(theta=1.01))
     assert {(len(b.generated), b.finish_reason) for b in gated} == {(STEPS, None)}
+
+
+def rival(*top1: float) -> Branch:
+    branch = Branch([1, 2], None, 0, Usage(), str)
+    for p in top1:
+        branch.append(3, 0.0, p)
+    return branch
+
+
+def test_equation_4_holds_at_both_of_its_thresholds() -> None:
+    """max p is 0.75, and (0.75 - 0.375) / 0.75 is 0.5."""
+    leader, trailing, done = rival(0.5, 1.0), rival(0.25, 0.5), rival(0.25, 0.25)
+    done.finish_reason = "eos"
+    branches = [trailing, leader, done]
+    assert DecodeGate(theta=0.75, r_gap=0.5).losers(branches) == [trailing]
+    for theta, r_gap in ((0.76, 0.5), (0.75, 0.51)):
+        assert DecodeGate(theta=theta, r_gap=r_gap).losers(branches) == []
+
+
+def test_every_rival_must_have_min_tokens_and_who_was_stopped_is_none() -> None:
+    gate = DecodeGate(theta=0.5, r_gap=0.5, min_tokens=2)
+    leader, trailing, short = rival(1.0, 1.0), rival(0.25, 0.25), rival(0.25)
+    assert gate.losers([leader, trailing]) == [trailing]
+    assert gate.losers([leader, trailing, short]) == gate.losers([short, leader]) == []
+    short.finish_reason = "gate"
+    assert gate.losers([leader, trailing, short]) == [trailing]
+    assert gate.losers([leader, short]) == []
 
 
 def test_problems_are_gated_apart() -> None:

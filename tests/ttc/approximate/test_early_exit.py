@@ -35,7 +35,7 @@ from tests.helpers.models import FEW, prompt
 from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, Paged, UnsupportedModel
-from ttc.approximate.early_exit import EarlyExit
+from ttc.approximate.early_exit import EarlyExit, EntropyRule
 from ttc.model.check import CHECK_TOKENS
 from verifiers import SelfVerifier
 
@@ -134,6 +134,33 @@ def test_a_problem_leaves_when_its_order_has_held(
     assert report.depths == depths
     for row, layers, depth in zip(found, lens, depths, strict=True):
         assert row == pytest.approx(layers[depth - 1][CANDIDATES].tolist(), abs=1e-5)
+
+
+def test_algorithm_3_asks_for_less_than_theta_and_less_than_eps_from_l_min_on() -> None:
+    """l* >= l_min, H < theta, and |H - H of the layer before| < eps: at the bounds themselves."""
+    exit = EarlyExit(l_min=3, theta=2.0, eps=0.5)
+    for h, leaves in (
+        ([1.0, 1.0, 1.0], [2]),  # not before l_min
+        ([1.0, 1.5, 1.0, 1.25], [3]),  # a change of eps is too much
+        ([1.0, 1.5, 2.0, 1.75], [3]),  # and so is an entropy of theta
+        ([1.75, 1.75, 2.0, 2.0, 1.5, 1.25], [5]),
+        ([9.0, 1.0, 1.5, 1.25], [3]),  # compared with the last layer, not with the least
+    ):
+        rule = EntropyRule(exit, [[0]])
+        left = [n for n, each in enumerate(h) if rule.leaving(n + 1, {0: each})]
+        assert left == leaves
+
+
+def test_nothing_leaves_at_the_first_layer_as_the_entropy_before_it_is_infinite() -> None:
+    rule = EntropyRule(EarlyExit(l_min=1, theta=2.0, eps=99.0), [[0]])
+    assert [rule.leaving(layer, {0: 1.0}) for layer in (1, 2)] == [set(), {0}]
+
+
+def test_who_has_settled_waits_for_its_problem_whatever_its_entropy_does_since() -> None:
+    rule = EntropyRule(EarlyExit(l_min=2, theta=2.0, eps=0.5, common_depth=True), [[0, 1], [2]])
+    seen = [{0: 1.0, 1: 1.0, 2: 9.0}, {0: 1.0, 1: 3.0, 2: 9.0}, {0: 5.0, 1: 1.0, 2: 1.0}]
+    assert [rule.leaving(layer, h) for layer, h in enumerate(seen, 1)] == [set(), set(), set()]
+    assert rule.leaving(4, {0: 7.0, 1: 1.0, 2: 1.0}) == {0, 1, 2}
 
 
 def test_a_problems_only_branch_has_no_order() -> None:

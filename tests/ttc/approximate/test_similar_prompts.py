@@ -154,6 +154,17 @@ def test_a_similar_variant_stands_on_the_roots_prompt_and_says_so() -> None:
     goes_on_like_plain(engine, [branch])
 
 
+def test_equal_variants_are_probed_once_and_count_each() -> None:
+    engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))
+    root = engine.root(text(ROOT))
+    branches = engine.variants(root, [text(REWORDED)] * 3)
+    same, rows = len("A farm has 12 hens and 3 cows. "), len(REWORDED) - 1
+    assert [branch.tokens for branch in branches] == [text(ROOT)] * 3
+    assert root.usage.substituted_tokens == 3 * (rows - same)
+    window = (len(ROOT) - 1) - (same - CONTEXT)
+    assert root.usage.probe_layer_rows == 2 * (rows - same) + 2 * window
+
+
 def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
     engine = make_engine(LAYERS, 256, sharing=similar(tau=2))
     plain = make_engine(LAYERS, 256)

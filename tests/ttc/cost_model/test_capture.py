@@ -310,6 +310,19 @@ def test_a_line_is_found_again_from_its_points(
     assert line.blocks_in(line(7)) == pytest.approx(7)
 
 
+def test_a_line_says_how_many_blocks_take_so_long() -> None:
+    line, flat = Line(2.0, 3.0), Line(0.0, 3.0)
+    assert [line.blocks_in(seconds) for seconds in (9.0, 3.0, 2.0)] == [3.0, 0.0, 0.0]
+    assert [flat.blocks_in(seconds) for seconds in (3.5, 3.0, 2.5)] == [inf, inf, 0.0]
+
+
+def test_no_line_falls_or_begins_below_zero() -> None:
+    assert fit_line([(1, 3.0), (2, 1.0)]) == Line(0.0, 2.0, 0.0)
+    assert fit_line([(1, 2.0), (2, 2.0)]) == Line(0.0, 2.0, 1.0)
+    steep = fit_line([(1, 0.5), (2, 3.0)])  # 2.5 n - 2
+    assert (steep.slope, steep.intercept) == ((0.5 + 2 * 3.0) / (1 + 4), 0.0)
+
+
 def test_r2_says_how_well_a_line_fits() -> None:
     line = fit_line([(1, 1.0), (2, 3.0), (3, 2.0), (4, 4.0)])
     assert (line.slope, line.intercept, line.r2) == pytest.approx((0.8, 0.5, 0.64))

@@ -66,14 +66,16 @@ def test_weights_are_read_once_for_all_rows() -> None:
 
 def test_efficiencies_divide_the_rates() -> None:
     half = replace(SLOW_MEMORY, eta_m=0.5)
-    assert t_proj([BLOCK], half, Pass(1)) == 2 * t_proj([BLOCK], SLOW_MEMORY, Pass(1))
     slower = replace(SLOW_PRODUCTS, eta_c=0.25)
-    assert t_attn([BLOCK], slower, Pass(1)) == 4 * t_attn([BLOCK], SLOW_PRODUCTS, Pass(1))
+    for time in (t_proj, t_attn):
+        assert time([BLOCK], half, Pass(1)) == 2 * time([BLOCK], SLOW_MEMORY, Pass(1))
+        assert time([BLOCK], slower, Pass(1)) == 4 * time([BLOCK], SLOW_PRODUCTS, Pass(1))
 
 
 def test_bandwidth_of_kv_is_blended_with_that_of_the_cache() -> None:
     cached = replace(SLOW_MEMORY, l3_bytes=300, l3_bandwidth=500)
     assert m_hat(cached, 300) == m_hat(cached, 0) == 500
+    assert m_hat(cached, 100) == 500  # alpha is at most 1: 3 x 500 - 2 x 100 would be 1300
     assert m_hat(cached, 1200) == 0.25 * 500 + 0.75 * 100
     assert m_hat(SLOW_MEMORY, 300) == 100
 

@@ -59,6 +59,7 @@ CHANGES = {
     "a socket": "import socket; socket.socket()",
     "a local socket": "import socket; socket.socketpair()",
     "limits": "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+    "another's limits": "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
     "priorities": "import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 10)",
     "modes": "import os; os.chmod('/tmp', 0o777)",
     "a folder": "import os; os.mkdir('/tmp/made')",

@@ -3,10 +3,12 @@ named."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -126,6 +128,39 @@ STRANGE: dict[str, tuple[Fault, str]] = {
         "1e.300 is no log-probability",
     ),
     "a token's name that is no number": (change_logprobs(tokens=5), "cannot be read"),
+    "a drawn token that cannot be": (
+        change_logprobs(token_logprobs=float("-inf")),
+        "log-probability -inf of a token that was drawn",
+    ),
+    "a drawn token of no chance": (change_logprobs(token_logprobs=-1e300), "-1e.300 of a token"),
+    "a likeliest token that cannot be": (
+        change_logprobs(top_logprobs={"a": float("-inf")}),
+        "log-probability -inf of a token",
+    ),
+    "one log-probability of six": (
+        change_choice(
+            token_ids=None,
+            logprobs={"tokens": ["L"], "token_logprobs": [-1], "top_logprobs": [{"L": -1}]},
+        ),
+        "without the log-probabilities that were asked for",
+    ),
+    "log-probabilities of more tokens": (
+        change_choice(
+            token_ids=None,
+            logprobs={"tokens": [], "token_logprobs": [-1] * 99, "top_logprobs": [{"L": -1}] * 99},
+        ),
+        "99 tokens where 6 were asked for",
+    ),
+    "no text for tokens that it counts": (
+        change_choice(text="", token_ids=None, logprobs=None),
+        "without the log-probabilities that were asked for",
+    ),
+    "a text without token numbers": (
+        change_choice(token_ids=[], logprobs=None),
+        "with a text and no token_ids",
+    ),
+    "a prompt that was not sent": (change_usage(prompt_tokens=10**8), "where 2 tokens were sent"),
+    "a usage of halves": (change_usage(completion_tokens=5.5), "no number of tokens"),
     "negative usage": (change_usage(completion_tokens=-3), "completion_tokens=-3"),
     "a negative prompt": (change_usage(prompt_tokens=-1), "prompt_tokens=-1"),
     "usage beyond all": (change_usage(completion_tokens=10**30), "no number of tokens"),
@@ -388,11 +423,50 @@ def test_an_answer_without_an_end_is_not_kept(
         except OSError:
             gone.set()
 
-    monkeypatch.setattr("ttc.remote.client.MAX_ANSWER_BYTES", 2**20)
+    monkeypatch.setattr("ttc.remote.client.OTHER_BYTES", 2**20)
     with connected(ServedModel(faults=[pour]), retries=0) as backend:
-        with pytest.raises(RemoteError, match="more than 1048576 bytes"):
+        with pytest.raises(RemoteError, match="more than 1069056 bytes"):
             backend.generate([backend.root([65, 66])], 3, sampling=GREEDY)
         assert gone.wait(100)
+
+
+def test_packed_answers_are_read_and_bombs_are_not_unpacked() -> None:
+    def packed(data: bytes, encoding: str = "gzip") -> Fault:
+        return lambda handler, body: handler.send(200, data, Content_Encoding=encoding)
+
+    right = answer_of(ServedModel())
+    bomb = gzip.compress(b" " * 10**8)
+    served = ServedModel()
+    with connected(served, retries=0) as backend:
+        served.faults = [packed(gzip.compress(right))]
+        branch = backend.root([65, 66])
+        backend.generate([branch], 6, sampling=GREEDY)
+        assert len(branch.generated) == 6
+        for data, encoding, reason in (
+            (bomb, "gzip", "answered with more than"),
+            (gzip.compress(bomb), "gzip, gzip", "no JSON"),
+            (right, "gzip", "broke off its answer"),
+            (gzip.compress(right)[:-20], "gzip", "no JSON"),
+            (zlib.compress(right), "deflate", "no JSON"),
+        ):
+            served.faults = [packed(data, encoding)]
+            with pytest.raises(RemoteError, match=reason):
+                backend.generate([backend.root([65, 66])], 6, sampling=GREEDY)
+
+
+def answer_of(served: ServedModel) -> bytes:
+    """To what `backend.generate([branch], 6, sampling=GREEDY)` asks of the prompt AB."""
+    with connected(served) as backend:
+        backend.generate([backend.root([65, 66])], 6, sampling=GREEDY)
+    return json.dumps(served.complete(served.requests[-1])).encode()
+
+
+def test_a_text_that_is_longer_than_was_asked_for_here_is_refused() -> None:
+    served = ServedModel(ids_out=False, logprobs=0)
+    with connected(served) as backend:
+        served.faults = [change_choice(text="a" * 6000)]
+        with pytest.raises(RemoteError, match="a text of 6,000 tokens where 6 were asked for"):
+            backend.generate([backend.root([65, 66])], 6, sampling=GREEDY)
 
 
 def test_half_of_a_pair_in_an_answer_is_a_character_that_is_not_known() -> None:

@@ -168,6 +168,22 @@ def test_the_model_is_chosen_by_name_where_there_are_several() -> None:
         backend.close()
 
 
+@pytest.mark.parametrize(
+    ("models", "reason"),
+    [
+        ((), "serves no model; look into the server's log"),
+        (("",), "no list of models"),
+        ((5,), "no list of models"),
+        (("a" * 9000, "\x1b[31m"), r"has 2 models; .*, one of a+\.\.\.a+, \\x1b\[31m$"),
+    ],
+)
+def test_odd_lists_of_models_are_told_in_a_line(models: Any, reason: str) -> None:
+    with serving(ServedModel(models=models)) as url:
+        with pytest.raises((InvalidInput, RemoteError), match=reason) as raised:
+            RemoteBackend(Endpoint(url, retries=0), Ascii())
+        assert len(str(raised.value)) < 400
+
+
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     class Other(Ascii):
         def decode(self, tokens: Any, **options: Any) -> str:

@@ -143,6 +143,57 @@ def test_what_a_step_reads_last_leaves_first() -> None:
     residency.leave(tails)
 
 
+def test_what_a_group_has_made_lies_on_the_host_until_the_last_one_decodes() -> None:
+    """Each group has two blocks of 1 KiB. In the last one there is room for a frozen block if the
+    block of the group before leaves, but not by what is still read."""
+    engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8))
+    paths = [branch.leaf.path() for branch in separate(engine, 2)]
+    memory, residency = engine.memory, engine.residency
+    memory.device.budget_bytes = 3 * 1024
+    first, last = ([paths[beam] for beam in group] for group in residency.groups(paths, 8))
+    memory.device.budget_bytes = 20 * 1024
+    tails = residency.enter(first, last, 8)
+    assert memory.tier_bytes(residency.allocate_frozen(8)) == (0, 1024)  # with room for eleven
+    residency.leave(tails)
+    tails = residency.enter(last, [], 8)
+    assert memory.tier_bytes(residency.allocate_frozen(8)) == (1024, 0)
+    memory.device.budget_bytes = memory.device.used_bytes
+    assert memory.tier_bytes(residency.allocate_frozen(8)) == (1024, 0)
+    oldest = min(first[0], key=lambda segment: segment.start).storage
+    assert not memory.is_resident(oldest)
+    read = {segment.storage for segment in last[0]}
+    for kv in memory.live:
+        if kv not in read and not kv.pinned:
+            memory.evict(kv, "test")
+    memory.device.budget_bytes = memory.device.used_bytes
+    assert memory.tier_bytes(residency.allocate_frozen(8)) == (0, 1024)
+    assert all(memory.is_resident(kv) for kv in read)
+    residency.leave(tails)
+
+
+def test_algorithm_1_stays_where_it_makes_fewer_groups_than_balanced_grouping() -> None:
+    """2, 3, 2 and 1 blocks of 1 KiB and tails of as much, with room for 6. What is on the device
+    begins: the first and the third, then the others. Neighbours would make three groups."""
+    engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8, prefetch=True))
+    lengths = (17, 25, 17, 9)
+    branches = engine.roots([[30 * n + i for i in range(m)] for n, m in enumerate(lengths)])
+    paths = [branch.leaf.path() for branch in branches]
+    engine.memory.device.budget_bytes = 6 * 1024
+    for beam in (1, 3):
+        for segment in paths[beam]:
+            engine.memory.evict(segment.storage, "test")
+    assert engine.residency.groups(paths, 8) == [[0, 2], [1, 3]]
+
+
+def test_balanced_grouping_is_taken_where_it_needs_no_more_groups() -> None:
+    """Seven beams, and room for three."""
+    for prefetch, sizes in ((True, [2, 2, 3]), (False, [1, 3, 3])):
+        engine = make_engine(memory=BeamGroups(22 * KIB, block_tokens=8, prefetch=prefetch))
+        paths = [branch.leaf.path() for branch in separate(engine, 7)]
+        engine.memory.device.budget_bytes = 9 * 1024
+        assert sorted(len(group) for group in engine.residency.groups(paths, 8)) == sizes
+
+
 def test_a_prefetch_that_no_step_waited_for_arrives_before_it_is_read() -> None:
     """A step that breaks off leaves its prefetches under way."""
     engine = late(make_engine(memory=BeamGroups(block_tokens=8)))

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from tests.helpers.tiers import examples
 from ttc import OutOfMemory
 from ttc.memory.kv import KV
-from ttc.residency.beam_scheduling import balanced_grouping, balanced_sizes, schedule_beams
+from ttc.residency.beam_scheduling import (
+    balanced_grouping,
+    balanced_rounds,
+    balanced_sizes,
+    schedule_beams,
+)
 
 
 def blocks(*sizes: int) -> list[KV]:
@@ -31,6 +36,12 @@ def test_balanced_grouping_is_the_papers() -> None:
     assert [len(g) for g in schedule_beams(paths, size, 0, 8)] == [7, 7, 2]
     assert [len(g) for g in balanced_grouping(paths, size, 0, 8)] == [5, 5, 6]
     assert [len(g) for g in balanced_grouping(paths, size, 0, 14, shared=False)] == [5, 5, 6]
+
+
+def test_rounds_are_the_fewest_and_in_order() -> None:
+    assert balanced_rounds(5, 2) == [[0], [1, 2], [3, 4]]
+    assert balanced_rounds(4, 2) == [[0, 1], [2, 3]]
+    assert balanced_rounds(3, 3) == [[0, 1, 2]]
 
 
 def test_beams_that_share_blocks_meet_in_a_group() -> None:
@@ -56,6 +67,21 @@ def test_groups_follow_what_is_resident_and_what_they_share() -> None:
         [0, 1],
         [4],
     ]
+
+
+@pytest.mark.parametrize("schedule", [schedule_beams, balanced_grouping])
+def test_a_group_follows_what_it_shares_with_the_one_before_it_alone(schedule: Any) -> None:
+    """Each beam fills a group. One of the last two shares 10 with the first group, and with what
+    was on the device before; the other shares 5 with the second group, and goes before it."""
+    a, b, c, *own = blocks(10, 20, 5, 10, 15, 30, 35)
+    paths = [[a, b, own[0]], [b, c, own[1]], [a, own[2]], [c, own[3]]]
+    for resident in ((), (a,)):
+        assert schedule(paths, size, 0, 40, resident=lambda kv, there=resident: kv in there) == [
+            [0],
+            [1],
+            [3],
+            [2],
+        ]
 
 
 @st.composite

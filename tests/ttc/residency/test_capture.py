@@ -310,15 +310,16 @@ def test_each_branch_keeps_the_ratio_whatever_the_others_have() -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.parametrize("mine", [1, 2])  # with one block a further one makes it the ratio
 @pytest.mark.parametrize("mine_are_acts", [True, False])
 def test_a_branch_that_is_a_block_from_the_ratio_does_not_go_by_what_others_lack(
-    mine_are_acts: bool,
+    mine_are_acts: bool, mine: int
 ) -> None:
-    """Half of the tokens shall be ACT blocks. This branch has two blocks of one kind, and others
-    four of the other kind."""
+    """Half of the tokens shall be ACT blocks. This branch has one or two blocks of one kind, and
+    others four of the other kind."""
     residency = capture(engine_of(multi_head("opt"), act_share=0.5))
     residency.act_share = float(mine_are_acts)
-    path = [residency.allocate(8) for _ in range(2)]
+    path = [residency.allocate(8) for _ in range(mine)]
     residency.act_share = 1.0 - mine_are_acts
     others = [residency.allocate(8) for _ in range(4)]
     assert {bool(kv.acts) for kv in path} == {mine_are_acts} != {bool(kv.acts) for kv in others}
@@ -396,6 +397,27 @@ def test_mini_batches_stay_below_their_tokens(balanced: bool) -> None:
     engine.generate(branches, 8, sampling=GREEDY)
     for branch in branches:
         assert_like_plain(plain, branch)
+
+
+@pytest.mark.parametrize(("mini_batch_tokens", "per_batch"), [(24, (16, 8)), (48, (32, 16))])
+def test_mini_batches_have_the_ratio_of_all_blocks(
+    mini_batch_tokens: int, per_batch: tuple[int, int]
+) -> None:
+    """Four ACT blocks and two KV blocks: two to one in each mini-batch, however many it holds."""
+    engine = engine_of(multi_head("opt"), act_share=2 / 3, mini_batch_tokens=mini_batch_tokens)
+    branch = engine.root(prompt(1, 49))
+    entries = engine.residency.entries([branch.leaf.path()])
+    reader = engine.residency.stream(Reads(entries, [48]))
+    assert reader is not None
+    found = [
+        tuple(
+            sum(entries[i].length for i in unit.entries if bool(entries[i].kv.acts) is acts)
+            for acts in (True, False)
+        )
+        for unit in reader.units
+    ]
+    reader.close()
+    assert found == [per_batch] * (2 * 48 // mini_batch_tokens)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,35 @@ def test_pages_leave_oldest_first_at_the_watermark() -> None:
     assert [None not in kv.host for kv in pages] == [True, True, True, False]
 
 
+@pytest.mark.parametrize("watermark", [0.25, 0.5, 0.75, 1.0])
+def test_what_is_above_the_watermark_is_written_and_no_more(watermark: float) -> None:
+    """Two pages of 1 KiB on a device of 4 KiB, of which 1 KiB is free then for one more."""
+    engine = make_engine(
+        memory=Paged(4 * KIB, block_tokens=8, watermark=watermark), prefill_tokens=8
+    )
+    engine.root(list(range(1, 25)))
+    written = [None not in kv.host for kv in engine.memory.live]
+    assert (
+        written
+        == {
+            0.25: [True, True, False],
+            0.5: [True, False, False],
+            0.75: [False, False, False],
+            1.0: [False, False, False],
+        }[watermark]
+    )
+
+
+def test_a_page_is_not_written_before_the_pass_that_fills_it() -> None:
+    """Four pages that one pass fills; the next pass finds them filled."""
+    engine = make_engine(memory=Paged(4 * KIB, block_tokens=8, watermark=0.1), prefill_tokens=32)
+    root = engine.root(list(range(1, 34)))
+    pages = [segment.storage for segment in root.leaf.path()]
+    assert [None not in kv.host for kv in pages] == [False] * 4
+    engine.generate([root], 2, sampling=GREEDY)
+    assert [None not in kv.host for kv in pages] == [True] * 4
+
+
 def test_the_watermark_makes_room_without_waiting() -> None:
     memory = Paged(8 * KIB, block_tokens=8, watermark=0.5, link_gbps=1e-4)  # 10 ms a page
     engine = make_engine(memory=memory, prefill_tokens=8)

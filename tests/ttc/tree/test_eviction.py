@@ -87,6 +87,98 @@ def test_a_deeper_block_leaves_before_a_shallow_one_of_like_score() -> None:
     ] == [16] * 4
 
 
+def left_first(engine: Engine, branches: list[Branch]) -> list[bool]:
+    """Evict one block. Which branches it was taken from."""
+    before = [kept(engine, branch) for branch in branches]
+    assert engine.cache is not None
+    engine.cache.capacity_blocks = blocks(engine) - 1
+    engine.cache.trim(engine.tree, engine.live)
+    return [kept(engine, branch) < n for branch, n in zip(branches, before, strict=True)]
+
+
+def one_and_two_deep(step: int = 8) -> tuple[Engine, list[Branch]]:
+    """Branches after one step and after two; the one that both stand on is released."""
+    engine, branches = four()
+    engine.release(branches[2:])
+    deeper = engine.fork(branches[1], 2)  # of two, so that the first step keeps its segment
+    engine.generate(deeper, step)
+    engine.release([branches[1]])
+    return engine, [branches[0], *deeper]
+
+
+@pytest.mark.parametrize(
+    ("score", "deep_score", "deep_leaves"),
+    [
+        (0.5, 0.8, False),  # omega 0.5 / 2 and 0.8 / 3; at depths 0 and 1 it would be 0.5 and 0.4
+        (0.5, 0.7, True),  # 0.25 and 0.233; at depths 2 and 3 it would be 0.166 and 0.175
+        (0.4, 0.5, True),  # 0.2 and 0.166; taken from the least of these scores, 0 and 0.033
+    ],
+)
+def test_omega_counts_the_steps_of_a_leaf_and_takes_positive_scores_as_they_are(
+    score: float, deep_score: float, deep_leaves: bool
+) -> None:
+    engine, branches = one_and_two_deep()
+    for branch, own in zip(branches, (score, deep_score, 1.0), strict=True):
+        branch.score = own
+    assert left_first(engine, branches) == [not deep_leaves, deep_leaves, False]
+
+
+@pytest.mark.parametrize("step", [1, 8])
+def test_a_segment_counts_the_steps_up_to_it_and_not_those_after_it(step: int) -> None:
+    """Once their second steps have left, 0.5 / 2 stands against 0.6 / 2, not 0.6 / 3."""
+    engine, branches = one_and_two_deep(step)
+    for branch, own in zip(branches, (0.5, 0.6, 0.6), strict=True):
+        branch.score = own
+    assert [kept(engine, b) for b in branches] == [16, 16 + step, 16 + step]
+    assert [sum(left_first(engine, branches)) for _ in range(2)] == [1, 1]
+    assert [kept(engine, b) for b in branches] == [16, 16, 16]
+    assert left_first(engine, branches) == [True, False, False]
+
+
+def test_the_unrated_count_as_the_best_that_was_rated_also_below_zero() -> None:
+    """Of -1 and -2 the better one stands 1 above the least: 1 / 2 after a step, and 1 / 3 for what
+    is unrated after two."""
+    engine, branches = one_and_two_deep()
+    branches[0].score, branches[2].score = -1.0, -2.0
+    assert left_first(engine, branches) == [False, False, True]  # 0 / 3
+    assert left_first(engine, branches) == [False, True, False]
+
+
+@pytest.mark.parametrize("order", ["rsbcm", "lru"])
+def test_a_segment_is_worth_what_its_best_branch_is(order: str) -> None:
+    engine, branches = four(order=order)
+    twin = engine.fork(branches[0], 1)[0]  # ends where its parent does
+    for branch, score in zip((*branches, twin), (0.1, 0.5, 0.6, 0.7, 0.9), strict=True):
+        branch.score = score
+        branch.used_at = int(10 * score)
+    assert left_first(engine, [*branches, twin]) == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("order", ["rsbcm", "lru"])
+def test_of_equals_the_newest_leaves_first(order: str) -> None:
+    engine, branches = four(order=order)
+    for branch in branches:
+        branch.score = 0.5
+    newest = max(branches, key=lambda branch: branch.leaf.serial)
+    assert left_first(engine, branches) == [branch is newest for branch in branches]
+
+
+def test_where_nothing_is_rated_the_newest_leaves_first_at_any_depth() -> None:
+    engine, branches = one_and_two_deep()
+    branches.append(engine.root(list(range(30, 39))))
+    for leaving in ({3}, {2}, {1}, {1, 2}):  # at last the first step of both
+        assert left_first(engine, branches) == [place in leaving for place in range(4)]
+
+
+def test_a_segment_stays_where_one_of_its_branches_is_at_work() -> None:
+    engine, branches = four()
+    twin = engine.fork(branches[0], 1)[0]
+    assert engine.cache is not None
+    engine.cache.capacity_blocks = 1
+    engine.cache.trim(engine.tree, engine.live, [twin])
+    assert [kept(engine, branch) for branch in (*branches, twin)] == [16, 8, 8, 8, 16]
+
+
 def test_negative_scores_keep_the_order() -> None:
     engine, branches = four()
     for branch, score in zip(branches, [-0.5, -2.0, -0.1, -1.0], strict=True):

@@ -113,7 +113,11 @@ MEMORIES: dict[str, Any] = {
     "headwise": Headwise,
     "capture": Capture,
 }
-PLACEMENTS: dict[str, Any] = {"streamed": Streamed(), "split": Split(k=1), "split_layer": Split(k=2)}
+PLACEMENTS: dict[str, Any] = {
+    "streamed": Streamed(),
+    "split": Split(k=1),
+    "split_layer": Split(k=2),
+}
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Combination:
 
     seed: int = 0
     model: str = "llama"
-    search: str = "best_of_n"
+    search: str = "self_consistency"
     verifier: bool = False
     problems: int = 1
     prompt_tokens: int = 12

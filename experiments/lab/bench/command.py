@@ -148,6 +148,12 @@ def parser() -> argparse.ArgumentParser:
     )
     every.add_argument("case", nargs="*", help="the models to try; default: all")
     every.add_argument("--out", type=Path, default=RESULTS / "architectures.json")
+    mixed_up = commands.add_parser(
+        "combinations", help="features drawn at random together: as each problem alone?"
+    )
+    mixed_up.add_argument("--draws", type=int, default=200)
+    mixed_up.add_argument("--first", type=int, default=0, help="the first draw's seed")
+    mixed_up.add_argument("--settings", help="one combination as JSON, as a failure tells it")
     real = commands.add_parser(
         "search", help="real searches and their steps, beside generate, vLLM and linear layers"
     )
@@ -364,6 +370,12 @@ def _arm(arguments: argparse.Namespace) -> None:
         arguments.dtype,
         arguments.quantized,
     )
+
+
+def _combinations(arguments: argparse.Namespace) -> int:
+    from experiments.lab.bench import combinations
+
+    return combinations.run(arguments.first, arguments.draws, arguments.settings)
 
 
 def _gpu_resources(arguments: argparse.Namespace) -> None:
@@ -632,6 +644,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "gpu": _gpu,
     "roofline": _roofline,
     "gpu-part": _gpu_part,
+    "combinations": _combinations,
     "hybrid": _hybrid,
     "default_task": _default_task,
     "speculative": _speculative,

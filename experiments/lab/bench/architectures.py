@@ -301,7 +301,7 @@ def _reasons(title: str, rows: list[dict[str, Any]]) -> list[str]:
         reason = row["reason"]
         if row["verdict"] == "refused":
             reason = (reason.partition(": ")[2] or reason).removesuffix(WAY_OUT)
-            reason = re.split(r"; the model ignores| \(it ends a text", reason)[0]
+            reason = re.split(r"; the model ignores| \(it ends a text|\. If no window", reason)[0]
         else:
             reason = reason.partition(" (")[0]
         cases.setdefault(reason.replace("|", "/"), []).append(row["case"])

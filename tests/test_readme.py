@@ -56,8 +56,17 @@ def test_the_readme_shows_what_the_example_prints(example_output: str) -> None:
 
 
 def test_every_link_between_the_documents_leads_somewhere() -> None:
-    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
-            assert target.startswith("https://") or (document.parent / target).exists(), (
-                f"{document.name}: {target}"
-            )
+    for document in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *RESULTS.glob("*.md")):
+        for target in re.findall(r"\]\(([^)\s]+)", document.read_text()):
+            if target.startswith("https://"):
+                continue
+            path, _, heading = target.partition("#")
+            page = document.parent / path if path else document
+            assert page.exists(), f"{document.name}: {target}"
+            assert not heading or heading in anchors(page.read_text()), f"{document.name}: {target}"
+
+
+def anchors(page: str) -> set[str]:
+    """The names by which the headings of a page are linked."""
+    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -67,6 +67,10 @@ def test_tables_name_what_is_reached() -> None:
         "| 1B, Q4_K_M | 1 | 40 ms | 30 ms | 50 ms | 0.80x | 0.60x | 90 ms | 2.25x | 40 ms | "
         "2.00 GB | 1.00 GB |"
     )
+    assert quantized.short_table(record).splitlines()[2:] == [
+        "| 1B, Q4_K_M | 1 | 40 ms | 30 ms | 50 ms | 90 ms | 2.00 GB |",
+        "| 8B, Q4_K_M | 16 | 900 ms |  |  |  | 2.00 GB |",
+    ]
     assert quantized.aims_table(record).splitlines()[2:] == [
         "| 1B, Q4_K_M, branches: 1, exact; at most 1.00 of the time of llama.cpp | 0.80 | "
         "reached |",

@@ -6,6 +6,7 @@ Everything goes through `apply_chat_template`, so the tokens are those of transf
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jinja2 import Environment, TemplateError
@@ -252,7 +253,8 @@ def _applied(
                 "Give the name of one as an option of the chat template "
                 "(+dataset.chat_options.chat_template=NAME), or set chat to false"
             ) from error
-        if "tools" not in (options or {}) and _needs_tools(tokenizer, options):
+        needs_tools = partial(_needs_tools, tokenizer, options)
+        if limited(needs_tools, TEMPLATE_S, "the chat template", way_out):
             raise InvalidInput(
                 "the chat template writes nothing without tools; give some, choose another of the "
                 "tokenizer's templates, or set chat to false"
@@ -268,7 +270,7 @@ def _applied(
 def _needs_tools(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
     """Whether a template that refuses a question takes it beside a list of tools."""
     beside = {**(options or {}), "tools": []}
-    return not _writes(ANSWER, tokenizer, options) and _writes(ANSWER, tokenizer, beside)
+    return "tools" not in (options or {}) and not _writes(ANSWER, tokenizer, options) and _writes(ANSWER, tokenizer, beside)
 
 
 def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
@@ -284,7 +286,7 @@ def _writes(content: Any, tokenizer: Any, options: Mapping[str, Any] | None) -> 
     given = {"add_generation_prompt": True, **(options or {})}
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, **given)
-    except (TemplateError, TypeError):
+    except Exception:  # a template can make Python raise anything
         return False
     return ANSWER in str(text)
 

@@ -12,6 +12,7 @@ import copy
 import json
 import logging
 import multiprocessing
+import re
 import signal
 import warnings
 from collections import Counter
@@ -287,14 +288,22 @@ def table(result: dict[str, Any]) -> str:
         ("refused decoder", True),
         ("refused encoder or encoder-decoder", False),
     ):
-        lines += ["", f"| {title} | reason |", "|---|---|"]
-        for row in rows.get("refused", []):
-            reason = (row["reason"].partition(": ")[2] or row["reason"]).removesuffix(WAY_OUT)
-            if is_decoder(row["case"]) == decoder:
-                lines.append(f"| {row['case']} | {reason.replace('|', '/')} |")
-    lines += ["", "| not tried | reason |", "|---|---|"]
-    lines += [
-        f"| {row['case']} | {row['reason'].replace('|', '/')} |"
-        for row in rows.get("not built", [])
-    ]
+        refused = [row for row in rows.get("refused", []) if is_decoder(row["case"]) == decoder]
+        lines += _reasons(title, refused)
+    lines += _reasons("not tried", rows.get("not built", []))
     return "\n".join(lines)
+
+
+def _reasons(title: str, rows: list[dict[str, Any]]) -> list[str]:
+    """A table with a line for each reason, without the error that transformers raised."""
+    cases: dict[str, list[str]] = {}
+    for row in rows:
+        reason = row["reason"]
+        if row["verdict"] == "refused":
+            reason = (reason.partition(": ")[2] or reason).removesuffix(WAY_OUT)
+            reason = re.split(r"; the model ignores| \(it ends a text|\. If no window", reason)[0]
+        else:
+            reason = reason.partition(" (")[0]
+        cases.setdefault(reason.replace("|", "/"), []).append(row["case"])
+    lines = [f"| {', '.join(names)} | {reason} |" for reason, names in cases.items()]
+    return ["", f"| {title} | reason |", "|---|---|", *lines]

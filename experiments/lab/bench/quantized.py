@@ -225,6 +225,25 @@ def table(record: Row) -> str:
     return "\n".join(made)
 
 
+def short_table(record: Row) -> str:
+    """The steps of 1 and of 16 branches alone."""
+    ways = {
+        "stored": "exact",
+        "int8": "activations in 8 bits",
+        "llama.cpp": "llama.cpp",
+        "bfloat16": "unpacked to bfloat16",
+    }
+    made = [
+        f"| model | branches | {' | '.join(ways.values())} | memory |",
+        "|---" * (len(ways) + 3) + "|",
+    ]
+    for row in record["rows"]:
+        if row["figure"] in ("1", "16"):
+            cells = [row["model"], row["figure"], *(_ms(row["ms"], way) for way in ways)]
+            made.append(f"| {' | '.join(cells)} | {row['peak_bytes']['stored'] / 1e9:.2f} GB |")
+    return "\n".join(made)
+
+
 def _ms(ms: Mapping[str, float], way: str) -> str:
     return f"{ms[way]:.0f} ms" if way in ms else ""
 

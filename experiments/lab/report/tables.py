@@ -44,6 +44,9 @@ from experiments.lab.report import docstrings, searches
 
 RESULTS = Path(__file__).parents[1] / "results"
 
+BESIDE = "experiments/lab/results"
+"""Where pages lie that hold what a record says beyond docs/."""
+
 Table = Callable[[dict[str, Any]], str]
 TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "README.md": {
@@ -54,40 +57,53 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "prefix": ("prefix", prefix.table),
         "prefix_avx2": ("prefix_avx2", prefix.avx2_table),
         "prefix_short_amx": ("prefix_short_amx", prefix.short_table),
+        "quantized": ("quantized", quantized.short_table),
+        "quantized_avx2": ("quantized_avx2", quantized.short_table),
+        "quantized_amx": ("quantized_amx", quantized.short_table),
+        "hybrid": ("hybrid", hybrid.table),
+        "long": ("long", long.table),
+        "long_avx2": ("long_avx2", long.table),
+        "search_steps": ("search", search_tables.steps_table),
+        "search_steps_amx": ("search_amx", search_tables.steps_table),
+        "memory_time": ("memory", memory.time_table),
+        "placement": ("placement", placement.table),
+        "cache": ("cache", cache.table),
+        "reward_model": ("reward_model", reward_model.table),
+        "searches": ("searches", searches.short_table),
+        "best_searches": ("best_searches", best_searches.table),
+    },
+    f"{BESIDE}/quantized.md": {
         "quantized": ("quantized", quantized.table),
         "quantized_aims": ("quantized", quantized.aims_table),
         "quantized_avx2": ("quantized_avx2", quantized.table),
         "quantized_avx2_aims": ("quantized_avx2", quantized.aims_table),
         "quantized_amx": ("quantized_amx", quantized.table),
         "quantized_amx_aims": ("quantized_amx", quantized.aims_table),
-        "hybrid": ("hybrid", hybrid.table),
+    },
+    f"{BESIDE}/gpu.md": {
         "gpu_resources": ("gpu_resources", gpu_resources.table),
         "roofline": ("roofline", roofline.table),
+    },
+    f"{BESIDE}/search.md": {
+        "search": ("search", search_tables.searches_table),
+        "search_aims": ("search", search_tables.aims_table),
+        "search_steps_no_tiles": ("search_no_tiles", search_tables.steps_table),
         "breakdown": ("breakdown", breakdown.table),
         "growth": ("growth", growth.table),
         "growth_avx2": ("growth_avx2", growth.table),
-        "long": ("long", long.table),
-        "long_avx2": ("long_avx2", long.table),
-        "search_steps": ("search", search_tables.steps_table),
-        "search_steps_amx": ("search_amx", search_tables.steps_table),
-        "search_steps_no_tiles": ("search_no_tiles", search_tables.steps_table),
-        "search": ("search", search_tables.searches_table),
-        "search_aims": ("search", search_tables.aims_table),
-        "memory_bytes": ("memory", memory.bytes_table),
-        "memory_sweep": ("memory", memory.sweep_table),
-        "memory_time": ("memory", memory.time_table),
-        "placement": ("placement", placement.table),
-        "plan": ("plan", plan.table),
+    },
+    f"{BESIDE}/cost_model.md": {
         "cost_model": ("cost_model", lambda record: cost_model.table(record["rows"])),
         "cost_model_amx": ("cost_model_amx", lambda record: cost_model.table(record["rows"])),
         "stored_profile": ("stored_profile", stored_profile.table),
-        "cache": ("cache", cache.table),
-        "capture": ("capture", capture.table),
-        "reward_model": ("reward_model", reward_model.table),
-        "searches": ("searches", searches.table),
-        "best_searches": ("best_searches", best_searches.table),
-        "serve": ("serve", serve.table),
+        "plan": ("plan", plan.table),
     },
+    f"{BESIDE}/memory.md": {
+        "memory_bytes": ("memory", memory.bytes_table),
+        "memory_sweep": ("memory", memory.sweep_table),
+    },
+    f"{BESIDE}/capture.md": {"capture": ("capture", capture.table)},
+    f"{BESIDE}/searches.md": {"searches": ("searches", searches.table)},
     "docs/searches.md": {
         "searches": ("searches", searches.plot_link),
     },

@@ -269,8 +269,9 @@ def _applied(
 
 def _needs_tools(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:
     """Whether a template that refuses a question takes it beside a list of tools."""
-    beside = {**(options or {}), "tools": []}
-    return "tools" not in (options or {}) and not _writes(ANSWER, tokenizer, options) and _writes(ANSWER, tokenizer, beside)
+    if "tools" in (options or {}) or _writes(ANSWER, tokenizer, options):
+        return False
+    return _writes(ANSWER, tokenizer, {**(options or {}), "tools": []})
 
 
 def _takes_parts(tokenizer: Any, options: Mapping[str, Any] | None) -> bool:

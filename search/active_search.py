@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from search.base import Case, Request, Search, SearchSteps, check_request
 from search.budget import Budget
@@ -13,9 +13,6 @@ from search.config import SearchConfig
 from search.recorded_tree import RecordedTree
 from search.selection import answer_of, best_first, by_path, with_answer
 from search.spending import Spending
-from search.thinking import ThinkingStep, most_tokens
-from search.tool_runs import ToolRun
-from search.tool_steps import Phases
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.origin import at, error_text, origin_of_generator
 from ttc.protocols import Append, Expand, Handoff, Rate, Step, Thinking
@@ -24,6 +21,11 @@ from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, check_branches
 from ttc.usage import Usage
+
+if TYPE_CHECKING:
+    from search.thinking import ThinkingStep
+    from search.tool_runs import ToolRun
+    from search.tool_steps import Phases
 
 USES: dict[type, str] = {
     Append: "appended to",
@@ -214,6 +216,8 @@ class ActiveSearch:
         step, thoughts = self.request.step, self.config.thoughts
         if step.thinking is None or thoughts is None:
             return step.max_tokens
+        from search.thinking import most_tokens
+
         calls = self.config.tools is not None
         parents = dict.fromkeys(self.waiting)
         return max(most_tokens(parent, step, thoughts, calls) for parent in parents)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from search.generate_batch import GenerateBatch
-from search.several_models import SideBySide
-from ttc.cost_model.options import MOST_ROWS
 from ttc.protocols import Backend, Batch, RunsBatches
 from ttc.scheduler.growth import SHORT_TOKENS
-from ttc.tree.branch import Branch
+from ttc.tree.branch import MOST_ROWS, Branch
 from ttc.tree.tree import SNAPSHOT_TOKENS
 
 PROBLEMS = 16
@@ -21,6 +18,13 @@ and on a backend that does not say what it has room for."""
 
 WINDOW = 64
 """Problems after whose end earlier demands are forgotten: a server may run for weeks."""
+
+
+@runtime_checkable
+class Withdraws(Protocol):
+    """A batch whose branches wait for a call that has not been made, and can be taken out of it."""
+
+    def withdraw(self, branches: Sequence[Branch]) -> None: ...
 
 
 class Demand(NamedTuple):
@@ -79,6 +83,8 @@ class Admission:
         cls, backend: Backend, concurrency: int | None = None, max_rows: int | None = None
     ) -> Admission:
         if not isinstance(backend, RunsBatches):
+            from search.generate_batch import GenerateBatch
+
             return cls(
                 GenerateBatch(backend), PROBLEMS if concurrency is None else concurrency, None
             )
@@ -115,8 +121,8 @@ class Admission:
         )
 
     def forget(self, branches: Sequence[Branch]) -> None:
-        if isinstance(self.batch, GenerateBatch | SideBySide):
-            self.batch.forget(branches)
+        if isinstance(self.batch, Withdraws):
+            self.batch.withdraw(branches)
 
     def note_end(self) -> None:
         self.at_first = inf

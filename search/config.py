@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,8 +29,9 @@ from ttc.text.prompt import PromptTemplate
 from ttc.text.reader import AnswerReader
 from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
-from ttc.tools.base import Tools
-from ttc.tools.chat import ToolChat
+
+if TYPE_CHECKING:
+    from ttc.tools.chat import ToolChat
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,11 @@ class SearchConfig:
                 "thought can be ended, so use a model whose template has one, or thinking=auto"
             )
         chat = None
-        if isinstance(options.tools, Tools):
+        if options.tools is not None:
+            from ttc.tools.base import Tools
+            from ttc.tools.chat import ToolChat
+
+            assert isinstance(options.tools, Tools)
             if isinstance(engine, OffersModels) and len(engine.models) > 1:
                 raise InvalidInput(
                     "tools are called in one model's format; give one engine, or leave tools out"

@@ -17,13 +17,11 @@ from typing import TypeVar
 
 from search.active_search import ActiveSearch
 from search.admission import Admission
-from search.appends import Appends
 from search.base import Request
 from search.beginnings import Beginnings
 from search.config import SearchConfig
-from search.expansions import Events, Expansions
-from search.prefills import Task
-from search.prompted import Prompted
+from search.expansions import Expansions
+from search.prefills import Events, Task
 from search.rates import Rates
 from search.under_way import UnderWay, Work, in_order
 from ttc.errors import TTCError, VerifierError
@@ -236,12 +234,18 @@ class Driver:
                 if isinstance(request, kind) and not active.over:
                     yield active, request
 
-        prompted = Prompted(self.engine)
-        for active, variation in asked(Vary):
-            yield from prompted.vary(active, variation)
-        for active, handoff in asked(Handoff):
-            yield prompted.hand_on(active, handoff)
-        yield from Appends(self.engine).answer(list(asked(Append)))
+        if any(isinstance(request, Vary | Handoff) for _, request in pending):
+            from search.prompted import Prompted
+
+            prompted = Prompted(self.engine)
+            for active, variation in asked(Vary):
+                yield from prompted.vary(active, variation)
+            for active, handoff in asked(Handoff):
+                yield prompted.hand_on(active, handoff)
+        if any(isinstance(request, Append) for _, request in pending):
+            from search.appends import Appends
+
+            yield from Appends(self.engine).answer(list(asked(Append)))
         for active, expansion in asked(Expand):
             self.expansions.answer(active, expansion)
         yield from self.rates.answer(list(asked(Rate)))

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from search.active_search import ActiveSearch
 from search.admission import Admission
-from search.prefills import Task, begin_extend, passes_of
-from search.several_models import backend_of
-from search.thinking import GoesOn, ThinkingStep
-from search.tool_answers import ToolAnswers
-from search.tool_steps import PlainStep, ToolStep
-from search.under_way import UnderWay
-from ttc.errors import BranchRefused, ContextExceeded, InvalidInput, RemoteError, VerifierError
-from ttc.protocols import Backend, Expand, Step
+from search.prefills import Events
+from search.under_way import BeginDecoding, UnderWay
+from ttc.errors import BranchRefused, RemoteError, VerifierError
+from ttc.protocols import Backend, Expand
 from ttc.results import Progress
-from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 
-Events = Generator[tuple[int, Progress], None, None]
-"""What happened, each with the number of its problem."""
-
-BeginDecoding = Callable[[ActiveSearch, list[Branch], Step, Sampling], None]
-"""Lets new branches decode a step, or a phase of one."""
+if TYPE_CHECKING:
+    from search.phases import PhasedSteps
 
 
 @dataclass
@@ -33,9 +25,10 @@ class Expansions:
     """The branches whose step is under way.
 
     A step is one phase of decoding, or several where a model thinks within limits or calls tools
-    (see `Phases`). A search goes on once all of its children have ended their step.
+    (`search.phases`). A search goes on once all of its children have ended their step.
 
-    decoding: the branches, and the search of each. tools: what those wait for that call tools.
+    decoding: the branches, and the search of each. phased: the steps that are several phases, None
+        until there is one.
     """
 
     engine: Backend
@@ -43,7 +36,7 @@ class Expansions:
     under_way: UnderWay
     begin_decoding: BeginDecoding
     decoding: dict[Branch, ActiveSearch] = field(default_factory=dict)
-    tools: ToolAnswers = field(default_factory=ToolAnswers)
+    phased: PhasedSteps | None = None
 
     def answer(self, active: ActiveSearch, request: Expand) -> None:
         if not active.waiting:
@@ -82,16 +75,16 @@ class Expansions:
 
     def decode(self, each_token: bool = False) -> list[tuple[int, Progress]]:
         """A token of all that decode. each_token: say what has been written with it."""
-        if self.tools.calling and not self.under_way.works and not len(self.admission.batch):
-            self.tools.wait()
+        phased = self.phased
+        if phased is not None and phased.waits_for_tools:
             return []
         try:
             ended = self.admission.batch.step()
         except BranchRefused as refusal:
             self._refuse(refusal)
             return []
-        going = self._still_going(ended)
-        done = list(self._end_steps([child for child in ended if child not in going]))
+        going = set[Branch]() if phased is None else phased.still_going(ended)
+        done = list(self.end_steps([child for child in ended if child not in going]))
         if each_token:
             writing = dict.fromkeys(self.decoding.values())
             done += [(active.index, said) for active in writing if (said := active.writing())]
@@ -100,12 +93,14 @@ class Expansions:
     def stop(self, active: ActiveSearch) -> None:
         for child in active.growing:
             self.decoding.pop(child, None)
-        self.tools.forget(active.growing)
+        if self.phased is not None:
+            self.phased.tools.forget(active.growing)
         self.admission.forget(active.growing)
         self.under_way.rests(active)
 
     def clear(self) -> None:
-        self.tools.forget_all()
+        if self.phased is not None:
+            self.phased.tools.forget_all()
         self.decoding.clear()
 
     def _refuse(self, refusal: BranchRefused) -> None:
@@ -115,7 +110,7 @@ class Expansions:
         self.under_way.rests(active)
         active.fail(RemoteError(str(refusal)))
 
-    def _end_steps(self, ended: Sequence[Branch]) -> Events:
+    def end_steps(self, ended: Sequence[Branch]) -> Events:
         """These children's steps are over; so are requests whose children all have ended theirs."""
         for active in dict.fromkeys(self.decoding.pop(child) for child in ended):
             if any(child in self.decoding for child in active.growing):
@@ -128,108 +123,29 @@ class Expansions:
             if not active.waiting:
                 active.advance(active.children)
 
-    # ------------------------------------------------------------ phases
+    def take_answers(self) -> None:
+        """Those that tools have answered go on."""
+        if self.phased is not None:
+            self.phased.take_answers()
 
     def _begin_steps(
         self, active: ActiveSearch, children: list[Branch], request: Expand, max_tokens: int
     ) -> None:
         step = replace(request.step, stop_loops=active.config.stops_loops)
-        thoughts = active.config.thoughts
-        thinks, chat = step.thinking is not None and thoughts is not None, active.config.tools
-        if not thinks and chat is None:
+        thinks = step.thinking is not None and active.config.thoughts is not None
+        if thinks or active.config.tools is not None:
+            if self.phased is None:
+                from search.phases import PhasedSteps
+
+                self.phased = PhasedSteps(
+                    self.engine,
+                    self.admission,
+                    self.under_way,
+                    self.begin_decoding,
+                    self.end_steps,
+                    self.decoding,
+                )
+            self.phased.begin(active, children, step, max_tokens)
+        else:
             plain = replace(step, max_tokens=max_tokens, thinking=None)
             self.begin_decoding(active, children, plain, request.sampling)
-            return
-        for child in children:
-            backend = backend_of(self.engine, child)
-            phases: ThinkingStep | PlainStep
-            if step.thinking is None or thoughts is None:
-                phases = PlainStep(child, step, backend.tokenizer, max_tokens)
-            else:
-                phases = ThinkingStep(child, step, step.thinking, thoughts, backend, max_tokens)
-                active.thinking[child] = phases
-            active.phases[child] = phases if chat is None else ToolStep(phases, chat, backend)
-        self._begin_phases(active, children)
-
-    def _begin_phases(self, active: ActiveSearch, children: Sequence[Branch]) -> None:
-        """Let branches go on to think or to answer; thoughts over their limit are closed."""
-        assert isinstance(active.request, Expand)
-        alike: dict[Step | None, list[Branch]] = defaultdict(list)
-        for child in children:
-            alike[active.phases[child].phase()].append(child)
-        for phase, together in alike.items():
-            if phase is None:
-                self.under_way.add_work(active, self._close_thoughts(active, together))
-            else:
-                self.begin_decoding(active, together, phase, active.request.sampling)
-
-    def _still_going(self, children: Sequence[Branch]) -> set[Branch]:
-        """Those whose step goes on after a phase; they are let go on."""
-        going: dict[ActiveSearch, list[Branch]] = defaultdict(list)
-        calling = set[Branch]()
-        for child in children:
-            active = self.decoding[child]
-            follows = active.phases[child].ended() if child in active.phases else "over"
-            if follows == "call":
-                self.tools.call(active, child)
-                calling.add(child)
-            elif follows != "over":
-                going[active].append(child)
-        for active, together in going.items():
-            self._begin_phases(active, together)
-        return calling.union(*going.values())
-
-    def _follow(self, active: ActiveSearch, follows: Mapping[Branch, GoesOn]) -> Events:
-        going = [child for child, what in follows.items() if what in ("decode", "close")]
-        self._begin_phases(active, going)
-        yield from self._end_steps([child for child, what in follows.items() if what == "over"])
-
-    def _close_thoughts(self, active: ActiveSearch, children: Sequence[Branch]) -> Task:
-        """Put the end of thinking after what branches have thought, and let them answer."""
-        if active.over:
-            return
-        closings = [active.thinking[child].closing for child in children]
-        ends = {child: len(child.tokens) for child in children}
-        try:
-            prefill = begin_extend(self.engine, children, closings)
-        except ContextExceeded:
-            for child in children:  # their thoughts have no end
-                child.end_step("length")
-            yield from self._end_steps(children)
-            return
-        yield from passes_of(prefill)
-        if active.over:
-            return
-        for child in children:
-            child.thinking_ended = ends[child]
-        follows = {child: active.thinking[child].closed() for child in children}
-        for child in children:
-            if follows[child] == "over":
-                child.end_step("length")
-        yield from self._follow(active, follows)
-
-    def take_answers(self) -> None:
-        for active, steps in self.tools.answered(self.decoding).items():
-            self.under_way.add_work(active, self._tell(active, steps))
-
-    def _tell(self, active: ActiveSearch, steps: Mapping[Branch, ToolStep]) -> Task:
-        if active.over:
-            return
-        given: dict[Branch, list[int]] = {}
-        follows: dict[Branch, GoesOn] = {}
-        for child, step in steps.items():
-            try:
-                given[child] = step.answers()
-            except ContextExceeded:
-                child.finish_reason = "context"
-                child.end_step("context")
-                follows[child] = "over"
-            except InvalidInput as error:  # the chat template refuses what was called
-                active.refuse(error)
-                return
-        if given:
-            yield from passes_of(begin_extend(self.engine, list(given), list(given.values())))
-        if active.over:
-            return
-        follows |= {child: steps[child].go_on() for child in given}
-        yield from self._follow(active, follows)

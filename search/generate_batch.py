@@ -64,7 +64,7 @@ class GenerateBatch:
             ended += branches
         return ended
 
-    def forget(self, branches: Sequence[Branch]) -> None:
+    def withdraw(self, branches: Sequence[Branch]) -> None:
         released = set(branches)
         for asked in self.added.values():
             asked[:] = [(branch, limit) for branch, limit in asked if branch not in released]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from search.arguments import as_strings
 from search.budget import UNLIMITED, Budget
@@ -16,7 +16,9 @@ from ttc.results import Progress, Result
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Setting
-from ttc.tools.base import Tools
+
+if TYPE_CHECKING:
+    from ttc.tools.base import Tools
 
 
 class Cancel(Protocol):
@@ -90,7 +92,10 @@ class SolveOptions:
         check_is("budget", self.budget, Budget, "a search.budget.Budget(max_tokens=...)")
         check_cancel(self.cancel)
         object.__setattr__(self, "end", as_strings("end", self.end))
-        object.__setattr__(self, "tools", Tools.of(self.tools))
+        if self.tools is not None:
+            from ttc.tools.base import Tools
+
+            object.__setattr__(self, "tools", Tools.of(self.tools))
 
     @classmethod
     def of(cls, **keywords: Unpack[SolveKeywords]) -> SolveOptions:

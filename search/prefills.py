@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from ttc.protocols import Backend, Prefill, PrefillsByPass
 from ttc.results import Progress
 from ttc.tree.branch import Branch
+
+Events = Generator[tuple[int, Progress], None, None]
+"""What happened, each with the number of its problem."""
 
 Task = Iterator[tuple[int, Progress] | None]
 """Work that makes passes of the model: what happened, and None after each pass, where it may be

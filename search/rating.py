@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
-from search.several_models import by_model
 from ttc.errors import UnusableScores, VerifierError
 from ttc.origin import error_text
 from ttc.passes.pass_by_pass import Passes, all_of
@@ -26,7 +25,7 @@ from ttc.protocols import (
 )
 from ttc.sampling import Sampling
 from ttc.text.prompt import PromptTemplate
-from ttc.tree.branch import Branch
+from ttc.tree.branch import Branch, by_model
 from ttc.wording import number_of
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from search.admission import Withdraws
 from search.generate_batch import GenerateBatch
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput
@@ -20,7 +21,7 @@ from ttc.protocols import (
     Tokens,
 )
 from ttc.sampling import SAMPLED, Sampling
-from ttc.tree.branch import Branch
+from ttc.tree.branch import Branch, by_model
 
 
 class SeveralModels:
@@ -176,26 +177,15 @@ class SideBySide:
     def fits(self, tokens: int, states: int) -> float:
         return min(batch.fits(tokens, states) for batch in self.batches.values())
 
-    def forget(self, branches: Sequence[Branch]) -> None:
+    def withdraw(self, branches: Sequence[Branch]) -> None:
         for batch in self.batches.values():
-            if isinstance(batch, GenerateBatch):
-                batch.forget(branches)
+            if isinstance(batch, Withdraws):
+                batch.withdraw(branches)
 
     def __len__(self) -> int:
         return sum(map(len, self.batches.values()))
 
 
-def by_model(branches: Sequence[Branch]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
-    for place, branch in enumerate(branches):
-        places.setdefault(branch.model, []).append(place)
-    return places
-
-
 def backend_of(backend: Backend, branch: Branch) -> Backend:
     """The backend whose tokenizer a branch's tokens are of."""
     return backend.models[branch.model] if isinstance(backend, OffersModels) else backend
-
-
-def one_backend(engine: Backend | Mapping[str, Backend]) -> Backend:
-    return SeveralModels(engine) if isinstance(engine, Mapping) else engine

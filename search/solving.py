@@ -13,9 +13,8 @@ from search.arguments import as_problem, as_problems, check_concurrency
 from search.base import Search
 from search.config import SearchConfig
 from search.driver import Driver
-from search.expansions import Events
 from search.options import CallKeywords, SolveKeywords, SolveOptions, check_keywords
-from search.several_models import one_backend
+from search.prefills import Events
 from ttc.checks import check_flag, check_kind
 from ttc.protocols import Backend, Problem, misfit
 from ttc.results import Progress, Result
@@ -106,7 +105,7 @@ def solve(
     for name, called in (("on_result", on_result), ("on_step", on_step)):
         check_kind(name, called, called is None or callable(called), "a function of one argument")
     check_keywords(solve, options)
-    engine = one_backend(engine)
+    engine = _one_backend(engine)
     config = _config(search, engine, SolveOptions.of(**options))
     single = isinstance(problem, str | Problem)
     problems = [as_problem(problem)] if single else as_problems(problem)
@@ -141,7 +140,7 @@ def solve_each(
     may be long. Closing it frees everything. options: as for `solve`.
     """
     check_keywords(solve_each, options)
-    engine = one_backend(engine)
+    engine = _one_backend(engine)
     config = _config(search, engine, SolveOptions.of(**options))
     return results_of(engine, config, problems, concurrency, max_rows)
 
@@ -188,7 +187,7 @@ def stream(
     """
     check_keywords(stream, options)
     check_flag("tokens", tokens)
-    engine = one_backend(engine)
+    engine = _one_backend(engine)
     config = _config(search, engine, SolveOptions.of(**options))
     return _progress(
         _events(engine, config, [as_problem(problem)], 1, None, strict=True, tokens=tokens)
@@ -227,3 +226,11 @@ def _progress(events: Events) -> Iterator[Progress]:
             yield progress
     finally:
         events.close()
+
+
+def _one_backend(engine: Backend | Mapping[str, Backend]) -> Backend:
+    if not isinstance(engine, Mapping):
+        return engine
+    from search.several_models import SeveralModels
+
+    return SeveralModels(engine)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 
 from search.active_search import ActiveSearch
 from search.prefills import Task
+from ttc.protocols import Step
+from ttc.sampling import Sampling
+from ttc.tree.branch import Branch
+
+BeginDecoding = Callable[[ActiveSearch, list[Branch], Step, Sampling], None]
+"""Lets new branches decode a step, or a phase of one."""
 
 
 @dataclass(eq=False)

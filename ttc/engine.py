@@ -9,21 +9,16 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 from os import PathLike
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ttc.approximate.early_exit import EarlyExit, ExitReport, score_with_exit
-from ttc.approximate.int8_activations import round_activations
-from ttc.approximate.similar_prompts import share_similar
 from ttc.attention.installing import lent
 from ttc.checks import check_flag, check_is
 from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
 from ttc.model.binding import bind_policy
-from ttc.model.device_map import DeviceMap, devices_of
 from ttc.model.generation_settings import GenerationSettings
-from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
 from ttc.model.runner_choice import Choice, runner_for
@@ -40,26 +35,28 @@ from ttc.passes.outputs import Outputs
 from ttc.passes.pass_by_pass import PassByPass, Passes, at_once
 from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime, check_parts
-from ttc.passes.scoring import score
-from ttc.placement.auto import Auto, Chosen, settled
-from ttc.placement.base import PlacedRunner, Placement
 from ttc.protocols import Purpose, Tokens
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.batch import RunningBatch
 from ttc.scheduler.calls import Calls
-from ttc.scheduler.speculation import why_not
 from ttc.scheduler.stops import Gate
-from ttc.speculation.base import Draft
 from ttc.text.chat import decoded, encoded
-from ttc.text.special_tokens import SplitSpecialTokens
-from ttc.trace import Trace
 from ttc.tree.branch import Branch, check_branches, check_live
-from ttc.tree.eviction import BlockCache
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
 from ttc.usage import Usage
+
+if TYPE_CHECKING:
+    from ttc.approximate.early_exit import EarlyExit, ExitReport
+    from ttc.model.device_map import DeviceMap
+    from ttc.model.lens import Lens
+    from ttc.placement.auto import Auto, Chosen
+    from ttc.placement.base import Placement
+    from ttc.speculation.base import Draft
+    from ttc.trace import Trace
+    from ttc.tree.eviction import BlockCache
 
 T = TypeVar("T")
 
@@ -117,9 +114,15 @@ class Engine:
         settings = GenerationSettings.of(config, model.config.get_text_config().vocab_size)
         self.runner: ModelRunner = runner_for(model, runner)
         if int8_activations:
+            from ttc.approximate.int8_activations import round_activations
+
             round_activations(model, self.runner)
         self.model = model
-        self.tokenizer = SplitSpecialTokens(tokenizer) if split_special_tokens else tokenizer
+        if split_special_tokens:
+            from ttc.text.special_tokens import SplitSpecialTokens
+
+            tokenizer = SplitSpecialTokens(tokenizer)
+        self.tokenizer = tokenizer
         self.device = self.runner.device
         self.dtype = self.runner.dtype
         self.limits = ModelLimits.of(model)
@@ -128,8 +131,7 @@ class Engine:
         self.memory: KVMemory = self.residency.memory
         recurrent = self.runner.recurrent
         self.memory.states.use(None if recurrent is None else recurrent.shape)
-        if isinstance(self.runner, PlacedRunner):
-            self.runner.bind(self.residency)
+        self.runner.bind(self.residency)
         self.tree = Tree(self.memory, self.residency.block_tokens)
         self.runtime = Runtime(
             self.runner,
@@ -181,6 +183,8 @@ class Engine:
         memory: as the constructor takes it, or "auto" or an `ttc.Auto` to have both chosen
             (`engine.chosen`).
         """
+        from ttc.model.device_map import devices_of
+        from ttc.placement.auto import settled
         from ttc.placement.placed_loading import load_runner
 
         # a misspelt option fails before the load
@@ -202,6 +206,8 @@ class Engine:
         return engine
 
     def _speculation(self, draft: Draft) -> Draft:
+        from ttc.scheduler.speculation import why_not
+
         if reason := why_not(self.runner, self.residency, self.gate):
             unused = replace(draft)
             unused.reason = reason
@@ -288,6 +294,8 @@ class Engine:
     ) -> None:
         """Let children stand on the root's prompt, where the context has room for their suffix
         after it."""
+        from ttc.approximate.similar_prompts import share_similar
+
         limit = self.limits.context_length or inf
         fitting = [
             child
@@ -486,20 +494,23 @@ class Engine:
 
         scores: list[list[list[float]]] = [[] for _ in branches]
         best: list[list[list[float]]] = [[] for _ in branches]
-        seen = ExitReport() if report is None else report
-        if exit is not None:
+        if exit is None:
+            from ttc.passes.scoring import score
+
+            def passes(part: slice) -> Passes[None]:
+                scores[part], best[part] = yield from score(
+                    self.runtime, branches[part], between[part], checked[part]
+                )
+        else:
+            from ttc.approximate.early_exit import ExitReport, score_with_exit
+
+            seen = report or ExitReport()
             seen.begin(len(branches), len(self.lens.layers))
 
-        def passes(part: slice) -> Passes[None]:
-            of = branches[part]
-            more = between[part]
-            groups = checked[part]
-            if exit is None:
-                scores[part], best[part] = yield from score(self.runtime, of, more, groups)
-            else:
-                single = [[token for (token,) in group] for group in groups]
+            def passes(part: slice) -> Passes[None]:
+                single = [[token for (token,) in group] for group in checked[part]]
                 scores[part] = yield from score_with_exit(
-                    self.runtime, of, more, single, exit, seen, part.start
+                    self.runtime, branches[part], between[part], single, exit, seen, part.start
                 )
 
         def in_parts() -> Passes[list[list[list[float]]]]:

@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from ttc.checks import check_is, check_whole
 from ttc.errors import InvalidInput
-from ttc.model.limits import ModelLimits
 from ttc.results import Problem as Problem
 from ttc.results import Result as Result
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch
 from ttc.wording import number_of
+
+if TYPE_CHECKING:
+    from ttc.model.limits import ModelLimits
 
 Tokens = Sequence[int]
 Aggregation = Literal["min", "product", "last", "mean"]

@@ -6,14 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ttc.drawing import alive, tree_svg, written
 from ttc.errors import InvalidInput
-from ttc.tools.call import ToolCall
 from ttc.tree.branch import Branch, Substitution, ThoughtClosed
 from ttc.usage import Usage
 from ttc.wording import number_of
+
+if TYPE_CHECKING:
+    from ttc.tools.call import ToolCall
 
 Status = Literal["root", "expanded", "pruned", "kept", "finished"]
 Stopped = Literal[
@@ -258,6 +259,8 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
+        from ttc.drawing import alive, tree_svg, written
+
         large = len(self.tree) > DRAWN_NODES
         nodes = alive(self.tree) if large else self.tree
         drawn = tree_svg(nodes, None if self.best is None else self.best.path)
@@ -316,7 +319,7 @@ def _read(values: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(values)
     given["score"] = _number(given["score"])
     given["step_scores"] = [float(score) for score in given["step_scores"]]
-    given["tool_calls"] = [ToolCall(**call) for call in given.get("tool_calls", ())]
+    given["tool_calls"] = [_tool_call(call) for call in given.get("tool_calls", ())]
     return given
 
 
@@ -334,3 +337,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return {k: _plain(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _tool_call(values: Mapping[str, Any]) -> ToolCall:
+    from ttc.tools.call import ToolCall
+
+    return ToolCall(**values)

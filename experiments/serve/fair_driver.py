@@ -13,7 +13,7 @@ from search.active_search import ActiveSearch
 from search.admission import PROBLEMS, Admission, most_rows
 from search.config import SearchConfig
 from search.driver import Driver
-from search.expansions import Events
+from search.prefills import Events
 from search.under_way import Work
 from ttc.engine import Engine
 from ttc.errors import VerifierError

@@ -19,7 +19,7 @@ from experiments.lab.bench.scale import (
 from search import BestOfN, solve
 from search.admission import Admission
 from ttc import Problem
-from ttc.cost_model.options import MOST_ROWS
+from ttc.tree.branch import MOST_ROWS
 
 TIMES = ("cpu_s", "wall_s", "us_per_token", "us_per_request", "memory_mib")
 

@@ -19,8 +19,8 @@ from tests.helpers.placements import write_profile
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import Auto, InvalidInput
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.options import MOST_ROWS
 from ttc.cost_model.profile_file import read
+from ttc.tree.branch import MOST_ROWS
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_a_branch_that_is_forgotten_decodes_nothing() -> None:
     backend = Noting()
     batch, (left, stays) = GenerateBatch(backend), branches(backend, 2)
     batch.add([left, stays], Step(3))
-    batch.forget([left])
+    batch.withdraw([left])
     assert batch.step() == [stays] and backend.given[0][:2] == (1, 3)
 
 

@@ -33,9 +33,9 @@ from ttc import (
     Result,
     Sampling,
 )
-from ttc.cost_model.options import MOST_ROWS
 from ttc.protocols import Expand, Problem, Rate, Release, Step
 from ttc.residency.resident import Resident
+from ttc.tree.branch import MOST_ROWS
 
 MIB = 1 / 2**10
 ENGINES: list[dict[str, Any]] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,9 +13,11 @@ from ttc.attention.entry import Entry
 from ttc.attention.fused import FusedAttention, NewKV, fused_attention
 from ttc.attention.kernels import Layer, Partial, Sight, partial_attention
 from ttc.attention.plan import Plan
-from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV
 from ttc.memory.manager import KVMemory
+
+if TYPE_CHECKING:
+    from ttc.attention.stream import KVReader
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol
 
 from torch import Tensor
 
-from ttc.attention import fused_cpu, fused_gpu
+from ttc.attention import fused_cpu
 from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays
@@ -70,5 +71,12 @@ def fused_attention(
     if q.device.type == "cpu":
         return fused_cpu.fused_attention(entries, runs, positions, q, tails)
     if q.device.type == "cuda":
-        return fused_gpu.fused_attention(entries, runs, positions, q, tails, new)
+        return _gpu_attention()(entries, runs, positions, q, tails, new)
     return None
+
+
+@cache
+def _gpu_attention() -> Callable[..., FusedAttention | None]:
+    from ttc.attention.fused_gpu import fused_attention
+
+    return fused_attention

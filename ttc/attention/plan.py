@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -24,9 +24,11 @@ from ttc.attention.kernels import (
     partial_attention,
     segment_attention,
 )
-from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, LayerKV
 from ttc.memory.states import StateBatch
+
+if TYPE_CHECKING:
+    from ttc.attention.stream import KVReader
 
 ALL_HEADS = slice(None)
 

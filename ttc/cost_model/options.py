@@ -21,12 +21,10 @@ from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.split_search import ROUNDING
 from ttc.cost_model.unit import Pass, Unit, held_bytes
 from ttc.errors import InvalidInput, OutOfMemory
+from ttc.tree.branch import MOST_ROWS
 
 PLACEMENTS = ("resident", "split", "streamed")
 HOST_TOO_SMALL = "the host is too small"
-MOST_ROWS = 256
-"""Branches that decode at once unless the caller says otherwise: enough to keep any one machine
-busy."""
 STATES_AWAY = ("headwise", "capture")
 """The policies that keep recurrent states on the host, whatever room the device has."""
 STATES_ALONE = Policy(lambda _: 0, "", lambda *_: Traffic())

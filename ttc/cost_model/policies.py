@@ -20,6 +20,7 @@ from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.split_search import Generation
 from ttc.cost_model.transfer import Workload, layers_in_device
 from ttc.cost_model.unit import Pass, Unit
+from ttc.tree.segment import MERGE_RATIO
 
 PIECE_TOKENS = 512
 """The most tokens of a segment under the policies that read KV through buffers, as by default."""
@@ -27,9 +28,6 @@ CAPTURE_TOKENS = 64
 """CAPTURE's."""
 MINI_BATCH_TOKENS = 8192
 """CAPTURE's, as by default."""
-MERGE_RATIO = 4
-"""A segment with one child joins it where it is at most so many times as long: chains stay
-logarithmic."""
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ttc.trace import Trace
+if TYPE_CHECKING:
+    from ttc.trace import Trace
 
 MAX_WAITS = 10_000
 """So many waits of the device may be unread before they are."""

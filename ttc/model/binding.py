@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from ttc.errors import InvalidInput
-from ttc.model.capture_times import MeasuredTimes
-from ttc.model.device_map import is_spread
-from ttc.model.regeneration import Regeneration
+from ttc.model.places import is_spread
 from ttc.model.runner import ModelRunner
 from ttc.residency.base import Residency
-from ttc.residency.capture import Capture
 from ttc.residency.resident import Resident
 
 
@@ -16,8 +13,13 @@ def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
     """A copy of `policy` that governs the KV of a runner's model."""
     if is_spread(runner.model):
         check_resident(policy)
-    if not isinstance(policy, Capture):
+    if not policy.regenerates:
         return policy.bind(runner.shapes, runner.dtype, runner.device)
+    from ttc.model.capture_times import MeasuredTimes
+    from ttc.model.regeneration import Regeneration
+    from ttc.residency.capture import Capture
+
+    assert isinstance(policy, Capture)
     first = getattr(runner, "fixed_layers", 0)
     regeneration = Regeneration(runner.model, runner.shapes, first=first)
     bound = policy.bind(regeneration.shapes, runner.dtype, runner.device)

@@ -1,4 +1,5 @@
-"""Windows that transformers' cache applies and its attention does not: there it contradicts itself.
+"""What the cache that transformers makes for a model says of its layers: which keep states or
+nothing, and which have a window.
 
 The cache of `generate` is made by the configuration alone. Where a layer's attention applies no
 such window, as in a Llama with a `sliding_window` left over in its config.json, a run without a
@@ -13,10 +14,30 @@ from collections.abc import Iterable
 from math import inf
 from typing import Any
 
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DummyLayer, DynamicCache, LinearAttentionCacheLayerMixin
 
 from ttc.errors import UnsupportedModel
 from ttc.model.masks import Sight
+
+
+def keeps_states(config: Any) -> bool:
+    """Whether any layer keeps a recurrent state there."""
+    layers = _layers(config)
+    return any(
+        isinstance(layer, LinearAttentionCacheLayerMixin) and layer.number_of_states
+        for layer in layers
+    )
+
+
+def layers_without_tokens(config: Any) -> set[int]:
+    return {i for i, layer in enumerate(_layers(config)) if isinstance(layer, DummyLayer)}
+
+
+def _layers(config: Any) -> list[Any]:
+    try:
+        return DynamicCache(config=config).layers
+    except Exception:  # a configuration that transformers cannot make a cache for
+        return []
 
 
 def check_windows(model: Any, sights: Iterable[tuple[int, Sight]], context: int) -> None:

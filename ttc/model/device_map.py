@@ -15,6 +15,7 @@ from accelerate.utils import (
 
 from ttc.errors import InvalidInput, OutOfMemory, UnsupportedModel
 from ttc.model.least_time_step import LeastTimeStep
+from ttc.model.places import WAYS_OUT, place_of
 
 DeviceMap = str | int | torch.device | Mapping[str, Any]
 """What transformers takes: a device, the name of a strategy, or each module's device by its
@@ -22,11 +23,6 @@ name."""
 Over = str | dict[str, torch.device]
 """A map over several devices: the name of a strategy, or each module's device by its name."""
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
-WAYS_OUT = (
-    "For a model larger than its devices: placement=split keeps the first layers and their KV on "
-    "the host, placement=streamed keeps all weights there, both beside one device; or a server "
-    "with tensor parallelism, and backend=openai"
-)
 
 
 def devices_of(
@@ -47,7 +43,7 @@ def devices_of(
         return ("cuda:0", device_map) if torch.cuda.device_count() > 1 else ("auto", None)
     if not isinstance(device_map, Mapping):
         return device_map, None
-    places = {name: _place(place) for name, place in device_map.items()}
+    places = {name: place_of(place) for name, place in device_map.items()}
     if not places:
         raise InvalidInput("device_map={} names no device; leave it out, or give {'': 'cuda:0'}")
     different = list(dict.fromkeys(places.values()))
@@ -65,15 +61,6 @@ def devices_of(
                 f"device_map names {place}, and PyTorch finds {count} CUDA devices here"
             )
     return different[0], places
-
-
-def _place(place: Any) -> Any:
-    """A device of a map; a name that is none stays as it is."""
-    try:
-        device = torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
-    except RuntimeError:
-        return place
-    return torch.device("cuda", 0) if device == torch.device("cuda") else device
 
 
 def weights_over(model: Any, over: Over) -> dict[str, torch.device]:
@@ -129,24 +116,3 @@ def _by_strategy(model: Any, strategy: str) -> dict[str, torch.device]:
             f"{model.dtype}, the first of which is {left[0]}. {WAYS_OUT}"
         )
     return {name: torch.device("cuda", place) for name, place in places.items()}
-
-
-def is_spread(model: Any) -> bool:
-    return len(set(map(_place, _map_of(model).values()))) > 1
-
-
-def check_places(model: Any) -> None:
-    """Raise UnsupportedModel for weights that Accelerate keeps on the host or a disk."""
-    places = sorted({str(place) for place in _map_of(model).values()})
-    if any(weight.is_meta for weight in model.parameters()):
-        places = places or ["the host"]
-    elif not is_spread(model) or not {"cpu", "disk"}.intersection(places):
-        return
-    raise UnsupportedModel(
-        f"Accelerate keeps weights of this {type(model).__name__} in places where it does not "
-        f"compute: {', '.join(places)}. {WAYS_OUT}"
-    )
-
-
-def _map_of(model: Any) -> Mapping[str, Any]:
-    return getattr(model, "hf_device_map", None) or {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
@@ -23,6 +24,10 @@ from ttc.model.runner import HuggingFaceRunner
 from ttc.model.stored_kernel import products
 from ttc.model.stored_layers import StoredLinear
 from ttc.trace import Trace
+
+if TYPE_CHECKING:
+    from ttc.memory.link import Link
+    from ttc.residency.base import Residency
 
 ROWS = 16
 """The fewest rows that memory is allocated for."""
@@ -142,6 +147,7 @@ class FusedRunner:
         self.recurrent = modules.recurrent
         self.device, self.dtype = modules.device, modules.dtype
         self.trace: Trace | None = None
+        self.link: Link | None = None
         self._config = self.model.config.get_text_config()
         self._decoder = decoder
         assert decoder.head is not None
@@ -149,6 +155,9 @@ class FusedRunner:
         self.layers = CompiledLayers(decoder, self.shapes, self.dtype)
         self.watch = modules.watch
         self.reason = f"compiled layers, built for {layers_kernel.processor()}"
+
+    def bind(self, policy: Residency) -> None:
+        return
 
     def check_attention(self) -> None:
         self.modules.check_attention()

@@ -15,6 +15,7 @@ import torch
 
 from ttc.checks import check_flag, check_is
 from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.model.compiled_check import compiled_decoder
 from ttc.model.default_model import SMOLLM2, smollm2_file
 from ttc.model.device_map import Over, weights_over
 from ttc.model.gguf_file import GgufFile, gguf_file
@@ -29,7 +30,6 @@ from ttc.model.packed_linear import has_bfloat16
 from ttc.model.partition import partition
 from ttc.model.quantized import check_quantization
 from ttc.model.reward_heads import HeadedModel, read_head
-from ttc.model.runner_choice import compiled_decoder
 from ttc.model.stored_loading import bytes_in_file, read_stored, why_not
 from ttc.text.chat import check_template
 from ttc.time_limit import limited

@@ -11,7 +11,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from transformers.cache_utils import DummyLayer, DynamicCache, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
 from ttc.model.recurrent import CACHE_NAMES, Recurrent
 
@@ -58,14 +58,6 @@ def _cache_class(body: Any) -> type[DynamicCache] | None:
     classes = (value for value in scope.values() if isinstance(value, type))
     caches = (value for value in classes if value.__module__ == type(body).__module__)
     return next((value for value in caches if issubclass(value, DynamicCache)), None)
-
-
-def layers_without_tokens(config: Any) -> set[int]:
-    try:
-        cache = DynamicCache(config=config)
-    except Exception:  # a configuration that transformers cannot make a cache for
-        return set()
-    return {index for index, layer in enumerate(cache.layers) if isinstance(layer, DummyLayer)}
 
 
 @torch.inference_mode()

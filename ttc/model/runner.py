@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -17,15 +17,17 @@ from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.memory.upload import upload
-from ttc.model.adapters import check_adapters
 from ttc.model.check import examine
-from ttc.model.device_map import check_places, is_spread
 from ttc.model.extra_arguments import ExtraArguments
-from ttc.model.graphs import graphs_for
 from ttc.model.model_changes import Watch
-from ttc.model.quantized import check_rows_apart
-from ttc.model.recurrent import Recurrent
-from ttc.trace import Trace
+from ttc.model.places import check_places, is_spread
+
+if TYPE_CHECKING:
+    from ttc.memory.link import Link
+    from ttc.model.graphs import Graphs
+    from ttc.model.recurrent import Recurrent
+    from ttc.residency.base import Residency
+    from ttc.trace import Trace
 
 
 class ModelRunner(Protocol):
@@ -33,6 +35,7 @@ class ModelRunner(Protocol):
 
     shapes: what each attention layer stores per token. recurrent: the layers that keep a state
     instead. watch: notices changes of the model. trace: where each pass leaves a span of time.
+    link: what weights cross, None where all lie where layers run.
     """
 
     model: Any
@@ -42,6 +45,13 @@ class ModelRunner(Protocol):
     device: torch.device
     dtype: torch.dtype
     trace: Trace | None
+
+    @property
+    def link(self) -> Link | None: ...
+
+    def bind(self, policy: Residency) -> None:
+        """The policy of the engine's KV was chosen."""
+        ...
 
     def forward(
         self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None = None
@@ -67,8 +77,11 @@ class HuggingFaceRunner:
 
     def __init__(self, model: Any):
         check_places(model)
-        check_adapters(model)
-        check_rows_apart(model)
+        _check_adapters(model)
+        if getattr(model, "is_quantized", False):
+            from ttc.model.quantized import check_rows_apart
+
+            check_rows_apart(model)
         self.model = model.eval()
         self.reason = ""
         self.streamed_layer_bytes = 0
@@ -81,9 +94,16 @@ class HuggingFaceRunner:
         self.trace: Trace | None = None
         self.extras = ExtraArguments(model)
         self.watch = Watch(model)
-        self.watch.on_change.append(partial(check_adapters, model))
-        by_modules = self.recurrent is not None or bool(self.extras)
-        self.graphs = None if by_modules else graphs_for(self.watch, self.device)
+        self.watch.on_change.append(partial(_check_adapters, model))
+        self.link: Link | None = None
+        self.graphs: Graphs | None = None
+        if self.device.type == "cuda" and self.recurrent is None and not self.extras:
+            from ttc.model.graphs import graphs_for
+
+            self.graphs = graphs_for(self.watch, self.device)
+
+    def bind(self, policy: Residency) -> None:
+        return
 
     def check_attention(self) -> None:
         implementation = self._config._attn_implementation
@@ -129,3 +149,10 @@ class HuggingFaceRunner:
             output = self.model(input_ids=ids[None], position_ids=positions[None], **options)
         logits: Tensor = output.logits[0]
         return logits
+
+
+def _check_adapters(model: Any) -> None:
+    if any(hasattr(module, "peft_config") for module in model.modules()):
+        from ttc.model.adapters import check_adapters
+
+        check_adapters(model)

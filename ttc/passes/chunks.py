@@ -6,17 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ttc.attention.entry import Reads, depth_first, shared_entries
 from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch
-from ttc.passes.pass_states import PassStates
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun, SegmentWriter
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import Segment
 from ttc.usage import count_pass
+
+if TYPE_CHECKING:
+    from ttc.passes.pass_states import PassStates
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class Cutter:
         if self.runtime.runner.recurrent is None:
             self.runtime.residency.require(tokens)
             return None
+        from ttc.passes.pass_states import PassStates
+
         if self.states_kept:
             for run, writer in zip(self.runs, self.writers, strict=True):
                 writer.cut_at(run.cuts)

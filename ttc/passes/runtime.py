@@ -6,24 +6,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ttc.checks import check_is, check_kind, check_whole
 from ttc.memory.manager import KVMemory
 from ttc.model.generation_settings import GenerationSettings
-from ttc.model.lens import Lens
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
 from ttc.passes.pass_by_pass import PassByPass
-from ttc.passes.shrinking import checked_lens
 from ttc.residency.base import Residency
-from ttc.speculation.base import Draft
 from ttc.tree.branch import Branch
-from ttc.tree.eviction import BlockCache
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
+
+if TYPE_CHECKING:
+    from ttc.model.lens import Lens
 
 
 def check_parts(
@@ -45,24 +44,18 @@ def check_parts(
         "tokenizer", tokenizer, reads, "a loaded tokenizer, as AutoTokenizer.from_pretrained gives"
     )
     check_whole("prefill_tokens", prefill_tokens, 1)
-    for name, part, kind, example in (
-        ("memory", memory, Residency, "Paged(budget_gib=4)"),
-        ("cache", cache, BlockCache, "BlockCache(capacity_blocks=2000)"),
-        ("sharing", sharing, Sharing, 'Sharing("exact")'),
-        ("speculation", speculation, Draft, "PromptLookup()"),
+    for name, part, is_one, example in (
+        ("memory", memory, isinstance(memory, Residency), "Paged(budget_gib=4)"),
+        ("cache", cache, can(cache, "trim"), "BlockCache(capacity_blocks=2000)"),
+        ("sharing", sharing, isinstance(sharing, Sharing), 'Sharing("exact")'),
+        ("speculation", speculation, can(speculation, "propose"), "PromptLookup()"),
     ):
-        check_kind(
-            name,
-            part,
-            part is None or isinstance(part, kind),
-            f"an object of ttc, as ttc.{example}",
-        )
-    check_kind(
-        "gate",
-        gate,
-        gate is None or callable(getattr(gate, "losers", None)),
-        "a gate, as ttc.DecodeGate()",
-    )
+        check_kind(name, part, part is None or is_one, f"an object of ttc, as ttc.{example}")
+    check_kind("gate", gate, gate is None or can(gate, "losers"), "a gate, as ttc.DecodeGate()")
+
+
+def can(part: Any, method: str) -> bool:
+    return callable(getattr(part, method, None))
 
 
 @dataclass(eq=False)
@@ -104,6 +97,8 @@ class Runtime:
 
     @cached_property
     def lens(self) -> Lens:
+        from ttc.passes.shrinking import checked_lens
+
         return checked_lens(self.runner)
 
     @contextmanager

@@ -107,7 +107,7 @@ class PlacedRunner(HuggingFaceRunner):
         self.input_device = model.get_input_embeddings().weight.device
         self.device = device
         self.reason = "compiled layers take weights that all lie in one place"
-        self.link = link
+        self.link: Link = link
         self.link_gbps = link_gbps
         self.device_bytes = device_bytes
         self.host_bytes = host_bytes

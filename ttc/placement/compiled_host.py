@@ -14,11 +14,11 @@ from ttc.attention.hf_hook import attending
 from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
+from ttc.model.compiled_check import check_layers
 from ttc.model.fused_runner import CompiledLayers
 from ttc.model.llama_structure import Decoder
 from ttc.model.model_changes import Snapshot, Watch
 from ttc.model.replaced_functions import running_as
-from ttc.model.runner_choice import check_layers
 
 
 class CompiledHost:

@@ -7,18 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from weakref import ReferenceType, ref
 
 import torch
 
 from ttc.attention.entry import Entry, Reads, shared_entries
-from ttc.attention.stream import KVReader
 from ttc.checks import check_fields, check_positive
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
 from ttc.memory.tiers import Block, Tier
 from ttc.tree.segment import Segment
+
+if TYPE_CHECKING:
+    from ttc.attention.stream import KVReader
 
 Paths = Sequence[Sequence[Segment]]
 """The segments of each branch, root to leaf."""
@@ -59,6 +61,9 @@ class Residency(ABC):
     """
 
     budget_gib: float | None = None
+
+    regenerates: ClassVar = False
+    """Whether it keeps what keys and values are computed from, and so needs the model."""
 
     block_tokens: int | None = field(init=False, repr=False, default=None)
     memory: KVMemory = field(init=False, repr=False)

@@ -45,6 +45,7 @@ class Capture(Offloading):
     balanced: bool = True
     block_tokens: int = 64
 
+    regenerates = True
     reason = ""
     regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
     measure: Callable[[int, int, int], CaptureTimes] | None = field(

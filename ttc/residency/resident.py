@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ttc.attention.entry import Reads
-from ttc.attention.stream import KVReader
 from ttc.errors import OutOfMemory
 from ttc.residency.base import Paths, Residency, free_device_bytes
+
+if TYPE_CHECKING:
+    from ttc.attention.stream import KVReader
 
 
 @dataclass

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ttc.attention.plan import DecodePlan
 from ttc.passes.runtime import Runtime
-from ttc.placement.base import PlacedRunner
 from ttc.residency.resident import Resident
 from ttc.scheduler.rows import Row, rows_of
 from ttc.scheduler.stops import Gate
@@ -98,6 +97,6 @@ def pass_ahead(runtime: Runtime, gate: Gate | None, draft: Draft | None) -> Pass
         and draft is None
         and runtime.runner.recurrent is None
         and type(runtime.residency) is Resident
-        and not isinstance(runtime.runner, PlacedRunner)
+        and runtime.runner.link is None
     )
     return PassAhead(runtime) if possible else None

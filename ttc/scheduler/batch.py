@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ttc.attention.draft_plan import DraftPlan
 from ttc.attention.entry import Reads, depth_first
 from ttc.attention.plan import DecodePlan
 from ttc.errors import InvalidInput
@@ -18,15 +18,18 @@ from ttc.passes.runtime import Runtime
 from ttc.protocols import Step
 from ttc.sampling import SAMPLED, Sampling
 from ttc.scheduler.admission import Admission
-from ttc.scheduler.ahead import PassAhead, pass_ahead
 from ttc.scheduler.calls import Calls
 from ttc.scheduler.rows import Request, Row, draw_tokens, paths
 from ttc.scheduler.running_tails import RunningTails
-from ttc.scheduler.speculation import drafts_for, keep_drawn, plan_of, tokens_of
 from ttc.scheduler.stops import Gate, Stops
-from ttc.speculation.base import Draft
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import Usage, distinct
+
+if TYPE_CHECKING:
+    from ttc.attention.draft_plan import DraftPlan
+    from ttc.scheduler.ahead import PassAhead
+    from ttc.scheduler.speculation import DraftChecks
+    from ttc.speculation.base import Draft
 
 
 class RunningBatch:
@@ -66,13 +69,21 @@ class RunningBatch:
     ):
         self.runtime = runtime
         self.gate = gate
-        self.draft = draft
+        self.drafts: DraftChecks | None = None
+        if draft is not None:
+            from ttc.scheduler.speculation import DraftChecks
+
+            self.drafts = DraftChecks(runtime, draft)
         self.calls = calls
         self.admission = Admission(
             runtime, gate, max_rows, self._preempt_others, calls.wake, calls.let_go
         )
         self.running_tails = RunningTails(runtime)
-        self.ahead = pass_ahead(runtime, gate, draft)
+        self.ahead: PassAhead | None = None
+        if runtime.run_ahead:
+            from ttc.scheduler.ahead import pass_ahead
+
+            self.ahead = pass_ahead(runtime, gate, draft)
         self.unfinished: dict[Branch, Row] = {}
         self.rows: list[Row] = []  # at work, in depth-first order
         self.plan: DecodePlan | None = None
@@ -153,7 +164,7 @@ class RunningBatch:
             rows += self.schedule()
             ended = list[Branch]()
             while self.rows:
-                if self.draft is None or (checked := self._check_drafts(self.draft)) is None:
+                if self.drafts is None or (checked := self._check_drafts(self.drafts)) is None:
                     ended += self.postprocess(self.run())
                 else:
                     ended += checked
@@ -341,21 +352,17 @@ class RunningBatch:
             plan.states = [tails.states.of([row.branch for row in rows], tails.kv)]
         return plan
 
-    def _check_drafts(self, draft: Draft) -> list[Branch] | None:
+    def _check_drafts(self, drafts: DraftChecks) -> list[Branch] | None:
         """A pass over drafted tokens, of which each row keeps those that it draws: the branches
         whose step is over then. None where nothing is drafted."""
         assert self.tails is not None
         rows = self.rows
         self.running_tails.check(rows)
-        drafts = drafts_for(rows, draft, self.tails.tokens)
-        if not any(drafts):
-            return None
         before = [len(row.branch.tokens) for row in rows]
-        plan = plan_of(rows, drafts, self.tails)
-        logits = self.runtime.runner.forward(tokens_of(rows, drafts), plan)
-        for meter in distinct(row.branch.usage for row in rows):
-            meter.forward_passes += 1
-        ended = keep_drawn(rows, drafts, logits, self.runtime.settings.processors, draft)
+        checked = drafts.check(rows, self.tails)
+        if checked is None:
+            return None
+        plan, ended = checked
         if self.plan is not None:
             grown = zip(rows, before, strict=True)
             self.plan.advance_by([len(row.branch.tokens) - length for row, length in grown])

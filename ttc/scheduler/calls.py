@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from threading import RLock
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from weakref import WeakSet, ref
 
 from ttc.errors import OutOfMemory
@@ -18,8 +18,10 @@ from ttc.passes.prefill import prefill
 from ttc.passes.runtime import Runtime
 from ttc.protocols import Purpose
 from ttc.tree.branch import Branch
-from ttc.tree.eviction import BlockCache
 from ttc.usage import distinct
+
+if TYPE_CHECKING:
+    from ttc.tree.eviction import BlockCache
 
 T = TypeVar("T")
 

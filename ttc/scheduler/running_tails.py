@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ttc.errors import OutOfMemory
 from ttc.memory.kv import KV
@@ -10,7 +11,9 @@ from ttc.memory.tails import WRITTEN_TOGETHER, Tails, freeze, grown, keep_rows, 
 from ttc.passes.runtime import Runtime
 from ttc.scheduler.growth import Lengths, tail_tokens
 from ttc.scheduler.rows import Row, paths
-from ttc.scheduler.running_states import RunningStates
+
+if TYPE_CHECKING:
+    from ttc.scheduler.running_states import RunningStates
 
 
 class RunningTails:
@@ -24,7 +27,11 @@ class RunningTails:
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
         self.kv: KV | None = None
-        self.states = RunningStates(runtime) if runtime.runner.recurrent is not None else None
+        self.states: RunningStates | None = None
+        if runtime.runner.recurrent is not None:
+            from ttc.scheduler.running_states import RunningStates
+
+            self.states = RunningStates(runtime)
 
     # ---------------------------------------------------------------- places
 

@@ -11,13 +11,14 @@ from ttc.attention.entry import shared_entries
 from ttc.memory.kv import KV
 from ttc.model.processors import Processor
 from ttc.model.runner import ModelRunner
-from ttc.placement.base import PlacedRunner
+from ttc.passes.runtime import Runtime
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.scheduler.rows import Row, draw_tokens, paths
 from ttc.scheduler.stops import Gate
 from ttc.speculation.base import Draft
 from ttc.tree.branch import StepEnd
+from ttc.usage import distinct
 
 
 def why_not(runner: ModelRunner, residency: Residency, gate: Gate | None) -> str:
@@ -28,11 +29,32 @@ def why_not(runner: ModelRunner, residency: Residency, gate: Gate | None) -> str
         return "the model has layers whose state cannot be taken back by a token"
     if runner.device.type != "cpu":
         return "drafts are checked on a CPU only; a GPU records its passes for a token of each row"
-    if isinstance(runner, PlacedRunner):
+    if runner.link is not None:
         return "layers run in several places; use placement=resident"
     if type(residency) is not Resident:
         return "KV is kept in another way than memory=resident does; use that"
     return ""
+
+
+class DraftChecks:
+    """The passes of one batch that check drafted tokens."""
+
+    def __init__(self, runtime: Runtime, draft: Draft):
+        self.runtime = runtime
+        self.draft = draft
+
+    def check(self, rows: Sequence[Row], tails: KV) -> tuple[DraftPlan, dict[Row, StepEnd]] | None:
+        """A pass over drafted tokens, of which each row keeps those that it draws: its plan, and
+        the rows whose step is over then. None where nothing is drafted."""
+        drafts = drafts_for(rows, self.draft, tails.tokens)
+        if not any(drafts):
+            return None
+        plan = plan_of(rows, drafts, tails)
+        logits = self.runtime.runner.forward(tokens_of(rows, drafts), plan)
+        for meter in distinct(row.branch.usage for row in rows):
+            meter.forward_passes += 1
+        processors = self.runtime.settings.processors
+        return plan, keep_drawn(rows, drafts, logits, processors, self.draft)
 
 
 def drafts_for(rows: Sequence[Row], draft: Draft, capacity: int) -> list[list[int]]:

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from ttc.errors import OutOfMemory
 from ttc.model.limits import ModelLimits
-from ttc.scheduler.repeats import repeats
 from ttc.tree.branch import Branch, StepEnd
 
 
@@ -61,7 +60,11 @@ class Stops:
         decode: Callable[..., str],
         loops: bool = False,
     ):
-        self.loops = loops
+        self.repeats: Callable[[Sequence[int], int], bool] | None = None
+        if loops:
+            from ttc.scheduler.repeats import repeats
+
+            self.repeats = repeats
         self.stop = tuple(stop)
         self.end = tuple(end)
         self.limits = limits
@@ -87,7 +90,8 @@ class Stops:
             text = self.decode(branch.tokens[start:], special=True).lstrip()
             if any(s in text for s in self.stop):
                 return "delimiter"
-        if self.loops and not length % LOOK_TOKENS and repeats(branch.tokens, branch.given_end):
+        repeats = None if length % LOOK_TOKENS else self.repeats
+        if repeats is not None and repeats(branch.tokens, branch.given_end):
             return "looped"
         return "length" if length >= limit else None
 

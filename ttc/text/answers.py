@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache, partial
 
 from ttc.checks import check_is
 from ttc.errors import InvalidInput
 from ttc.text.boxes import boxed
-from ttc.text.code import find_program
-from ttc.text.math_answers import boxed_expression, find_expression
-from ttc.text.multiple_choice import find_choice, stated_choice
-from ttc.text.number_answers import find_number, stated_number
 from ttc.text.numbers import as_number, without_unit
 from ttc.text.statements import plain, statements
 from ttc.text.thinking_marks import ThinkingMarks
@@ -46,9 +43,8 @@ def extract_answer(
     answer = text if marks is None else marks.split(text).answer
     if answer is None:
         return None
-    if kind == "choice":
-        return (stated_choice if strict else find_choice)(answer, choices)
-    return (_STRICT if strict else _EXTRACTORS)[kind](answer)
+    read = _reader(kind, strict)
+    return read(answer, choices) if kind == "choice" else read(answer)
 
 
 def check_gold(gold: str, kind: str) -> None:
@@ -81,16 +77,26 @@ def _text(text: str) -> str | None:
     return (lines[0] if stated else lines[-1]) if lines else None
 
 
-def _fenced(text: str) -> str | None:
-    return find_program(text, strict=True)
-
-
-_EXTRACTORS: dict[str, Callable[[str], str | None]] = {
-    "number": find_number,
-    "strict": stated_number,
-    "math": find_expression,
-    "text": _text,
-    "code": find_program,
-}
-_STRICT = _EXTRACTORS | {"number": stated_number, "math": boxed_expression, "code": _fenced}
 KINDS = ("number", "strict", "choice", "math", "text", "code")
+
+
+@cache
+def _reader(kind: str, strict: bool) -> Callable[..., str | None]:
+    """What reads answers of a kind. A kind's grammar is loaded when it is first asked for."""
+    if kind == "text":
+        return _text
+    if kind == "choice":
+        from ttc.text.multiple_choice import find_choice, stated_choice
+
+        return stated_choice if strict else find_choice
+    if kind == "math":
+        from ttc.text.math_answers import boxed_expression, find_expression
+
+        return boxed_expression if strict else find_expression
+    if kind == "code":
+        from ttc.text.code import find_program
+
+        return partial(find_program, strict=strict)
+    from ttc.text.number_answers import find_number, stated_number
+
+    return stated_number if strict or kind == "strict" else find_number

@@ -5,6 +5,7 @@ Everything goes through `apply_chat_template`, so the tokens are those of transf
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -294,3 +295,28 @@ def _writes(content: Any, tokenizer: Any, options: Mapping[str, Any] | None) -> 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+# ---------------------------------------------------------------- what two texts share
+
+PIECES = re.compile(r"<[^<>\s]*>?|\[/?[A-Z_]+\]|\w+|\s+|.", re.DOTALL)
+"""The pieces in which texts are compared: a tag is never split."""
+
+
+def common_start(one: str, other: str) -> str:
+    same = 0
+    for a, b in zip(PIECES.findall(one), PIECES.findall(other), strict=False):
+        if a != b:
+            break
+        same += len(a)
+    return one[:same]
+
+
+def common_end(one: str, other: str) -> str:
+    same = 0
+    pairs = zip(reversed(PIECES.findall(one)), reversed(PIECES.findall(other)), strict=False)
+    for a, b in pairs:
+        if a != b:
+            break
+        same += len(a)
+    return one[len(one) - same :]

@@ -6,13 +6,14 @@ import re
 from functools import cache
 
 from ttc.text.boxes import after_cut, boxed
-from ttc.text.number_words import MAGNITUDE, number_in_words
 from ttc.text.numbers import (
+    MAGNITUDE,
     MINUS,
     POWER_OF_TEN,
     THOUSANDS,
     as_number,
     hyphened,
+    number_in_words,
     spelt_out,
     without_unit,
 )

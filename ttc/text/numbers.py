@@ -6,7 +6,11 @@ import re
 import unicodedata
 from fractions import Fraction
 
-from ttc.text.number_words import MAGNITUDE, MAGNITUDES
+MAGNITUDES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+"""Words that multiply the number before them, with their powers of ten."""
+
+MAGNITUDE = rf"(?: (?i:{'|'.join(MAGNITUDES)})\b)"
+"""What may follow a number: 1.5 million."""
 
 MAX_CHARS = 1000
 """Longer answers are no numbers; Python refuses integers of 4,301 digits."""
@@ -25,6 +29,9 @@ POWER_OF_TEN = (
     rf"| ?(?:[xX×*·]|\\times|\\cdot) ?10 ?(?:\^|\*\*) ?{_EXPONENT})"
 )
 """What follows a number in scientific notation."""
+
+_SIZES = re.compile(r"\\(?:left|right|displaystyle)\b\s*")
+_SPACES = re.compile(r"\\[,;:! ]")
 
 _SCIENTIFIC = re.compile(rf"(?P<digits>[-+]?[\d.,]+){POWER_OF_TEN}")
 _LARGE = re.compile(rf"(?P<digits>.*\d)(?P<magnitude>{MAGNITUDE})")
@@ -107,3 +114,41 @@ def without_unit(answer: str) -> str:
 
 def _slashed(fraction: re.Match[str]) -> str:
     return f" {fraction[1] or fraction[2]}/{fraction[3] or fraction[4]}"
+
+
+def plain_spelling(answer: str) -> str:
+    """An answer without what changes how a formula looks, not what it says."""
+    sized = _SIZES.sub("", re.sub(r"\\[dt]frac\b", r"\\frac", answer))
+    return " ".join(_SPACES.sub(" ", sized).split()).strip(" .")
+
+
+# ---------------------------------------------------------------- in words
+
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
+    "nineteen",
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_VALUES = {word: value for value, word in enumerate(_SMALL)} | {
+    word: 10 * tens for tens, word in enumerate(_TENS, 2)
+}
+_WORD = "|".join(_VALUES)
+_PHRASE = "of|or|and|in|out|by|more|less|fewer|that|which|half|third|point"
+_PART_OF_A_PHRASE = rf"(?! +(?:{_PHRASE}|{_WORD})\b)"
+"""One of them, one more, two and a half, two hundred five: such words are not the whole number."""
+
+_IN_WORDS = re.compile(
+    rf"[\s*_`:({{]*+(?i:(?P<tens>{'|'.join(_TENS)})(?:[- ](?P<unit>{'|'.join(_SMALL[1:10])}))?"
+    rf"|(?P<small>{'|'.join(_SMALL)}))\b(?!-)(?P<magnitude>{MAGNITUDE})?+{_PART_OF_A_PHRASE}"
+)
+
+
+def number_in_words(text: str, start: int) -> str | None:
+    """The number that stands at a place in words, behind blanks and markup, in digits ("3 million"
+    for "three million"); None where there is none."""
+    words = _IN_WORDS.match(text, start)
+    if words is None:
+        return None
+    parts = [words[name].lower() for name in ("tens", "unit", "small") if words[name]]
+    return f"{sum(_VALUES[part] for part in parts)}{(words['magnitude'] or '').lower()}"

@@ -8,8 +8,15 @@ from itertools import chain
 from typing import Any
 
 from ttc.errors import InvalidInput
-from ttc.text.chat import ANSWER, QUESTION, UNANSWERED, chat_text, is_token, template_text
-from ttc.text.comparing import common_start
+from ttc.text.chat import (
+    ANSWER,
+    QUESTION,
+    UNANSWERED,
+    chat_text,
+    common_start,
+    is_token,
+    template_text,
+)
 from ttc.text.thinking_marks import Header, ThinkingMarks
 
 

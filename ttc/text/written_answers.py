@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ttc.text.number_words import number_in_words
-from ttc.text.numbers import MAX_CHARS, hyphened
+from ttc.text.numbers import MAX_CHARS, hyphened, number_in_words
 
 _TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname|emph)\*?"

@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ttc.errors import InvalidInput
-from ttc.text.chat import ANSWER, QUESTION, chat_text, next_turn_text
-from ttc.text.comparing import common_start
+from ttc.text.chat import ANSWER, QUESTION, chat_text, common_start, next_turn_text
 from ttc.text.prompt import PromptTemplate
 from ttc.text.roles import Message
 from ttc.tools.base import Tools

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ttc.errors import InvalidInput
-from ttc.text.chat import chat_text
-from ttc.text.comparing import common_end, common_start
+from ttc.text.chat import chat_text, common_end, common_start
 from ttc.tools.arguments import (
     KEY,
     Arguments,

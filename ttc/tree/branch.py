@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import nan
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from ttc.checks import check_is
@@ -15,9 +15,11 @@ from ttc.errors import InvalidInput
 from ttc.sampling import random_key
 from ttc.text.thinking_marks import Parted
 from ttc.text.thoughts import Thoughts
-from ttc.tools.call import ToolCall
 from ttc.tree.segment import Segment
 from ttc.usage import Usage
+
+if TYPE_CHECKING:
+    from ttc.tools.call import ToolCall
 
 StepEnd = Literal["delimiter", "eos", "end", "context", "gate", "length", "looped", "interrupted"]
 """Why a step ended: a delimiter of the step, the branch's finish reason, its token limit, tokens
@@ -30,6 +32,10 @@ COLUMNS = ("logprobs", "top1", "entropies", "top_k_logprobs", "self_certainties"
 
 COPIED = ("tokens", *COLUMNS, "step_ends", "step_reasons", "tool_calls")
 """The lists that a child has for itself."""
+
+MOST_ROWS = 256
+"""Branches that decode at once unless the caller says otherwise: enough to keep any one machine
+busy."""
 
 _root_ids = count()
 
@@ -416,6 +422,13 @@ def check_live(branches: Sequence[Branch]) -> None:
         raise InvalidInput(
             "the same branch was given twice in one call; fork it to continue it in two ways"
         )
+
+
+def by_model(branches: Sequence[Branch]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for place, branch in enumerate(branches):
+        places.setdefault(branch.model, []).append(place)
+    return places
 
 
 def by_problem(branches: Sequence[Branch]) -> list[list[int]]:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count, takewhile
+from typing import TYPE_CHECKING
 
-from ttc.memory.kv import KV
-from ttc.memory.states import State
+if TYPE_CHECKING:
+    from ttc.memory.kv import KV
+    from ttc.memory.states import State
 
 MIN_SHARED_TOKENS = 8
 """A common prefix shorter than this is recomputed: one more segment in every later plan would cost
 more."""
+
+MERGE_RATIO = 4
+"""A segment with one child joins it where it is at most so many times as long: chains stay
+logarithmic."""
 
 _serial = count()
 

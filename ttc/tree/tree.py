@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ttc.cost_model.policies import MERGE_RATIO
 from ttc.memory.kv import KV
 from ttc.memory.manager import KVMemory
 from ttc.memory.recut import can_recut, recut
 from ttc.memory.states import State
 from ttc.tree.branch import Branch
-from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, common_prefix
+from ttc.tree.segment import MERGE_RATIO, MIN_SHARED_TOKENS, Segment, common_prefix
 
 SNAPSHOT_TOKENS = 1024
 """The state of recurrent layers is kept after each so many tokens of a prompt, for other prompts to

@@ -14,7 +14,7 @@ import random
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
@@ -71,8 +71,11 @@ WIDTHS: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-WINDOWED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
-LATENT = {
+WINDOWED: dict[str, Any] = {
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+LATENT: dict[str, Any] = {
     **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4},
     **{"head_dim": 4, "v_head_dim": 6, "first_k_dense_replace": 2},
 }
@@ -253,7 +256,7 @@ def engine_of(c: Combination, budget_gib: float | None) -> Engine:
     if c.placement is not None:
         options["runner"] = PLACEMENTS[c.placement].place(model, "cpu")
     if c.cache is not None:
-        options["cache"] = BlockCache(c.capacity, block_tokens=4, order=c.cache)  # type: ignore[arg-type]
+        options["cache"] = BlockCache(c.capacity, block_tokens=4, order=c.cache)
     if c.speculation == "prompt_lookup":
         options["speculation"] = PromptLookup(max_rows=16)
     if c.speculation == "draft_model":
@@ -271,7 +274,7 @@ def engine_of(c: Combination, budget_gib: float | None) -> Engine:
 
 def results(
     c: Combination, engine: Engine, problems: Sequence[Problem]
-) -> Iterator[tuple[str, Result]]:
+) -> Generator[tuple[str, Result], None, None]:
     """Of the problems that were not cancelled, as they end, by their ids."""
     verifier = Looks() if c.verifier else None
     options = SolveOptions.of(verifier=verifier, seed=c.seed, end=["bc"])
@@ -322,7 +325,7 @@ def difference(c: Combination) -> str | None:
             found[name] = seen(result)
             if len(found) >= stop:
                 break
-        solving.close()  # type: ignore[attr-defined]
+        solving.close()
         if engine.kv_bytes():
             return f"{engine.kv_bytes()} bytes of KV are left"
     missing = expected.keys() - found.keys() - {f"{c.seed}-{c.cancelled}"}

@@ -31,13 +31,13 @@ from experiments.runs.provenance import provenance
 from experiments.runs.schema import DatasetConfig
 from search import BeamSearch, BestFirst, BestOfN, Search, solve, solve_each
 from ttc.attention.plan import DecodePlan, Plan
-from ttc.cost_model.options import MOST_ROWS
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
 from ttc.model.loading import load_tokenizer
 from ttc.model.model_files import local_path
 from ttc.protocols import Problem
 from ttc.text.prompt import PromptTemplate
+from ttc.tree.branch import MOST_ROWS
 from verifiers import ConfidenceVerifier
 
 SEARCHES: dict[str, Search] = {

@@ -20,8 +20,8 @@ from experiments.lab.bench.random_gguf import Shape, random_weight, write_llama
 from tests.helpers.models import prompt
 from ttc import Engine, InvalidInput
 from ttc.approximate.int8_activations import Int8Rows
+from ttc.model.compiled_check import check_runner
 from ttc.model.fused_runner import FusedRunner
-from ttc.model.runner_choice import check_runner
 from ttc.model.stored_layers import StoredLinear
 
 KINDS = [

@@ -13,9 +13,9 @@ from ttc.attention import gpu_cuts
 from ttc.attention.entry import Entry
 from ttc.attention.gpu_cuts import PROGRAMS, cut_for
 from ttc.attention.plan_arrays import Cut, PlanArrays
-from ttc.cost_model.policies import MERGE_RATIO
 from ttc.memory.kv import KV
 from ttc.scheduler.growth import SHORT_TOKENS
+from ttc.tree.segment import MERGE_RATIO
 
 UNITS = 132
 KV_HEADS, GROUPS = 8, 4

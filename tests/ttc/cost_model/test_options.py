@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.cost_model.options import MOST_ROWS, PLACEMENTS, Machine, Option, best, options, pipelined
+from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options, pipelined
 from ttc.cost_model.policies import POLICIES, Steps, segments
 from ttc.cost_model.unit import Unit
 from ttc.errors import InvalidInput, OutOfMemory
+from ttc.tree.branch import MOST_ROWS
 
 FAST = {1: 1e12}
 DEVICE = DeviceProfile(name="device", bandwidth=100, flops=FAST)

@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import ttc.model.device_map
 from tests.ttc.model.test_loading import save
 from ttc import Engine, InvalidInput, OutOfMemory, UnsupportedModel
-from ttc.model.device_map import devices_of, is_spread, weights_over
+from ttc.model.device_map import devices_of, weights_over
+from ttc.model.places import is_spread
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 

@@ -27,11 +27,12 @@ from ttc.attention.fused import SWITCH
 from ttc.compiling import cxx, library
 from ttc.memory.kv import KV, LayerKV
 from ttc.model import layers_kernel
+from ttc.model.compiled_check import Differs, check_runner
 from ttc.model.fused_runner import FusedRunner
 from ttc.model.llama_structure import decoder_of
 from ttc.model.packed_linear import can_pack
 from ttc.model.runner import HuggingFaceRunner
-from ttc.model.runner_choice import Differs, check_runner, runner_for
+from ttc.model.runner_choice import runner_for
 from ttc.threads import by_pool, team
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}

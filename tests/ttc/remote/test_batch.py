@@ -15,11 +15,10 @@ from search.admission import Admission
 from tests.helpers.servers import Ascii, ServedModel, serving
 from tests.helpers.tiers import examples
 from ttc import Endpoint, InvalidInput, RemoteBackend, RemoteError, Step
-from ttc.cost_model.options import MOST_ROWS
 from ttc.remote.batch import RemoteBatch
 from ttc.remote.client import ContentRefused
 from ttc.remote.replies import Reply
-from ttc.tree.branch import Branch
+from ttc.tree.branch import MOST_ROWS, Branch
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -12,8 +12,7 @@ import pytest
 
 from tests.helpers.chats import tokenizer
 from ttc import InvalidInput, Tools
-from ttc.text.chat import chat_text, chat_tokens, next_prompt, next_turn_text
-from ttc.text.comparing import common_start
+from ttc.text.chat import chat_text, chat_tokens, common_start, next_prompt, next_turn_text
 from ttc.text.prompt import PromptTemplate, raw_tokens
 from ttc.tools.chat import ToolChat
 from verifiers import LLMJudge

@@ -17,8 +17,7 @@ from tests.helpers.chats import CHATS
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer
-from ttc.text.chat import chat_text
-from ttc.text.comparing import common_start
+from ttc.text.chat import chat_text, common_start
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_marks import Header, ThinkingMarks, ends_in_thought, spelt
 from ttc.text.thinking_models import ANY, FAMILIES, TAGS, marks_of

@@ -18,8 +18,7 @@ from tests.helpers.thinking import Thinking
 from tests.helpers.tiers import examples
 from tests.helpers.tools import tool
 from ttc import InvalidInput, Tool
-from ttc.text.chat import chat_text
-from ttc.text.comparing import common_start
+from ttc.text.chat import chat_text, common_start
 from ttc.text.prompt import PromptTemplate
 from ttc.tools.base import Tools
 from ttc.tools.chat import ToolChat

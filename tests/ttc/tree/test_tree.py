@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from tests.helpers.tiers import examples
 from ttc import OutOfMemory, Paged
-from ttc.cost_model.policies import MERGE_RATIO
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import KVMemory
 from ttc.memory.recut import can_recut
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
-from ttc.tree.segment import MIN_SHARED_TOKENS, Segment, worth_sharing
+from ttc.tree.segment import MERGE_RATIO, MIN_SHARED_TOKENS, Segment, worth_sharing
 from ttc.tree.tree import Tree
 
 LARGEST = 56

@@ -1,0 +1,71 @@
+"""What a search loads: what is optional stays on the disk until somebody uses it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+LOADED = """
+import sys
+kept = {name for name in sys.modules if name.split(".")[0] in ("ttc", "search", "verifiers")}
+print(*kept)
+"""
+
+SEARCH = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from search import BeamSearch, solve
+from tests.helpers.tokenizers import Letters
+from ttc import Engine
+from verifiers import ArithmeticVerifier
+
+sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=128, num_key_value_heads=1, **sizes)).eval()
+search = BeamSearch(step_tokens=8, max_steps=3)
+solve(search, problem="1+1", engine=Engine(model, Letters()), verifier=ArithmeticVerifier())
+"""
+
+OPTIONAL = (
+    "ttc.approximate",
+    "ttc.cost_model",
+    "ttc.drawing",
+    "ttc.model.fused_runner",
+    "ttc.model.graphs",
+    "ttc.model.loading",
+    "ttc.model.recurrent",
+    "ttc.placement",
+    "ttc.residency.capture",
+    "ttc.residency.offloading",
+    "ttc.speculation",
+    "ttc.text.formulas",
+    "ttc.tools.formats",
+    "search.several_models",
+    "search.thinking",
+)
+"""Some of what a plain search has no use for."""
+
+MOST = 122
+
+
+def loaded(program: str) -> set[str]:
+    """The project's modules that a program has loaded."""
+    command = [sys.executable, "-c", program + LOADED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_a_plain_search_loads_only_what_it_runs() -> None:
+    modules = loaded(SEARCH)
+    assert "search.beam_search" in modules and not modules.intersection(OPTIONAL)
+    assert len(modules) <= MOST, sorted(modules)
+
+
+def test_a_search_is_written_without_an_engine() -> None:
+    modules = loaded("import search.base")
+    rooms = ("engine", "scheduler", "passes", "model", "residency", "memory", "attention", "remote")
+    needed = {name for name in modules if name.startswith(tuple(f"ttc.{room}" for room in rooms))}
+    assert not needed

@@ -146,6 +146,8 @@ def _states(text: str, head: re.Match[str], language: Language) -> bool:
     spaced = language.code not in CLOSED_UP
     if spaced and before[-1:].isalpha() and language.code not in ("ar", "he", "fa", "ur"):
         return False
+    if language is ENGLISH and _UNIT.search(before):
+        return False
     if head["link"] is None and head["noun"].lower() in language.option.split("|"):
         return False
     if head["link"] is not None and "\n" in head["link"]:
@@ -157,6 +159,8 @@ def _states(text: str, head: re.Match[str], language: Language) -> bool:
     return True
 
 
+_UNIT = re.compile(r"\d [^\W\d_]{1,30}+(?:/| per )$")
+"""What makes the noun a unit: "2 points/answer = 48"."""
 _SENTENCES = re.compile(r"[.!?]\s|\n")
 _HEADING = re.compile(r"[\W\d]*+(?:[^\W\d_]++[\W]*+){0,3}")
 """What may stand before the noun of a heading."""

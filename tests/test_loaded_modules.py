@@ -48,13 +48,15 @@ OPTIONAL = (
 )
 """Some of what a plain search has no use for."""
 
-MOST = 122
+MOST = 123
 
 
 def loaded(program: str) -> set[str]:
     """The project's modules that a program has loaded."""
     command = [sys.executable, "-c", program + LOADED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
     return set(done.stdout.split())
 
 

@@ -251,7 +251,7 @@ def test_the_short_table_has_a_line_for_each_search_with_its_accuracy_at_every_b
 @pytest.mark.slow
 def test_each_search_is_drawn_in_one_family(tmp_path: Path) -> None:
     members = [name for family in shown.FAMILIES.values() for name in family]
-    assert sorted(members) == sorted(budgets.SEARCHES)
+    assert len(members) == len(set(members)) and set(members) >= set(budgets.SEARCHES)
     assert not shown.draw(tmp_path / "none.json", tmp_path / "plot.png")
     pytest.importorskip("matplotlib")
     (tmp_path / "searches.json").write_text(json.dumps({"rows": ROWS}))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
 from ttc.model.recurrent import CACHE_NAMES, Recurrent
@@ -89,11 +86,9 @@ def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
     def ends(*_: Any) -> None:
         cache.running.pop()
 
-    before = register_module_forward_pre_hook(begins)
-    after = register_module_forward_hook(ends, always_call=True)
-    try:
+    with ExitStack() as watched:  # hooks of the model's own modules, as other threads run others
+        for module in model.modules():
+            watched.callback(module.register_forward_pre_hook(begins).remove)
+            watched.callback(module.register_forward_hook(ends, always_call=True).remove)
         model(input_ids=ids[:, :FIND_TOKENS], use_cache=True, **{name: cache})
-    finally:
-        before.remove()
-        after.remove()
     return Recurrent(list(cache.asked), counts) if cache.asked else None

@@ -63,5 +63,6 @@ def format_of(
 
 def _marks(template: str) -> str:
     """Names the format by the marks that stand in the template."""
-    marks = dict.fromkeys(re.findall(r"<[^<>\s{}]*(?:tool_call|function)[^<>\s{}]*>", template))
-    return f"; its marks are {', '.join(list(marks)[:4])}" if marks else ""
+    marks = dict.fromkeys(re.findall(r"<[^<>\s{}]++>", template))
+    told = [mark for mark in marks if "tool_call" in mark or "function" in mark]
+    return f"; its marks are {', '.join(told[:4])}" if told else ""

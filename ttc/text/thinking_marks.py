@@ -108,9 +108,10 @@ class ThinkingMarks:
     @cached_property
     def pattern(self) -> re.Pattern[str]:
         starts = "|".join(re.escape(_start(mark)) for mark in self._ordered)
-        return re.compile(
-            "|".join(f"({_expression(mark, starts)})" for mark in self._ordered), re.DOTALL
-        )
+        marks = "|".join(f"({_expression(mark, starts)})" for mark in self._ordered)
+        # most places are passed by their first character
+        first = "".join(re.escape(letter) for letter in sorted({_start(m)[0] for m in self.kinds}))
+        return re.compile(f"(?=[{first}])(?:{marks})", re.DOTALL)
 
     def cuts(self, text: str) -> list[Cut]:
         kinds = [self.kinds[mark] for mark in self._ordered]

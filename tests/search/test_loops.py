@@ -15,10 +15,11 @@ from search import (
     ask_tell,
     solve,
 )
+from tests.helpers.parts import installed
 from tests.helpers.searches import Costly, all_searches
 from tests.helpers.servers import ServedModel, connected
 from tests.helpers.thinking import OPENING, TURNS, Thinking, circling, thinker
-from ttc import BlockCache, Engine, InvalidInput, PromptLookup, Result
+from ttc import BlockCache, Engine, InvalidInput, Result
 from ttc.text.prompt import PromptTemplate
 
 TAGS = ("<think>", "</think>")
@@ -65,9 +66,10 @@ PARTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({}, {"max_rows": 1}),
     ({"cache": BlockCache()}, {}),
-    ({"speculation": PromptLookup()}, {}),
-    ({"speculation": PromptLookup(max_rows=16), "cache": BlockCache()}, {"concurrency": 1}),
 ]
+for lookup in installed("speculation", "prompt_lookup"):
+    drafts = {"speculation": lookup(max_rows=16), "cache": BlockCache()}
+    PARTS += [({"speculation": lookup()}, {}), (drafts, {"concurrency": 1})]
 
 
 def seen(result: Result) -> Any:

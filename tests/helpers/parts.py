@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ttc.parts import PACKAGES, handled, load, table
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +95,11 @@ def installed(kind: str, name: str) -> list[Any]:
     """What handles this, alone in a list; nothing where its part was deleted."""
     place = handled().get(kind, {}).get(name)
     return [] if place is None else [load(place)]
+
+
+def only_with(kind: str, name: str) -> Any:
+    """The mark of a test that needs what handles this, whose part may be deleted."""
+    return pytest.mark.skipif(not installed(kind, name), reason=f"the part of {kind} is deleted")
 
 
 # ---------------------------------------------------------------- which files are whose

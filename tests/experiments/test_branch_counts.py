@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from experiments.eval.cells import Cell
 from experiments.eval.compare.rows import load_rows
 from experiments.eval.compare.show import comparison, tables
 from experiments.eval.leaderboard.board import LABELS, cell_row
 from experiments.eval.leaderboard.board import tables as board_tables
-from experiments.eval.leaderboard.plan import Cell
 from experiments.runs.finished import Run
 from experiments.runs.problem_loop import run
 from experiments.runs.summary import branch_counts, shown_counts, summarise

@@ -16,13 +16,13 @@ import yaml
 
 from experiments.cli.labels import labels
 from experiments.cli.tables import Table
+from experiments.eval.cells import Cell
 from experiments.eval.compare.command import compare, main, parsed
 from experiments.eval.compare.figures import frontier
 from experiments.eval.compare.rows import load_rows, run_folders, short_place
 from experiments.eval.compare.show import compared as of_a_sweep
 from experiments.eval.compare.show import comparison, tables
 from experiments.eval.leaderboard.board import cell_row
-from experiments.eval.leaderboard.plan import Cell
 from experiments.eval.select import load, report, score
 from experiments.eval.select import parsed as parsed_selection
 from experiments.runs.finished import Run

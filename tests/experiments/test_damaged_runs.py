@@ -14,12 +14,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.eval.cells import Cell
 from experiments.eval.compare.command import compare
 from experiments.eval.compare.command import parsed as compare_words
 from experiments.eval.export.command import export
 from experiments.eval.export.command import parsed as export_words
 from experiments.eval.leaderboard.board import cell_row, tables, write_predictions
-from experiments.eval.leaderboard.plan import Cell
 from experiments.eval.merge.merging import merge
 from experiments.eval.select import parsed as select_words
 from experiments.eval.select import report

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from experiments.cli.command import perform
 from experiments.cli.tree_view import Step, drawn
+from experiments.eval.cells import Cell
 from experiments.eval.compare.command import compare
 from experiments.eval.compare.command import parsed as parsed_comparison
 from experiments.eval.leaderboard import command as board
-from experiments.eval.leaderboard.plan import Cell, Plan
+from experiments.eval.leaderboard.plan import Plan
 from experiments.eval.select import main as select
 from experiments.eval.view.command import parsed as parsed_view
 from experiments.eval.view.command import view
@@ -142,7 +143,7 @@ def test_a_leaderboard_names_its_models(
         "experiments.eval.leaderboard.plan.read_plan", lambda file: Plan("b", tmp_path, [cell])
     )
     monkeypatch.setattr(
-        "experiments.eval.leaderboard.run.run_cells", lambda plan: ({"c": HOSTILE[3]}, set())
+        "experiments.eval.cells.run_cells", lambda cells: ({"c": HOSTILE[3]}, set())
     )
     board.leaderboard(board.parsed([str(tmp_path)]))
     check(capsys.readouterr().out, r"\x1b]52;c;cm0=\x07", r"\x1b[2J", r"\u202e")

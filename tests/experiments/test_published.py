@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.eval.leaderboard.plan import Cell
+from experiments.eval.cells import Cell
 from experiments.eval.published.beside import (
     beside,
     differences,

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments.cli.tables import Table, amount, as_csv, as_typed, page, percent
+from experiments.eval.cells import Cell
 from experiments.eval.compare.figures import row_figures
 from experiments.eval.compare.rows import OF_A_SEED, Row, prompt_settings
 from experiments.eval.compare.show import remarks
-from experiments.eval.leaderboard.plan import Cell, Plan
+from experiments.eval.leaderboard.plan import Plan
+from experiments.eval.predictions import RULES, predictions_of
 from experiments.runs.finished import Run
 from experiments.runs.records import as_json
-from experiments.runs.summary import KS, counted
-from search.selection import Sample, best, majority, weighted_majority
+from experiments.runs.summary import KS
 from ttc.errors import InvalidInput
 
-RULES: dict[str, Callable[[Sequence[Sample]], int | None]] = {
-    "naive": best,
-    "weighted": weighted_majority,
-    "maj": majority,
-}
-"""search-and-learn's names: the best score, the answer with the highest total score, the most
-frequent answer."""
-NEED_SCORES = ("naive", "weighted")
 LABELS = ("model", "dataset", "search", "budget")
 ABOUT = (
     "pred_naive@n, pred_weighted@n and pred_maj@n are search-and-learn's: the best score, the "
@@ -225,23 +218,6 @@ def _every(rows: Sequence[Figures]) -> Table:
     notes = ["The folder, settings, versions, machine and a prompt of each: leaderboard.json."]
     notes += [text for row in rows for text in remarks(row["folder"], row)]
     return Table("Every run", columns, lines, notes)
-
-
-def predictions_of(record: dict[str, Any]) -> dict[str, tuple[str | None, bool]]:
-    """Each rule's answer among the first n candidates, by its column, and whether it is right."""
-    branches = sorted(counted(record), key=lambda branch: branch["path"])
-    samples = [Sample.of_record(branch) for branch in branches]
-    rated = any(sample.score is not None for sample in samples)
-    predictions: dict[str, tuple[str | None, bool]] = {}
-    for n in (k for k in KS if k <= len(samples)):
-        for rule, choose in RULES.items():
-            if rated or rule not in NEED_SCORES:
-                place = choose(samples[:n])
-                answer, right = None, False
-                if place is not None:
-                    answer, right = samples[place].answer, branches[place]["correct"]
-                predictions[f"pred_{rule}@{n}"] = answer, right
-    return predictions
 
 
 def _prompts(run: Run) -> dict[str, str]:

@@ -51,6 +51,7 @@ def leaderboard(arguments: argparse.Namespace) -> int:
     plan = read_plan(arguments.file)
     if arguments.labels is not None:
         plan = with_labels(plan, arguments.labels.split(","))
+    from experiments.eval.cells import configurations, run_cells
     from experiments.eval.leaderboard.board import (
         board_rows,
         check_folder,
@@ -58,14 +59,13 @@ def leaderboard(arguments: argparse.Namespace) -> int:
         tables,
         write_board,
     )
-    from experiments.eval.leaderboard.run import configurations, run_cells
 
     if arguments.dry:
         configurations(plan.cells)
         show("\n".join(cell.name for cell in plan.cells))
         return 0
     check_folder(plan)
-    errors, refused = run_cells(plan)
+    errors, refused = run_cells(plan.cells)
     rows = board_rows(plan, refused)
     if rows:
         files = write_board(plan, rows, errors)

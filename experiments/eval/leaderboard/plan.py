@@ -14,6 +14,7 @@ import yaml
 from experiments.cli.choices import choices
 from experiments.cli.labels import given_labels, labels, typed_settings
 from experiments.cli.removed import removal
+from experiments.eval.cells import Cell
 from experiments.runs.overrides import as_override
 from experiments.runs.reading import refuse_bombs
 from experiments.runs.records import check_name
@@ -26,18 +27,6 @@ GROUPS = {"models": "model", "datasets": "dataset", "searches": "search"}
 KEYS = ("name", *GROUPS, "budgets", "seeds", "settings", "output_dir")
 OWN = ("run.name", "run.seed", "run.output_dir")
 """What the leaderboard sets itself."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run. labels: its model, data set, search and budget. title: what tells it from other
-    rows."""
-
-    name: str
-    labels: dict[str, str]
-    seed: int
-    overrides: list[str]
-    title: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.cli.tables import Table, amount, percent
 from experiments.eval.compare.rows import Row
-from experiments.eval.leaderboard.board import predictions_of
+from experiments.eval.predictions import predictions_of
 from experiments.eval.published.recipe import Arm, Recipe
 from experiments.runs.build import make_search, resolved
 from experiments.runs.config_values import as_dict, changed_values, flat

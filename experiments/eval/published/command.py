@@ -16,7 +16,7 @@ from experiments.cli.tables import terminal_width
 from ttc.wording import number_of
 
 if TYPE_CHECKING:
-    from experiments.eval.leaderboard.plan import Cell
+    from experiments.eval.cells import Cell
     from experiments.eval.published.recipe import Arm, Recipe
 
 EXAMPLE = """\
@@ -66,7 +66,11 @@ def published(arguments: argparse.Namespace) -> int:
     if arguments.dry:
         dry_run(cells)
         return 0
-    errors = _run(recipe, folder, cells) if arguments.run else {}
+    errors: dict[str, str] = {}
+    if arguments.run:
+        from experiments.eval.cells import run_cells
+
+        errors, _ = run_cells(cells)
     show(beside(recipe, folder, arms).text())
     lines = [
         textwrap.fill(text, terminal_width(), initial_indent="- ", subsequent_indent="  ")
@@ -97,7 +101,7 @@ def chosen_arms(recipe: Recipe, pattern: str) -> list[Arm]:
 
 def cells_of(arm: Arm, folder: Path, settings: Sequence[str]) -> list[Cell]:
     """The runs of an arm, one for each seed. settings: typed ones, which come last."""
-    from experiments.eval.leaderboard.plan import Cell
+    from experiments.eval.cells import Cell
     from experiments.eval.published.beside import run_name
     from experiments.runs.overrides import as_override
 
@@ -114,21 +118,13 @@ def cells_of(arm: Arm, folder: Path, settings: Sequence[str]) -> list[Cell]:
 
 
 def dry_run(cells: Sequence[Cell]) -> None:
-    from experiments.eval.leaderboard.run import configurations
+    from experiments.eval.cells import configurations
     from experiments.runs.problem_loop import run
 
     for cell, config in zip(cells, configurations(cells), strict=True):
         show(f"=== {cell.name}")
         config.run.dry = True
         run(config)
-
-
-def _run(recipe: Recipe, folder: Path, cells: Sequence[Cell]) -> dict[str, str]:
-    from experiments.eval.leaderboard.plan import Plan
-    from experiments.eval.leaderboard.run import run_cells
-
-    errors, _ = run_cells(Plan(recipe.name, folder, list(cells)))
-    return errors
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""A stand-in for CUDA graphs on a CPU. It writes down what PyTorch and the kernels are given, with the
-numbers that they are given, and gives it to them again, while no code of the model runs."""
+"""A stand-in for CUDA graphs on a CPU. It writes down what PyTorch and the kernels are given, with
+the numbers that they are given, and gives it to them again, while no code of the model runs."""
 
 from __future__ import annotations
 

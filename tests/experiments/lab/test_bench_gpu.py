@@ -16,7 +16,7 @@ from experiments.lab.bench.gpu import first_contact, kernels, machine
 from experiments.lab.bench.gpu.first_contact import run
 from experiments.lab.bench.gpu.machine import Machine
 from experiments.lab.bench.gpu.parts import ABOUT, Asked, Part, parts, words
-from experiments.lab.pretended import Waits, pretended_devices
+from experiments.standins.pretended import Waits, pretended_devices
 from tests.helpers.benches import save_tiny_model
 from tests.helpers.processes import finished
 from ttc.attention import gpu_kernel

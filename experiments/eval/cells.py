@@ -1,4 +1,4 @@
-"""Running the cells: each is a job of its own, so that whatever stops a leaderboard, it goes on
+"""Several runs by one command: each is a job of its own, so that a command that was stopped goes on
 where it was."""
 
 from __future__ import annotations
@@ -6,17 +6,29 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
 from experiments.cli.output import say
 from experiments.cli.refusals import explained
-from experiments.eval.leaderboard.plan import Cell, Plan
 from experiments.runs.build import check_run, make_search, resolved
 from experiments.runs.data import load_task
 from experiments.runs.hydra_command import composed
 from experiments.runs.problem_loop import run
 from ttc.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. labels: its model, data set, search and budget. title: what tells it from other
+    rows."""
+
+    name: str
+    labels: dict[str, str]
+    seed: int
+    overrides: list[str]
+    title: str = ""
 
 
 def configurations(cells: Sequence[Cell]) -> list[DictConfig]:
@@ -45,13 +57,12 @@ def checked(config: DictConfig) -> DictConfig:
     return values
 
 
-def run_cells(plan: Plan) -> tuple[dict[str, str], set[str]]:
+def run_cells(cells: Sequence[Cell]) -> tuple[dict[str, str], set[str]]:
     """Solve what is left of every cell. Returns why cells failed, by their names, and which of them
     were refused: the folder of such a one may hold results of other settings."""
     errors: dict[str, str] = {}
     refused = set[str]()
-    cells = list(zip(plan.cells, configurations(plan.cells), strict=True))
-    for number, (cell, config) in enumerate(cells, 1):
+    for number, (cell, config) in enumerate(zip(cells, configurations(cells), strict=True), 1):
         say(f"cell {number} of {len(cells)}: {cell.name}")
         try:
             with redirect_stdout(io.StringIO()):  # the table of the whole comes at the end

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.lab.bench import quantized
 from experiments.lab.bench.quantized_way import Measured, unpack
-from experiments.lab.bench.random_gguf import MIXED, Shape, kind_of, write_llama
+from experiments.standins.random_gguf import MIXED, Shape, kind_of, write_llama
 from ttc.engine import Engine
 from ttc.model.stored_layers import StoredLinear
 from ttc.model.stored_loading import read_stored

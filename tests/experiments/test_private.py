@@ -14,18 +14,17 @@ from experiments.eval.compare.command import compare
 from experiments.eval.compare.command import parsed as to_compare
 from experiments.eval.export.command import export
 from experiments.eval.export.command import parsed as to_export
-from experiments.eval.leaderboard.command import leaderboard
-from experiments.eval.leaderboard.command import parsed as to_rank
 from experiments.eval.merge.merging import merge
-from experiments.eval.processbench.job import run as processbench
 from experiments.eval.select import main as select
-from experiments.eval.view.command import parsed as to_view
-from experiments.eval.view.command import view
+from experiments.pages.leaderboard.command import leaderboard
+from experiments.pages.leaderboard.command import parsed as to_rank
+from experiments.pages.view.command import parsed as to_view
+from experiments.pages.view.command import view
+from experiments.recipes.processbench.job import run as processbench
 from experiments.runs.data import load_task
 from experiments.runs.hydra_command import composed
 from experiments.runs.private import without_quotes
 from experiments.runs.problem_loop import run
-from experiments.serve.access import log, show_log
 from tests.helpers.benches import save_tiny_model
 from tests.helpers.runs import save_model
 from ttc.errors import TTCError
@@ -204,23 +203,6 @@ def test_no_command_writes_or_shows_a_private_text(
         assert {"a/records.jsonl", "c/view.html", "a/stepwise-supervision.jsonl"} <= found
         assert {"steps/records.jsonl", "board/leaderboard.json", "stdout", "stderr"} <= found
     assert {"a/view.html", "board/leaderboard.json", "c/records.jsonl"} <= left.keys()
-
-
-@pytest.mark.parametrize("private", [True, False])
-def test_the_log_of_a_server_repeats_a_question_only_if_it_may(
-    private: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log, "handlers", [])
-    monkeypatch.setattr(log, "propagate", True)
-    show_log(private)
-    log.info("'127.0.0.1' asked for %r", "/v1/models")
-    try:
-        raise ValueError("Which zebra?")
-    except ValueError:
-        log.exception("the problem is to blame that begins with %r", "Which zebra?")
-    shown = capsys.readouterr().err
-    assert "'/v1/models'" in shown and "to blame that begins with" in shown
-    assert ("zebra" in shown) is not private
 
 
 @pytest.mark.parametrize(

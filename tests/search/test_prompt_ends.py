@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from experiments.runs.problem_loop import run
-from experiments.serve.conversation import Conversation
 from search import (
     BeamSearch,
     Case,
@@ -24,7 +23,6 @@ from search import (
 )
 from search.config import SearchConfig
 from search.options import SolveOptions
-from tests.helpers.backends import FakeBackend
 from tests.helpers.chains import chain
 from tests.helpers.chats import CHATS, tokenizer
 from tests.helpers.runs import composed, save_rows
@@ -97,16 +95,6 @@ def test_prompts_of_another_form_go_on(template: PromptTemplate) -> None:
     assert result.best is not None and len(result.best.generated) == 30
     assert result.best.text.startswith(" 5\nQuestion: 5\nQuestion:")
     assert SearchConfig.of(LONG, engine, SolveOptions(template=template)).end == ()
-
-
-def test_who_asks_through_the_server_has_no_other_ends_than_its_own() -> None:
-    backend = FakeBackend()
-    for template in (Conversation(), PromptTemplate("{question}", raw=True)):
-        backend.tokenizer.chat_template = "turns"  # type: ignore[assignment]
-        assert SearchConfig.of(LONG, backend, SolveOptions(template=template, end=["x"])).end == (
-            "x",
-        )
-    assert SearchConfig.of(LONG, FakeBackend(), SolveOptions(end=["x"])).end == ("x", "Question:")
 
 
 def test_steps_of_a_search_and_what_a_verifier_reads_leave_it_out() -> None:

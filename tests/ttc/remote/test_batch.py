@@ -15,8 +15,8 @@ from search.admission import Admission
 from tests.helpers.servers import Ascii, ServedModel, serving
 from tests.helpers.tiers import examples
 from ttc import Endpoint, InvalidInput, RemoteBackend, RemoteError, Step
+from ttc.errors import ContentRefused
 from ttc.remote.batch import RemoteBatch
-from ttc.remote.client import ContentRefused
 from ttc.remote.replies import Reply
 from ttc.tree.branch import MOST_ROWS, Branch
 

@@ -18,6 +18,7 @@ SLOW_FILES = {
     "tests/ttc/model/test_default_model.py",
     "tests/ttc/placement/test_placed_loading.py",
     "tests/ttc/test_tiles.py",
+    "tests/verifiers/programs/test_ratings_by_pass.py",
 }
 """Files whose tests are all slow: what they try needs real weights, a process of its own, or
 minutes."""

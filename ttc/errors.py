@@ -13,6 +13,10 @@ class InvalidInput(TTCError, ValueError):
     """An argument, a prompt, a data set row or a configuration that cannot be used."""
 
 
+class MissingPart(InvalidInput):
+    """A part of this project that is needed and was deleted (`ttc.parts`)."""
+
+
 class ContextExceeded(InvalidInput):
     """More tokens than the model's context has room for."""
 

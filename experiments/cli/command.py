@@ -23,9 +23,8 @@ FULL_ERRORS = "HYDRA_FULL_ERROR"
 
 def of_part(name: str) -> None:
     """Do what the command of a part does, or say which part is missing."""
-    from ttc.parts import handler
-
     from ttc.errors import MissingPart
+    from ttc.parts import handler
 
     try:
         main = handler("command", name)

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from ttc.parts import handler
 
 from experiments.cli.escapes import resolve_escapes
 from experiments.cli.output import say
@@ -30,6 +29,7 @@ from ttc.model.device_map import Over, devices_of
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.loading import chosen_device, load_generation_config, load_tokenizer
 from ttc.model.runner import ModelRunner
+from ttc.parts import handler
 from ttc.placement.auto import settled
 from ttc.placement.base import Placement
 from ttc.placement.placed_loading import load_runner

@@ -7,8 +7,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ttc.parts import handler
-
 from experiments.runs.generated import generated_problems
 from experiments.runs.grading import IsCorrect, Reading
 from experiments.runs.private import LEFT_OUT, texts_left_out, without_quotes
@@ -18,6 +16,7 @@ from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
 from ttc.errors import InvalidInput
 from ttc.origin import at, origin
+from ttc.parts import handler
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold
 from ttc.text.encodable import encodable

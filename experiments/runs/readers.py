@@ -7,12 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ttc.parts import handled, handler, missing_for
-
 from experiments.runs.rows import Row
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.user_code import find
 from ttc.errors import InvalidInput, MissingPart
+from ttc.parts import handled, handler, missing_for
 from ttc.protocols import Problem
 from ttc.text.numbers import as_number
 

@@ -17,9 +17,9 @@ from experiments.cli.choices import public_classes, written
 from experiments.runs.default_verifier import default_verifier
 from experiments.runs.run_name import register_names
 from ttc.approximate.early_exit import Rule
+from ttc.parts import handlers, missing
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency
-from ttc.speculation.base import Draft
 from ttc.text.prompt import words_for
 
 
@@ -235,9 +235,7 @@ VERIFIERS = {name: target for name, target in RATERS.items() if target not in WR
 CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
 SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
 GATES = {"decode": ttc.DecodeGate}
-SPECULATION = {"prompt_lookup": ttc.PromptLookup, "draft_model": ttc.DraftModel}
 PLACEMENTS = {"streamed": ttc.Streamed, "split": ttc.Split}
-BACKENDS = {"openai": ttc.Endpoint}
 POLICIES: dict[str, type] = {
     **classes("ttc.residency"),
     "auto": ttc.Auto,
@@ -264,8 +262,7 @@ GROUPS = {
     "cache": Group(CACHES, ttc.BlockCache),
     "sharing": Group(SHARING, ttc.Sharing),
     "gate": Group(GATES, ttc.DecodeGate),
-    "speculation": Group(SPECULATION, Draft),
-    "backend": Group(BACKENDS, ttc.Endpoint),
+    **{name: Group(handlers(name), base) for name, base in handlers("group").items()},
 }
 
 
@@ -279,6 +276,12 @@ WITHOUT = {
     "backend": "local",
 }
 """The choice that leaves a group out."""
+
+
+def _verifier(name: str) -> type:
+    if name not in VERIFIERS:
+        raise missing(f"verifier={name}")
+    return VERIFIERS[name]
 
 
 def target_of(target: type) -> str:
@@ -300,7 +303,7 @@ OmegaConf.register_new_resolver(
     replace=True,
 )
 OmegaConf.register_new_resolver(
-    "verifier_for", lambda kind: target_of(VERIFIERS[default_verifier(kind)]), replace=True
+    "verifier_for", lambda kind: target_of(_verifier(default_verifier(kind))), replace=True
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,12 @@ from experiments.eval.export.command import export
 from experiments.eval.export.command import parsed as to_export
 from experiments.eval.merge.merging import merge
 from experiments.eval.select import main as select
-from experiments.pages.leaderboard.command import leaderboard
-from experiments.pages.leaderboard.command import parsed as to_rank
-from experiments.pages.view.command import parsed as to_view
-from experiments.pages.view.command import view
-from experiments.recipes.processbench.job import run as processbench
 from experiments.runs.data import load_task
 from experiments.runs.hydra_command import composed
 from experiments.runs.private import without_quotes
 from experiments.runs.problem_loop import run
 from tests.helpers.benches import save_tiny_model
+from tests.helpers.parts import installed
 from tests.helpers.runs import save_model
 from ttc.errors import TTCError
 
@@ -153,8 +150,9 @@ def test_no_command_writes_or_shows_a_private_text(
     logging.getLogger("ttc").warning("comparing 'zebra1 gold' and 'zebra2' takes long")
     merge(made / "c", [])
     compare(to_compare([str(made / "a"), str(made / "b"), str(made / "c")]))
-    for name in ("a", "c"):
-        view(to_view([str(made / name)]))
+    for name in ("a", "c") if installed("command", "view") else ():
+        view = import_module("experiments.pages.view.command")
+        view.view(view.parsed([str(made / name)]))
     board = {
         "name": "board",
         "models": [{"name": "tiny", "model": "hf", "model.name": model}],
@@ -165,7 +163,9 @@ def test_no_command_writes_or_shows_a_private_text(
         "output_dir": str(made),
     }
     (given / "board.yaml").write_text(yaml.safe_dump(board))
-    leaderboard(to_rank([str(given / "board.yaml")]))
+    if installed("command", "leaderboard"):
+        board_command = import_module("experiments.pages.leaderboard.command")
+        board_command.leaderboard(board_command.parsed([str(given / "board.yaml")]))
     monkeypatch.setattr(sys, "argv", ["select", str(made / "a")])
     select()
     for words_of_export in (["--format", "trl"], []):
@@ -175,20 +175,18 @@ def test_no_command_writes_or_shows_a_private_text(
             print(error)
     steps = {"id": "gsm8k-0", "problem": "zebra1 fussy", "steps": ["zebra2", "zebra3"], "label": -1}
     (given / "steps.jsonl").write_text(json.dumps(steps) + "\n")
-    processbench(
-        composed(
-            [
-                f"model.name={model}",
-                "model.dtype=float32",
-                f"dataset.private={private}",
-                f"processbench.data={given / 'steps.jsonl'}",
-                "verifier=private_parts.Fussy",
-                "run.name=steps",
-                f"run.output_dir={made}",
-            ],
-            "processbench",
-        )
-    )
+    if installed("command", "processbench"):
+        rated = [
+            f"model.name={model}",
+            "model.dtype=float32",
+            f"dataset.private={private}",
+            f"processbench.data={given / 'steps.jsonl'}",
+            "verifier=private_parts.Fussy",
+            "run.name=steps",
+            f"run.output_dir={made}",
+        ]
+        job = import_module("experiments.recipes.processbench.job")
+        job.run(composed(rated, "processbench"))
 
     shown = capsys.readouterr()
     files = [file for file in made.rglob("*") if file.is_file()]
@@ -200,9 +198,12 @@ def test_no_command_writes_or_shows_a_private_text(
         errors = [json.loads(line)["error"] for line in left["a/records.jsonl"].splitlines()]
         assert sum("private_parts.py:" in str(error) for error in errors) == 3
     else:
-        assert {"a/records.jsonl", "c/view.html", "a/stepwise-supervision.jsonl"} <= found
-        assert {"steps/records.jsonl", "board/leaderboard.json", "stdout", "stderr"} <= found
-    assert {"a/view.html", "board/leaderboard.json", "c/records.jsonl"} <= left.keys()
+        made_by = {"view": ["c/view.html"], "leaderboard": ["board/leaderboard.json"]}
+        made_by["processbench"] = ["steps/records.jsonl"]
+        of_parts = {f for name in made_by if installed("command", name) for f in made_by[name]}
+        assert {"a/records.jsonl", "a/stepwise-supervision.jsonl", *of_parts} <= found
+        assert {"stdout", "stderr"} <= found
+    assert {"a/records.jsonl", "c/records.jsonl"} <= left.keys()
 
 
 @pytest.mark.parametrize(

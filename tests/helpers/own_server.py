@@ -21,7 +21,7 @@ from search import BeamSearch, BestOfN, Case, Greedy, Search, SearchSteps, SelfC
 from search.budget import Budget
 from search.options import SolveOptions
 from tests.helpers.models import small
-from tests.helpers.servers import EOS, Ascii
+from tests.helpers.tokenizers import EOS, Ascii
 from ttc import Branch, Engine
 from ttc.protocols import Backend, Verifier
 

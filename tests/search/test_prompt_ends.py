@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from tests.helpers.chains import chain
 from tests.helpers.chats import CHATS, tokenizer
 from tests.helpers.runs import composed, save_rows
 from tests.helpers.scripted import Scores, Scripted
-from tests.helpers.servers import Ascii, ServedModel, connected
+from tests.helpers.tokenizers import Ascii
 from ttc import Append, Engine
 from ttc.text.prompt import PromptTemplate
 
@@ -41,14 +39,6 @@ LONG = Greedy(max_tokens=30)
 
 def local() -> Engine:
     return Engine(chain(WRITES, Ascii()), Ascii())
-
-
-@contextmanager
-def served(**ways: Any) -> Iterator[Any]:
-    server = ServedModel(**ways)
-    server.model = chain(WRITES, Ascii())
-    with connected(server) as backend:
-        yield backend
 
 
 def check(result: Any) -> None:
@@ -69,18 +59,6 @@ def test_an_answer_ends_before_the_next_question_on_the_engine() -> None:
         end=["xyz", "Question:"],
     )
     check(given)
-
-
-@pytest.mark.parametrize(
-    "ways",
-    [{}, {"ids_in": False, "ids_out": False}, {"stop": "ignored"}, {"stop": "trimmed"}],
-    ids=str,
-)
-def test_an_answer_ends_before_the_next_question_on_a_server(ways: dict[str, Any]) -> None:
-    with served(**ways) as backend:
-        result = solve(LONG, problem="2 + 3?", engine=backend, template=PLAIN, answer_kind="text")
-    assert result.best is not None and (result.best.text, result.answer) == (" 5\n", "5")
-    assert result.best.finish_reason == "end"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from experiments.lab.bench.remote import measured, process_s, sums, table
 from search import BestOfN, Greedy
 from tests.helpers.models import small
-from tests.helpers.servers import EOS, Ascii, ServedModel, serving
+from tests.helpers.servers import ServedModel, serving
+from tests.helpers.tokenizers import EOS, Ascii
 from ttc import Endpoint, Engine, RemoteBackend
 
 

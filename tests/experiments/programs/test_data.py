@@ -15,10 +15,12 @@ import pytest
 from experiments.programs.data import CodeGrader
 from experiments.runs.data import Task, load_task
 from tests.experiments.test_data import jsonl
+from tests.experiments.test_defaults_by_kind import check_defaults
 from tests.helpers.configurations import configuration
 from ttc import InvalidInput, Problem
 from ttc.execution.code_tests import CallTest, InputTest
 from ttc.execution.sandbox import protections
+from verifiers import ExecutionVerifier
 
 pytestmark = pytest.mark.skipif(not protections(), reason="programs cannot be confined here")
 
@@ -187,3 +189,7 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"\x1f\x8b nothing")
     with pytest.raises(InvalidInput, match=r"rows\.jsonl\.gz cannot be read"):
         load("humaneval_plus", file)
+
+
+def test_words_and_verifier_of_a_run_are_those_of_programs() -> None:
+    check_defaults("code", ExecutionVerifier)

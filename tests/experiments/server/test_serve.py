@@ -19,7 +19,7 @@ from experiments.server.conversation import Conversation
 from search import BestOfN, SelfConsistency, solve
 from tests.helpers.models import small
 from tests.helpers.own_server import SEARCHES, Asks, Chatting, Running, make_engine, running, said
-from tests.helpers.servers import EOS
+from tests.helpers.tokenizers import EOS
 from ttc.text.prompt import PromptTemplate
 
 PROMPT = "s:be kind\nu:12 + 3\na:"

@@ -13,23 +13,19 @@ pytest.importorskip("openai")
 
 import httpx2
 
+import verifiers
 from tests.helpers.own_server import Chatting, running
+from tests.helpers.parts import installed
 from tests.helpers.tiers import some_quick
-from verifiers import ArithmeticVerifier, ExecutionVerifier
 
 LENGTH = 55_000
 HELD_S = 15
 """A pattern that is quadratic in such a text holds the server's thread for 80 s and more."""
 
-CASES: list[tuple[Any, str]] = [
-    (ExecutionVerifier(), "assert f(1) == "),
-    (ExecutionVerifier(), "assert f("),
-    (ExecutionVerifier(), "f(1) -> "),
-    (ExecutionVerifier(), ">>> f(1)\n"),
-    (ExecutionVerifier(), "f( "),
-    (ExecutionVerifier(), "```python\n"),
-    (ArithmeticVerifier(), "1 + 1 = "),
-]
+CASES: list[tuple[Any, str]] = [(verifiers.ArithmeticVerifier(), "1 + 1 = ")]
+if installed("grader", "code"):
+    PROGRAMS = ("assert f(1) == ", "assert f(", "f(1) -> ", ">>> f(1)\n", "f( ", "```python\n")
+    CASES = [*((verifiers.ExecutionVerifier(), loop) for loop in PROGRAMS), *CASES]
 
 
 class Cut(Chatting):
@@ -39,7 +35,7 @@ class Cut(Chatting):
         return list(super().encode(text[:200], **options))
 
 
-@pytest.mark.parametrize(("verifier", "loop"), some_quick(CASES, CASES[:2]))
+@pytest.mark.parametrize(("verifier", "loop"), some_quick(CASES, CASES[:1]))
 def test_health_answers_while_a_looping_prompt_is_handled(verifier: Any, loop: str) -> None:
     text = loop * (LENGTH // len(loop))
     with running(verifier=verifier) as found, ThreadPoolExecutor(1) as client:

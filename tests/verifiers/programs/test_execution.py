@@ -112,7 +112,7 @@ def test_a_search_chooses_the_program_that_passes() -> None:
 def test_the_example_file_holds_tests_that_its_solutions_pass() -> None:
     from experiments.programs.data import CodeGrader
 
-    rows = (Path(__file__).parents[2] / "examples/functions.jsonl").read_text().splitlines()
+    rows = (Path(__file__).parents[3] / "examples/functions.jsonl").read_text().splitlines()
     grader = CodeGrader()
     for row in map(json.loads, rows):
         problem = Problem(row["question"], row["id"], row["answer"], {"tests": row["tests"]})

@@ -13,7 +13,8 @@ from experiments.runs.build import make_backend, make_engine
 from experiments.runs.problem_loop import run
 from tests.helpers.configurations import configuration
 from tests.helpers.models import small
-from tests.helpers.servers import EOS, Ascii, ServedModel, serving
+from tests.helpers.servers import ServedModel, serving
+from tests.helpers.tokenizers import EOS, Ascii
 from ttc import Engine, InvalidInput, RemoteBackend
 
 JOB = (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
-from ttc.attention.draft_plan import DraftPlan, TailRows
 from ttc.attention.entry import shared_entries
 from ttc.memory.kv import KV
 from ttc.model.processors import Processor
@@ -14,10 +14,11 @@ from ttc.model.runner import ModelRunner
 from ttc.passes.runtime import Runtime
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
+from ttc.sampling import Sampling
 from ttc.scheduler.rows import Row, draw_tokens, paths
 from ttc.scheduler.stops import Gate
-from ttc.speculation.base import Draft
-from ttc.tree.branch import StepEnd
+from ttc.speculation.draft_plan import DraftPlan, TailRows
+from ttc.tree.branch import Branch, StepEnd
 from ttc.usage import distinct
 
 
@@ -36,10 +37,23 @@ def why_not(runner: ModelRunner, residency: Residency, gate: Gate | None) -> str
     return ""
 
 
+class Guesses(Protocol):
+    """What the passes ask of a draft (`ttc.speculation.base.Draft`)."""
+
+    max_rows: int
+
+    def length(self, rows: int) -> int: ...
+    def note(self, checked: int, accepted: int) -> None: ...
+    def note_none(self) -> None: ...
+    def propose(
+        self, branches: Sequence[Branch], counts: Sequence[int], samplings: Sequence[Sampling]
+    ) -> list[list[int]]: ...
+
+
 class DraftChecks:
     """The passes of one batch that check drafted tokens."""
 
-    def __init__(self, runtime: Runtime, draft: Draft):
+    def __init__(self, runtime: Runtime, draft: Guesses):
         self.runtime = runtime
         self.draft = draft
 
@@ -57,7 +71,7 @@ class DraftChecks:
         return plan, keep_drawn(rows, drafts, logits, processors, self.draft)
 
 
-def drafts_for(rows: Sequence[Row], draft: Draft, capacity: int) -> list[list[int]]:
+def drafts_for(rows: Sequence[Row], draft: Guesses, capacity: int) -> list[list[int]]:
     """Drafted tokens for each row, as many as may pay and have room, or none at all.
 
     capacity: the tokens that each tail has room for. The last token of a step is never drafted: the
@@ -103,7 +117,7 @@ def keep_drawn(
     drafts: Sequence[Sequence[int]],
     logits: Tensor,
     processors: Sequence[Processor],
-    draft: Draft,
+    draft: Guesses,
 ) -> dict[Row, StepEnd]:
     """Draw token after token for each row, as long as the one before was drafted as it was drawn.
     Returns the rows whose step is over.

@@ -331,7 +331,7 @@ def test_the_command_runs_a_search_and_writes_the_harness_s_files(
 
 
 def test_newer_releases_find_the_model_by_its_entry_point() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["lm_eval.models"]["ttc"].partition(":")
     assert getattr(import_module(module), name) is SearchLM
     register()

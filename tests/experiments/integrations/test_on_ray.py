@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -127,3 +128,11 @@ def test_a_run_on_ray_is_the_run_of_one_process(tmp_path: Path) -> None:
     assert (
         records(out) == roughly(records(tmp_path / "outputs" / "whole")) and len(records(out)) == 7
     )
+
+
+def test_a_folder_for_temporary_files_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    (text,) = Worker(["search=greedy"])({"shard": "1/2"})["texts"]
+    assert text.startswith("cannot write temporary files to")

@@ -22,7 +22,7 @@ from inspect_ai.solver import generate
 from experiments.integrations import inspect_provider
 from experiments.integrations.solver import Solver
 from search import Greedy, SelfConsistency, solve
-from tests.experiments.test_lm_eval import tiny, tokenizer
+from tests.experiments.integrations.test_lm_eval import tiny, tokenizer
 from tests.helpers.thinking import OPENING, Thinking, thinker
 from ttc import Engine, InvalidInput
 from ttc.text.prompt import PromptTemplate
@@ -128,6 +128,6 @@ def test_a_thought_is_reasoning_and_its_answer_the_text(
 
 
 def test_inspect_finds_the_provider_by_its_entry_point(model: str) -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert import_module(project["entry-points"]["inspect_ai"]["ttc"]) is inspect_provider
     assert get_model(f"ttc/{model}").api.solver.search == Greedy()

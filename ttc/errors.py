@@ -45,6 +45,14 @@ class RemoteError(TTCError):
     """A server that cannot be reached, that refuses a request, or whose answers cannot be used."""
 
 
+class RequestRefused(RemoteError):
+    """A request that a server will never answer as it is."""
+
+
+class ContentRefused(RequestRefused):
+    """A request that is refused for what is in it, which says nothing of other requests."""
+
+
 class BranchRefused(RemoteError):
     """What a server refuses of one branch, for what is in it: other branches go on.
 

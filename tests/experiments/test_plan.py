@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import experiments.runs.build
-from experiments.lab.bench.random_gguf import Shape, write_llama
 from experiments.runs.auto_memory import asked_for, auto_of
 from experiments.runs.plan import show
 from experiments.runs.problem_loop import run
+from experiments.standins.random_gguf import Shape, write_llama
 from search import DVTS, BeamSearch, BestOfN, DiversePrompts, Greedy
 from tests.helpers.configurations import configuration
 from tests.helpers.parts import only_with

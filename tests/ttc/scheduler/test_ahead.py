@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from experiments.lab.pretended import Waits, pretended_devices
+from experiments.standins.pretended import Waits, pretended_devices
 from tests.helpers.engines import GREEDY, forked, make_engine
 from tests.helpers.models import prompt, small
 from tests.helpers.offloading import KIB

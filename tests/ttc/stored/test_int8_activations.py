@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from experiments.lab.bench.random_gguf import Shape, random_weight, write_llama
+from experiments.standins.random_gguf import Shape, random_weight, write_llama
 from tests.helpers.models import prompt
 from ttc import Engine, InvalidInput
 from ttc.model.compiled_check import check_runner

@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import LlamaForCausalLM
 
-from experiments.lab.bench.random_gguf import Shape, write_llama
+from experiments.standins.random_gguf import Shape, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.placements import write_profile
 from tests.helpers.tiers import slow

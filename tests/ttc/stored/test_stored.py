@@ -15,7 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments.lab.bench.random_gguf import FACTORS, Shape, random_weight, write_llama
+from experiments.standins.random_gguf import FACTORS, Shape, random_weight, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.exits import ALWAYS, CANDIDATES, LAYERS, ask, cut_off, problems
 from ttc import (

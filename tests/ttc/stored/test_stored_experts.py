@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig, Qwen3MoeConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from experiments.lab.bench.random_gguf import MIXED, Shape, random_weight, write_llama
+from experiments.standins.random_gguf import MIXED, Shape, random_weight, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.ttc.model.test_loading import save_tokenizer
 from ttc import BeamGroups, Engine, Paged, Split, Streamed, UnsupportedModel

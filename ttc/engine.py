@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ttc.model.lens import Lens
     from ttc.placement.auto import Auto, Chosen
     from ttc.placement.base import Placement
-    from ttc.scheduler.drafts import Drafts
+    from ttc.scheduler.seams import Drafts
     from ttc.trace import Trace
     from ttc.tree.eviction import BlockCache
 

@@ -13,8 +13,8 @@ from ttc.errors import InvalidInput
 from ttc.text.chat import ANSWER, QUESTION, chat_text, common_start, next_turn_text
 from ttc.text.prompt import PromptTemplate
 from ttc.text.roles import Message
+from ttc.tool_calls import Written
 from ttc.tools.base import Tools
-from ttc.tools.call import Written
 from ttc.tools.choice import format_of
 from ttc.tools.formats import Calculator, Schema, ToolFormat, described
 

@@ -20,6 +20,7 @@ from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
 from ttc.model.runner_choice import Choice, runner_for
+from ttc.parts import handler
 from ttc.passes.arguments import (
     checked_continuations,
     checked_extensions,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from ttc.model.lens import Lens
     from ttc.placement.auto import Auto, Chosen
     from ttc.placement.base import Placement
-    from ttc.scheduler.drafts import Drafts
+    from ttc.scheduler.seams import Drafts
     from ttc.trace import Trace
     from ttc.tree.eviction import BlockCache
 
@@ -112,9 +113,7 @@ class Engine:
         settings = GenerationSettings.of(config, model.config.get_text_config().vocab_size)
         self.runner: ModelRunner = runner_for(model, runner)
         if int8_activations:
-            from ttc.approximate.int8_activations import round_activations
-
-            round_activations(model, self.runner)
+            handler("int8_activations", "True")(model, self.runner)
         self.model = model
         if split_special_tokens:
             from ttc.text.special_tokens import SplitSpecialTokens

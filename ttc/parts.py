@@ -49,10 +49,16 @@ def _listed(file: Path) -> dict[str, dict[str, str]]:
 
 def handler(kind: str, name: str) -> Any:
     """The object that handles this. Raises MissingPart where no part does."""
-    place = handled().get(kind, {}).get(name)
-    if place is None:
+    found = find(kind, name)
+    if found is None:
         raise missing(f"{kind}={name}")
-    return load(place)
+    return found
+
+
+def find(kind: str, name: str) -> Any:
+    """The object that handles this; None where no part does, and none is needed."""
+    place = handled().get(kind, {}).get(name)
+    return None if place is None else load(place)
 
 
 def handlers(kind: str) -> dict[str, Any]:

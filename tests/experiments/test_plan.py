@@ -15,6 +15,7 @@ from experiments.runs.problem_loop import run
 from experiments.standins.random_gguf import Shape, write_llama
 from search import DVTS, BeamSearch, BestOfN, DiversePrompts, Greedy
 from tests.helpers.configurations import configuration
+from tests.helpers.parts import only_with
 from tests.helpers.placements import write_profile
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import Auto, InvalidInput
@@ -102,6 +103,7 @@ def test_a_policy_that_is_named_leaves_nothing_to_plan(tmp_path: Path) -> None:
         show(config, words)
 
 
+@only_with("quantized", "True")
 def test_a_plan_counts_the_bytes_of_stored_weights(
     tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,6 @@ it.
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import re
 import shutil
@@ -20,6 +19,8 @@ import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ttc.parts import PACKAGES, handled, load, table
 
@@ -93,6 +94,11 @@ def installed(kind: str, name: str) -> list[Any]:
     """What handles this, alone in a list; nothing where its part was deleted."""
     place = handled().get(kind, {}).get(name)
     return [] if place is None else [load(place)]
+
+
+def only_with(kind: str, name: str) -> Any:
+    """The mark of a test that needs what handles this, whose part may be deleted."""
+    return pytest.mark.skipif(not installed(kind, name), reason=f"the part of {kind} is deleted")
 
 
 # ---------------------------------------------------------------- which files are whose
@@ -185,14 +191,16 @@ def tried(part: str, commands: Iterable[tuple[str, Sequence[str]]]) -> dict[str,
 # ---------------------------------------------------------------- what stands outside
 
 
+IMPORT = re.compile(r"^\s*(?:import (.*)|from (\S+) import (\([^)]*\)|.*))", re.MULTILINE)
+
+
 def imports(file: Path) -> Iterator[str]:
     """What a file imports, wherever in it: modules, and names of modules as "module.name"."""
-    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for modules, module, names in IMPORT.findall((ROOT / file).read_text(encoding="utf-8")):
+        yield from re.findall(r"[\w.]+", modules)
+        if module:
+            yield module
+            yield from (f"{module}.{name}" for name in re.findall(r"\w+", names))
 
 
 def guards(part: str) -> dict[Path, int]:

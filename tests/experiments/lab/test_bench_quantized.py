@@ -13,8 +13,8 @@ from experiments.lab.bench import quantized
 from experiments.lab.bench.quantized_way import Measured, unpack
 from experiments.standins.random_gguf import MIXED, Shape, kind_of, write_llama
 from ttc.engine import Engine
-from ttc.model.stored_layers import StoredLinear
-from ttc.model.stored_loading import read_stored
+from ttc.stored.gguf_loading import read_stored
+from ttc.stored.layers import StoredLinear
 
 ASKED = {"prefix": 12, "tokens": 1, "beam_steps": 2, "beam_tokens": 1}
 

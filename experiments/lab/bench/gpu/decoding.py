@@ -20,7 +20,7 @@ from search import BeamSearch
 from search.solving import solve
 from ttc import Engine, Sampling
 from ttc.calibration.measure_device import WIDE
-from ttc.model.graphs import AFTER, SWITCH, Graphs
+from ttc.cuda.graphs import AFTER, SWITCH, Graphs
 from ttc.model.runner import HuggingFaceRunner
 from ttc.model.runner_choice import runner_for
 from ttc.protocols import Problem

@@ -22,8 +22,8 @@ from tests.ttc.model.test_loading import save_tokenizer
 from ttc import BeamGroups, Engine, Paged, Split, Streamed, UnsupportedModel
 from ttc.model.loading import configuration, load
 from ttc.model.partition import partition
-from ttc.model.stored_experts import Activated, StoredExperts, StoredMatrices
-from ttc.model.stored_layers import stored_bytes
+from ttc.model.stored import stored_bytes
+from ttc.stored.experts import Activated, StoredExperts, StoredMatrices
 
 EXPERTS, HIDDEN, INNER = 6, 256, 512
 BUDGET = 200_000 / 2**30

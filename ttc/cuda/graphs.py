@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ttc.attention.fused_gpu import TritonAttention, attend
-from ttc.attention.gpu_arrays import (
+from ttc.attention.hf_hook import attending
+from ttc.attention.kernels import Layer, Partial
+from ttc.attention.plan import DecodePlan, Plan
+from ttc.cuda.fused_gpu import TritonAttention, attend
+from ttc.cuda.gpu_arrays import (
     GpuArrays,
     Layout,
     Room,
@@ -26,9 +29,6 @@ from ttc.attention.gpu_arrays import (
     room_for_rows,
     tails_of,
 )
-from ttc.attention.hf_hook import attending
-from ttc.attention.kernels import Layer, Partial
-from ttc.attention.plan import DecodePlan, Plan
 from ttc.model.model_changes import Watch
 
 SWITCH = "TTC_GRAPHS"

@@ -9,8 +9,8 @@ from torch import Tensor
 from ttc.attention.plan import DecodePlan
 from ttc.passes.runtime import Runtime
 from ttc.residency.resident import Resident
-from ttc.scheduler.drafts import DraftChecks
 from ttc.scheduler.rows import Row, rows_of
+from ttc.scheduler.seams import DraftChecks
 from ttc.scheduler.stops import Gate
 from ttc.tree.segment import Segment
 

@@ -22,13 +22,14 @@ from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling
 from ttc.approximate.quantized_kv import Bytes, Kind
-from ttc.attention import extend_plan, fused_gpu, plan
+from ttc.attention import extend_plan, plan
 from ttc.attention.entry import Entry
-from ttc.attention.fused_gpu import TritonAttention, attend
-from ttc.attention.gpu_arrays import GpuArrays, Layout, filled_up, tails_of
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.plan_arrays import PlanArrays
+from ttc.cuda import fused_gpu
+from ttc.cuda.fused_gpu import TritonAttention, attend
+from ttc.cuda.gpu_arrays import GpuArrays, Layout, filled_up, tails_of
 from ttc.memory.kv import LayerShape
 from ttc.protocols import Step
 
@@ -280,7 +281,7 @@ def test_attention_sinks_take_their_part_of_the_weight() -> None:
 
 
 def test_without_triton_a_plan_runs_operation_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ttc.attention.gpu_kernel", None)
+    monkeypatch.setitem(sys.modules, "ttc.cuda.gpu_kernel", None)
     fused_gpu.kernels.cache_clear()
     try:
         with pytest.warns(UserWarning, match="Triton cannot be used on"):

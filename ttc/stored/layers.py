@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ttc.model import stored_kernel
-
-
-class Rounding(Protocol):
-    """Another way to multiply by stored weights: rows are rounded first."""
-
-    def linear(self, x: Tensor, packed: Tensor, stored: int) -> Tensor: ...
-
-    def row_bytes(self, width: int) -> int: ...
-
-    def rounds(self, dtype: torch.dtype) -> int: ...
-
-    def products(self) -> int: ...
-
-
-class Stored(nn.Module, ABC):
-    """A module with weights that stay as they are stored."""
-
-    @abstractmethod
-    def weight_bytes(self) -> dict[str, int]:
-        """The bytes of each, by the name that it has in a module of plain weights."""
+from ttc.model.stored import Rounding, Stored, StoredMatrix
+from ttc.stored import kernel
 
 
 class Multiplying(nn.Module):
@@ -49,16 +29,17 @@ class Multiplying(nn.Module):
 
     def product(self, x: Tensor, packed: Tensor) -> Tensor:
         """Rows x times a matrix of `packed`: (rows, bytes)."""
-        by = stored_kernel if self.rounding is None else self.rounding
+        by = kernel if self.rounding is None else self.rounding
         return by.linear(x, packed, self.stored)
 
 
-class StoredLinear(Multiplying, Stored):
+class StoredLinear(Multiplying, StoredMatrix):
     """A linear layer. packed: (out_features, bytes)."""
 
     def __init__(self, packed: Tensor, stored: int, in_features: int, bias: nn.Parameter | None):
         super().__init__(packed, stored, bias)
         self.in_features, self.out_features = in_features, len(packed)
+        self.numbers = self.in_features * self.out_features
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
@@ -70,15 +51,23 @@ class StoredLinear(Multiplying, Stored):
     def weight_bytes(self) -> dict[str, int]:
         return {"weight": self.packed.nbytes}
 
-    @property
-    def numbers(self) -> int:
-        """How many numbers its weight has."""
-        return self.in_features * self.out_features
+    def multiplies(self, dtype: torch.dtype) -> bool:
+        return kernel.products(dtype) != 0
+
+    def operand(self, at: Any, dtype: torch.dtype) -> dict[int, int]:
+        rounding = self.rounding
+        return {
+            at.WEIGHT: self.packed.data_ptr(),
+            at.PRODUCTS: kernel.products(dtype) if rounding is None else rounding.products(),
+            at.STORED: self.stored,
+            at.STORED_ROW: self.packed.stride(0),
+        }
 
 
 class StoredEmbedding(Stored):
     """An embedding. weight: an empty tensor whose type and device are those of what it gives."""
 
+    stands_for = nn.Embedding
     weight: Tensor
 
     def __init__(self, packed: Tensor, stored: int, width: int, dtype: torch.dtype):
@@ -89,7 +78,7 @@ class StoredEmbedding(Stored):
         self.register_buffer("weight", torch.empty(0, dtype=dtype), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows = stored_kernel.unpacked(self.packed[ids.reshape(-1)], self.stored, self.embedding_dim)
+        rows = kernel.unpacked(self.packed[ids.reshape(-1)], self.stored, self.embedding_dim)
         return rows.to(self.weight.dtype).view(*ids.shape, self.embedding_dim)
 
     def weight_bytes(self) -> dict[str, int]:
@@ -100,14 +89,3 @@ def as_weight(packed: Tensor) -> nn.Parameter:
     if isinstance(packed, nn.Parameter):
         return packed
     return nn.Parameter(packed, requires_grad=False)
-
-
-def stored_bytes(model: nn.Module) -> dict[str, int]:
-    """The bytes of each weight that stays as it is stored, by the name that it has in a model of
-    plain weights."""
-    return {
-        f"{path}.{name}": size
-        for path, module in model.named_modules()
-        if isinstance(module, Stored)
-        for name, size in module.weight_bytes().items()
-    }

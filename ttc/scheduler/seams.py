@@ -1,4 +1,5 @@
-"""What an engine and its batches ask of who drafts tokens (`ttc.speculation`)."""
+"""What an engine and its batches ask of parts: drafts (`ttc.speculation`), and the pass ahead
+(`ttc.cuda`)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from ttc.attention.plan import Plan
+    from torch import Tensor
+
+    from ttc.attention.plan import DecodePlan, Plan
     from ttc.memory.kv import KV
     from ttc.passes.runtime import Runtime
     from ttc.scheduler.rows import Row
@@ -38,3 +41,19 @@ class Drafts(Protocol):
     def released(self, branches: Iterable[Branch]) -> None:
         """These branches were released."""
         ...
+
+
+class PassAhead(Protocol):
+    """A pass that is launched before the last token is read."""
+
+    def may_launch(self, rows: Sequence[Row]) -> bool:
+        """Whether a pass may be made of the tokens that are being drawn. Asked once a token."""
+        ...
+
+    def launch(self, rows: Sequence[Row], plan: DecodePlan, tokens: Tensor) -> None: ...
+
+    def take(self, rows: Sequence[Row]) -> Tensor | None:
+        """The logits of these rows, which decode now; None where they have to be computed."""
+        ...
+
+    def drop(self) -> None: ...

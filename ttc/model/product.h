@@ -1,4 +1,4 @@
-// What cpu_layers.cpp asks of stored_products.cpp.
+// What cpu_layers.cpp asks of products with stored weights (ttc/stored).
 
 #pragma once
 

@@ -29,9 +29,9 @@ from ttc import (
     UnsupportedModel,
 )
 from ttc.model.loading import load
-from ttc.model.stored_kernel import KINDS, linear, tile_rows, unpacked
-from ttc.model.stored_layers import StoredLinear
 from ttc.residency.base import Residency
+from ttc.stored.kernel import KINDS, linear, tile_rows, unpacked
+from ttc.stored.layers import StoredLinear
 
 ALL = [Kind[name] for name in KINDS.values()]
 SCALED = [kind for kind in ALL if "Q" in kind.name or kind == Kind.MXFP4]
@@ -198,7 +198,7 @@ def test_a_kind_that_is_not_read_is_named(tmp_path: Path) -> None:
 
 PROGRAM = """
 import sys
-from tests.ttc.model.test_stored import check_products
+from tests.ttc.stored.test_stored import check_products
 check_products()
 """
 
@@ -236,7 +236,7 @@ def test_without_a_compiler_weights_are_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_llama(tmp_path / "model.gguf", Kind.Q4_0)
-    monkeypatch.setattr("ttc.model.loading.why_not", lambda: "there is no C++ compiler")
+    monkeypatch.setattr("ttc.stored.reading.why_not", lambda: "there is no C++ compiler")
     with pytest.warns(UserWarning, match="unpacked: there is no C"):
         model, _ = load(tmp_path / "model.gguf", device="cpu", dtype="float32", quantized=True)
     assert not any(isinstance(module, StoredLinear) for module in model.modules())

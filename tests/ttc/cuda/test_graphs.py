@@ -22,8 +22,9 @@ from tests.helpers.offloading import KIB
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Paged, Sampling
-from ttc.attention import extend_plan, fused_gpu, plan
-from ttc.model.graphs import AFTER, CudaRecorder, Graphs, graphs_for
+from ttc.attention import extend_plan, plan
+from ttc.cuda import fused_gpu
+from ttc.cuda.graphs import AFTER, CudaRecorder, Graphs, graphs_for
 from ttc.model.runner import HuggingFaceRunner
 from ttc.protocols import Problem, Step
 from ttc.tree.branch import Branch

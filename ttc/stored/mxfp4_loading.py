@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.stored_experts import Clamped, StoredExperts, StoredMatrices
+from ttc.stored.experts import Clamped, StoredExperts, StoredMatrices
 
 METHOD = "mxfp4"
 """What a configuration calls it."""

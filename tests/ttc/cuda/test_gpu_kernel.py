@@ -17,7 +17,7 @@ OTHERS = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from ttc.attention import gpu_kernel
+from ttc.cuda import gpu_kernel
 
 def compile(kernel, constants, **types):
     signature = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(constants, "constexpr")

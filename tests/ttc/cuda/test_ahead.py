@@ -34,10 +34,10 @@ from ttc import (
     Sampling,
     UnsupportedModel,
 )
+from ttc.cuda.ahead import SHARE
 from ttc.protocols import Step
 from ttc.sampling import queue_draw
 from ttc.scheduler import growth, rows
-from ttc.scheduler.ahead import SHARE
 from ttc.scheduler.batch import RunningBatch
 from ttc.trace import Trace
 

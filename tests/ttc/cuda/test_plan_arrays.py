@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.tiers import examples
-from ttc.attention import gpu_cuts
 from ttc.attention.entry import Entry
-from ttc.attention.gpu_cuts import PROGRAMS, cut_for
 from ttc.attention.plan_arrays import Cut, PlanArrays
+from ttc.cuda import gpu_cuts
+from ttc.cuda.gpu_cuts import PROGRAMS, cut_for
 from ttc.memory.kv import KV
 from ttc.scheduler.growth import SHORT_TOKENS
 from ttc.tree.segment import MERGE_RATIO

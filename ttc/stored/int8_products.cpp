@@ -6,8 +6,8 @@
 
 #include <cmath>
 
-#include "../model/stored_kinds.h"
-#include "../model/stored_parts.h"
+#include "kinds.h"
+#include "parts.h"
 
 namespace {
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttc.model.stored_layers import Multiplying, Stored
+from ttc.model.stored import Stored
+from ttc.stored.layers import Multiplying
 
 PARTS = ("gate", "up", "down")
 """The matrices of an expert."""
@@ -105,6 +106,7 @@ class StoredExperts(Stored):
         self.up = up
         self.down = down
         self.gating = gating
+        self.numbers = gate.numbers + up.numbers + down.numbers
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states: (rows, hidden). top_k_index, top_k_weights: (rows, k), the experts of each
@@ -127,8 +129,3 @@ class StoredExperts(Stored):
             "gate_up_proj": self.gate.packed.nbytes + self.up.packed.nbytes,
             "down_proj": self.down.packed.nbytes,
         }
-
-    @property
-    def numbers(self) -> int:
-        """How many numbers its weights have."""
-        return self.gate.numbers + self.up.numbers + self.down.numbers

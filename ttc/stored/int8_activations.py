@@ -19,9 +19,9 @@ from ttc.compiling import library
 from ttc.errors import InvalidInput
 from ttc.model.fused_runner import FusedRunner
 from ttc.model.runner import ModelRunner
-from ttc.model.stored_kernel import KINDS, shared
-from ttc.model.stored_layers import Multiplying, StoredLinear
 from ttc.placement.split import SplitRunner
+from ttc.stored.kernel import KINDS, shared
+from ttc.stored.layers import Multiplying, StoredLinear
 from ttc.threads import function_address
 
 SOURCE = Path(__file__).with_name("int8_products.cpp")
@@ -40,7 +40,7 @@ def kernel() -> ctypes.CDLL | None:
 
 @dataclass(frozen=True)
 class Int8Rows:
-    """Rows as integers (see `ttc.model.stored_layers.Rounding`)."""
+    """Rows as integers (see `ttc.stored.layers.Rounding`)."""
 
     def row_bytes(self, width: int) -> int:
         return width + width // PART * FACTORS_BYTES

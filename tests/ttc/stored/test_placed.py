@@ -16,11 +16,11 @@ from experiments.standins.random_gguf import Shape, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.placements import write_profile
 from tests.helpers.tiers import slow
-from tests.ttc.model.test_stored_experts import write_gpt_oss
+from tests.ttc.stored.test_stored_experts import write_gpt_oss
 from ttc import Auto, Engine, InvalidInput, OutOfMemory, Split, Streamed
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.model.loading import configuration, load
-from ttc.model.stored_layers import stored_bytes
+from ttc.model.stored import stored_bytes
 from ttc.placement.base import PlacedRunner
 from ttc.placement.split import SplitRunner
 

@@ -8,8 +8,8 @@
 // (tiles.h), which rows of bfloat16 meet, have another order.
 
 #include "../tiles.h"
-#include "stored_kinds.h"
-#include "stored_parts.h"
+#include "kinds.h"
+#include "parts.h"
 
 namespace {
 
@@ -18,7 +18,7 @@ constexpr int64_t APART = SLICE + 64;
 
 }  // namespace
 
-#include "stored_avx512.h"
+#include "avx512.h"
 
 namespace {
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ttc.attention.entry import Entry
-from ttc.attention.gpu_arrays import SMALL_TILE, GpuArrays, Layout, Room
-from ttc.attention.gpu_cuts import cut_for
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays, addresses_of
+from ttc.cuda.gpu_arrays import SMALL_TILE, GpuArrays, Layout, Room
+from ttc.cuda.gpu_cuts import cut_for
 from ttc.memory.kv import KV
 from ttc.memory.upload import upload
 
@@ -70,7 +70,7 @@ def tiles(dim: int, value_dim: int, dtype: torch.dtype) -> Tiles:
 def kernels(device: torch.device) -> Any | None:
     """The module of the kernels, None where they cannot run. Compiling them takes seconds, once."""
     try:
-        gpu_kernel = import_module("ttc.attention.gpu_kernel")
+        gpu_kernel = import_module("ttc.cuda.gpu_kernel")
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
             raise RuntimeError("the kernels need compute capability 8.0 or above")
         if device.type == "cuda":  # a first, empty call: Triton needs a C compiler to make any

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ttc.errors import UnsupportedModel
-from ttc.model import stored_kernel
 from ttc.model.gguf_file import GgufFile, gguf_file
 from ttc.model.gguf_weights import check_tensors, processor, weights
-from ttc.model.stored_experts import (
+from ttc.stored import kernel
+from ttc.stored.experts import (
     PARTS,
     Activated,
     StoredExperts,
@@ -24,8 +24,8 @@ from ttc.model.stored_experts import (
     experts_of,
     matrix_shapes,
 )
-from ttc.model.stored_kernel import KINDS
-from ttc.model.stored_layers import StoredEmbedding, StoredLinear
+from ttc.stored.kernel import KINDS
+from ttc.stored.layers import StoredEmbedding, StoredLinear
 
 WAY_OUT = "leave quantized out (model.quantized=false) to have its weights unpacked"
 PLAIN = (
@@ -54,7 +54,7 @@ EXPERT_WIDTHS = {
 def why_not() -> str:
     if platform.system() == "Windows":
         return "the kernels for stored weights are not built on Windows"
-    if stored_kernel.kernel() is None:
+    if kernel.kernel() is None:
         return "there is no C++ compiler (g++, clang++, or what CXX names)"
     return ""
 

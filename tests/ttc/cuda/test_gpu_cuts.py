@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ttc.attention import gpu_cuts
 from ttc.attention.entry import Entry
-from ttc.attention.gpu_cuts import BLOCK, MERGE, START, cut_for, time_of
 from ttc.attention.plan_arrays import Cut, PlanArrays
+from ttc.cuda import gpu_cuts
+from ttc.cuda.gpu_cuts import BLOCK, MERGE, START, cut_for, time_of
 from ttc.memory.kv import KV
 
 CPU = torch.device("cpu")

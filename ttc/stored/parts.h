@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "../vectors.h"
-#include "stored_product.h"
+#include "../model/product.h"
 
 namespace {
 

@@ -19,10 +19,10 @@ from transformers import LlamaForCausalLM
 from experiments.standins.random_gguf import Shape, random_weight, write_llama
 from tests.helpers.models import prompt
 from ttc import Engine, InvalidInput
-from ttc.approximate.int8_activations import Int8Rows
 from ttc.model.compiled_check import check_runner
 from ttc.model.fused_runner import FusedRunner
-from ttc.model.stored_layers import StoredLinear
+from ttc.stored.int8_activations import Int8Rows
+from ttc.stored.layers import StoredLinear
 
 KINDS = [
     *(Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
@@ -86,7 +86,7 @@ def sweep() -> None:
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="processors of x86-64")
 @pytest.mark.parametrize("processor", ["haswell", "x86-64"])
 def test_other_processors_compute_the_same(processor: str) -> None:
-    program = "from tests.ttc.approximate.test_int8_activations import sweep; sweep()"
+    program = "from tests.ttc.stored.test_int8_activations import sweep; sweep()"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"TTC_CPU": processor},

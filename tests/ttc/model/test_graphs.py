@@ -1,5 +1,5 @@
 """Decode passes as graphs. On a CPU a stand-in takes the place of a CUDA graph (see
-`experiments.lab.taped_graphs`)."""
+`experiments.standins.taped_graphs`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.lab.taped_graphs import Kernels, StandIn
+from experiments.standins.taped_graphs import Kernels, StandIn
 from search import BeamSearch
 from search.solving import solve
 from tests.helpers.engines import GREEDY, make_engine

@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 
 NEWEST = $(shell sh .ci/newest_python)
 
-.PHONY: demo test test-all test-newest lint bench setup
+.PHONY: demo test test-all test-newest lint mass bench setup
 
 SEARCH := rebase
 
@@ -41,6 +41,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+mass:  ## characters of code in each room, beside its budget in .ci/mass.toml
+	@$(PYTHON) .ci/mass.py
 
 bench: $(READY)
 	$(BIN)/python -m experiments.bench prefix

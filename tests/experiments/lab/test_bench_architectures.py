@@ -141,7 +141,7 @@ def test_without_the_check_of_the_caches_windows_the_sweep_would_call_a_model_wr
 def test_a_model_whose_own_passes_change_it_is_called_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def changed(watch: Watch, **_: Any) -> bool:
+    def changed(watch: Watch) -> bool:
         watch.changes += 1
         return False
 

@@ -55,10 +55,10 @@ def _part_of(table: Table, without: Sequence[str] = (), lines: str = "") -> Tabl
     found."""
 
     def part(record: dict[str, Any]) -> str:
-        rows = [line.split("|")[1:-1] for line in table(record).splitlines()]
-        kept = [n for n, head in enumerate(rows[0]) if head.strip() not in without]
-        made = [f"|{'|'.join(row[n] for n in kept)}|" for row in rows]
-        return "\n".join(made[:2] + [line for line in made[2:] if re.search(lines, line)])
+        head, rule, *rows = table(record).splitlines()
+        shown = [head, rule, *(row for row in rows if re.search(lines, row))]
+        kept = [n for n, name in enumerate(head.split("|")) if name.strip() not in without]
+        return "\n".join("|".join(row.split("|")[n] for n in kept) for row in shown)
 
     return part
 
@@ -156,6 +156,12 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/speculation.md": {"speculative": ("speculative", speculative.table)},
     "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {
+        "rksc_arms": (
+            "rksc_arms",
+            _part_of(rksc.arms, ("regime", "right", "skipped"), lines=r"^\| t=32"),
+        ),
+    },
+    f"{BESIDE}/rksc.md": {
         **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},
         "rksc_thresholds": ("rksc_answers", rksc.thresholds),
     },

@@ -153,8 +153,9 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/python.md": {"several_models": ("several_models", several_models.table)},
     f"{BESIDE}/scale.md": {"scale": ("scale", scale.table)},
     "docs/code.md": {"searches_code": ("searches_code", searches.table)},
-    "docs/speculation.md": {"speculative": ("speculative", speculative.table)},
-    "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
+    f"{BESIDE}/speculative.md": {"speculative": ("speculative", speculative.table)},
+    "docs/verifiers.md": {},
+    f"{BESIDE}/value_head.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {
         "rksc_arms": (
             "rksc_arms",

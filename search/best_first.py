@@ -18,8 +18,8 @@ from ttc.tree.branch import Branch
 class BestFirst(StepwiseSearch):
     """Continue the `beam_size` best open branches, at any depth.
 
-    Each is continued `beam_width` times. Nothing is pruned: a branch that was passed over stays open
-    and is taken up again when it is the best one left, so many idle branches hold KV (see
+    Each is continued `beam_width` times. Nothing is pruned: a branch that was passed over stays
+    open and is taken up again when it is the best one left, so many idle branches hold KV (see
     `ttc.BlockCache`). The search ends after `max_steps` expansions, when no branch is open, or once
     `finish` branches have finished. It answers with the best finished branch; where none has an
     answer, the open ones compete too.

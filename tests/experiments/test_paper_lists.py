@@ -120,6 +120,12 @@ def test_a_figure_that_differs_is_compared_and_says_how_far(
     assert said.startswith("compared") and re.search(rf"\b{times:.2g}\b", said), said
 
 
+def test_a_part_of_rksc_that_a_line_names_is_one() -> None:
+    said = " ".join(said for _, said in rows_of("Reasoning-aware KV cache sharing"))
+    named = re.findall(r"\(`(\w+)`", said)
+    assert len(named) > 5 and set(named) <= set(PARTS)
+
+
 def commands() -> list[str]:
     return sorted(set(re.findall(r"`python -m experiments\.([^`]+)`", re.sub(r"\s+", " ", TEXT))))
 

@@ -88,7 +88,6 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "quantized": ("quantized", _part_of(quantized.short_table, lines="Q4_K_M")),
         "quantized_avx2": ("quantized_avx2", _part_of(quantized.short_table, lines="Q4_K_M")),
         "quantized_amx": ("quantized_amx", _part_of(quantized.short_table, lines="Q4_K_M")),
-        "hybrid": ("hybrid", hybrid.table),
         "search_steps": ("search", _part_of(search_tables.steps_table, STEPS)),
         "memory_time": (
             "memory",
@@ -121,6 +120,7 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
         "prefix": ("prefix", prefix.table),
         "prefix_avx2": ("prefix_avx2", prefix.avx2_table),
         "prefix_short_amx": ("prefix_short_amx", prefix.short_table),
+        "hybrid": ("hybrid", hybrid.table),
         "breakdown": ("breakdown", breakdown.table),
         "growth": ("growth", growth.table),
         "growth_avx2": ("growth_avx2", growth.table),

@@ -47,6 +47,7 @@ without: $(READY)  ## what is left when the part PART is deleted: imports, layer
 
 guards: $(READY)  ## the lines that name a part outside it, for all parts or for PART
 	$(BIN)/python -m tests.helpers.parts $(PART) --guards
+
 mass:  ## characters of code in each room, beside its budget in .ci/mass.toml
 	@$(PYTHON) .ci/mass.py
 

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from experiments.cli.output import say
 from experiments.cli.refusals import explained
+from experiments.cli.temporary import temporary_folder
 from experiments.eval.leaderboard.plan import Cell, Plan
 from experiments.runs.build import check_run, make_search, resolved
 from experiments.runs.data import load_task
@@ -51,14 +52,15 @@ def run_cells(plan: Plan) -> tuple[dict[str, str], set[str]]:
     errors: dict[str, str] = {}
     refused = set[str]()
     cells = list(zip(plan.cells, configurations(plan.cells), strict=True))
-    for number, (cell, config) in enumerate(cells, 1):
-        say(f"cell {number} of {len(cells)}: {cell.name}")
-        try:
-            with redirect_stdout(io.StringIO()):  # the table of the whole comes at the end
-                run(config)
-        except (Exception, SystemExit) as error:
-            errors[cell.name] = explained(error)
-            if isinstance(error, InvalidInput):
-                refused.add(cell.name)
-            say(f"error: {errors[cell.name]}")
+    with temporary_folder() as notes:
+        for number, (cell, config) in enumerate(cells, 1):
+            say(f"cell {number} of {len(cells)}: {cell.name}")
+            try:
+                with redirect_stdout(io.StringIO()):  # the table of the whole comes at the end
+                    run(config, notes)
+            except (Exception, SystemExit) as error:
+                errors[cell.name] = explained(error)
+                if isinstance(error, InvalidInput):
+                    refused.add(cell.name)
+                say(f"error: {errors[cell.name]}")
     return errors, refused

@@ -9,9 +9,9 @@ from torch import Tensor
 from ttc.attention.plan import DecodePlan
 from ttc.passes.runtime import Runtime
 from ttc.residency.resident import Resident
+from ttc.scheduler.drafts import DraftChecks
 from ttc.scheduler.rows import Row, rows_of
 from ttc.scheduler.stops import Gate
-from ttc.speculation.base import Draft
 from ttc.tree.segment import Segment
 
 SHARE = 8
@@ -87,14 +87,14 @@ class PassAhead:
             self._credit -= SHARE
 
 
-def pass_ahead(runtime: Runtime, gate: Gate | None, draft: Draft | None) -> PassAhead | None:
+def pass_ahead(runtime: Runtime, gate: Gate | None, drafts: DraftChecks | None) -> PassAhead | None:
     """A place for passes ahead; None where they would gain nothing or change something: a processor
     computes at once, a gate and drafts need the tokens first, and states of recurrent layers cannot
     be written twice. KV or weights that move do so pass by pass."""
     possible = (
         runtime.run_ahead
         and gate is None
-        and draft is None
+        and drafts is None
         and runtime.runner.recurrent is None
         and type(runtime.residency) is Resident
         and runtime.runner.link is None

@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.fit.train_verifier import card
 from experiments.lab.bench import (
+    architectures,
     best_searches,
     breakdown,
     cache,
@@ -144,6 +145,8 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "docs/searches.md": {
         "searches": ("searches", searches.plot_link),
     },
+    "docs/models.md": {"architectures": ("architectures", architectures.table)},
+    f"{BESIDE}/architectures.md": {"architectures": ("architectures", architectures.refusals)},
     "docs/serving.md": {
         "serve": ("serve", serve.table),
         "serve_aims": ("serve_aims", serve_aims.table),

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
-from experiments.lab.attention_cases import DecodeCase, ExtendCase, Segments
+from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments
 from tests.helpers.attention import LAYERS, SIGHTS, trees
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain

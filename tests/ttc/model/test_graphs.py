@@ -1,5 +1,5 @@
 """Decode passes as graphs. On a CPU a stand-in takes the place of a CUDA graph (see
-`experiments.lab.taped_graphs`)."""
+`experiments.standins.taped_graphs`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.lab.taped_graphs import Kernels, StandIn
+from experiments.standins.taped_graphs import Kernels, StandIn
 from search import BeamSearch
 from search.solving import solve
 from tests.helpers.engines import GREEDY, make_engine
@@ -292,6 +292,7 @@ def test_a_model_that_is_changed_between_two_tokens_runs_as_it_is_then(
     for model in (engine.model, plain):
         with torch.no_grad():
             change(model)
+    engine.model_changed()
     batch.step()
     assert recorder.replays == 2
     with torch.no_grad():  # nothing that the keys and values of its one layer depend on has changed

@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from experiments.lab.pretended import Waits, pretended_devices
+from experiments.standins.pretended import Waits, pretended_devices
 from tests.helpers.engines import GREEDY, forked, make_engine
 from tests.helpers.models import prompt, small
 from tests.helpers.offloading import KIB
 from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.parts import installed
 from tests.helpers.recurrent import engine_of
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
@@ -29,7 +30,6 @@ from ttc import (
     DecodeGate,
     Engine,
     Paged,
-    PromptLookup,
     Resident,
     Sampling,
     UnsupportedModel,
@@ -180,6 +180,7 @@ def score(play: Play) -> None:
 def change(play: Play) -> None:
     with torch.no_grad():
         play.engine.model.lm_head.weight.mul_(-0.9)
+    play.engine.model_changed()
 
 
 EVENTS: dict[str, Callable[[Play], object]] = {
@@ -366,11 +367,11 @@ def test_a_cpu_and_an_engine_that_is_told_not_to_make_none() -> None:
     "options",
     [
         {"gate": DecodeGate()},
-        {"speculation": PromptLookup()},
+        *({"speculation": lookup()} for lookup in installed("speculation", "prompt_lookup")),
         {"memory": Paged()},
         {"memory": BeamGroups(30 * KIB, block_tokens=8)},
     ],
-    ids=["gate", "drafts", "paged", "beam_groups"],
+    ids=lambda options: next(iter(options)),
 )
 def test_gates_drafts_and_policies_that_move_kv_have_none(options: dict[str, Any]) -> None:
     assert ahead_engine(**options).running_batch().ahead is None

@@ -13,9 +13,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from experiments.lab.bench.gpu.machine import FAILED, MEASURED, WRONG, Machine, Row, verdict
-from experiments.lab.bench.small_models import Characters, build, tokens
-from experiments.lab.pretended import Waits
-from experiments.lab.taped_graphs import StandIn
+from experiments.standins.pretended import Waits
+from experiments.standins.small_models import Characters, build, tokens
+from experiments.standins.taped_graphs import StandIn
 from search import BeamSearch
 from search.solving import solve
 from ttc import Engine, Sampling

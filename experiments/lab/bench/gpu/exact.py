@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from experiments.lab.bench import architectures, small_models
+from experiments.lab.bench import architectures
 from experiments.lab.bench.gpu.machine import (
     FAILED,
     LEFT_OUT,
@@ -18,6 +18,7 @@ from experiments.lab.bench.gpu.machine import (
     Row,
     verdict,
 )
+from experiments.standins import small_models
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, Split, Streamed
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency

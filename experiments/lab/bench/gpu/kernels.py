@@ -9,8 +9,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from experiments.lab.attention_cases import DecodeCase, ExtendCase, Segments
 from experiments.lab.bench.gpu.machine import FAILED, Machine, Row, verdict
+from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments
 from ttc.approximate.quantized_kv import Bytes, Kind
 from ttc.attention import fused_gpu
 from ttc.attention.entry import Entry

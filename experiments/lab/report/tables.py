@@ -116,9 +116,9 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     },
     "docs/remote.md": {"remote": ("remote", remote.table)},
     "docs/tools.md": {"tools": ("tools", tools.table)},
-    "docs/python.md": {"several_models": ("several_models", several_models.table)},
+    f"{BESIDE}/several_models.md": {"several_models": ("several_models", several_models.table)},
     "docs/running.md": {"scale": ("scale", scale.table)},
-    "docs/code.md": {"searches_code": ("searches_code", searches.table)},
+    f"{BESIDE}/programs.md": {"searches_code": ("searches_code", searches.table)},
     "docs/speculation.md": {"speculative": ("speculative", speculative.table)},
     "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {

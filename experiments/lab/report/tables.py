@@ -110,10 +110,8 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     },
     "docs/models.md": {"architectures": ("architectures", architectures.table)},
     f"{BESIDE}/architectures.md": {"architectures": ("architectures", architectures.refusals)},
-    "docs/serving.md": {
-        "serve": ("serve", serve.table),
-        "serve_aims": ("serve_aims", serve_aims.table),
-    },
+    "docs/serving.md": {"serve": ("serve", serve.table)},
+    f"{BESIDE}/serve.md": {"serve_aims": ("serve_aims", serve_aims.table)},
     "docs/remote.md": {"remote": ("remote", remote.table)},
     "docs/tools.md": {"tools": ("tools", tools.table)},
     f"{BESIDE}/several_models.md": {"several_models": ("several_models", several_models.table)},

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from experiments.lab.bench import architectures
+from experiments.standins.small_trees import plain_logits
 from experiments.lab.bench.gpu.machine import (
     FAILED,
     LEFT_OUT,
@@ -94,7 +95,7 @@ def _placed(machine: Machine, placement: Placement) -> Row:
 
 def _compared(machine: Machine, plain: Any, engine: Engine) -> Row:
     branches = architectures.grow(engine)
-    worst, allowed = architectures.difference(plain, branches, architectures.plain_logits)
+    worst, allowed = architectures.difference(plain, branches, plain_logits)
     link = engine.memory.link
     moved = link.to_device_bytes.total() + link.to_host_bytes.total()
     copies = [copy for kv in engine.memory.live for copy in kv.host if copy is not None]

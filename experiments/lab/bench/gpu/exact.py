@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from experiments.lab.bench import architectures
-from experiments.standins.small_trees import plain_logits
 from experiments.lab.bench.gpu.machine import (
     FAILED,
     LEFT_OUT,
@@ -20,6 +19,7 @@ from experiments.lab.bench.gpu.machine import (
     verdict,
 )
 from experiments.standins import small_models
+from experiments.standins.small_trees import plain_logits
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, Split, Streamed
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency

@@ -42,7 +42,7 @@ OPTIONAL = (
     "ttc.residency.offloading",
     "ttc.speculation",
     "ttc.text.formulas",
-    "ttc.tools.formats",
+    "ttc.tools",
     "search.several_models",
     "search.thinking",
 )

@@ -225,8 +225,10 @@ class Engine:
     @contextmanager
     def lent(self) -> Iterator[Any]:
         """The model over its own attention; other threads wait for the engine meanwhile."""
-        with self.lock, lent(self.model):
-            yield self.model
+        with self.lock:
+            with lent(self.model):
+                yield self.model
+            self.calls.follow_model()
 
     # ---------------------------------------------------------------- branches
 
@@ -533,6 +535,14 @@ class Engine:
         return decoded(tokens, self.tokenizer, special=special)
 
     # ---------------------------------------------------------------- between calls
+
+    @one_at_a_time
+    def model_changed(self) -> None:
+        """Say that the model is another one from now on, as by another adapter: its KV is computed
+        again. Needed only while branches decode, or where a few numbers were written through
+        `weight.data`: whatever else changes is noticed when a call begins or a branch joins a
+        batch."""
+        self.calls.follow_model(told=True)
 
     @one_at_a_time
     def model_changes(self) -> int:

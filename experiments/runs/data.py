@@ -14,6 +14,7 @@ from experiments.runs.readers import check_fields_are_read, find_reader, own_id,
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
+from experiments.runs.summary import kinds_of_errors, shown_kind
 from ttc.errors import InvalidInput
 from ttc.origin import at, origin
 from ttc.parts import handler
@@ -22,6 +23,9 @@ from ttc.text.answers import check_gold
 from ttc.text.encodable import encodable
 from ttc.text.prompt import check_text
 from ttc.wording import number_of
+
+SHOWN_KINDS = 5
+"""Of the errors of rows, where none can be used."""
 
 FILLER = (
     "This paragraph is background and has no bearing on the question that follows it. The library "
@@ -112,9 +116,11 @@ def _load(config: DatasetConfig) -> Task:
     numbered = list(enumerate(rows))[config.offset : stop]
     problems, failures = _read(numbered, config)
     if not problems:
+        kinds = kinds_of_errors([reason for _, reason in failures])
+        alike = [f"\n  {shown_kind(kind)}" for kind in kinds[:SHOWN_KINDS] if len(failures) > 1]
         raise InvalidInput(
             f"no row of {config.name} ({len(failures)}) can be used as "
-            f"dataset.reader={config.reader}; {failures[0][0]}: {failures[0][1]}"
+            f"dataset.reader={config.reader}; {failures[0][0]}: {failures[0][1]}{''.join(alike)}"
         )
     shown = {question for question, _ in load_examples(config)}
     if both := [p.id for p in problems if p.question in shown]:

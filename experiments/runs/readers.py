@@ -125,6 +125,8 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
     gold = text_of(row, config.fields.answer or "answer")
     options = zip(LETTERS, map(str, row["options"]), strict=False)
     choices = {letter: text for letter, text in options if text.strip() != "N/A"}
+    if not choices:
+        raise InvalidInput("the field 'options' is empty")
     if gold not in choices:
         raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(choices)}")
     asked = text_of(row, config.fields.question or "question")
@@ -138,8 +140,10 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
 def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
     labels = list(map(str, row["choices"]["label"]))
     gold = str(row[config.fields.answer or "answerKey"])
+    if not labels:
+        raise InvalidInput("the field 'choices' is empty")
     if gold not in labels:
-        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {labels}")
+        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(labels)}")
     return _with_letters(
         text_of(row, config.fields.question or "question"),
         name,

@@ -256,7 +256,6 @@ class Group:
 GROUPS = {
     "search": Group(SEARCHES, search.Search),
     "verifier": Group(RATERS, None),
-    "tools": Group(classes("ttc.tools"), ttc.Tools),
     "memory": Group(POLICIES, Residency),
     "placement": Group(PLACEMENTS, Placement),
     "cache": Group(CACHES, ttc.BlockCache),

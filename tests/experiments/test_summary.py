@@ -154,6 +154,19 @@ def test_a_kind_of_error_is_shown_with_the_values_that_differ_alone() -> None:
     assert len(kinds_of_errors(["no answer after #### 3", "no answer after 3 ####", "# 3"])) == 3
 
 
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("'E' is none of the choices A, B", "'F' is none of the choices A, B, C, D"),
+        (r"the answer 'it\'s \"12\"' is no number", "the answer 'twelve' is no number"),
+        ("the row is [1, 2], of type list", "the row is ['a', 3, 4], of type list"),
+    ],
+)
+def test_errors_that_differ_in_a_value_are_one_kind(first: str, second: str) -> None:
+    (kind,) = kinds_of_errors([first, second])
+    assert kind["count"] == 2 and len(kind["values"]) == 2
+
+
 def test_memory_that_is_approximate_counts_its_tokens(tmp_path: Path) -> None:
     save_model(tmp_path / "model")
     save_rows(tmp_path / "rows.jsonl", ROWS[:2])

@@ -6,5 +6,6 @@ HANDLES = {
         "evalplus": "experiments.programs.data:read_evalplus",
         "livecodebench": "experiments.programs.data:read_livecodebench",
     },
+    "tools": {"python": "ttc.tools.python:PythonTools"},
     "grader": {"code": "experiments.programs.data:grader_of"},
 }

@@ -123,15 +123,11 @@ class RunningBatch:
         """Decode one token for every branch at work, or several where drafts are checked, and
         return those whose step is over; a group that its policy keeps decodes its whole step. If
         anything is raised, every branch keeps what it has decoded, and the batch is empty.
-
-        Where the model has changed since the last call, as by another adapter, all KV is computed
-        again first.
         """
         with self.calls.lock:
             try:
-                watch = self.runtime.runner.watch
-                if self.runtime.under_way or not watch.unchanged(samples=False):
-                    self.calls.before_token()
+                if self.runtime.under_way:
+                    self.calls.finish_others()
             except BaseException:
                 self.close()
                 raise

@@ -162,40 +162,44 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The models by verdict, and why those are refused that could be reached, in Markdown."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+    """The decoders by verdict, in Markdown."""
+    rows: dict[str, list[str]] = {}
     for row in result["rows"]:
-        reached = row["verdict"] != "refused" or "does not dispatch attention" not in row["reason"]
-        rows.setdefault(row["verdict"] if reached else "not reached", []).append(row)
+        if is_decoder(row["case"]):
+            reached = (
+                row["verdict"] != "refused" or "does not dispatch attention" not in row["reason"]
+            )
+            rows.setdefault(row["verdict"] if reached else "not reached", []).append(row["case"])
     kinds = {
         "exact": "exact",
-        "refused": "refused, for the reasons below",
-        "not reached": "refused, because it does not dispatch attention through "
-        "`AttentionInterface`",
+        "refused": "refused, each for a reason of its own",
+        "not reached": "refused: attention does not go through transformers' `AttentionInterface`",
         "wrong": "wrong",
         "not built": "not tried: no small configuration builds it",
     }
-    lines = [
-        "| verdict | decoders | how many | encoders and encoder-decoders | how many |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| verdict | how many | decoders |", "|---|---|---|"]
     for kind, words in kinds.items():
-        parts = [
-            [row["case"] for row in rows.get(kind, []) if is_decoder(row["case"]) == d]
-            for d in (True, False)
-        ]
-        lines.append(
-            "| "
-            + " | ".join([words, *(f"{', '.join(names)} | {len(names)}" for names in parts)])
-            + " |"
-        )
-    for title, decoder in (
-        ("refused decoder", True),
-        ("refused encoder or encoder-decoder", False),
-    ):
-        refused = [row for row in rows.get("refused", []) if is_decoder(row["case"]) == decoder]
-        lines += _reasons(title, refused)
-    lines += _reasons("not tried", rows.get("not built", []))
+        names = rows.get(kind, [])
+        lines.append(f"| {words} | {len(names)} | {', '.join(names)} |")
+    return "\n".join([*lines, "", f"Tried with transformers {result['machine']['transformers']}."])
+
+
+def refusals(result: dict[str, Any]) -> str:
+    """Why models are refused or were not tried, and the verdicts of encoders, in Markdown."""
+    rows = {verdict: list[dict[str, Any]]() for verdict in ("exact", "refused", "not built")}
+    for row in result["rows"]:
+        rows.setdefault(row["verdict"], []).append(row)
+    encoders = [row["case"] for row in rows["exact"] if not is_decoder(row["case"])]
+    decoders = [row for row in rows["refused"] if is_decoder(row["case"])]
+    others = [row for row in rows["refused"] if not is_decoder(row["case"])]
+    lines = [
+        f"{summary(result)}.",
+        "",
+        f"Exact encoders and encoder-decoders: {', '.join(encoders)}.",
+        *_reasons("refused decoder", decoders),
+        *_reasons("refused encoder or encoder-decoder", others),
+        *_reasons("not tried", rows["not built"]),
+    ]
     return "\n".join(lines)
 
 

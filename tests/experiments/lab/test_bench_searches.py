@@ -237,17 +237,6 @@ def test_the_table_has_a_line_for_each_row_and_marks_what_is_significant() -> No
     assert lines[4].endswith("| **-50.0** (p 0.003) |") and lines[5].endswith("|  |")
 
 
-def test_the_short_table_has_a_line_for_each_search_with_its_accuracy_at_every_budget() -> None:
-    rows = [*ROWS[:3], row("greedy", "1" * 5 + "0" * 15, 144)]
-    lines = shown.short_table({"rows": rows, "comparisons": searches.comparisons(rows)})
-    budgets_shown = [line.split(" | ")[:3] for line in lines.splitlines()[2:]]
-    assert budgets_shown == [["| `greedy`", "0.0%", "25.0%"]]
-    whole = {"rows": rows[:3], "comparisons": searches.comparisons(rows[:3])}
-    assert [line.split(" | ")[0] for line in shown.short_table(whole).splitlines()[2:]] == [
-        "| `beam_search`", "| `best_of_n`", "| `greedy`"
-    ]  # fmt: skip
-
-
 @pytest.mark.slow
 def test_each_search_is_drawn_in_one_family(tmp_path: Path) -> None:
     members = [name for family in shown.FAMILIES.values() for name in family]

@@ -37,13 +37,20 @@ NUMBERS = {
 """Read in the papers: the numbers of their tables, figures, equations and algorithms."""
 
 
+HEAD = "| in the paper | here |\n|---|---|\n"
+
+
+def section_of(name: str) -> str:
+    match = re.search(
+        rf"^## {re.escape(name)}.*?(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE | re.IGNORECASE
+    )
+    assert match, name
+    return match[0]
+
+
 def rows_of(section: str) -> list[tuple[str, str]]:
     """The list of a section: what it is about, and what is said of it."""
-    match = re.search(
-        rf"^## {re.escape(section)}.*?(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE | re.IGNORECASE
-    )
-    assert match, section
-    listed = match[0].split("| in the paper | here |\n|---|---|\n", 1)[1].split("\n\n", 1)[0]
+    listed = section_of(section).split(HEAD, 1)[1].split("\n\n", 1)[0]
     return [
         (name.strip(), said.strip())
         for name, said in re.findall(r"^\| ([^|]+) \| (.+) \|$", listed, re.MULTILINE)
@@ -80,10 +87,10 @@ def test_every_number_of_a_paper_is_listed_once(section: str) -> None:
 @pytest.mark.parametrize("section", NUMBERS)
 def test_what_is_said_is_one_of_five_things(section: str) -> None:
     words = r"\b(reproduced|compared|implemented|needs? a GPU|left out)\b"
+    above = section_of(section).split(HEAD, 1)[0].rpartition("\nCommand")[2]
+    assert "`python -m experiments." in above, "a line that names no command has the one above"
     for cell, said in rows_of(section):
         assert re.search(words, said), cell
-        if "reproduced" in said or "compared" in said:
-            assert "`python -m experiments." in said, f"{cell} names no command"
         if "compared" in said:
             assert re.search(r"\d times|no times to state", said), f"{cell} says not by how much"
         if said.startswith("left out"):
@@ -111,6 +118,12 @@ def test_a_figure_that_differs_is_compared_and_says_how_far(
         if names_of(cell)[0] == kind and number in names_of(cell)[1]
     ]
     assert said.startswith("compared") and re.search(rf"\b{times:.2g}\b", said), said
+
+
+def test_a_part_of_rksc_that_a_line_names_is_one() -> None:
+    said = " ".join(said for _, said in rows_of("Reasoning-aware KV cache sharing"))
+    named = re.findall(r"\(`(\w+)`", said)
+    assert len(named) > 5 and set(named) <= set(PARTS)
 
 
 def commands() -> list[str]:

@@ -180,6 +180,7 @@ def score(play: Play) -> None:
 def change(play: Play) -> None:
     with torch.no_grad():
         play.engine.model.lm_head.weight.mul_(-0.9)
+    play.engine.model_changed()
 
 
 EVENTS: dict[str, Callable[[Play], object]] = {

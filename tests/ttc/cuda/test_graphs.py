@@ -293,6 +293,7 @@ def test_a_model_that_is_changed_between_two_tokens_runs_as_it_is_then(
     for model in (engine.model, plain):
         with torch.no_grad():
             change(model)
+    engine.model_changed()
     batch.step()
     assert recorder.replays == 2
     with torch.no_grad():  # nothing that the keys and values of its one layer depend on has changed

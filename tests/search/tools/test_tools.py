@@ -18,8 +18,8 @@ from tests.helpers.tiers import some_quick
 from tests.helpers.tools import Letter, counting, letter, tool
 from ttc import Branch, InvalidInput
 from ttc.results import Result
+from ttc.tool_calls import Written
 from ttc.tools.base import Tools
-from ttc.tools.call import Written
 from ttc.tools.formats import from_json
 
 SEARCHES = all_searches()

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from search.active_search import ActiveSearch
-from search.tool_runs import ToolRuns
-from search.tool_steps import ToolStep
+from search.thinking import ThinkingStep
+from search.tools.runs import ToolRuns
+from search.tools.steps import PlainStep, ToolStep
+from ttc.protocols import Backend, Step
+from ttc.tools.chat import ToolChat
 from ttc.tree.branch import Branch
 
 LOOK_S = 0.02
@@ -21,6 +24,20 @@ class ToolAnswers:
 
     calling: dict[Branch, ToolStep] = field(default_factory=dict)
     runs: ToolRuns = field(default_factory=ToolRuns)
+
+    def step(
+        self,
+        child: Branch,
+        step: Step,
+        thinking: ThinkingStep | None,
+        chat: ToolChat,
+        backend: Backend,
+        max_tokens: int,
+    ) -> ToolStep:
+        """A step in which the branch may call tools. thinking: as it thinks and answers, None where
+        nothing limits its thoughts."""
+        plain = PlainStep(child, step, backend.tokenizer, max_tokens)
+        return ToolStep(thinking or plain, chat, backend)
 
     def call(self, active: ActiveSearch, child: Branch) -> None:
         """Have the calls of a branch answered; equal calls of a problem are made once."""

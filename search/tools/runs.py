@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from ttc.origin import error_text
 from ttc.text.encodable import encodable
+from ttc.tool_calls import Written
 from ttc.tools.base import ToolError, Tools
-from ttc.tools.call import Written
 
 logger = logging.getLogger("ttc")
 

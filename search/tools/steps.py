@@ -5,15 +5,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
-from search.thinking import GoesOn, ThinkingStep
-from search.tool_runs import ToolRun
+from search.thinking import GoesOn, Phases, ThinkingStep
+from search.tools.runs import ToolRun
 from ttc.errors import ContextExceeded
 from ttc.protocols import Backend, Bounded, Step
 from ttc.text.chat import decoded, following
 from ttc.text.encodable import encodable
-from ttc.tools.call import ToolCall, Written
+from ttc.tool_calls import ToolCall, Written
 from ttc.tools.chat import ToolChat
 from ttc.tree.branch import Branch
 
@@ -22,19 +22,6 @@ CUT = " ... (cut)"
 
 ENDING_TOKENS = 24
 """The newest tokens, in which the end of a call is looked for."""
-
-
-class Phases(Protocol):
-    """A step in phases (see `search.thinking.ThinkingStep`)."""
-
-    @property
-    def branch(self) -> Branch: ...
-
-    def phase(self) -> Step | None: ...
-
-    def ended(self) -> GoesOn: ...
-
-    def go_on(self) -> GoesOn: ...
 
 
 @dataclass(eq=False)

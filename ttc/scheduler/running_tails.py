@@ -13,7 +13,7 @@ from ttc.scheduler.growth import Lengths, tail_tokens
 from ttc.scheduler.rows import Row, paths
 
 if TYPE_CHECKING:
-    from ttc.scheduler.running_states import RunningStates
+    from ttc.model.recurrent_layers import RunningStates
 
 
 class RunningTails:
@@ -27,11 +27,8 @@ class RunningTails:
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
         self.kv: KV | None = None
-        self.states: RunningStates | None = None
-        if runtime.runner.recurrent is not None:
-            from ttc.scheduler.running_states import RunningStates
-
-            self.states = RunningStates(runtime)
+        recurrent = runtime.runner.recurrent
+        self.states: RunningStates | None = recurrent and recurrent.running_states(runtime)
 
     # ---------------------------------------------------------------- places
 

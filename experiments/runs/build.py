@@ -206,7 +206,7 @@ def make_backend(config: DictConfig) -> Backend:
         f"{backend.capabilities.model} at {config.backend.base_url}: "
         f"{backend.capabilities.describe()}"
     )
-    return backend  # type: ignore[no-any-return]
+    return backend
 
 
 LOCAL_GROUPS = ("memory", "placement", "cache", "sharing", "gate", "speculation")

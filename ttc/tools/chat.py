@@ -208,7 +208,7 @@ def _completed_argument(given: Any) -> Any:
     if isinstance(kinds := known.get("type"), list):
         plain = [kind for kind in kinds if kind != "null"]
         known["type"] = plain[0] if len(plain) == 1 else plain
-    anything = {"additionalProperties": {}} if known.get("type") == "object" else {}
+    anything: dict[str, Any] = {"additionalProperties": {}} if known.get("type") == "object" else {}
     return {"description": "", **anything, **known}
 
 

@@ -67,7 +67,7 @@ def engine_of(machine: Machine) -> Engine:
 def graphs_of(engine: Engine) -> Graphs:
     """Raises RuntimeError where the engine has none."""
     runner = engine.runner
-    if not isinstance(runner, HuggingFaceRunner) or runner.graphs is None:
+    if not isinstance(runner, HuggingFaceRunner) or not isinstance(runner.graphs, Graphs):
         raise RuntimeError("the engine has no CUDA graphs")
     return runner.graphs
 

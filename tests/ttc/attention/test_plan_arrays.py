@@ -14,7 +14,7 @@ from ttc.attention.entry import Entry
 from ttc.attention.gpu_cuts import PROGRAMS, cut_for
 from ttc.attention.plan_arrays import Cut, PlanArrays
 from ttc.memory.kv import KV
-from ttc.scheduler.growth import SHORT_TOKENS
+from ttc.scheduler.running_tails import SHORT_TOKENS
 from ttc.tree.segment import MERGE_RATIO
 
 UNITS = 132

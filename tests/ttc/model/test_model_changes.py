@@ -16,7 +16,7 @@ from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.models import build, prompt, small
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, PromptLookup, Step
-from ttc.attention.installing import install, lent
+from ttc.attention.hf_hook import install, lent
 from ttc.model.model_changes import Watch
 
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from search.base import Case, Request, Search, SearchSteps, check_request
-from search.budget import Budget
+from search.budget import Budget, Spending
 from search.config import SearchConfig
 from search.recorded_tree import RecordedTree
 from search.selection import answer_of, best_first, by_path, with_answer
-from search.spending import Spending
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.origin import at, error_text, origin_of_generator
 from ttc.protocols import Append, Expand, Handoff, Rate, Step, Thinking

@@ -28,8 +28,7 @@ from ttc.protocols import (
 )
 from ttc.sampling import Sampling
 from ttc.text.reader import AnswerReader
-from ttc.text.thinking_switch import Mode
-from ttc.text.thoughts import Thoughts
+from ttc.text.thoughts import Mode, Thoughts
 from ttc.tree.branch import Branch, check_branches
 
 Request = Vary | Expand | Append | Handoff | Rate | Release
@@ -119,7 +118,7 @@ class Search(ABC):
 
     Of a model that thinks before it answers:
     thinking: "on" or "off" through the chat template, or how hard to think ("low", "medium",
-        "high"); "auto" leaves it to the template (see `ttc.text.thinking_switch`).
+        "high"); "auto" leaves it to the template (see `ttc.text.thoughts.Mode`).
     thinking_tokens: the most tokens of each branch's thought (see `Thinking`). Limits of answers,
         such as `max_tokens`, count beside it. None lets them count thoughts too.
     final: put after the end of thinking where these tokens are spent.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from experiments.lab.bench.dtypes import default_dtype, generate_dtype
-from experiments.lab.records import parts
+from experiments.lab.records import UNNOTED, parts
 from experiments.runs.provenance import provenance
 from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.engine import Engine
@@ -348,7 +348,7 @@ def _short_lines(record: dict[str, Any]) -> Iterator[str]:
 
 def _instructions(record: dict[str, Any]) -> str:
     """The vector instructions of a record's processor, as "AVX-512"."""
-    instructions: str = record["machine"]["instructions"]
+    instructions: str = record["machine"].get("instructions", UNNOTED)
     return instructions.partition(" ")[0].replace("AVX512", "AVX-512")
 
 

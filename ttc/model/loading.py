@@ -24,7 +24,7 @@ from ttc.model.gguf_settings import settle
 from ttc.model.gguf_tokenizer import restore
 from ttc.model.gguf_weights import check_tensors
 from ttc.model.model_files import opened, whole_folder
-from ttc.model.multimodal import text_decoder
+from ttc.model.multimodal import check_is_causal, text_decoder
 from ttc.model.mxfp4_loading import bytes_in_folder, check_method, read_folder
 from ttc.model.packed_linear import has_bfloat16
 from ttc.model.partition import partition
@@ -91,6 +91,8 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
         decoder = None
         if not (trust_remote_code and hasattr(config, "auto_map")):
             decoder = text_decoder(config)
+            if decoder is None and not hasattr(config, "auto_map"):
+                check_is_causal(config)
         tokenizer = read_tokenizer(source, options)
         if stays:
             if decoder is not None:

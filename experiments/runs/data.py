@@ -7,7 +7,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.runs.code_data import CodeGrader
 from experiments.runs.generated import generated_problems
 from experiments.runs.grading import IsCorrect, Reading
 from experiments.runs.private import LEFT_OUT, texts_left_out, without_quotes
@@ -17,8 +16,8 @@ from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
 from experiments.runs.summary import kinds_of_errors, shown_kind
 from ttc.errors import InvalidInput
-from ttc.execution.programs import check_sandbox
 from ttc.origin import at, origin
+from ttc.parts import handler
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold
 from ttc.text.encodable import encodable
@@ -139,9 +138,7 @@ def _grader(problems: list[Problem], config: DatasetConfig, reading: Reading) ->
     """What grades: programs are run, other answers compared."""
     if config.answer_kind != "code" or config.grader is not None:
         return reading.is_correct
-    check_sandbox()
-    grader = CodeGrader()
-    grader.tests(problems[0])  # refuses rows without tests before the run
+    grader: IsCorrect = handler("grader", "code")(problems)
     return grader
 
 

@@ -12,7 +12,7 @@ from search.prefills import Events, Task, begin_extend, passes_of
 from search.several_models import backend_of
 from search.thinking import GoesOn, ThinkingStep
 from search.tool_answers import ToolAnswers
-from search.tool_steps import PlainStep, ToolStep
+from search.tool_steps import PlainStep, ToolStep, UnlimitedStep
 from search.under_way import BeginDecoding, UnderWay
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.protocols import Backend, Expand, Step
@@ -53,9 +53,14 @@ class PhasedSteps:
             phases: ThinkingStep | PlainStep
             if step.thinking is None or thoughts is None:
                 phases = PlainStep(child, step, backend.tokenizer, max_tokens)
+            elif step.thinking.tokens is None:
+                phases = active.thinking[child] = UnlimitedStep(
+                    child, step, backend.tokenizer, max_tokens, step.thinking, thoughts, backend
+                )
             else:
-                phases = ThinkingStep(child, step, step.thinking, thoughts, backend, max_tokens)
-                active.thinking[child] = phases
+                phases = active.thinking[child] = ThinkingStep(
+                    child, step, step.thinking, thoughts, backend, max_tokens
+                )
             active.phases[child] = phases if chat is None else ToolStep(phases, chat, backend)
         self._begin_phases(active, children)
 

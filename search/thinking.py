@@ -23,13 +23,20 @@ def most_tokens(
 ) -> int:
     """The most tokens that a step of the branch may write."""
     thinking = step.thinking
-    if thinking is None or thoughts is None or branch.thinking_ended is not None:
+    limit = None if thinking is None else thinking.tokens
+    if thinking is None or limit is None or thoughts is None or branch.thinking_ended is not None:
         return step.max_tokens
-    left = max(0, thinking.tokens - branch.thinking_tokens)
+    left = max(0, limit - branch.thinking_tokens)
     if thinking.step is None or not left or not branch.thinks(thoughts):
         return step.max_tokens + left + CALL_TOKENS * calls_tools
     step_limit = thinking.step if isinstance(thinking.step, int) else step.max_tokens
     return min(left, step_limit) + CALL_TOKENS * calls_tools
+
+
+def closing(thinking: Thinking, thoughts: Thoughts, backend: Backend) -> list[int]:
+    """The tokens that end a thought and ask for the answer."""
+    final = f"\n\n{thinking.final}" if thinking.final else ""
+    return backend.encode(thoughts.marks.closing + (final or "\n\n"))
 
 
 @dataclass(eq=False)
@@ -38,6 +45,7 @@ class ThinkingStep:
     with the mark that ends or begins a thought, or where the step or a limit ends.
 
     left, answer_left: the tokens that the step may still write, and those of the answer among them.
+    limit: the most tokens of the thought.
     start: `len(tokens)` at the phase's beginning.
     thinks: whether it is one of thinking.
     at_limit: whether it goes to the end of what may be thought.
@@ -52,6 +60,7 @@ class ThinkingStep:
     thoughts: Thoughts
     backend: Backend
     left: int
+    limit: int = field(init=False)
     answer_left: int = field(init=False)
     start: int = field(init=False)
     thinks: bool = field(init=False)
@@ -62,6 +71,8 @@ class ThinkingStep:
     extra: int = 0
 
     def __post_init__(self) -> None:
+        assert self.thinking.tokens is not None
+        self.limit = self.thinking.tokens
         self.answer_left = self.step.max_tokens
         self._begin_phase()
         self.closes = self.thinks and self._thought_left() <= 0
@@ -76,9 +87,7 @@ class ThinkingStep:
 
     @property
     def closing(self) -> list[int]:
-        """The tokens that end a thought and ask for the answer."""
-        final = f"\n\n{self.thinking.final}" if self.thinking.final else ""
-        return self.backend.encode(self.thoughts.marks.closing + (final or "\n\n"))
+        return closing(self.thinking, self.thoughts, self.backend)
 
     def phase(self) -> Step | None:
         """What the branch decodes now; None where its thought is to be closed instead."""
@@ -105,7 +114,7 @@ class ThinkingStep:
 
     def _thought_left(self) -> int:
         """The tokens that may still be thought, with room for the answer after them."""
-        left = self.thinking.tokens + self.extra - self.branch.thinking_tokens
+        left = self.limit + self.extra - self.branch.thinking_tokens
         limits = self.backend.limits if isinstance(self.backend, Bounded) else None
         room = None if limits is None else limits.left(len(self.branch.tokens))
         if room is None:
@@ -144,7 +153,7 @@ class ThinkingStep:
         delimiters = self.step.delimiters if not thought else self.thinking.step
         words = self.thoughts.whole(self.branch.tokens[self.start :])
         if isinstance(delimiters, tuple) and any(string in words.lstrip() for string in delimiters):
-            spent = self.branch.thinking_tokens >= self.thinking.tokens
+            spent = self.branch.thinking_tokens >= self.limit
             return "close" if thought and spent and self.branch.thinks(self.thoughts) else "over"
         self._begin_phase()
         if (thought and not self.thinks and self.cut) or self.left <= 0:
@@ -155,7 +164,7 @@ class ThinkingStep:
 
     def closed(self) -> GoesOn:
         self.closes = False
-        if self.thinking.tokens:
+        if self.limit:
             self.branch.thought_closed = self.why
         self._begin_phase()
         parted = self.cut and self.wrote
@@ -163,7 +172,7 @@ class ThinkingStep:
 
     def end_call(self) -> GoesOn:
         """Go on where the thought's limit has come in a call, once; else the thought is closed."""
-        spent = self.branch.thinking_tokens >= self.thinking.tokens
+        spent = self.branch.thinking_tokens >= self.limit
         if self.extra or self.left <= 0 or not spent or self.why == "looped":
             return "close"
         self.extra = CALL_TOKENS

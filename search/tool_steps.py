@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from search.thinking import GoesOn, ThinkingStep
+from search.thinking import GoesOn, ThinkingStep, closing
 from search.tool_runs import ToolRun
 from ttc.errors import ContextExceeded
-from ttc.protocols import Backend, Bounded, Step
+from ttc.protocols import Backend, Bounded, Step, Thinking
 from ttc.text.chat import decoded, following
 from ttc.text.encodable import encodable
+from ttc.text.thoughts import Thoughts
 from ttc.tools.call import ToolCall, Written
 from ttc.tools.chat import ToolChat
 from ttc.tree.branch import Branch
@@ -53,7 +54,7 @@ class PlainStep:
     def __post_init__(self) -> None:
         self.start = len(self.branch.tokens)
 
-    def phase(self) -> Step:
+    def phase(self) -> Step | None:
         return replace(self.step, max_tokens=self.left, thinking=None)
 
     def ended(self) -> GoesOn:
@@ -74,6 +75,47 @@ class PlainStep:
             return "decode"
         self.branch.end_step("length")
         return "over"
+
+
+@dataclass(eq=False)
+class UnlimitedStep(PlainStep):
+    """A step whose limits count thoughts too: a thought is closed where it goes in circles.
+
+    closes: whether it is to be closed before anything else.
+    """
+
+    thinking: Thinking
+    thoughts: Thoughts
+    backend: Backend
+    closes: bool = False
+
+    @property
+    def closing(self) -> list[int]:
+        return closing(self.thinking, self.thoughts, self.backend)
+
+    def phase(self) -> Step | None:
+        return None if self.closes else super().phase()
+
+    def ended(self) -> GoesOn:
+        branch = self.branch
+        if branch.thinking_ended is None:
+            written = branch.tokens[self.start :]
+            count = self.thoughts.count(written, branch.thinks_at(self.start, self.thoughts))
+            branch.thinking_tokens += count
+            branch.usage.thinking_tokens += count
+        follows = super().ended()
+        looped = branch.step_reasons[-1:] == ["looped"] and branch.thinks(self.thoughts)
+        if not looped or self.left <= 0:
+            return follows
+        branch.resume_step()
+        self.closes = True
+        return "close"
+
+    def closed(self) -> GoesOn:
+        self.closes = False
+        self.branch.thought_closed = "looped"
+        self.start = len(self.branch.tokens)
+        return "decode"
 
 
 @dataclass(eq=False)

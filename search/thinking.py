@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from ttc.protocols import Backend, Bounded, Step, Thinking
+from ttc.text.chat import decoded
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, ThoughtClosed
 
@@ -31,6 +32,19 @@ def most_tokens(
         return step.max_tokens + left + CALL_TOKENS * calls_tools
     step_limit = thinking.step if isinstance(thinking.step, int) else step.max_tokens
     return min(left, step_limit) + CALL_TOKENS * calls_tools
+
+
+class Phases(Protocol):
+    """A step in phases, as `ThinkingStep` is one."""
+
+    @property
+    def branch(self) -> Branch: ...
+
+    def phase(self) -> Step | None: ...
+
+    def ended(self) -> GoesOn: ...
+
+    def go_on(self) -> GoesOn: ...
 
 
 def closing(thinking: Thinking, thoughts: Thoughts, backend: Backend) -> list[int]:
@@ -189,3 +203,83 @@ class ThinkingStep:
             return "over"
         self.closes = self.thinks and self._thought_left() <= 0
         return "close" if self.closes else "decode"
+
+
+@dataclass(eq=False)
+class PlainStep:
+    """A step without thoughts.
+
+    left: the tokens that it may still write. start: `len(tokens)` at the phase's beginning.
+    """
+
+    branch: Branch
+    step: Step
+    tokenizer: Any
+    left: int
+    start: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = len(self.branch.tokens)
+
+    def phase(self) -> Step | None:
+        return replace(self.step, max_tokens=self.left, thinking=None)
+
+    def ended(self) -> GoesOn:
+        """What follows: the step goes on where it ended at no delimiter of its own."""
+        written = self.branch.tokens[self.start :]
+        self.left -= len(written)
+        if self.branch.step_reasons[-1] == "delimiter":
+            words = decoded(written, self.tokenizer, special=True).lstrip()
+            if not any(string in words for string in self.step.delimiters):
+                self.branch.resume_step()
+                return self.go_on()
+        return "over"
+
+    def go_on(self) -> GoesOn:
+        """Begin another phase where there is room; else the step is at its limit."""
+        self.start = len(self.branch.tokens)
+        if self.left > 0:
+            return "decode"
+        self.branch.end_step("length")
+        return "over"
+
+
+@dataclass(eq=False)
+class UnlimitedStep(PlainStep):
+    """A step whose limits count thoughts too: a thought is closed where it goes in circles.
+
+    closes: whether it is to be closed before anything else.
+    """
+
+    thinking: Thinking
+    thoughts: Thoughts
+    backend: Backend
+    closes: bool = False
+
+    @property
+    def closing(self) -> list[int]:
+        return closing(self.thinking, self.thoughts, self.backend)
+
+    def phase(self) -> Step | None:
+        return None if self.closes else super().phase()
+
+    def ended(self) -> GoesOn:
+        branch = self.branch
+        if branch.thinking_ended is None:
+            written = branch.tokens[self.start :]
+            count = self.thoughts.count(written, branch.thinks_at(self.start, self.thoughts))
+            branch.thinking_tokens += count
+            branch.usage.thinking_tokens += count
+        follows = super().ended()
+        looped = branch.step_reasons[-1:] == ["looped"] and branch.thinks(self.thoughts)
+        if not looped or self.left <= 0:
+            return follows
+        branch.resume_step()
+        self.closes = True
+        return "close"
+
+    def closed(self) -> GoesOn:
+        self.closes = False
+        self.branch.thought_closed = "looped"
+        self.start = len(self.branch.tokens)
+        return "decode"

@@ -46,10 +46,8 @@ from search import try_verifier
 from search.config import SearchConfig
 from search.solving import results_of
 from ttc.engine import Engine
-from ttc.errors import BranchRefused, InvalidInput, VerifierError
-from ttc.protocols import Backend, Problem, Result, misfit
-from ttc.remote.backend import RemoteBackend
-from ttc.remote.client import ContentRefused
+from ttc.errors import BranchRefused, ContentRefused, InvalidInput, VerifierError
+from ttc.protocols import Backend, Problem, Result, Served, misfit
 from ttc.text.prompt import PromptTemplate
 from ttc.usage import Usage
 from ttc.wording import number_of
@@ -189,7 +187,7 @@ class Job:
             folder.append(record)
         if engine is not None:
             self._solve(engine, problems, folder)
-        if isinstance(engine, RemoteBackend):
+        if isinstance(engine, Served):
             engine.close()
         summary = summary_of(
             self.config, [folder.records[name] for name in self._ids()], folder.goes
@@ -246,12 +244,8 @@ class Job:
         self, engine: Backend | None, inputs: dict[str, dict[str, str]], folder: RunFolder
     ) -> None:
         """Refuse another model than the records', where only a loaded one shows which it is."""
-        if isinstance(engine, RemoteBackend):
-            can = engine.capabilities
-            served = {"served": f"{can.model}, context {can.context_length}"}
-            if asked := engine.generation_settings.describe():
-                served["generation settings"] = asked
-            folder.check_inputs(inputs | {"model": served})
+        if isinstance(engine, Served):
+            folder.check_inputs(inputs | {"model": dict(engine.served)})
         elif not inputs["model"] and not is_remote(self.config):  # it came from the hub just now
             folder.check_inputs(inputs | {"model": model_fingerprint(self.config.model.name)})
 
@@ -304,7 +298,7 @@ def stopped(done: str) -> str:
 def other_samples(engine: Backend | None) -> str:
     """Why a problem's samples may depend on the problems beside it, "" where they do not
     (docs/exactness.md, "16 bits")."""
-    if isinstance(engine, RemoteBackend):
+    if isinstance(engine, Served):
         return "on a server"
     if not isinstance(engine, Engine):
         return ""

@@ -117,6 +117,7 @@ def test_branches_that_decode_side_by_side_go_on_as_the_model_that_is_there_now(
     before = [len(branch.tokens) for branch in branches]
     for model in (engine.model, plain):
         heavier(model)
+    engine.model_changed()
     while len(batch):
         batch.step()
     for branch, length in zip(branches, before, strict=True):

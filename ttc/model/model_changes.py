@@ -1,4 +1,5 @@
-"""Does a model still compute what it computed? Asked before each call: KV stays between calls.
+"""Does a model still compute what it computed? Asked when a request is added: KV stays between
+requests.
 
 Noted are its modules and their hooks, the code that they run, their attributes (a scale, which
 adapter of peft is active), and its weights. All is noted flat, so that comparing is a few passes
@@ -56,9 +57,6 @@ class Snapshot:
     def same_numbers(self) -> bool:
         return self._weights.same_versions() and self._weights.same_samples()
 
-    def same_versions(self) -> bool:
-        return self._weights.same_versions()
-
     def taken_over(self) -> bool:
         return any(self._hooks) or any(map(dict.__contains__, self._attributes, repeat("forward")))
 
@@ -77,9 +75,9 @@ class Watch:
 
     at_load, last: the model when this was made, and at the last look.
     as_at_load: whether its structure was the same both times.
-    changes: how many looks have seen a change.
-    on_change: called by the look that sees one; what they raise is raised by every look until the
-        cause is gone.
+    changes: how many changes looks have seen, or were told.
+    on_change: called at each change; what they raise is raised by every look until the cause is
+        gone.
     """
 
     def __init__(self, model: nn.Module):
@@ -90,18 +88,21 @@ class Watch:
         self.changes = 0
         self.on_change: list[Callable[[], None]] = []
 
-    def unchanged(self, *, samples: bool = True) -> bool:
-        """Whether the model computes what it did at the last look. samples: also read some numbers
-        of the weights, for which a GPU is waited for."""
-        last = self.last
-        if last.same_structure() and (last.same_numbers() if samples else last.same_versions()):
+    def unchanged(self) -> bool:
+        """Whether the model computes what it did at the last look. Some numbers of the weights are
+        read, for which a GPU is waited for."""
+        if self.last.same_structure() and self.last.same_numbers():
             return True
+        self.changed()
+        return False
+
+    def changed(self) -> None:
+        """The model is another one from now on, whatever a look would see."""
         for react in self.on_change:
             react()
         self.last = Snapshot(self.model)
         self.changes += 1
         self.as_at_load = self.at_load.same_structure()
-        return False
 
     def may_leave_out_modules(self) -> bool:
         """Whether what was made of the modules at load holds by the last look, and no hook acts

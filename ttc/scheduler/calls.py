@@ -124,9 +124,9 @@ class Calls:
         self, branches: Sequence[Branch], passes: Callable[[], Passes[T]], wake: bool
     ) -> Passes[T]:
         """What stands around a call (see `present`), where others may use the engine between its
-        passes. If the model has changed there, all passes are made again: `RESTARTS` times at most,
-        as a model may change with each of its own passes. So they are where others have to make
-        room, with nobody between from then on."""
+        passes. If one of them finds that the model has changed, all passes are made again:
+        `RESTARTS` times at most, as a model may change with each of its own passes. So they are
+        where others have to make room, with nobody between from then on."""
 
         def from_the_start() -> Passes[T]:
             yield from self._woken([branch for branch in branches if wake and not branch.released])
@@ -146,7 +146,6 @@ class Calls:
                         while changes == self.changes:
                             next(made)
                             yield
-                            self.follow_model(samples=False)
                             if changes == self.changes:
                                 self._make_way()
                     except StopIteration as end:
@@ -169,14 +168,8 @@ class Calls:
         all_of(self._woken(branches))
         self.trim()
 
-    def before_token(self) -> None:
-        """A batch is about to decode a token."""
-        if self.runtime.under_way:
-            self._finish_others()
-        self.follow_model(samples=False)
-
     def _begin(self, branches: Sequence[Branch]) -> None:
-        self._finish_others()
+        self.finish_others()
         self.follow_model()
         self._use(branches)
         self._make_way(branches)
@@ -189,15 +182,18 @@ class Calls:
         for branch in branches:
             branch.used_at = self.count
 
-    def follow_model(self, samples: bool = True) -> None:
+    def follow_model(self, told: bool = False) -> None:
         """Where the model is another one than in the last call (adapters, weights, code), let go of
         all KV: for the branches that go on it is computed again.
 
-        samples: see `Watch.unchanged`. Raises UnsupportedModel while the model has adapters that
-        cannot be served.
+        told: it is another one, whatever can be seen of it. Raises UnsupportedModel while the model
+        has adapters that cannot be served.
         """
         watch = self.runtime.runner.watch
-        watch.unchanged(samples=samples)
+        if told:
+            watch.changed()
+        else:
+            watch.unchanged()
         if watch.changes == self.changes:
             return
         self.changes = watch.changes
@@ -208,7 +204,7 @@ class Calls:
         for branch in list(self.live):
             tree.move(branch, tree.trunk)
 
-    def _finish_others(self) -> None:
+    def finish_others(self) -> None:
         """Calls that others have begun are finished first where room is tight: it was theirs when
         they began."""
         if not self.runtime.residency.roomy:

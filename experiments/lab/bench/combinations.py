@@ -25,7 +25,7 @@ import torch
 import transformers as hf
 
 from experiments.cli.output import say, show
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from search import (
     ABMCTS,
     DVTS,

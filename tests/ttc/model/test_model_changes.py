@@ -15,7 +15,7 @@ from transformers.models.llama import modeling_llama
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.models import build, prompt, small
 from tests.helpers.tokenizers import Letters
-from ttc import Capture, Engine
+from ttc import Capture, Engine, PromptLookup, Step
 from ttc.attention.installing import install, lent
 from ttc.model.model_changes import Watch
 
@@ -147,12 +147,61 @@ def test_numbers_that_change_leave_the_structure_as_it_was() -> None:
     assert watch.as_at_load
 
 
-def test_numbers_through_data_are_seen_by_samples_alone() -> None:
-    model = small()
-    watch = Watch(model)
-    a_weight_through_data(model)
-    assert watch.unchanged(samples=False)
-    assert not watch.unchanged()
+def test_a_change_that_no_look_sees_can_be_told() -> None:
+    """A few numbers through `weight.data`, none of which is a sample."""
+    engine, plain = make_engine(), small()
+    branch = engine.root(prompt(1, 12))
+    for model in (engine.model, plain):
+        model.model.layers[0].mlp.down_proj.weight.data[0] *= 30
+    engine.generate([branch], 1, sampling=GREEDY)
+    assert branch.usage.recomputed_tokens == 0
+    engine.model_changed()
+    engine.generate([branch], 4, sampling=GREEDY)
+    assert branch.usage.recomputed_tokens == 12
+    with torch.no_grad():
+        expected = plain(torch.tensor([branch.tokens[:-1]])).logits[0].log_softmax(-1)[12:]
+    assert expected.argmax(-1).tolist() == branch.tokens[13:]
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("runner", ["modules", "fused"])
+def test_a_change_between_two_tokens_counts_from_the_next_request_or_where_it_is_told(
+    runner: Any, drafted: bool
+) -> None:
+    speculation = PromptLookup() if drafted else None
+    engine = Engine(small(2, 128), Letters(), runner=runner, speculation=speculation)
+    changed = small(2, 128)
+    branch, other = engine.root(prompt(1, 12)), engine.root(prompt(2, 7))
+    batch = engine.running_batch()
+    batch.add([branch], Step(30), GREEDY)
+    for _ in range(3):
+        batch.step()
+    for model in (engine.model, changed):
+        a_weight_in_place(model)
+        model.model.layers[1].self_attn.scaling *= 2
+    for look in (lambda: batch.add([other], Step(4), GREEDY), engine.model_changed):
+        before, already = branch.usage.recomputed_tokens, len(branch.tokens)
+        look()
+        batch.step()
+        assert branch.usage.recomputed_tokens == before + already - 1
+        new = len(branch.tokens) - already
+        with torch.no_grad():
+            logits = changed(torch.tensor([branch.tokens[:-1]])).logits[0]
+        assert logits[-new:].argmax(-1).tolist() == branch.tokens[-new:]
+        for model in (engine.model, changed):
+            model.model.layers[0].mlp.down_proj.weight.data[0] *= 30  # seen by no look
+
+
+def test_what_changes_while_the_model_is_lent_counts_at_once() -> None:
+    engine = make_engine()
+    branch = engine.root(prompt(1, 12))
+    batch = engine.running_batch()
+    batch.add([branch], Step(9), GREEDY)
+    batch.step()
+    with engine.lent() as model:
+        a_weight_in_place(model)
+    batch.step()
+    assert branch.usage.recomputed_tokens == 12
 
 
 @pytest.mark.parametrize("value", [float("nan"), 0.0])

@@ -175,9 +175,10 @@ def test_what_is_broken_off_leaves_nothing(steps: int) -> None:
     assert_nothing_left(engine, [root])
 
 
+@pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("begin", ["roots", "extend"])
 def test_where_the_model_changes_between_two_passes_all_is_computed_by_the_new_one(
-    begin: str,
+    begin: str, told: bool
 ) -> None:
     engine = stepwise()
     root = engine.root(prompt(1, 9))
@@ -192,6 +193,10 @@ def test_where_the_model_changes_between_two_passes_all_is_computed_by_the_new_o
     for model in (engine.model, changed):
         with torch.no_grad():
             model.model.layers[0].mlp.down_proj.weight.mul_(3)
+    if told:
+        engine.model_changed()
+    else:
+        engine.release([engine.root([5])])  # each request looks at the model
     while not prefill.step():
         pass
     (branch,) = prefill.branches

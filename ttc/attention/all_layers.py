@@ -42,7 +42,8 @@ def all_layers(
         (rows, heads). All layers find their queries and new KV there and leave their results, one
         after the other. threads: how many will call the kernel at most.
     """
-    if type(plan) is not DecodePlan or plan.stream is not None:
+    in_storages = getattr(plan, "in_storages", False)
+    if not (type(plan) is DecodePlan or in_storages) or plan.stream is not None:
         return None
     fused = plan.kernel_on(q)
     if not isinstance(fused, CompiledAttention):
@@ -52,8 +53,11 @@ def all_layers(
     parameters = np.zeros((len(layers), len(fused.parameters)), np.int64)
     counters = np.stack([fused.counters_for(threads) for _ in layers])
     for row, counted, layer in zip(parameters, counters, layers, strict=True):
-        tails = plan.tails.device[layer.index]
-        if tails is None:
-            return None
-        fused.describe(row, counted, layer, q, *tails.both, new, out, lse, threads)
+        own = tuple(part[None] for part in new)  # not read where owners are told
+        if isinstance(plan, DecodePlan):
+            tails = plan.tails.device[layer.index]
+            if tails is None:
+                return None
+            own = tails.both
+        fused.describe(row, counted, layer, q, *own, new, out, lse, threads)
     return Calls(fused.kernel.function, parameters, counters)

@@ -74,6 +74,8 @@ struct Call {
   int64_t own_key_row, own_key_head, own_key_token;
   char* own_value;
   int64_t own_value_row, own_value_head, own_value_token;
+  const Place* owners;        // of each owner's storage; null where all owners are in one buffer
+  const int64_t* own_firsts;  // the first own key in it, of each row
   const char* new_key;  // null where all own keys are in their places
   int64_t new_key_head, new_key_row;
   const char* new_value;
@@ -426,13 +428,25 @@ Run piece_of(const Call& call, int64_t head, const Piece& piece) {
 template <typename Number>
 Run own_keys(const Call& call, int64_t head, const Task& task) {
   const int64_t owner = call.own_places[task.own_row], start = call.own_starts[task.own_row];
+  const int64_t keys = call.positions[task.own_row] - start + task.end - task.own_row;
+  if (call.owners) {
+    const Place& place = call.owners[owner];
+    const int64_t first = call.own_firsts[task.own_row];
+    return {place.key + (head * place.key_head + first * place.key_token) * Number::SIZE,
+            place.key_token * Number::SIZE,
+            place.value + (head * place.value_head + first * place.value_token) * Number::SIZE,
+            place.value_token * Number::SIZE,
+            keys,
+            start,
+            true};
+  }
   const int64_t key = owner * call.own_key_row + head * call.own_key_head;
   const int64_t value = owner * call.own_value_row + head * call.own_value_head;
   return {call.own_key + key * Number::SIZE,
           call.own_key_token * Number::SIZE,
           call.own_value + value * Number::SIZE,
           call.own_value_token * Number::SIZE,
-          call.positions[task.own_row] - start + task.end - task.own_row,
+          keys,
           start,
           true};
 }

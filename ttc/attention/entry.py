@@ -14,12 +14,13 @@ from ttc.tree.segment import Segment
 @dataclass(frozen=True)
 class Entry:
     """A run of `length` tokens at positions from `start` on, attended in full by a contiguous range
-    of rows."""
+    of rows. first: its first token in `kv`."""
 
     kv: KV
     start: int
     length: int
     rows: slice
+    first: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -61,16 +61,19 @@ def fused_attention(
     q: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
     new: Sequence[NewKV] = (),
+    owners: tuple[Sequence[Any], Sequence[int]] | None = None,
 ) -> FusedAttention | None:
     """The kernel for these entries and runs of new tokens; None where there is none for `q`'s type
     and device, or PyTorch's operations are faster.
 
-    runs, tails: see `PlanArrays`. q: (kv_heads, groups, rows, dim).
+    runs, tails, owners: see `PlanArrays`. q: (kv_heads, groups, rows, dim).
     """
     if os.environ.get(SWITCH) == "0":
         return None
     if q.device.type == "cpu":
-        return fused_cpu.fused_attention(entries, runs, positions, q, tails)
+        return fused_cpu.fused_attention(entries, runs, positions, q, tails, owners)
+    if owners is not None:
+        return None  # not written yet
     attention_on = _attention_on(q.device.type)
     return attention_on and attention_on(entries, runs, positions, q, tails, new)
 

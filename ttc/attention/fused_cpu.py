@@ -72,6 +72,7 @@ class CompiledAttention:
         self.arrays = arrays
         self.dtype = dtype
         self.kernel = kernel
+        self.own_firsts = arrays.own_firsts
         self.parameters = np.zeros(kernel.numbers, np.int64)
         self.address = self.parameters.ctypes.data
         self.counters = self.counters_for(torch.get_num_threads())
@@ -160,11 +161,17 @@ class CompiledAttention:
             lse.data_ptr(),
             own_keys.data_ptr(), *own_keys.stride()[:3],
             own_values.data_ptr(), *own_values.stride()[:3],
-            *new_at, layer.window or 0, layer.chunk or 0,
+            *self.owners_of(index), *new_at, layer.window or 0, layer.chunk or 0,
         )  # fmt: skip
         floats = P.view(np.float32)
         floats[-4] = layer.scale
         floats[-2] = layer.softcap or 0.0
+
+    def owners_of(self, layer: int) -> tuple[int, int]:
+        """Where the storages of rows with own keys are in a layer, and the first own key in each;
+        zeros where all are in one buffer."""
+        own = self.arrays.own_addresses
+        return (0, 0) if own is None else (own[layer].ctypes.data, self.own_firsts.ctypes.data)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> bool:
         return False  # a copy for each run costs little here
@@ -199,6 +206,7 @@ def fused_attention(
     positions: Sequence[int],
     q: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
+    owners: tuple[Sequence[Any], Sequence[int]] | None = None,
 ) -> CompiledAttention | None:
     codec = next((entry.kv.codec for entry in entries), None)
     compiled = kernel(q.dtype, None if codec is None else codec.kind)
@@ -206,7 +214,7 @@ def fused_attention(
     if compiled is None or (long_runs and q.dtype == torch.bfloat16 and has_tiles()):
         return None
     return CompiledAttention(
-        PlanArrays(entries, runs, positions, q.shape[1], tails), q.dtype, compiled
+        PlanArrays(entries, runs, positions, q.shape[1], tails, owners=owners), q.dtype, compiled
     )
 
 

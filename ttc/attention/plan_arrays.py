@@ -5,7 +5,7 @@ a CPU and a GPU kernel; addresses are in bytes, strides in numbers of the KV's t
 
     tasks      (tasks, 6)            first row, end row, first piece, end piece, slot, own row
     pieces     (pieces, 3)           entry, first key, keys
-    starts     (entries,)            position of an entry's first token
+    starts     (entries,)            position of the first token of an entry's KV
     addresses  (layers, entries, 6)  of keys, of values; strides of keys by head and token, of
                                      values by head and token; all 0 where the layer is not on the
                                      device
@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,8 @@ class PlanArrays:
     runs: the rows of each run of new tokens, first and end. groups: query heads of a KV head.
     tails: of a decode step, the number of each row's tail, and the tokens that it holds; else the
         own keys of a run are those of its rows.
+    owners: the KV that each tail lies in, and its first token there, where they are not rows of one
+        buffer.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class PlanArrays:
         groups: int,
         tails: tuple[Sequence[int], Sequence[int]] | None = None,
         cut: Cut | None = None,
+        owners: tuple[Sequence[Any], Sequence[int]] | None = None,
     ):
         self.cut = cut or Cut()
         self.entries = entries
@@ -87,7 +91,13 @@ class PlanArrays:
         places, filled = (range(self.rows), 0) if tails is None else tails
         self.own_places = np.array(places, np.int64)
         self.own_starts = self.positions - np.array(filled, np.int64)
-        self.starts = np.array([entry.start for entry in entries], np.int64)
+        self.own_addresses: np.ndarray | None = None
+        self.own_firsts = np.empty(0, np.int64)
+        if owners is not None:
+            self.own_addresses, self.own_read = addresses_of(owners[0])
+            self.own_firsts = np.array(owners[1], np.int64)
+        self.firsts = np.array([entry.first for entry in entries], np.int64)
+        self.starts = np.array([entry.start for entry in entries], np.int64) - self.firsts
         self._cut(runs, task_rows(groups), tails is not None)
         # what the addresses point to must outlive them
         self.addresses, self.read = addresses_of([entry.kv for entry in entries])
@@ -118,7 +128,8 @@ class PlanArrays:
 
         cuts = np.unique(np.concatenate([begins, part_first]))
         entry = np.searchsorted(begins, cuts[:-1], "right") - 1
-        self.pieces = np.column_stack([order[entry], cuts[:-1] - begins[entry], np.diff(cuts)])
+        skipped = cuts[:-1] - begins[entry] + self.firsts[order[entry]]
+        self.pieces = np.column_stack([order[entry], skipped, np.diff(cuts)])
         pieces = np.searchsorted(cuts, [part_first, part_end])
 
         in_part, span = np.arange(len(of)).repeat(spans[of]), _count_up(spans[of])

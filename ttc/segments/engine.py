@@ -1,0 +1,309 @@
+"""Calls of branches over one tree: prefill, forks, decoding, scoring, by one plan and one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ttc.model.limits import ModelLimits
+from ttc.model.runner import ModelRunner
+from ttc.model.runner_choice import Choice, runner_for
+from ttc.passes.arguments import forked
+from ttc.sampling import Sampling, random_key
+from ttc.scheduler.rows import Request, Row, draw_tokens
+from ttc.scheduler.stops import Stops
+from ttc.segments.pieces import depth_first, pieces
+from ttc.segments.plan import Run, TreePlan
+from ttc.segments.policies.base import Policy
+from ttc.segments.room import room_for
+from ttc.segments.segment import Segment
+from ttc.segments.tree import Places, Tree
+from ttc.tree.branch import Branch
+from ttc.usage import Usage
+
+
+@dataclass
+class New:
+    """Tokens of a branch that a pass computes.
+
+    keep: the numbers of those after which the model's output is wanted.
+    """
+
+    branch: Branch
+    tokens: list[int]
+    places: list[Places]
+    keep: Sequence[int] = ()
+
+
+class TreeEngine:
+    """A model over one tree in one memory.
+
+    prefill_tokens: the most rows of a pass that computes many tokens of a branch.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        policy: Policy | None = None,
+        runner: Choice | ModelRunner = "modules",
+        prefill_tokens: int = 512,
+    ):
+        self.runner: ModelRunner = runner_for(model, runner)
+        self.model, self.tokenizer = model, tokenizer
+        self.limits = ModelLimits.of(model)
+        self.policy = (policy or Policy()).bind(
+            self.runner.shapes, self.runner.dtype, self.runner.device
+        )
+        self.memory = self.policy.memory
+        self.tree = Tree(self.policy.begin, self.memory.free)
+        self.prefill_tokens = prefill_tokens
+
+    def decode(self, tokens: Sequence[int], special: bool = False) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=not special))
+
+    # ---------------------------------------------------------------- branches
+
+    def root(self, tokens: Sequence[int], seed: int = 0) -> Branch:
+        return self.roots([tokens], [seed])[0]
+
+    def roots(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int] | None = None
+    ) -> list[Branch]:
+        seeds = seeds or [0] * len(prompts)
+        branches = []
+        for prompt, seed in zip(prompts, seeds, strict=True):
+            trunk = cast("Any", self.tree.hold(self.tree.trunk))
+            branches.append(Branch(prompt, trunk, random_key(seed), Usage(), self.decode))
+        self.compute(branches)
+        return branches
+
+    def fork(self, branch: Branch, n: int) -> list[Branch]:
+        children = forked(branch, n, None)
+        for child in children:
+            self.tree.hold(leaf_of(child))
+        return children
+
+    def release(self, branches: Iterable[Branch]) -> None:
+        for branch in branches:
+            if (leaf := branch.detach()) is not None:
+                self.tree.drop(cast("Any", leaf))
+
+    # ---------------------------------------------------------------- many tokens
+
+    def compute(self, branches: Sequence[Branch]) -> None:
+        """Compute the KV of all tokens of branches but the last; what stands in the tree is
+        shared."""
+        waiting = list(branches)
+        while waiting := [b for b in waiting if leaf_of(b).end < len(b.tokens) - 1]:
+            with self._chunk(waiting) as new:
+                if new:
+                    self.run(new)
+
+    @contextmanager
+    def _chunk(self, branches: Sequence[Branch]) -> Iterator[list[New]]:
+        """The next tokens that a pass computes, with their places; taken back where it fails."""
+        tree, chosen, befores, left = self.tree, list[New](), list[Segment](), self.prefill_tokens
+        try:
+            for branch in branches:
+                before = tree.hold(leaf_of(branch))
+                befores.append(before)
+                tree.move(cast("Any", branch), tree.find(before, branch.tokens[before.end : -1]))
+                missing = branch.tokens[leaf_of(branch).end : -1]
+                part = missing[:left]
+                if part:
+                    places = tree.write(cast("Any", branch), part, len(missing))
+                    chosen.append(New(branch, part, places))
+                    left -= len(part)
+                if not left:
+                    break
+            yield chosen
+        except BaseException:
+            new = {one.branch: one for one in chosen}
+            for branch, before in reversed(list(zip(branches, befores, strict=False))):
+                if leaf_of(branch) is before and branch in new:  # it grew in place
+                    tree.drop(before)
+                    befores.remove(before)
+                    tree.take_back(cast("Any", branch), len(new[branch].tokens))
+                else:
+                    tree.move(cast("Any", branch), before)
+            raise
+        finally:
+            for before in befores:
+                tree.drop(before)
+
+    def run(self, new: Sequence[New]) -> Tensor:
+        """One pass over new tokens: the model's output (kept rows, width), in the order of
+        `new`."""
+        paths = [leaf_of(one.branch).path() for one in new]
+        order = depth_first(paths)
+        tokens: list[int] = []
+        positions: list[int] = []
+        runs: list[Run] = []
+        kept: dict[int, list[int]] = {}
+        starts = []
+        for i in order:
+            one = new[i]
+            storage, first, _ = one.places[0]
+            start = storage.start + first
+            starts.append(start)
+            row = len(tokens)
+            runs.append(Run(slice(row, row + len(one.tokens)), one.places))
+            kept[i] = [row + n for n in one.keep]
+            tokens += one.tokens
+            positions += range(start, start + len(one.tokens))
+        counts = [len(new[i].tokens) for i in order]
+        plan = self.plan([paths[i] for i in order], counts, starts, positions, runs)
+        keep = [row for i in range(len(new)) for row in kept[i]]
+        with torch.inference_mode():
+            output = self.runner.forward(tokens, plan, keep or [len(tokens) - 1])
+        self.policy.leave([place.storage for one in new for place in one.places])
+        return output
+
+    def plan(
+        self,
+        paths: Sequence[Sequence[Segment]],
+        counts: Sequence[int],
+        starts: Sequence[int],
+        positions: Sequence[int],
+        runs: Sequence[Run],
+    ) -> TreePlan:
+        found = pieces(paths, counts, starts)
+        self.memory.used(
+            [piece.kv for piece in found] + [p.storage for run in runs for p in run.places]
+        )
+        return TreePlan(found, positions, runs, self.policy.read)
+
+    # ---------------------------------------------------------------- scoring
+
+    def score(
+        self, branches: Sequence[Branch], continuations: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """The log-probability of each token of a continuation of each branch, which stays as it
+        is."""
+        self.compute(branches)
+        children = [self.fork(branch, 1)[0] for branch in branches]
+        new = []
+        try:
+            for child, continuation in zip(children, continuations, strict=True):
+                given = [child.tokens[-1], *continuation[:-1]]
+                places = self.tree.write(cast("Any", child), given, len(given))
+                new.append(New(child, given, places, range(len(given))))
+            logprobs = self.run(new).log_softmax(-1)
+            parts = logprobs.split([len(continuation) for continuation in continuations])
+            return [
+                part.gather(1, torch.tensor(continuation)[:, None])[:, 0].tolist()
+                for part, continuation in zip(parts, continuations, strict=True)
+            ]
+        finally:
+            self.release(children)
+
+    # ---------------------------------------------------------------- decoding
+
+    def generate(
+        self,
+        branches: Sequence[Branch],
+        max_tokens: int,
+        *,
+        stop: Sequence[str] = (),
+        end: Sequence[str] = (),
+        sampling: Sampling | None = None,
+    ) -> None:
+        """Continue each branch by one step, in place; those of a group together."""
+        stops = Stops(stop, end, self.limits, self.decode)
+        request = Request(stops, sampling or Sampling(), False, list(branches))
+        self.compute(branches)
+        rows = [Row.of(branch, request, max_tokens, self.limits) for branch in branches]
+        paths = [leaf_of(branch).path() for branch in branches]
+        for group in self.policy.groups(paths, max_tokens):
+            Decoding(self, [rows[i] for i in group]).finish()
+
+
+class Decoding:
+    """Branches that decode a step together, a token at each pass.
+
+    plan: of the passes to come, None where it is to be made anew. room: the passes that it is good
+        for.
+    """
+
+    def __init__(self, engine: TreeEngine, rows: Sequence[Row]):
+        self.engine = engine
+        self.rows = list(rows)
+        self.plan: TreePlan | None = None
+        self.room = 0
+        self.begun: dict[Row, int] = {}
+
+    @torch.inference_mode()
+    def finish(self) -> None:
+        self.engine.policy.enter([leaf_of(row.branch).path() for row in self.rows])
+        try:
+            while self.rows:
+                self.postprocess(self.run(self.schedule()))
+        finally:
+            self.settle()
+
+    def schedule(self) -> TreePlan:
+        """The plan of the next pass, with a place for the token of each row."""
+        if self.plan is not None and self.room:
+            return self.plan
+        self.settle()
+        engine, tree = self.engine, self.engine.tree
+        for row in self.rows:
+            room = room_for(row.limit - len(row.branch.tokens) + 1, len(row.branch.generated))
+            tree.open(cast("Any", row.branch), room)
+            self.begun[row] = len(row.branch.tokens) - 1
+        paths = [leaf_of(row.branch).path() for row in self.rows]
+        order = depth_first(paths)
+        self.rows = [self.rows[i] for i in order]
+        positions = [len(row.branch.tokens) - 1 for row in self.rows]
+        storages = [leaf_of(row.branch).storage for row in self.rows]
+        runs = [
+            Run(slice(n, n + 1), [Places(storage, storage.filled, 1)])
+            for n, storage in enumerate(storages)
+        ]
+        self.room = min(storage.room - storage.filled for storage in storages)
+        self.plan = engine.plan(
+            [paths[i] for i in order], [1] * len(order), positions, positions, runs
+        )
+        return self.plan
+
+    def run(self, plan: TreePlan) -> Tensor:
+        tokens = [row.branch.tokens[-1] for row in self.rows]
+        logits = self.engine.runner.forward(tokens, plan)
+        self.room = self.room - 1 if plan.goes_on else 0
+        plan.advance()
+        return logits
+
+    def postprocess(self, logits: Tensor) -> None:
+        draw_tokens(self.rows, logits)
+        ended = [
+            (row, reason)
+            for row in self.rows
+            if (reason := row.request.stops.check(row.branch, row.start, row.limit))
+        ]
+        if not ended:
+            return
+        self.settle()
+        for row, reason in ended:
+            row.branch.end_step(reason)
+            self.rows.remove(row)
+
+    def settle(self) -> None:
+        """Note in the tree what was written since the plan was made."""
+        self.plan = None
+        tree, written = self.engine.tree, []
+        for row, begun in self.begun.items():
+            branch = row.branch
+            written.append(leaf_of(branch).storage)
+            tree.close(cast("Any", branch), branch.tokens[begun:-1])
+        self.begun = {}
+        self.engine.policy.leave(written)
+
+
+def leaf_of(branch: Branch) -> Segment:
+    return cast("Any", branch.leaf)

@@ -1,0 +1,137 @@
+"""The one place that allocates KV: storages in two tiers, each under a byte budget, and one link
+between them that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttc.memory.kv import LayerACT, LayerKV, LayerShape
+from ttc.memory.tiers import Block, Tiers, as_out_of_memory
+from ttc.segments.storage import Storage
+
+MakeRoom = Callable[[int], None]
+
+
+class Memory(Tiers):
+    """Storages, and where each of their layers lies: on the device, on the host, or both.
+
+    page: the most tokens of a storage, which is what moves at once; None for no limit.
+    one_block: whether all layers of a storage lie side by side on the device, so that a kernel
+        finds them quickly; they then come and go together.
+    live: all storages, in order of creation.
+    make_room: a policy's: has so many bytes free on the device, if it can.
+    clock: counts plans; a storage keeps when one last used it.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        dtype: torch.dtype,
+        device: torch.device,
+        budget_bytes: int | None = None,
+        host_budget_bytes: int | None = None,
+        link_gbps: float | None = None,
+        page: int | None = None,
+        one_block: bool = False,
+    ):
+        super().__init__(device, budget_bytes, host_budget_bytes, link_gbps)
+        self.shapes = tuple(shapes)
+        self.layers = range(len(self.shapes))
+        self.dtype = dtype
+        self.page = page
+        alike = len({(s.kv_heads, s.key_dim, s.value_dim) for s in self.shapes}) == 1
+        self.one_block = (
+            one_block and alike and self.shapes[0].key_dim == self.shapes[0].value_dim
+        )
+        self.layer_bytes = [shape.elements * dtype.itemsize for shape in self.shapes]
+        self.act_bytes = [shape.as_inputs.elements * dtype.itemsize for shape in self.shapes]
+        self.bytes_per_token = sum(self.layer_bytes)
+        self.live: dict[Storage, None] = {}
+        self.make_room: MakeRoom = lambda nbytes: None
+        self.clock = 0
+
+    # ---------------------------------------------------------------- storages
+
+    def begin(self, start: int, room: int, acts: Iterable[int] = ()) -> Storage:
+        """A storage on the device for tokens from a position on. Raises OutOfMemory."""
+        room = room if self.page is None else min(room, self.page)
+        storage = Storage(len(self.shapes), start, room, acts)
+        nbytes = sum(self.piece_bytes(storage, layer) for layer in self.layers)
+        if self.device.free_bytes < nbytes:
+            self.make_room(nbytes)
+        self.claim(self.device, nbytes)
+        if self.one_block and not storage.acts:
+            shape = self.shapes[0]
+            with as_out_of_memory(self.device, nbytes):
+                storage.block = torch.empty(
+                    *(len(self.shapes), 2, shape.kv_heads, room, shape.key_dim),
+                    dtype=self.dtype,
+                    device=self.link.device,
+                )
+            storage.device = [LayerKV.of_block(storage.block, layer) for layer in self.layers]
+        else:
+            storage.device = [self.buffer(storage, layer) for layer in self.layers]
+        self.device.take(nbytes)
+        self.live[storage] = None
+        return storage
+
+    def free(self, storage: Storage) -> None:
+        self.give_back(storage)
+        storage.block = None
+        del self.live[storage]
+
+    def used(self, storages: Iterable[Storage]) -> None:
+        """A plan is about to read or write these."""
+        self.clock += 1
+        for storage in storages:
+            storage.used_at = self.clock
+
+    # ---------------------------------------------------------------- what `Tiers` asks
+
+    def blocks(self) -> Iterable[Block]:
+        return self.live
+
+    def piece_bytes(self, block: Block, piece: int) -> int:
+        sizes = self.act_bytes if piece in block.acts else self.layer_bytes
+        return int(block.room * sizes[piece])
+
+    def moving(self, block: Block, pieces: Iterable[int] | None) -> list[int]:
+        return list(self.layers if pieces is None else pieces)
+
+    def buffer(self, block: Block, piece: int, host: bool = False) -> Any:
+        shape = self.shapes[piece]
+        tier = self.host if host else self.device
+        like = block.room, None, self.dtype, self.link.device, host
+        with as_out_of_memory(tier, self.piece_bytes(block, piece)):
+            if piece in block.acts:
+                return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)
+            return LayerKV.empty(shape, *like)
+
+    def evict(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
+        super().evict(block, cause, pieces)
+        block.block = None
+
+    # ---------------------------------------------------------------- bytes
+
+    def reserve(self, elements: int) -> Tensor:
+        """A plain device buffer for KV in transit; `unreserve` gives it back."""
+        nbytes = elements * self.dtype.itemsize
+        if self.device.free_bytes < nbytes:
+            self.make_room(nbytes)
+        self.claim(self.device, nbytes)
+        with as_out_of_memory(self.device, nbytes):
+            buffer = torch.empty(elements, dtype=self.dtype, device=self.link.device)
+        self.device.take(nbytes)
+        return buffer
+
+    def unreserve(self, buffer: Tensor) -> None:
+        self.device.give(buffer.numel() * self.dtype.itemsize)
+
+    def on_device(self) -> list[Storage]:
+        """Storages of which the device has something, the longest unused first."""
+        near = [storage for storage in self.live if any(storage.device)]
+        return sorted(near, key=lambda storage: storage.used_at)

@@ -1,0 +1,1 @@
+"""Where KV lies and how it is read, policy by policy."""

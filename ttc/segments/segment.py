@@ -1,0 +1,71 @@
+"""A segment: tokens of a path, and where in a storage their KV lies."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from ttc.segments.storage import Storage
+
+if TYPE_CHECKING:
+    from ttc.memory.states import State
+
+_serial = count()
+
+
+class Segment:
+    """A node of the tree: `tokens` that follow `parent`, in `storage` from its token `first` on.
+
+    refs: the branches that end here, and the children. The trunk is the empty segment above all
+        others; it alone has no storage.
+    state: of models with recurrent layers, their state after the last token, None where none was
+        kept.
+    """
+
+    def __init__(
+        self,
+        tokens: list[int],
+        storage: Storage | None = None,
+        first: int = 0,
+        parent: Segment | None = None,
+    ):
+        self.tokens = tokens
+        self.held_in = storage
+        self.first = first
+        self.parent = parent
+        self.start = parent.end if parent is not None else 0
+        self.children: list[Segment] = []
+        self.refs = 0
+        self.state: State | None = None
+        self.serial = next(_serial)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def storage(self) -> Storage:
+        if self.held_in is None:
+            raise RuntimeError("the trunk holds no tokens, or the segment was dropped")
+        return self.held_in
+
+    @property
+    def is_last(self) -> bool:
+        """Whether its storage is written up to here, and nobody writes on, so that one may go on in
+        it."""
+        held_in = self.held_in
+        if held_in is None or held_in.writer is not None:
+            return False
+        return self.first + len(self.tokens) == held_in.filled
+
+    def path(self) -> list[Segment]:
+        """From the first segment below the trunk to this one."""
+        chain: list[Segment] = []
+        node: Segment | None = self
+        while node is not None and node.parent is not None:
+            chain.append(node)
+            node = node.parent
+        return chain[::-1]
+
+    def __repr__(self) -> str:
+        return f"Segment({self.start} to {self.end}, refs={self.refs}, {self.held_in!r})"

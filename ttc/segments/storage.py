@@ -1,0 +1,75 @@
+"""A storage: room for the KV of tokens that lie side by side in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ttc.memory.kv import PLACE_BYTES, Codec, LayerKV
+from ttc.memory.tiers import BlockOf
+
+if TYPE_CHECKING:
+    from ttc.segments.segment import Segment
+
+
+class Storage(BlockOf[LayerKV]):
+    """Room for `room` tokens at positions from `start` on, of which the first `filled` are written.
+    Its pieces are the layers.
+
+    Its segments are a chain, each the child of the one before: nobody else writes between them.
+    acts: the layers that keep the inputs of their K and V projections (CAPTURE).
+    block: the device copies of all layers as one tensor (layers, 2, kv_heads, room, dim), keys
+        before values, where they lie so.
+    writer: the segment whose next tokens passes are writing now, None where nobody writes.
+    used_at: the memory's clock when a plan last read or wrote it.
+    """
+
+    codec: Codec | None = None
+
+    def __init__(self, layers: int, start: int, room: int, acts: Iterable[int] = ()):
+        super().__init__(layers)
+        self.start = start
+        self.room = room
+        self.acts = frozenset(acts)
+        self.filled = 0
+        self.writer: Segment | None = None
+        self.used_at = 0
+        self.block: Tensor | None = None
+        self._places: bytes | None = None
+
+    @staticmethod
+    def tensors(copy: LayerKV) -> tuple[Tensor, Tensor]:
+        return copy.both
+
+    @property
+    def full(self) -> bool:
+        return self.filled == self.room
+
+    def readable(self, layer: int) -> LayerKV | None:
+        """The device copy of a layer if attention can read it: None for an ACT block."""
+        return None if layer in self.acts else self.device[layer]
+
+    def read(self, part: Tensor, dtype: torch.dtype) -> Tensor:
+        """Keys or values, a part of a copy of a layer, as numbers."""
+        return part
+
+    def places(self) -> bytes:
+        """Where a kernel finds each layer (`LayerKV.place`), one after the other; zeros where it is
+        not on the device."""
+        if self.block is None:
+            nowhere = bytes(PLACE_BYTES)
+            return b"".join([nowhere if copy is None else copy.place for copy in self.device])
+        if self._places is None:
+            size = self.block.element_size()
+            by_layer, by_part, by_head, by_token, _ = self.block.stride()
+            keys = self.block.data_ptr() + size * by_layer * np.arange(len(self.device))
+            strides = np.broadcast_to([by_head, by_token] * 2, (len(keys), 4))
+            self._places = np.column_stack([keys, keys + size * by_part, strides]).tobytes()
+        return self._places
+
+    def __repr__(self) -> str:
+        return f"Storage(start={self.start}, filled={self.filled} of {self.room})"

@@ -1,0 +1,193 @@
+"""The tree of segments: who refers to which tokens, and where the next ones are written.
+
+No KV is ever copied. A fork is a reference, a split makes two views of one, and what nobody needs
+is cut off a storage's end. Who ends where a storage is written so far goes on in it, others begin
+their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from ttc.segments.segment import Segment
+from ttc.segments.storage import Storage
+from ttc.tree.segment import common_prefix
+
+
+class Holder(Protocol):
+    """Who holds a path: a branch, as far as the tree knows it."""
+
+    tokens: list[int]
+    leaf: Segment
+
+
+class Places(NamedTuple):
+    """Where `length` tokens lie: in `storage`, from its token `first` on."""
+
+    storage: Storage
+    first: int
+    length: int
+
+
+class Tree:
+    """All segments. Whoever refers to one takes a reference with `hold` and gives it back with
+    `drop`.
+
+    begin: makes a storage for tokens from a position on, with room for so many, or for fewer.
+    free: lets go of a storage that nobody needs.
+    """
+
+    def __init__(self, begin: Callable[[int, int], Storage], free: Callable[[Storage], None]):
+        self.begin = begin
+        self.free = free
+        self.trunk = Segment([])
+
+    # ---------------------------------------------------------------- references
+
+    def hold(self, segment: Segment) -> Segment:
+        segment.refs += 1
+        return segment
+
+    def drop(self, segment: Segment) -> None:
+        node = segment
+        node.refs -= 1
+        while not node.refs and node.parent is not None:
+            parent, storage = node.parent, node.storage
+            parent.children.remove(node)
+            node.held_in = None
+            storage.filled = node.first  # later tokens of it stood below this segment
+            if not storage.filled:
+                self.free(storage)
+            node = parent
+            node.refs -= 1
+
+    def move(self, branch: Holder, segment: Segment) -> None:
+        self.hold(segment)
+        self.drop(branch.leaf)
+        branch.leaf = segment
+
+    def let_go(self, branch: Holder) -> bool:
+        """Take a branch off its leaf, and off what nobody else needs above. Says whether it had any
+        KV."""
+        segment = branch.leaf.parent
+        if segment is None:
+            return False
+        while segment.refs == 1 and segment.parent is not None:
+            segment = segment.parent
+        self.move(branch, segment)
+        return True
+
+    # ---------------------------------------------------------------- finding
+
+    def find(self, segment: Segment, tokens: Sequence[int]) -> Segment:
+        """The end of the longest prefix of `tokens` that stands below a segment, which is split
+        where they part."""
+        while tokens:
+            shared, child = max(
+                ((common_prefix(child.tokens, tokens), child) for child in segment.children),
+                key=lambda found: found[0],
+                default=(0, segment),
+            )
+            if not shared:
+                break
+            if shared < len(child.tokens):
+                return self.split(child, shared)
+            segment, tokens = child, tokens[shared:]
+        return segment
+
+    def split(self, segment: Segment, at: int) -> Segment:
+        """Part a segment after `at` tokens: two views in place of one. It becomes the lower one;
+        the upper one is returned."""
+        parent = segment.parent
+        assert parent is not None
+        upper = Segment(segment.tokens[:at], segment.storage, segment.first, parent)
+        parent.children[parent.children.index(segment)] = upper
+        upper.children = [segment]
+        upper.refs = 1
+        segment.tokens = segment.tokens[at:]
+        segment.first += at
+        segment.start = upper.end
+        segment.parent = upper
+        return upper
+
+    # ---------------------------------------------------------------- writing
+
+    def write(self, branch: Holder, tokens: Sequence[int], room: int) -> list[Places]:
+        """Give a branch's next tokens their places, one after the other; their KV is to be computed
+        next. room: how many tokens it is likely to write from here on, for which a new storage has
+        room.
+
+        Raises OutOfMemory, and changes nothing then.
+        """
+        before = branch.leaf.end
+        places = []
+        try:
+            while tokens:
+                segment = self._open(branch, max(room, len(tokens)))
+                storage = segment.storage
+                count = min(len(tokens), storage.room - storage.filled)
+                places.append(Places(storage, storage.filled, count))
+                segment.tokens += tokens[:count]
+                storage.filled += count
+                tokens = tokens[count:]
+                room -= count
+        except BaseException:
+            self.take_back(branch, branch.leaf.end - before)
+            raise
+        return places
+
+    def open(self, branch: Holder, room: int) -> Segment:
+        """Where a branch writes its next tokens, one at each pass, until `close`: a place in
+        memory that nobody else gets. room: as in `write`. Raises OutOfMemory."""
+        segment = self._open(branch, room)
+        segment.storage.writer = segment
+        return segment
+
+    def close(self, branch: Holder, tokens: Sequence[int]) -> None:
+        """A branch has written these tokens since `open`."""
+        segment = branch.leaf
+        storage = segment.storage
+        storage.writer = None
+        segment.tokens += tokens
+        storage.filled += len(tokens)
+        if not segment.tokens and segment.parent is not None:
+            self.move(branch, segment.parent)
+
+    def take_back(self, branch: Holder, count: int) -> None:
+        """Undo the last `count` tokens that a branch has written and nobody else refers to."""
+        while count:
+            leaf = branch.leaf
+            assert leaf.refs == 1 and leaf.is_last, "others refer to what is taken back"
+            if count < len(leaf.tokens):
+                del leaf.tokens[-count:]
+                leaf.storage.filled -= count
+                return
+            count -= len(leaf.tokens)
+            assert leaf.parent is not None
+            self.move(branch, leaf.parent)
+
+    def _open(self, branch: Holder, room: int) -> Segment:
+        """The segment that a branch's next token belongs to, with a place for it."""
+        leaf = branch.leaf
+        goes_on = leaf.is_last and not leaf.storage.full
+        if goes_on and leaf.refs == 1:
+            return leaf
+        storage = leaf.storage if goes_on else self.begin(leaf.end, room)
+        segment = Segment([], storage, storage.filled, leaf)
+        self.hold(leaf)
+        leaf.children.append(segment)
+        self.move(branch, segment)
+        return segment
+
+    # ---------------------------------------------------------------- all of it
+
+    def segments(self) -> list[Segment]:
+        """All but the trunk, depth first."""
+        found: list[Segment] = []
+        waiting = self.trunk.children[::-1]
+        while waiting:
+            node = waiting.pop()
+            found.append(node)
+            waiting += node.children[::-1]
+        return found

@@ -15,7 +15,9 @@ Regenerate = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 def keep_inputs(plan: Plan, layer: int, inputs: Tensor) -> None:
     """Store the inputs (rows, width) of a pass in its tails, or in the ACT blocks of new tokens."""
-    if isinstance(plan, DecodePlan):
+    if (keep := getattr(plan, "keep_inputs", None)) is not None:
+        keep(layer, inputs)
+    elif isinstance(plan, DecodePlan):
         kept = plan.tails.inputs.device[layer] if plan.tails.inputs is not None else None
         if kept is not None:
             kept.keys[plan.places, 0, plan.filled] = inputs

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ttc.model.limits import ModelLimits
+from ttc.model.regeneration import Regeneration
 from ttc.model.runner import ModelRunner
 from ttc.model.runner_choice import Choice, runner_for
 from ttc.passes.arguments import forked
@@ -20,6 +21,7 @@ from ttc.scheduler.stops import Stops
 from ttc.segments.pieces import depth_first, pieces
 from ttc.segments.plan import Run, TreePlan
 from ttc.segments.policies.base import Policy
+from ttc.segments.policies.capture import Capture
 from ttc.segments.room import room_for
 from ttc.segments.segment import Segment
 from ttc.segments.tree import Places, Tree
@@ -57,11 +59,15 @@ class TreeEngine:
         self.runner: ModelRunner = runner_for(model, runner)
         self.model, self.tokenizer = model, tokenizer
         self.limits = ModelLimits.of(model)
-        self.policy = (policy or Policy()).bind(
-            self.runner.shapes, self.runner.dtype, self.runner.device
-        )
+        shapes, regeneration = self.runner.shapes, None
+        if isinstance(policy, Capture):
+            regeneration = Regeneration(self.runner.model, shapes)
+            shapes = regeneration.shapes
+        self.policy = (policy or Policy()).bind(shapes, self.runner.dtype, self.runner.device)
+        if isinstance(self.policy, Capture):
+            self.policy.regenerate = regeneration
         self.memory = self.policy.memory
-        self.tree = Tree(self.policy.begin, self.memory.free)
+        self.tree = Tree(self.policy.begin, self.policy.free, self.policy.resume)
         self.prefill_tokens = prefill_tokens
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
@@ -177,6 +183,7 @@ class TreeEngine:
         self.memory.used(
             [piece.kv for piece in found] + [p.storage for run in runs for p in run.places]
         )
+        self.policy.ready(found)
         return TreePlan(found, positions, runs, self.policy.read)
 
     # ---------------------------------------------------------------- scoring
@@ -246,6 +253,7 @@ class Decoding:
                 self.postprocess(self.run(self.schedule()))
         finally:
             self.settle()
+            self.leave(self.rows)
 
     def schedule(self) -> TreePlan:
         """The plan of the next pass, with a place for the token of each row."""
@@ -292,17 +300,23 @@ class Decoding:
         for row, reason in ended:
             row.branch.end_step(reason)
             self.rows.remove(row)
+        self.leave(row for row, _ in ended)
 
     def settle(self) -> None:
         """Note in the tree what was written since the plan was made."""
         self.plan = None
-        tree, written = self.engine.tree, []
+        tree = self.engine.tree
         for row, begun in self.begun.items():
             branch = row.branch
-            written.append(leaf_of(branch).storage)
             tree.close(cast("Any", branch), branch.tokens[begun:-1])
+        full = [leaf_of(row.branch) for row in self.begun if leaf_of(row.branch).parent]
+        self.engine.policy.leave([leaf.storage for leaf in full if leaf.storage.full])
         self.begun = {}
-        self.engine.policy.leave(written)
+
+    def leave(self, rows: Iterable[Row]) -> None:
+        """The steps of these are over."""
+        leaves = [leaf_of(row.branch) for row in rows]
+        self.engine.policy.leave([leaf.storage for leaf in leaves if leaf.parent])
 
 
 def leaf_of(branch: Branch) -> Segment:

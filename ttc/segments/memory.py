@@ -44,9 +44,7 @@ class Memory(Tiers):
         self.dtype = dtype
         self.page = page
         alike = len({(s.kv_heads, s.key_dim, s.value_dim) for s in self.shapes}) == 1
-        self.one_block = (
-            one_block and alike and self.shapes[0].key_dim == self.shapes[0].value_dim
-        )
+        self.one_block = one_block and alike and self.shapes[0].key_dim == self.shapes[0].value_dim
         self.layer_bytes = [shape.elements * dtype.itemsize for shape in self.shapes]
         self.act_bytes = [shape.as_inputs.elements * dtype.itemsize for shape in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes)
@@ -83,6 +81,11 @@ class Memory(Tiers):
         self.give_back(storage)
         storage.block = None
         del self.live[storage]
+
+    def forget_on_host(self, storage: Storage) -> None:
+        for layer in storage.spare:
+            storage.host[layer] = None
+            self.host.give(self.piece_bytes(storage, layer), storage.under_way)
 
     def used(self, storages: Iterable[Storage]) -> None:
         """A plan is about to read or write these."""

@@ -115,6 +115,17 @@ class TreePlan(Plan):
                     copy.values[:, first : first + length] = value[:, row : row + length]
                 row += length
 
+    def keep_inputs(self, layer: int, inputs: Tensor) -> None:
+        """Store the inputs (rows, width) of a layer's K and V projections where they are kept."""
+        for run in self.runs:
+            row = run.rows.start
+            for storage, first, length in run.places:
+                if layer in storage.acts:
+                    copy = storage.device[layer]
+                    assert copy is not None
+                    copy.keys[0, first : first + length] = inputs[row : row + length]
+                row += length
+
     def _attend_entries(self, layer: Layer, q: Tensor, out: Tensor, lse: Tensor) -> set[int]:
         absent = set()
         for index, piece in enumerate(self.entries):

@@ -36,11 +36,18 @@ class Tree:
 
     begin: makes a storage for tokens from a position on, with room for so many, or for fewer.
     free: lets go of a storage that nobody needs.
+    resume: makes a storage ready to be written on in; says whether it can be.
     """
 
-    def __init__(self, begin: Callable[[int, int], Storage], free: Callable[[Storage], None]):
+    def __init__(
+        self,
+        begin: Callable[[int, int], Storage],
+        free: Callable[[Storage], None],
+        resume: Callable[[Storage], bool] = lambda storage: True,
+    ):
         self.begin = begin
         self.free = free
+        self.resume = resume
         self.trunk = Segment([])
 
     # ---------------------------------------------------------------- references
@@ -170,7 +177,7 @@ class Tree:
     def _open(self, branch: Holder, room: int) -> Segment:
         """The segment that a branch's next token belongs to, with a place for it."""
         leaf = branch.leaf
-        goes_on = leaf.is_last and not leaf.storage.full
+        goes_on = leaf.is_last and not leaf.storage.full and self.resume(leaf.storage)
         if goes_on and leaf.refs == 1:
             return leaf
         storage = leaf.storage if goes_on else self.begin(leaf.end, room)

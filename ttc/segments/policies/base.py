@@ -30,11 +30,14 @@ class Policy:
     budget_gib: float | None = None
 
     memory: Memory = field(init=False, repr=False)
+    writing: set[Storage] = field(init=False, repr=False, default_factory=set)
+    """What passes write now. It stays on the device."""
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = replace(self)
         bound.memory = bound.memory_for(shapes, dtype, device)
         bound.memory.make_room = bound.make_room
+        bound.writing = set()
         return bound
 
     def memory_for(
@@ -45,7 +48,22 @@ class Policy:
 
     def begin(self, start: int, room: int) -> Storage:
         """A storage for tokens that are about to be written."""
-        return self.memory.begin(start, room)
+        storage = self.memory.begin(start, room)
+        self.writing.add(storage)
+        return storage
+
+    def resume(self, storage: Storage) -> bool:
+        """Whether a storage is where passes can write on in it. What the host has of it is of no
+        use from then on."""
+        if None in storage.device:
+            return False
+        self.memory.forget_on_host(storage)
+        self.writing.add(storage)
+        return True
+
+    def free(self, storage: Storage) -> None:
+        self.writing.discard(storage)
+        self.memory.free(storage)
 
     # ---------------------------------------------------------------- three questions
 
@@ -56,9 +74,7 @@ class Policy:
     def make_room(self, nbytes: int) -> None:
         """Have so many bytes free on the device, if that can be: what leaves?"""
 
-    def read(
-        self, layer: int, pieces: Sequence[Piece], absent: Sequence[int]
-    ) -> Iterator[Staged]:
+    def read(self, layer: int, pieces: Sequence[Piece], absent: Sequence[int]) -> Iterator[Staged]:
         """In which units are those pieces read that attention does not find on the device?"""
         yield from ()
 
@@ -67,5 +83,10 @@ class Policy:
     def enter(self, paths: Paths) -> None:
         """These decode together from now on."""
 
+    def ready(self, found: Sequence[Piece]) -> None:
+        """A plan of these pieces is about to be made; what is on the device then stays there while
+        it runs."""
+
     def leave(self, storages: Sequence[Storage]) -> None:
-        """These have been written, and nobody writes on in them now."""
+        """Nobody writes on in these now."""
+        self.writing.difference_update(storages)

@@ -1,0 +1,81 @@
+"""Every policy gives what the engine gives with all KV on the device, within its budget, and leaves
+nothing behind."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.standins.small_models import tokens
+from tests.helpers.models import build
+from tests.helpers.tokenizers import Letters
+from ttc import Engine
+from ttc.segments.engine import TreeEngine
+from ttc.segments.policies.base import Policy
+from ttc.segments.policies.beam_groups import BeamGroups
+from ttc.segments.policies.capture import Capture
+from ttc.segments.policies.headwise import Headwise
+from ttc.segments.policies.layerwise import Layerwise
+from ttc.segments.policies.paged import Paged
+
+POLICIES: dict[str, tuple[type[Policy], dict[str, Any], float]] = {
+    "resident": (Policy, {}, 1.0),
+    "layerwise": (Layerwise, {"page": 8}, 0.5),
+    "beam_groups": (BeamGroups, {"page": 8}, 0.6),
+    "paged": (Paged, {"page": 8}, 0.4),
+    "paged, no prefetch": (Paged, {"page": 8, "prefetch": False}, 0.4),
+    "paged, a slow link": (Paged, {"page": 8, "link_gbps": 0.05}, 0.4),
+    "headwise": (Headwise, {"page": 8}, 0.5),
+    "capture": (Capture, {"page": 8}, 0.5),
+}
+FAMILIES = ("llama", "gemma3", "gpt2", "deepseek_v3")
+Told = tuple[list[list[int]], list[list[float]], list[list[float]]]
+
+
+def grown(engine: Any) -> Told:
+    """Prompts that begin alike, forks, steps of several lengths, and scores."""
+    prompts = [tokens(1, 30), tokens(1, 30)[:19] + tokens(2, 9), tokens(3, 4)]
+    roots = engine.roots(prompts, seeds=[1, 2, 3])
+    branches = [child for root in roots for child in engine.fork(root, 3)]
+    engine.generate(branches, 7)
+    engine.generate(branches[::2], 40)
+    forked = [child for branch in branches[::3] for child in engine.fork(branch, 2)]
+    engine.generate(forked, 20)
+    everyone = branches + forked
+    if isinstance(engine, TreeEngine):
+        scores = engine.score(everyone, [[5, 6, 7]] * len(everyone))
+    else:
+        scores = [rows[0] for rows in engine.score(everyone, [[[5, 6, 7]]] * len(everyone))]
+    told = [b.tokens for b in everyone], [b.logprobs for b in everyone], scores
+    engine.release([*roots, *everyone])
+    return told
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_policy_gives_what_the_engine_gives(
+    family: str, policy: str, dtype: torch.dtype
+) -> None:
+    plain = build(family).to(dtype)
+    plain.set_experts_implementation("eager")  # the others take no float64
+    resident = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=12)
+    expected = grown(resident)
+    kind, options, share = POLICIES[policy]
+    budget_gib = share * resident.memory.device.peak_bytes / 2**30
+    engine = TreeEngine(
+        copy.deepcopy(plain), Letters(), kind(budget_gib, **options), prefill_tokens=12
+    )
+    texts, logprobs, scores = grown(engine)
+    assert texts == expected[0]
+    bound = 1e-9 if dtype == torch.float64 else 1e-4
+    assert logprobs == [pytest.approx(row, abs=bound) for row in expected[1]]
+    assert scores == [pytest.approx(row, abs=bound) for row in expected[2]]
+    link, device = engine.memory.link, engine.memory.device
+    assert (sum(link.to_device_bytes.values()) > 0) == (policy != "resident")
+    assert device.budget_bytes is not None and device.peak_bytes <= device.budget_bytes
+    assert not engine.memory.live and not device.used_bytes + engine.memory.host.used_bytes
+    assert not engine.tree.segments()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from ttc.segments.room import room_for
 from ttc.segments.segment import Segment
 from ttc.segments.tree import Places, Tree
 from ttc.tree.branch import Branch
+from ttc.tree.eviction import BlockCache
 from ttc.usage import Usage
 
 
@@ -45,7 +47,8 @@ class New:
 class TreeEngine:
     """A model over one tree in one memory.
 
-    prefill_tokens: the most rows of a pass that computes many tokens of a branch.
+    prefill_tokens: the most rows of a pass that computes many tokens of a branch. cache: which idle
+        branches keep their KV.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class TreeEngine:
         policy: Policy | None = None,
         runner: Choice | ModelRunner = "modules",
         prefill_tokens: int = 512,
+        cache: BlockCache | None = None,
     ):
         self.runner: ModelRunner = runner_for(model, runner)
         self.model, self.tokenizer = model, tokenizer
@@ -69,6 +73,9 @@ class TreeEngine:
         self.memory = self.policy.memory
         self.tree = Tree(self.policy.begin, self.policy.free, self.policy.resume)
         self.prefill_tokens = prefill_tokens
+        self.cache = None if cache is None else cache.fresh()
+        self.live = WeakSet[Branch]()
+        self.count = 0
 
     def decode(self, tokens: Sequence[int], special: bool = False) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=not special))
@@ -86,17 +93,37 @@ class TreeEngine:
         for prompt, seed in zip(prompts, seeds, strict=True):
             trunk = cast("Any", self.tree.hold(self.tree.trunk))
             branches.append(Branch(prompt, trunk, random_key(seed), Usage(), self.decode))
-        self.compute(branches)
+        self.live.update(branches)
+        with self.present(branches):
+            self.compute(branches)
         return branches
+
+    @contextmanager
+    def present(self, branches: Sequence[Branch]) -> Iterator[None]:
+        """Keep the cache within its capacity around a call on these branches."""
+        self.count += 1
+        for branch in branches:
+            branch.used_at = self.count
+        self._trim(branches)
+        try:
+            yield
+        finally:
+            self._trim()
+
+    def _trim(self, at_work: Sequence[Branch] = ()) -> None:
+        if self.cache is not None:
+            self.cache.trim(cast("Any", self.tree), self.live, at_work)
 
     def fork(self, branch: Branch, n: int) -> list[Branch]:
         children = forked(branch, n, None)
         for child in children:
             self.tree.hold(leaf_of(child))
+        self.live.update(children)
         return children
 
     def release(self, branches: Iterable[Branch]) -> None:
         for branch in branches:
+            self.live.discard(branch)
             if (leaf := branch.detach()) is not None:
                 self.tree.drop(cast("Any", leaf))
 
@@ -224,11 +251,12 @@ class TreeEngine:
         """Continue each branch by one step, in place; those of a group together."""
         stops = Stops(stop, end, self.limits, self.decode)
         request = Request(stops, sampling or Sampling(), False, list(branches))
-        self.compute(branches)
-        rows = [Row.of(branch, request, max_tokens, self.limits) for branch in branches]
-        paths = [leaf_of(branch).path() for branch in branches]
-        for group in self.policy.groups(paths, max_tokens):
-            Decoding(self, [rows[i] for i in group]).finish()
+        with self.present(branches):
+            self.compute(branches)
+            rows = [Row.of(branch, request, max_tokens, self.limits) for branch in branches]
+            paths = [leaf_of(branch).path() for branch in branches]
+            for group in self.policy.groups(paths, max_tokens):
+                Decoding(self, [rows[i] for i in group]).finish()
 
 
 class Decoding:

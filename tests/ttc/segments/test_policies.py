@@ -12,7 +12,7 @@ import torch
 from experiments.standins.small_models import tokens
 from tests.helpers.models import build
 from tests.helpers.tokenizers import Letters
-from ttc import Engine
+from ttc import BlockCache, Engine
 from ttc.segments.engine import TreeEngine
 from ttc.segments.policies.base import Policy
 from ttc.segments.policies.beam_groups import BeamGroups
@@ -52,6 +52,21 @@ def grown(engine: Any) -> Told:
     told = [b.tokens for b in everyone], [b.logprobs for b in everyone], scores
     engine.release([*roots, *everyone])
     return told
+
+
+@pytest.mark.parametrize("policy", ["resident", "paged"])
+@pytest.mark.parametrize("order", ["rsbcm", "lru"])
+def test_what_a_cache_evicts_is_computed_again(order: str, policy: str) -> None:
+    plain = build("llama").to(torch.float64)
+    expected = grown(Engine(copy.deepcopy(plain), Letters()))
+    kind, options, _ = POLICIES[policy]
+    cache = BlockCache(6, block_tokens=4, order=order)
+    engine = TreeEngine(copy.deepcopy(plain), Letters(), kind(**options), cache=cache)
+    texts, logprobs, _ = grown(engine)
+    assert texts == expected[0]
+    assert logprobs == [pytest.approx(row, abs=1e-9) for row in expected[1]]
+    assert engine.cache is not None and engine.cache.evicted_tokens > 0
+    assert not engine.memory.live
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

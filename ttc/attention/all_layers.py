@@ -53,7 +53,7 @@ def all_layers(
     parameters = np.zeros((len(layers), len(fused.parameters)), np.int64)
     counters = np.stack([fused.counters_for(threads) for _ in layers])
     for row, counted, layer in zip(parameters, counters, layers, strict=True):
-        own = tuple(part[None] for part in new)  # not read where owners are told
+        own = new[0][None], new[1][None]  # not read where owners are told
         if isinstance(plan, DecodePlan):
             tails = plan.tails.device[layer.index]
             if tails is None:

@@ -348,4 +348,4 @@ class Decoding:
 
 
 def leaf_of(branch: Branch) -> Segment:
-    return cast("Any", branch.leaf)
+    return cast("Segment", branch.leaf)

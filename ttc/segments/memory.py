@@ -99,6 +99,7 @@ class Memory(Tiers):
         return self.live
 
     def piece_bytes(self, block: Block, piece: int) -> int:
+        assert isinstance(block, Storage)
         sizes = self.act_bytes if piece in block.acts else self.layer_bytes
         return int(block.room * sizes[piece])
 
@@ -106,9 +107,11 @@ class Memory(Tiers):
         return list(self.layers if pieces is None else pieces)
 
     def buffer(self, block: Block, piece: int, host: bool = False) -> Any:
+        assert isinstance(block, Storage)
         shape = self.shapes[piece]
         tier = self.host if host else self.device
-        like = block.room, None, self.dtype, self.link.device, host
+        on_host = host and self.link.device.type != "meta"  # a dry run has no numbers anywhere
+        like = block.room, None, self.dtype, self.link.device, on_host
         with as_out_of_memory(tier, self.piece_bytes(block, piece)):
             if piece in block.acts:
                 return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)
@@ -116,7 +119,8 @@ class Memory(Tiers):
 
     def evict(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
         super().evict(block, cause, pieces)
-        block.block = None
+        if isinstance(block, Storage):
+            block.block = None
 
     # ---------------------------------------------------------------- bytes
 

@@ -36,7 +36,8 @@ class Run:
 class TreePlan(Plan):
     """runs: of all rows, in order. read: see `Read`.
 
-    goes_on: whether it is good for the passes after this one, a token further each time.
+    goes_on: whether it is good for the passes after this one, a token further each time: where a
+        kernel attends, which is known once the first pass has run.
     """
 
     def __init__(
@@ -49,10 +50,7 @@ class TreePlan(Plan):
         near = all(None not in run.places[0].storage.device for run in self.runs)
         acts = any(run.places[0].storage.acts for run in self.runs)
         self.in_storages = one_each and near and not acts
-
-    @property
-    def goes_on(self) -> bool:
-        return self.in_storages and self.fused is not None
+        self.goes_on = False
 
     def advance(self) -> None:
         """A pass is done: each row has written a token, and the next follows it."""
@@ -71,9 +69,11 @@ class TreePlan(Plan):
         rows = range(len(runs))
         places = [run.places[0] for run in self.runs]
         owners = [place.storage for place in places], [place.first for place in places]
-        return fused_attention(
+        kernel = fused_attention(
             self.entries, runs, self.positions, q, (rows, [0] * len(rows)), owners=owners
         )
+        self.goes_on = kernel is not None
+        return kernel
 
     def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
         fused = self.kernel_on(q)

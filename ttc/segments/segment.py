@@ -54,7 +54,7 @@ class Segment:
         """Whether its storage is written up to here, and nobody writes on, so that one may go on in
         it."""
         held_in = self.held_in
-        if held_in is None or held_in.writer is not None:
+        if held_in is None or held_in.being_written:
             return False
         return self.first + len(self.tokens) == held_in.filled
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,9 +10,6 @@ from torch import Tensor
 
 from ttc.memory.kv import PLACE_BYTES, Codec, LayerKV
 from ttc.memory.tiers import BlockOf
-
-if TYPE_CHECKING:
-    from ttc.segments.segment import Segment
 
 
 class Storage(BlockOf[LayerKV]):
@@ -24,7 +20,7 @@ class Storage(BlockOf[LayerKV]):
     acts: the layers that keep the inputs of their K and V projections (CAPTURE).
     block: the device copies of all layers as one tensor (layers, 2, kv_heads, room, dim), keys
         before values, where they lie so.
-    writer: the segment whose next tokens passes are writing now, None where nobody writes.
+    being_written: whether a branch has a place in it for its next tokens, which nobody else gets.
     used_at: the memory's clock when a plan last read or wrote it.
     """
 
@@ -36,7 +32,7 @@ class Storage(BlockOf[LayerKV]):
         self.room = room
         self.acts = frozenset(acts)
         self.filled = 0
-        self.writer: Segment | None = None
+        self.being_written = False
         self.used_at = 0
         self.block: Tensor | None = None
         self._places: bytes | None = None

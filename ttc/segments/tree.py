@@ -148,14 +148,14 @@ class Tree:
         """Where a branch writes its next tokens, one at each pass, until `close`: a place in
         memory that nobody else gets. room: as in `write`. Raises OutOfMemory."""
         segment = self._open(branch, room)
-        segment.storage.writer = segment
+        segment.storage.being_written = True
         return segment
 
     def close(self, branch: Holder, tokens: Sequence[int]) -> None:
         """A branch has written these tokens since `open`."""
         segment = branch.leaf
         storage = segment.storage
-        storage.writer = None
+        storage.being_written = False
         segment.tokens += tokens
         storage.filled += len(tokens)
         if not segment.tokens and segment.parent is not None:

@@ -4,7 +4,7 @@ nothing behind."""
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from experiments.standins.small_models import tokens
 from tests.helpers.models import build
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine
+from ttc.segments.dry_run import DryRunner
 from ttc.segments.engine import TreeEngine
 from ttc.segments.policies.base import Policy
 from ttc.segments.policies.beam_groups import BeamGroups
@@ -54,6 +55,27 @@ def grown(engine: Any) -> Told:
     return told
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "capture"])
+def test_a_dry_run_says_what_crosses_the_link(policy: str, dtype: torch.dtype) -> None:
+    plain = build("llama").to(dtype)
+    kind, options, share = POLICIES[policy]
+    resident = TreeEngine(copy.deepcopy(plain), Letters())
+    grown(resident)
+    budget_gib = (share + 0.3) * resident.memory.device.peak_bytes / 2**30
+    engine = TreeEngine(copy.deepcopy(plain), Letters(), kind(budget_gib, **options))
+    grown(engine)
+    vocabulary = plain.config.vocab_size
+    runner = DryRunner(engine.runner.shapes, dtype, vocabulary, dtype == torch.float32)
+    dry = TreeEngine(plain, Letters(), kind(budget_gib, **options), runner=cast("Any", runner))
+    grown(dry)
+    assert (sum(engine.memory.link.to_device_bytes.values()) > 0) == (policy != "resident")
+    assert dry.memory.link.to_device_bytes == engine.memory.link.to_device_bytes
+    assert dry.memory.link.to_host_bytes == engine.memory.link.to_host_bytes
+    assert dry.memory.device.peak_bytes == engine.memory.device.peak_bytes
+    assert dry.memory.host.peak_bytes == engine.memory.host.peak_bytes
+
+
 @pytest.mark.parametrize("policy", ["resident", "paged"])
 @pytest.mark.parametrize("order", ["rsbcm", "lru"])
 def test_what_a_cache_evicts_is_computed_again(order: str, policy: str) -> None:
@@ -72,9 +94,7 @@ def test_what_a_cache_evicts_is_computed_again(order: str, policy: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_policy_gives_what_the_engine_gives(
-    family: str, policy: str, dtype: torch.dtype
-) -> None:
+def test_a_policy_gives_what_the_engine_gives(family: str, policy: str, dtype: torch.dtype) -> None:
     plain = build(family).to(dtype)
     plain.set_experts_implementation("eager")  # the others take no float64
     resident = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=12)

@@ -147,9 +147,9 @@ class TreePlan(Plan):
         lse = torch.empty(kv_heads, groups, rows, dtype=dtype, device=q.device)
         for run in self.runs:
             own = run.rows
-            positions = torch.tensor(self.positions[own], device=q.device)
             visible = None
             if not layer.sees_all:
+                positions = torch.tensor(self.positions[own], device=q.device)
                 visible = layer.sees(positions, positions)
             out[:, :, own], lse[:, :, own] = partial_attention(
                 q[:, :, own],

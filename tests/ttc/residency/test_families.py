@@ -18,8 +18,8 @@ from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel
 from ttc.errors import TTCError
 
-TWICE = ("diffllama", "longcat_flash")
-"""Families whose layers attend twice."""
+TWICE = ("diffllama", "longcat_flash", "hrm_text")
+"""Families with modules that attend several times in a pass."""
 OTHERS = (*TWICE, "jamba", "qwen3_next", "zamba2", "kimi_linear")
 POLICIES: dict[str, Any] = {
     "layerwise": Layerwise(block_tokens=8),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from search.arguments import check_parts
 from search.base import Case, Search
 from search.budget import Budget
-from search.options import SolveOptions
+from search.options import SolveOptions, check_parts
 from search.rating import Rater
 from ttc.checks import check_is
 from ttc.errors import InvalidInput
@@ -27,11 +26,7 @@ from ttc.protocols import (
 from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
 from ttc.text.reader import AnswerReader
-from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
-
-if TYPE_CHECKING:
-    from ttc.tools.chat import ToolChat
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +55,7 @@ class SearchConfig:
     closes: bool = False
     limited: bool = True
     stops_loops: bool = False
-    tools: ToolChat | None = None
+    tools: Any = None
     repeat: int = 0
     models: tuple[str, ...] = ()
 
@@ -75,7 +70,11 @@ class SearchConfig:
         template = (options.template or PromptTemplate()).asking(
             reader.kind if reader.extract is None else "text"
         )
-        template, closes = switched(template, search.thinking, engine.tokenizer, thoughts)
+        closes = False
+        if search.thinking != "auto":
+            from ttc.text.thinking_switch import switched
+
+            template, closes = switched(template, search.thinking, engine.tokenizer, thoughts)
         limited = not (isinstance(engine, WritesAhead) and engine.writes_ahead)
         if closes and not limited:
             raise InvalidInput(
@@ -84,15 +83,13 @@ class SearchConfig:
             )
         chat = None
         if options.tools is not None:
-            from ttc.tools.base import Tools
-            from ttc.tools.chat import ToolChat
+            from ttc.parts import handler
 
-            assert isinstance(options.tools, Tools)
             if isinstance(engine, OffersModels) and len(engine.models) > 1:
                 raise InvalidInput(
                     "tools are called in one model's format; give one engine, or leave tools out"
                 )
-            chat = ToolChat.of(options.tools, template, engine.tokenizer)
+            chat = handler("tool_use", "chat").of(options.tools, template, engine.tokenizer)
             template = chat.template
         return cls(
             search,

@@ -94,13 +94,13 @@ class Expansions:
         for child in active.growing:
             self.decoding.pop(child, None)
         if self.phased is not None:
-            self.phased.tools.forget(active.growing)
+            self.phased.forget(active.growing)
         self.admission.forget(active.growing)
         self.under_way.rests(active)
 
     def clear(self) -> None:
         if self.phased is not None:
-            self.phased.tools.forget_all()
+            self.phased.forget(list(self.decoding))
         self.decoding.clear()
 
     def _refuse(self, refusal: BranchRefused) -> None:
@@ -132,8 +132,9 @@ class Expansions:
         self, active: ActiveSearch, children: list[Branch], request: Expand, max_tokens: int
     ) -> None:
         step = replace(request.step, stop_loops=active.config.stops_loops)
-        thinks = step.thinking is not None and active.config.thoughts is not None
-        if thinks or active.config.tools is not None:
+        thinking = step.thinking if active.config.thoughts is not None else None
+        closes = thinking is not None and (thinking.tokens is not None or step.stop_loops)
+        if closes or active.config.tools is not None:
             if self.phased is None:
                 from search.phases import PhasedSteps
 

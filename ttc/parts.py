@@ -49,10 +49,16 @@ def _listed(file: Path) -> dict[str, dict[str, str]]:
 
 def handler(kind: str, name: str) -> Any:
     """The object that handles this. Raises MissingPart where no part does."""
-    place = handled().get(kind, {}).get(name)
-    if place is None:
+    found = find(kind, name)
+    if found is None:
         raise missing(f"{kind}={name}")
-    return load(place)
+    return found
+
+
+def find(kind: str, name: str) -> Any:
+    """The object that handles this; None where no part does, and none is needed."""
+    place = handled().get(kind, {}).get(name)
+    return None if place is None else load(place)
 
 
 def handlers(kind: str) -> dict[str, Any]:
@@ -92,6 +98,11 @@ def _extra(entry: Mapping[str, Any]) -> str:
 
 
 def missing_for(setting: str) -> str | None:
-    """What to tell of a setting, as "speculation=prompt_lookup", if it is one of a part."""
-    known = any(setting in entry["handles"] for entry in table().values())
-    return str(missing(setting)) if known else None
+    """What to tell of a setting, as "speculation=prompt_lookup", if it is one of a part, or a file
+    of `conf` that went with its part."""
+    file = f"conf/{setting.replace('=', '/')}.yaml"
+    for entry in table().values():
+        gone = not (TABLE.parents[1] / entry["paths"][0]).exists()
+        if setting in entry["handles"] or (gone and file.startswith(tuple(entry["paths"]))):
+            return str(missing(setting, file))
+    return None

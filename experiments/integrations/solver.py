@@ -29,7 +29,7 @@ from search.config import SearchConfig
 from search.options import SolveOptions
 from search.solving import results_of
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Problem, Served
+from ttc.protocols import Backend, Bounded, Problem, Served
 from ttc.results import Result
 from ttc.text.chat import QUESTION, encoded, following, has_template, next_turn_text
 from ttc.text.prompt import PromptTemplate, check_text, raw_tokens
@@ -189,7 +189,8 @@ class Solver:
     @property
     def context_length(self) -> int | None:
         """The model's, None where it is not known."""
-        return self.backend.limits.context_length
+        backend = self.backend
+        return backend.limits.context_length if isinstance(backend, Bounded) else None
 
 
 def configuration(settings: Mapping[str, Any]) -> DictConfig:

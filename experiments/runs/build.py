@@ -29,7 +29,7 @@ from ttc.model.device_map import Over, devices_of
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.loading import chosen_device, load_generation_config, load_tokenizer
 from ttc.model.runner import ModelRunner
-from ttc.parts import handler
+from ttc.parts import handler, missing_for
 from ttc.placement.auto import settled
 from ttc.placement.base import Placement
 from ttc.placement.placed_loading import load_runner
@@ -39,7 +39,6 @@ from ttc.text.prompt import PromptTemplate
 from ttc.text.special_tokens import SplitSpecialTokens
 from ttc.text.thinking_marks import ThinkingMarks
 from ttc.text.thoughts import Setting
-from ttc.tools.base import Tools
 from ttc.tree.sharing import Sharing
 
 
@@ -94,7 +93,8 @@ def _calibration(kind: type[C], file: str, config: DictConfig) -> C:
 
 def _by_name(name: str, where: str) -> Any:
     if name not in VERIFIERS:
-        raise InvalidInput(f"{where}={name} is unknown; use one of {', '.join(VERIFIERS)}")
+        unknown = f"{where}={name} is unknown; use one of {', '.join(VERIFIERS)}"
+        raise InvalidInput(missing_for(f"verifier={name}") or unknown)
     return OmegaConf.structured(schema_of(VERIFIERS[name]))
 
 
@@ -176,9 +176,8 @@ def solve_options(
     )
 
 
-def make_tools(config: DictConfig) -> Tools | None:
-    tools: Tools | None = _made(config.tools)
-    return tools
+def make_tools(config: DictConfig) -> Any:
+    return _made(config.tools)
 
 
 def check_run(config: DictConfig) -> None:
@@ -207,7 +206,7 @@ def make_backend(config: DictConfig) -> Backend:
         f"{backend.capabilities.model} at {config.backend.base_url}: "
         f"{backend.capabilities.describe()}"
     )
-    return backend  # type: ignore[no-any-return]
+    return backend
 
 
 LOCAL_GROUPS = ("memory", "placement", "cache", "sharing", "gate", "speculation")

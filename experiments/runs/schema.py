@@ -228,7 +228,7 @@ def classes(folder: str) -> dict[str, type]:
 
 
 SEARCHES = classes("search")
-RATERS = classes("verifiers")
+RATERS = {**classes("verifiers"), **handlers("verifier")}
 VERIFIERS = {name: target for name, target in RATERS.items() if target not in WRITTEN}
 """Those that other verifiers can name."""
 
@@ -256,7 +256,6 @@ class Group:
 GROUPS = {
     "search": Group(SEARCHES, search.Search),
     "verifier": Group(RATERS, None),
-    "tools": Group(classes("ttc.tools"), ttc.Tools),
     "memory": Group(POLICIES, Residency),
     "placement": Group(PLACEMENTS, Placement),
     "cache": Group(CACHES, ttc.BlockCache),

@@ -16,11 +16,11 @@ from search.budget import Budget
 from search.config import SearchConfig
 from search.options import SolveOptions
 from ttc.errors import ContextExceeded, InvalidInput
+from ttc.parts import handler
 from ttc.protocols import Problem
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import SET_HERE, PromptTemplate
 from ttc.text.thinking_switch import EFFORT, SWITCHES, variables
-from ttc.tools.base import Tools
 
 MAX_STOPS = 16
 """Stop strings of one request: each is looked for after every token."""
@@ -189,7 +189,7 @@ class Preparer:
             return None
         try:
             schemas = [tool.model_dump(exclude_unset=True) for tool in body.tools]
-            return Tools(schemas, calls_per_branch=MAX_CALLS)
+            return handler("group", "tools")(schemas, calls_per_branch=MAX_CALLS)
         except InvalidInput as error:
             raise Refusal.of(error, "tools") from error
 

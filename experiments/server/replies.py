@@ -18,7 +18,7 @@ from ttc.protocols import Backend
 from ttc.results import BranchRecord, Progress, Result
 from ttc.text.thinking_marks import Parted
 from ttc.text.thoughts import Thoughts
-from ttc.tools.call import ToolCall
+from ttc.tool_calls import ToolCall
 
 REASONING, CONTENT = "reasoning_content", "content"
 FIELDS = {True: REASONING, False: CONTENT}

@@ -17,6 +17,7 @@ from experiments.runs.problem_loop import run
 from search.base import Case, SearchSteps
 from search.greedy import Greedy
 from tests.experiments.test_run_folder import records
+from tests.helpers.parts import installed
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc.protocols import Expand
 from ttc.sampling import Sampling
@@ -99,9 +100,10 @@ DIFFER = {
         "verifier=confidence",
     ),
     "a class of one's own": ("search=greedy", f"search._target_={__name__}.Drawing"),
-    "a tool": ("search=greedy", "search.max_tokens=3", "tools=calculator"),
     "another setting follows the seed": ("search=greedy", "search.final=${run.seed}"),
 }
+if installed("tools", "calculator"):
+    DIFFER["a tool"] = ("search=greedy", "search.max_tokens=3", "tools=calculator")
 
 
 @pytest.mark.slow

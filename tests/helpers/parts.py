@@ -9,7 +9,6 @@ it.
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import re
 import shutil
@@ -192,14 +191,16 @@ def tried(part: str, commands: Iterable[tuple[str, Sequence[str]]]) -> dict[str,
 # ---------------------------------------------------------------- what stands outside
 
 
+IMPORT = re.compile(r"^\s*(?:import (.*)|from (\S+) import (\([^)]*\)|.*))", re.MULTILINE)
+
+
 def imports(file: Path) -> Iterator[str]:
     """What a file imports, wherever in it: modules, and names of modules as "module.name"."""
-    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for modules, module, names in IMPORT.findall((ROOT / file).read_text(encoding="utf-8")):
+        yield from re.findall(r"[\w.]+", modules)
+        if module:
+            yield module
+            yield from (f"{module}.{name}" for name in re.findall(r"\w+", names))
 
 
 def guards(part: str) -> dict[Path, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class Program:
     def __init__(self, decoder: Decoder, capacity: int):
         self.at = layers_kernel.names()
         self.capacity = capacity
-        self.dtype = decoder.embedding.weight.dtype
+        self.dtype = cast(Tensor, decoder.embedding.weight).dtype
         self.given = layers_kernel.given(self.dtype)
         self.function = layers_kernel.address(self.dtype)
         self.rows = 0

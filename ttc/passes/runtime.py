@@ -66,7 +66,7 @@ class Runtime:
         tokens left out unless `special=True`. settings: what the model's files ask of each token.
     under_way: calls that were begun, and have passes left.
     run_ahead: whether batches that begin now launch the next token's pass before they read the last
-        token (`scheduler/ahead.py`), where that changes nothing. On a CPU it would gain nothing.
+        token (`cuda/ahead.py`), where that changes nothing. On a CPU it would gain nothing.
     """
 
     runner: ModelRunner

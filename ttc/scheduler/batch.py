@@ -11,9 +11,10 @@ from torch import Tensor
 from ttc.attention.entry import Reads, depth_first
 from ttc.attention.plan import DecodePlan
 from ttc.errors import InvalidInput
-from ttc.lookout import look_up
 from ttc.memory.kv import KV
+from ttc.parts import find
 from ttc.passes.arguments import check_step
+from ttc.passes.pass_by_pass import check_interrupt
 from ttc.passes.runtime import Runtime
 from ttc.protocols import Step
 from ttc.sampling import SAMPLED, Sampling
@@ -27,8 +28,7 @@ from ttc.usage import Usage, distinct
 
 if TYPE_CHECKING:
     from ttc.attention.plan import Plan
-    from ttc.scheduler.ahead import PassAhead
-    from ttc.scheduler.drafts import DraftChecks
+    from ttc.scheduler.seams import DraftChecks, PassAhead
 
 
 class RunningBatch:
@@ -75,9 +75,7 @@ class RunningBatch:
         )
         self.running_tails = RunningTails(runtime)
         self.ahead: PassAhead | None = None
-        if runtime.run_ahead:
-            from ttc.scheduler.ahead import pass_ahead
-
+        if runtime.run_ahead and (pass_ahead := find("ahead", "cuda")) is not None:
             self.ahead = pass_ahead(runtime, gate, drafts)
         self.unfinished: dict[Branch, Row] = {}
         self.rows: list[Row] = []  # at work, in depth-first order
@@ -142,7 +140,7 @@ class RunningBatch:
             while len(self):
                 self._token()
                 try:
-                    look_up()
+                    check_interrupt()
                 except BaseException:
                     self.close()
                     raise

@@ -13,8 +13,8 @@ from ttc.errors import InvalidInput
 from ttc.text.chat import ANSWER, QUESTION, chat_text, common_start, next_turn_text
 from ttc.text.prompt import PromptTemplate
 from ttc.text.roles import Message
+from ttc.tool_calls import Written
 from ttc.tools.base import Tools
-from ttc.tools.call import Written
 from ttc.tools.choice import format_of
 from ttc.tools.formats import Calculator, Schema, ToolFormat, described
 
@@ -208,7 +208,7 @@ def _completed_argument(given: Any) -> Any:
     if isinstance(kinds := known.get("type"), list):
         plain = [kind for kind in kinds if kind != "null"]
         known["type"] = plain[0] if len(plain) == 1 else plain
-    anything = {"additionalProperties": {}} if known.get("type") == "object" else {}
+    anything: dict[str, Any] = {"additionalProperties": {}} if known.get("type") == "object" else {}
     return {"description": "", **anything, **known}
 
 

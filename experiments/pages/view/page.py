@@ -19,7 +19,7 @@ from experiments.runs.summary import (
     summarise,
 )
 from ttc.errors import InvalidInput
-from ttc.tools.call import spelt
+from ttc.tool_calls import spelt
 
 TEMPLATE = Path(__file__).with_name("page.html")
 BARS = 20

@@ -19,7 +19,7 @@ from experiments.lab.bench.gpu.parts import ABOUT, Asked, Part, parts, words
 from experiments.standins.pretended import Waits, pretended_devices
 from tests.helpers.benches import save_tiny_model
 from tests.helpers.processes import finished
-from ttc.attention import gpu_kernel
+from ttc.cuda import gpu_kernel
 from ttc.errors import InvalidInput
 
 pytest.importorskip("triton")

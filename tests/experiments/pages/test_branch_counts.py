@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.experiments.test_view import written
 
 from experiments.eval.cells import Cell
 from experiments.eval.compare.rows import load_rows
@@ -15,6 +14,7 @@ from experiments.pages.leaderboard.board import tables as board_tables
 from experiments.runs.finished import Run
 from experiments.runs.problem_loop import run
 from experiments.runs.summary import shown_counts
+from tests.experiments.pages.test_view import written
 from tests.experiments.test_branch_counts import LIMIT, SEARCH, records_of, save_circling
 from tests.helpers.runs import composed, save_rows
 

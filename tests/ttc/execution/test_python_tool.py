@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ttc import PythonTools, ToolError
+from ttc import InvalidInput, PythonTools, ToolError
 
 
 def test_programs_are_run_in_the_sandbox() -> None:
@@ -18,3 +18,8 @@ def test_programs_are_run_in_the_sandbox() -> None:
     ]:
         with pytest.raises(ToolError, match=words):
             python.answer({"code": code})
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(InvalidInput, match="time_s=0"):
+        PythonTools(cpu_s=0)

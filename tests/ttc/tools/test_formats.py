@@ -13,7 +13,7 @@ from tests.helpers.chats import tokenizer
 from tests.helpers.searches import Costly
 from tests.helpers.thinking import Thinking
 from tests.helpers.tools import tool
-from ttc import CalculatorTools, InvalidInput, PythonTools, ToolError
+from ttc import CalculatorTools, InvalidInput, ToolError
 from ttc.text.prompt import PromptTemplate
 from ttc.tools.base import Tools
 from ttc.tools.choice import format_of
@@ -389,5 +389,3 @@ def test_wrong_types_are_told_to_the_model() -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(InvalidInput, match="answer_tokens=0"):
         Tools([TOOL], answer_tokens=0)
-    with pytest.raises(InvalidInput, match="time_s=0"):
-        PythonTools(cpu_s=0)

@@ -55,7 +55,8 @@ class Machine:
             yield None
             return
         from experiments.standins.taped_graphs import Kernels, StandIn
-        from ttc.attention import extend_plan, fused_gpu, plan
+        from ttc.attention import extend_plan, plan
+        from ttc.cuda import fused_gpu
 
         recorder = StandIn()
 

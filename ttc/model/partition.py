@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from ttc.attention.hf_hook import attending
-from ttc.attention.installing import attention_set_to, uninstall
+from ttc.attention.hf_hook import attending, attention_set_to, uninstall
 from ttc.cost_model.unit import Unit
 from ttc.decoder_layers import decoder_layers, large_linears
 from ttc.errors import UnsupportedModel
@@ -28,7 +27,7 @@ from ttc.model.cache_windows import layers_without_tokens
 from ttc.model.compiled_check import compiled_decoder
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.recording import REPLAY, Call
-from ttc.model.recurrent_search import FIND_TOKENS, find_recurrent
+from ttc.model.recurrent_layers import FIND_TOKENS, find_recurrent
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """What configurations call the number of experts."""

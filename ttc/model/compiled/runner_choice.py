@@ -1,0 +1,54 @@
+"""Which runner a model gets, and why."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal, get_args
+
+from ttc.errors import InvalidInput, UnsupportedModel
+from ttc.model.running.runner import HuggingFaceRunner, ModelRunner
+
+Choice = Literal["auto", "fused", "modules"]
+
+
+def runner_for(
+    model: Any, choice: Choice | ModelRunner = "modules", pack: bool = False
+) -> ModelRunner:
+    """A runner for `model`, whose attention is set to the engine's own.
+
+    choice: "modules" for the model's own code, "fused" for compiled layers, "auto" for these where
+    they serve the model and the processor has what makes them fast; or a runner, which is taken as
+    it is.
+    pack: pack linear layers where the model's own code runs.
+    Raises UnsupportedModel when the model's attention cannot be served exactly, and for "fused"
+    when the compiled layers do not serve it; InvalidInput for another choice.
+    """
+    if not isinstance(choice, str):
+        return choice
+    if choice not in get_args(Choice):
+        raise InvalidInput(
+            f"runner={choice!r} is unknown; use one of {', '.join(get_args(Choice))}"
+        )
+    reason = "it was asked for"
+    if choice != "modules":
+        from ttc.model.compiled.compiled_check import Differs, compiled_runner, why_not
+
+        reason = why_not() if choice == "auto" else ""
+    if not reason:
+        try:
+            return compiled_runner(model)
+        except UnsupportedModel as error:
+            if choice == "fused":
+                raise
+            reason = str(error)
+            if isinstance(error, Differs):
+                warnings.warn(
+                    f"{type(model).__name__} runs by its own modules: {reason}", stacklevel=3
+                )
+    if pack:
+        from ttc.model.packed_linear import pack_linears
+
+        pack_linears(model)
+    runner = HuggingFaceRunner(model)
+    runner.reason = reason
+    return runner

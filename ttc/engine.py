@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ttc.attention.installing import lent
+from ttc.attention.hf_hook import lent
 from ttc.checks import check_flag, check_is
-from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
 from ttc.model.compiled.runner_choice import Choice, runner_for
 from ttc.model.generation_settings import GenerationSettings
@@ -30,9 +29,8 @@ from ttc.passes.arguments import (
     forked,
     step_of,
 )
-from ttc.passes.outputs import Outputs
-from ttc.passes.pass_by_pass import PassByPass, Passes, at_once
-from ttc.passes.prefill import prefill
+from ttc.passes.pass_by_pass import PassByPass, Passes, at_once, one_at_a_time
+from ttc.passes.prefill import Outputs, prefill
 from ttc.passes.runtime import Runtime, check_parts
 from ttc.protocols import Purpose, Tokens
 from ttc.residency.base import Residency

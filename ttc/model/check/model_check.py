@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttc.attention.hf_hook import PLACES, Place, attending
-from ttc.attention.installing import attention_set_to, install, uninstall
-from ttc.decoder_layers import decoder_layers
+from ttc.attention.hf_hook import PLACES, Place, attending, attention_set_to, install, uninstall
 from ttc.errors import MissingPart, UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.model.check.attention_check import CheckTree, check_function
@@ -229,6 +227,8 @@ class ModelCheck:
         """The layers that run: without images, some models leave out cross attention."""
         count = self.config.num_hidden_layers
         try:
+            from ttc.decoder_layers import decoder_layers
+
             layers = decoder_layers(self.model)
         except UnsupportedModel:  # which run cannot be told
             return set(range(count))

@@ -24,7 +24,7 @@ from ttc.model.loading.gguf_settings import settle
 from ttc.model.loading.gguf_tokenizer import restore
 from ttc.model.loading.gguf_weights import check_tensors
 from ttc.model.loading.model_files import opened
-from ttc.model.loading.multimodal import text_decoder
+from ttc.model.loading.multimodal import check_is_causal, text_decoder
 from ttc.model.loading.partition import partition
 from ttc.model.loading.reward_heads import HeadedModel, read_head
 from ttc.model.packed_linear import has_bfloat16
@@ -88,6 +88,8 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
         decoder = None
         if not (trust_remote_code and hasattr(config, "auto_map")):
             decoder = text_decoder(config)
+            if decoder is None and not hasattr(config, "auto_map"):
+                check_is_causal(config)
         tokenizer = read_tokenizer(source, options)
         if stored is not None:
             if decoder is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ttc.errors import UnsupportedModel
+
 WEIGHT_NAMES = {
     r"^(?:model\.)?language_model\.(?:model\.)?(?:blocks|encoder\.layers)\.": "model.layers.",
     r"^(?:model\.)?(?:language_model|text_model)\.lm_head\.": "lm_head.",
@@ -37,14 +39,30 @@ def text_decoder(config: Any) -> tuple[Any, Any, dict[str, Any]] | None:
     if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING and config.model_type not in (
         OWN_LOGITS | OWN_WEIGHTS
     ):
-        tied = text.tie_word_embeddings
-        text.tie_word_embeddings = getattr(config, "tie_word_embeddings", tied)
+        if hasattr(config, "tie_word_embeddings"):
+            text.tie_word_embeddings = config.tie_word_embeddings
         if (quantization := getattr(config, "quantization_config", None)) is not None:
             text.quantization_config = quantization
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(text)], text, {"key_mapping": WEIGHT_NAMES}
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return _text_alone(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]), config, {}
     return None
+
+
+def check_is_causal(config: Any) -> None:
+    """Raises UnsupportedModel for what is no causal language model of transformers."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    name = next(iter(getattr(config, "architectures", None) or ()), config.model_type)
+    if getattr(config, "is_encoder_decoder", False) and not name.endswith("ForCausalLM"):
+        raise UnsupportedModel(
+            f"{name} is an encoder-decoder; the engine runs decoder-only language models"
+        )
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModel(
+            f"transformers has no causal language model of the kind {config.model_type!r} "
+            f"({name}); docs/models.md names what is served"
+        )
 
 
 def _text_alone(whole: Any) -> Any:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from ttc.attention.hf_hook import attending
-from ttc.attention.installing import attention_set_to, uninstall
+from ttc.attention.hf_hook import attending, attention_set_to, uninstall
 from ttc.cost_model.unit import Unit
 from ttc.decoder_layers import decoder_layers, large_linears
 from ttc.errors import UnsupportedModel

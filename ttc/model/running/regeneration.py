@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ttc.attention.act_inputs import keep_inputs
-from ttc.attention.hf_hook import attending, current_plan
-from ttc.attention.installing import attention_set_to
+from ttc.attention.hf_hook import attending, attention_set_to, current_plan
 from ttc.attention.plan import Plan
 from ttc.memory.kv import LayerShape
 from ttc.model.check.recording import REPLAY, Call

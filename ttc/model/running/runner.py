@@ -16,7 +16,7 @@ from ttc.attention.hf_hook import IMPLEMENTATION, attending
 from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
-from ttc.memory.upload import upload
+from ttc.memory.small_copies import upload
 from ttc.model.check.model_check import examine
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.places import check_places, is_spread

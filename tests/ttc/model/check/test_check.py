@@ -19,8 +19,7 @@ from experiments.standins import small_models
 from tests.helpers.models import COMMON, FAMILIES, build, prompt
 from tests.helpers.tiers import slow
 from ttc import UnsupportedModel
-from ttc.attention.hf_hook import IMPLEMENTATION
-from ttc.attention.installing import install, uninstall
+from ttc.attention.hf_hook import IMPLEMENTATION, install, uninstall
 from ttc.attention.kernels import Layer
 from ttc.model.check.model_check import examine
 from ttc.model.loading.load import load

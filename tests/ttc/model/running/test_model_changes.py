@@ -17,7 +17,7 @@ from tests.helpers.models import build, prompt, small
 from tests.helpers.parts import installed
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, Step
-from ttc.attention.installing import install, lent
+from ttc.attention.hf_hook import install, lent
 from ttc.model.running.model_changes import Watch
 
 

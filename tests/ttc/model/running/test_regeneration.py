@@ -12,8 +12,7 @@ from torch import Tensor
 
 from experiments.standins import small_models
 from tests.helpers.models import COMMON, FAMILIES, build
-from ttc.attention.hf_hook import IMPLEMENTATION
-from ttc.attention.installing import attention_set_to
+from ttc.attention.hf_hook import IMPLEMENTATION, attention_set_to
 from ttc.model.packed_linear import PackedLinear, PackedProduct
 from ttc.model.running.regeneration import Regeneration
 from ttc.model.running.runner import HuggingFaceRunner

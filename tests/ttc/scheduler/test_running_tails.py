@@ -35,7 +35,7 @@ from ttc import (
 )
 from ttc.protocols import Step
 from ttc.residency.resident import Resident
-from ttc.scheduler import growth
+from ttc.scheduler import running_tails
 
 TOKEN = KIB / 4
 """GiB of a token of the small models."""
@@ -56,9 +56,9 @@ POLICIES: dict[str, Any] = {
 
 def make_tiny(patch: pytest.MonkeyPatch, short: int = 3, first: int = 2) -> None:
     """Have tails take room for few tokens at a time."""
-    patch.setattr(growth, "SHORT_TOKENS", short)
-    patch.setattr(growth, "FIRST_TOKENS", first)
-    patch.setattr(growth, "SHORT_STEP_TOKENS", short)
+    patch.setattr(running_tails, "SHORT_TOKENS", short)
+    patch.setattr(running_tails, "FIRST_TOKENS", first)
+    patch.setattr(running_tails, "SHORT_STEP_TOKENS", short)
 
 
 @pytest.fixture
@@ -321,7 +321,7 @@ def test_64_branches_begin_whatever_their_limit() -> None:
     for _ in range(3):
         batch.step()
     assert [len(branch.generated) for branch in branches] == [3] * 64
-    assert engine.memory.device.peak_bytes < 64 * 2 * growth.FIRST_TOKENS * 128
+    assert engine.memory.device.peak_bytes < 64 * 2 * running_tails.FIRST_TOKENS * 128
     batch.close()
     assert_nothing_left(engine, branches)
 

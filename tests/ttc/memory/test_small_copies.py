@@ -1,4 +1,5 @@
-"""Reading what a device has so far waits for nothing that was queued later."""
+"""Small arrays go to a device and back. Reading what it has so far waits for nothing that was
+queued later."""
 
 from __future__ import annotations
 
@@ -6,12 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from ttc.memory.download import SoFar
+from ttc.memory.small_copies import SoFar, upload
 
 ON_GPU = torch.cuda.is_available()
+
+
+def test_each_array_arrives_whole_and_aligned() -> None:
+    arrays = [np.arange(n, dtype=np.int64).reshape(-1, 1) + 10 * n for n in (3, 0, 1, 4)]
+    for array, part in zip(arrays, upload(arrays, torch.device("cpu")), strict=True):
+        assert part.tolist() == array.ravel().tolist()
+        assert part.data_ptr() % 16 == 0
 
 
 def test_on_cuda_another_stream_waits_for_what_was_queued_before(

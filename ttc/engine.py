@@ -14,10 +14,9 @@ import torch
 from ttc.attention.hf_hook import lent
 from ttc.checks import check_flag, check_is
 from ttc.memory.manager import KVMemory
-from ttc.model.compiled.runner_choice import Choice, runner_for
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
-from ttc.model.running.binding import bind_policy
+from ttc.model.runner_choice import Choice, bind_policy, runner_for
 from ttc.model.running.runner import ModelRunner
 from ttc.parts import handler
 from ttc.passes.arguments import (
@@ -69,7 +68,7 @@ class Engine:
     cache: what keeps the KV of idle branches within a number of blocks, None for no limit.
     sharing: what branches share, `Sharing("exact")` by default.
     gate: what stops branches that have fallen behind as they decode, None for nothing.
-    runner: what runs the model's layers, by name (see `ttc.model.compiled`) or an object.
+    runner: what runs the model's layers, by name (see `ttc.model.runner_choice`) or an object.
     generation_settings: whether tokens are drawn as the model's generation_config asks (a
         repetition penalty, banned words, a least length, ...), as transformers' `generate` does.
         Its end tokens count in any case.

@@ -20,7 +20,7 @@ from ttc.errors import InvalidInput
 from ttc.model.loading.device_map import Over
 from ttc.model.loading.load import chosen_device, configuration
 from ttc.model.loading.partition import partition
-from ttc.model.running.binding import check_resident
+from ttc.model.runner_choice import check_resident
 from ttc.placement.base import BUDGETS, Placement
 from ttc.placement.split import Split
 from ttc.placement.streamed import Streamed

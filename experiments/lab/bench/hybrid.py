@@ -18,7 +18,7 @@ from experiments.lab.bench.prefix import timed_generate
 from experiments.runs.provenance import provenance
 from experiments.standins.small_models import Characters
 from ttc.engine import Engine
-from ttc.model.compiled.runner_choice import runner_for
+from ttc.model.runner_choice import runner_for
 
 PREFIX, BRANCHES, NEW_TOKENS, ROUNDS = 1024, 16, 32, 5
 SHAPE = {

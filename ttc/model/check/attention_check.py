@@ -16,7 +16,6 @@ from ttc.attention.hf_hook import IMPLEMENTATION, attending, tree_attention
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV
 from ttc.model.check.recording import Attention, Call, eager_attention, named_attention
-from ttc.model.check.tolerance import check_same
 
 SPREAD = 10.0
 """Queries are enlarged until the largest score is this, so that a wrong scale shows."""
@@ -115,3 +114,34 @@ def _enlargement(query: Tensor, key: Tensor, scaling: float | None) -> float:
     scores = query[:, :group] @ key[:, :1].transpose(-1, -2)
     largest = float(scores.abs().max()) * abs(scale)
     return SPREAD / largest if 0 < largest < SPREAD else 1.0
+
+
+# ---------------------------------------------------------------- equal but for rounding
+
+
+def is_precise(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float32, torch.float64)
+
+
+def deviation(
+    expected: Tensor, result: Tensor, precise: bool, exact: float, rounded: float
+) -> tuple[float, float]:
+    """(error, limit) of a result.
+
+    The error is the largest difference; of 16-bit models it is the mean, as expert routing may flip
+    a few rows. exact, rounded: what is allowed of it, as a part of the largest or the mean number.
+    """
+    gap = (result - expected).float().abs()
+    size = expected.float().abs()
+    if precise:
+        return float(gap.max()), exact * float(size.max()) + 1e-6
+    return float(gap.mean()), rounded * float(size.mean()) + 1e-6
+
+
+def check_same(
+    what: str, expected: Tensor, result: Tensor, precise: bool, exact: float, rounded: float
+) -> None:
+    """Raise UnsupportedModel for a result that differs; see `deviation`."""
+    error, limit = deviation(expected, result, precise, exact, rounded)
+    if not error <= limit:
+        raise UnsupportedModel(f"{what}, by {error:.3g} (limit {limit:.3g})")

@@ -18,9 +18,8 @@ from torch import Tensor
 from ttc.attention.hf_hook import PLACES, Place, attending, attention_set_to, install, uninstall
 from ttc.errors import MissingPart, UnsupportedModel
 from ttc.memory.kv import LayerShape
-from ttc.model.check.attention_check import CheckTree, check_function
-from ttc.model.check.cache_windows import check_windows
-from ttc.model.check.masks import Sight, check_masks, stated_windows
+from ttc.model.check.attention_check import CheckTree, check_function, check_same, is_precise
+from ttc.model.check.masks import Sight, check_masks, check_windows, stated_windows
 from ttc.model.check.recording import (
     RECORD,
     REPLAY,
@@ -33,7 +32,6 @@ from ttc.model.check.recording import (
     Rows,
     weights_on,
 )
-from ttc.model.check.tolerance import check_same, is_precise
 from ttc.model.extra_arguments import ExtraArguments, all_chosen
 from ttc.model.places import is_spread
 from ttc.model.recurrent_layers import Recurrent, find_recurrent, layers_without_tokens

@@ -23,8 +23,8 @@ from ttc.attention.act_inputs import keep_inputs
 from ttc.attention.hf_hook import attending, attention_set_to, current_plan
 from ttc.attention.plan import Plan
 from ttc.memory.kv import LayerShape
+from ttc.model.check.attention_check import deviation, is_precise
 from ttc.model.check.recording import REPLAY, Call
-from ttc.model.check.tolerance import deviation, is_precise
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.packed_linear import pack_apart
 from ttc.model.running.model_changes import changes_nothing

@@ -21,7 +21,7 @@ from search.solving import solve
 from ttc import Engine, Sampling
 from ttc.calibration.measure_device import WIDE
 from ttc.cuda.graphs import AFTER, SWITCH, Graphs
-from ttc.model.compiled.runner_choice import runner_for
+from ttc.model.runner_choice import runner_for
 from ttc.model.running.runner import HuggingFaceRunner
 from ttc.protocols import Problem
 from ttc.sampling import GREEDY

@@ -30,8 +30,8 @@ from ttc.model.compiled import layers_kernel
 from ttc.model.compiled.compiled_check import Differs, check_runner
 from ttc.model.compiled.fused_runner import FusedRunner
 from ttc.model.compiled.llama_structure import decoder_of
-from ttc.model.compiled.runner_choice import runner_for
 from ttc.model.packed_linear import can_pack
+from ttc.model.runner_choice import runner_for
 from ttc.model.running.runner import HuggingFaceRunner
 from ttc.threads import by_pool, team
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
-from ttc.ranking import comparable
+from ttc.results import comparable
 from ttc.text.equality import canonical
 from ttc.text.reader import ballots_by
 

@@ -9,11 +9,18 @@ from dataclasses import replace
 from typing import Unpack, overload
 
 from search.admission import Admission
-from search.arguments import as_problem, as_problems, check_concurrency
 from search.base import Search
 from search.config import SearchConfig
 from search.driver import Driver
-from search.options import CallKeywords, SolveKeywords, SolveOptions, check_keywords
+from search.options import (
+    CallKeywords,
+    SolveKeywords,
+    SolveOptions,
+    as_problem,
+    as_problems,
+    check_concurrency,
+    check_keywords,
+)
 from search.prefills import Events
 from ttc.checks import check_flag, check_kind
 from ttc.protocols import Backend, Problem, misfit

@@ -1,1 +1,1 @@
-"""A tool that runs programs: it is there where both parts are, tools and programs."""
+"""A tool that runs programs, for which both parts are needed, tools and programs."""

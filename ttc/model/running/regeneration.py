@@ -8,6 +8,7 @@ position, is remembered by position as passes go by.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -229,6 +230,11 @@ class Regeneration:
 
         self._run(FEW, lambda module, call, key, value: calls_of_few.append(call))
         self._run(MANY, look)
+        of_several = [module for module, count in Counter(self.modules).items() if count > 1]
+        self.shapes = tuple(  # which of a module's inputs is whose layer's is not known
+            replace(shape, input_dim=None) if module in of_several else shape
+            for module, shape in zip(self.modules, self.shapes, strict=True)
+        )
         self.tables = list(by_identity.values())
 
     def _run(self, count: int, show: Callable[[Any, _Arguments, Tensor, Tensor], None]) -> None:

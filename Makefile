@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 
 NEWEST = $(shell sh .ci/newest_python)
 
-.PHONY: demo test test-all test-newest lint mass bench setup
+.PHONY: demo test test-all test-newest lint mass bench setup without guards
 
 SEARCH := rebase
 
@@ -41,6 +41,12 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+without: $(READY)  ## what is left when the part PART is deleted: imports, layers, a search; MORE="--types --tests"
+	$(BIN)/python -m tests.helpers.parts $(PART) $(MORE)
+
+guards: $(READY)  ## the lines that name a part outside it, for all parts or for PART
+	$(BIN)/python -m tests.helpers.parts $(PART) --guards
 
 mass:  ## characters of code in each room, beside its budget in .ci/mass.toml
 	@$(PYTHON) .ci/mass.py

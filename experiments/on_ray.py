@@ -1,6 +1,10 @@
 """The command `python -m experiments.on_ray`."""
 
-from experiments.integrations.on_ray import main
+from functools import partial
+
+from experiments.cli.command import of_part
+
+main = partial(of_part, "on_ray")
 
 if __name__ == "__main__":
     main()

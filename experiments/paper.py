@@ -1,6 +1,10 @@
 """The command `python -m experiments.paper`."""
 
-from experiments.lab.paper.command import main
+from functools import partial
+
+from experiments.cli.command import of_part
+
+main = partial(of_part, "paper")
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,10 @@
 """The command `python -m experiments.report`."""
 
-from experiments.lab.report.command import main
+from functools import partial
+
+from experiments.cli.command import of_part
+
+main = partial(of_part, "report")
 
 if __name__ == "__main__":
     main()

@@ -69,7 +69,7 @@ def launch() -> int:
                 say(f"\n{title}")
             try:
                 outcomes.begin(number, run_folder(config), title)
-                if summary := run(checked_parts(config)):  # a dry run has none
+                if summary := run(checked_parts(config), outcomes.place):  # a dry run has none
                     folder = None if config.run.shard else str(run_folder(config))
                     if sweep and folder is not None:
                         note_job(Path(folder), outcomes.place.name, number, overrides)

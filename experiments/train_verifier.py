@@ -1,6 +1,10 @@
 """The command `python -m experiments.train_verifier`."""
 
-from experiments.fit.train_verifier.command import main
+from functools import partial
+
+from experiments.cli.command import of_part
+
+main = partial(of_part, "train_verifier")
 
 if __name__ == "__main__":
     main()

@@ -22,9 +22,7 @@ from ttc.tree.branch import Branch, check_branches
 from ttc.usage import Usage
 
 if TYPE_CHECKING:
-    from search.thinking import ThinkingStep
-    from search.tool_runs import ToolRun
-    from search.tool_steps import Phases
+    from search.thinking import Phases, ThinkingStep
 
 USES: dict[type, str] = {
     Append: "appended to",
@@ -99,7 +97,7 @@ class ActiveSearch:
     spending: Spending = field(init=False)
     phases: dict[Branch, Phases] = field(default_factory=dict)
     thinking: dict[Branch, ThinkingStep] = field(default_factory=dict)
-    tool_runs: dict[str, ToolRun] = field(default_factory=dict)
+    tool_runs: dict[str, Any] = field(default_factory=dict)
     answered: int = 0
     told_tokens: int = 0
     begun: bool = False

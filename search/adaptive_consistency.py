@@ -19,9 +19,9 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class AdaptiveConsistency(Search):
-    """At most `n` samples, `block` at a time, which vote; no more are made once the answer is
-    clear.
+    """At most `n` samples that vote, until the answer is clear.
 
+    They are made `block` at a time.
     rule: "beta", once the most frequent answer is the most likely one with probability `confidence`
     or more (see `majority_probability`); or "window", once all samples of a block have the same
     answer (ESC; Li et al., 2024), for blocks of 2 or more. A block counts when all of its samples

@@ -16,12 +16,13 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class BestFirst(StepwiseSearch):
-    """Expand the `beam_size` best open branches, at any depth, by `beam_width` continuations each.
+    """Continue the `beam_size` best open branches, at any depth.
 
-    Nothing is pruned: a branch that was passed over stays open and is taken up again when it is the
-    best one left, so many idle branches hold KV (see `ttc.BlockCache`). The search ends after
-    `max_steps` expansions, when no branch is open, or once `finish` branches have finished. It
-    answers with the best finished branch; where none has an answer, the open ones compete too.
+    Each is continued `beam_width` times. Nothing is pruned: a branch that was passed over stays
+    open and is taken up again when it is the best one left, so many idle branches hold KV (see
+    `ttc.BlockCache`). The search ends after `max_steps` expansions, when no branch is open, or once
+    `finish` branches have finished. It answers with the best finished branch; where none has an
+    answer, the open ones compete too.
 
     Tokens: beam_size x beam_width x max_steps x s.
     Use it where: a wrong first step must be undone.

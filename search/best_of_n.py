@@ -11,7 +11,7 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class BestOfN(Search):
-    """`n` samples, of which the best rated one is the answer.
+    """The best rated of `n` samples.
 
     statistics: keep what selection rules by the model's own confidence need (see `Step`).
 

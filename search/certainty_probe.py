@@ -26,7 +26,7 @@ HEDGING = {"wait", "hold", "but", "okay", "no", "hmm"}
 
 @dataclass(frozen=True)
 class CertaintyProbe(Search):
-    """One chain, ended once it gives the same answer each time that it is asked.
+    """One chain, ended once it gives the same answer several times.
 
     The chain has at most `max_tokens` tokens, thoughts included, and is asked every `every` tokens.
     A probe is a fork of the chain: `suffix` is put after it and `probe_tokens` tokens are decoded;

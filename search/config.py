@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from ttc.sampling import random_key
 from ttc.text.prompt import PromptTemplate
 from ttc.text.reader import AnswerReader
 from ttc.text.thoughts import Thoughts
-
-if TYPE_CHECKING:
-    from ttc.tools.chat import ToolChat
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +55,7 @@ class SearchConfig:
     closes: bool = False
     limited: bool = True
     stops_loops: bool = False
-    tools: ToolChat | None = None
+    tools: Any = None
     repeat: int = 0
     models: tuple[str, ...] = ()
 
@@ -86,15 +83,13 @@ class SearchConfig:
             )
         chat = None
         if options.tools is not None:
-            from ttc.tools.base import Tools
-            from ttc.tools.chat import ToolChat
+            from ttc.parts import handler
 
-            assert isinstance(options.tools, Tools)
             if isinstance(engine, OffersModels) and len(engine.models) > 1:
                 raise InvalidInput(
                     "tools are called in one model's format; give one engine, or leave tools out"
                 )
-            chat = ToolChat.of(options.tools, template, engine.tokenizer)
+            chat = handler("tool_use", "chat").of(options.tools, template, engine.tokenizer)
             template = chat.template
         return cls(
             search,

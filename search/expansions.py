@@ -94,13 +94,13 @@ class Expansions:
         for child in active.growing:
             self.decoding.pop(child, None)
         if self.phased is not None:
-            self.phased.tools.forget(active.growing)
+            self.phased.forget(active.growing)
         self.admission.forget(active.growing)
         self.under_way.rests(active)
 
     def clear(self) -> None:
         if self.phased is not None:
-            self.phased.tools.forget_all()
+            self.phased.forget(list(self.decoding))
         self.decoding.clear()
 
     def _refuse(self, refusal: BranchRefused) -> None:

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack
 
 from search.base import Search
 from search.budget import UNLIMITED, Budget
@@ -18,9 +18,6 @@ from ttc.results import Progress, Result
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Setting
-
-if TYPE_CHECKING:
-    from ttc.tools.base import Tools
 
 
 class Cancel(Protocol):
@@ -49,7 +46,7 @@ class SolveKeywords(TypedDict, total=False):
     reserve: int
     final_text: str
     cancel: Cancel | None
-    tools: Tools | Sequence[Any] | None
+    tools: Any
 
 
 class CallKeywords(SolveKeywords, total=False):
@@ -78,7 +75,7 @@ class SolveOptions:
     end: Sequence[str] = ()
     budget: Budget = UNLIMITED
     cancel: Cancel | None = None
-    tools: Tools | Sequence[Any] | None = None
+    tools: Any = None
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed)
@@ -95,9 +92,9 @@ class SolveOptions:
         check_cancel(self.cancel)
         object.__setattr__(self, "end", as_strings("end", self.end))
         if self.tools is not None:
-            from ttc.tools.base import Tools
+            from ttc.parts import handler
 
-            object.__setattr__(self, "tools", Tools.of(self.tools))
+            object.__setattr__(self, "tools", handler("group", "tools").of(self.tools))
 
     @classmethod
     def of(cls, **keywords: Unpack[SolveKeywords]) -> SolveOptions:

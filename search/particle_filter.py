@@ -30,8 +30,7 @@ Weighted = tuple[Particles, dict[Branch, float]]
 
 @dataclass(frozen=True)
 class ParticleFilter(StepwiseSearch):
-    """`n` particles go on by a step each; then all are drawn again, the better rated ones more
-    often.
+    """After each step all `n` particles are drawn again, the better rated ones more often.
 
     A particle is drawn with probability softmax(log(r / (1 - r)) / weight_temperature), r its
     score, from 0 to 1. One that is finished takes part with the score it has and writes nothing.

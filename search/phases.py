@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from search.active_search import ActiveSearch
 from search.admission import Admission
 from search.prefills import Events, Task, begin_extend, passes_of
 from search.several_models import backend_of
 from search.thinking import GoesOn, ThinkingStep
-from search.tool_answers import ToolAnswers
-from search.tool_steps import PlainStep, ToolStep
 from search.under_way import BeginDecoding, UnderWay
 from ttc.errors import ContextExceeded, InvalidInput
+from ttc.parts import handler
 from ttc.protocols import Backend, Expand, Step
 from ttc.tree.branch import Branch
 
@@ -25,7 +25,7 @@ class PhasedSteps:
 
     begin_decoding: lets branches decode a phase. end_steps: told of branches whose step is over.
     decoding: the branches whose step is under way, and the search of each.
-    tools: what those wait for that call tools.
+    tools: what those wait for that call tools; None before the first.
     """
 
     engine: Backend
@@ -34,11 +34,13 @@ class PhasedSteps:
     begin_decoding: BeginDecoding
     end_steps: Callable[[Sequence[Branch]], Events]
     decoding: Mapping[Branch, ActiveSearch]
-    tools: ToolAnswers = field(default_factory=ToolAnswers)
+    tools: Any = None
 
     @property
     def waits_for_tools(self) -> bool:
         """Whether nothing is left to do but wait for the answers of tools; waits a moment then."""
+        if self.tools is None:
+            return False
         idle = not self.under_way.works and not len(self.admission.batch)
         if waits := bool(self.tools.calling) and idle:
             self.tools.wait()
@@ -50,13 +52,15 @@ class PhasedSteps:
         thoughts, chat = active.config.thoughts, active.config.tools
         for child in children:
             backend = backend_of(self.engine, child)
-            phases: ThinkingStep | PlainStep
-            if step.thinking is None or thoughts is None:
-                phases = PlainStep(child, step, backend.tokenizer, max_tokens)
-            else:
-                phases = ThinkingStep(child, step, step.thinking, thoughts, backend, max_tokens)
-                active.thinking[child] = phases
-            active.phases[child] = phases if chat is None else ToolStep(phases, chat, backend)
+            thinking = None
+            if step.thinking is not None and thoughts is not None:
+                thinking = ThinkingStep(child, step, step.thinking, thoughts, backend, max_tokens)
+                active.thinking[child] = active.phases[child] = thinking
+            if chat is not None:
+                self.tools = self.tools or handler("tool_use", "steps")()
+                active.phases[child] = self.tools.step(
+                    child, step, thinking, chat, backend, max_tokens
+                )
         self._begin_phases(active, children)
 
     def _begin_phases(self, active: ActiveSearch, children: Sequence[Branch]) -> None:
@@ -116,11 +120,18 @@ class PhasedSteps:
                 child.end_step("length")
         yield from self._follow(active, follows)
 
+    def forget(self, branches: Sequence[Branch]) -> None:
+        """Wait for no answers to these branches."""
+        if self.tools is not None:
+            self.tools.forget(branches)
+
     def take_answers(self) -> None:
+        if self.tools is None:
+            return
         for active, steps in self.tools.answered(self.decoding).items():
             self.under_way.add_work(active, self._tell(active, steps))
 
-    def _tell(self, active: ActiveSearch, steps: Mapping[Branch, ToolStep]) -> Task:
+    def _tell(self, active: ActiveSearch, steps: Mapping[Branch, Any]) -> Task:
         if active.over:
             return
         given: dict[Branch, list[int]] = {}

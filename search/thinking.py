@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from ttc.protocols import Backend, Bounded, Step, Thinking
 from ttc.text.thoughts import Thoughts
@@ -30,6 +30,19 @@ def most_tokens(
         return step.max_tokens + left + CALL_TOKENS * calls_tools
     step_limit = thinking.step if isinstance(thinking.step, int) else step.max_tokens
     return min(left, step_limit) + CALL_TOKENS * calls_tools
+
+
+class Phases(Protocol):
+    """A step in phases, as `ThinkingStep` is one."""
+
+    @property
+    def branch(self) -> Branch: ...
+
+    def phase(self) -> Step | None: ...
+
+    def ended(self) -> GoesOn: ...
+
+    def go_on(self) -> GoesOn: ...
 
 
 @dataclass(eq=False)

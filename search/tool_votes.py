@@ -9,7 +9,7 @@ from typing import Literal
 from search.selection import C, Chosen, Sample, score_weights, vote, whole
 from ttc.protocols import Extract
 from ttc.results import comparable
-from ttc.tools.call import ToolCall, spelt
+from ttc.tool_calls import ToolCall, spelt
 
 ToolVote = Literal["none", "tool_name", "tool_args", "tool_hierarchical"]
 """What votes for calls count: nothing, the tools' names, the arguments, or first the names and

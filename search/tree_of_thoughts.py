@@ -14,8 +14,7 @@ from ttc.tree.branch import Branch
 
 @dataclass(frozen=True)
 class TreeOfThoughts(StepwiseSearch):
-    """Follow the best thought down, prune what is not promising, and go back up where nothing is
-    left to follow.
+    """Follow the best thought, prune what is not promising, and go back up at an end.
 
     A state is continued by `beam_width` thoughts of one step each. Those rated `threshold` or less
     are pruned; the others are followed one after the other, the best rated first (the first of

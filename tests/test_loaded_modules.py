@@ -34,7 +34,7 @@ OPTIONAL = (
     "ttc.cost_model",
     "ttc.drawing",
     "ttc.model.fused_runner",
-    "ttc.model.graphs",
+    "ttc.cuda.graphs",
     "ttc.model.loading",
     "ttc.model.recurrent",
     "ttc.placement",
@@ -42,7 +42,7 @@ OPTIONAL = (
     "ttc.residency.offloading",
     "ttc.speculation",
     "ttc.text.formulas",
-    "ttc.tools.formats",
+    "ttc.tools",
     "search.several_models",
     "search.thinking",
 )

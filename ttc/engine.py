@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from math import inf
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +19,7 @@ from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
 from ttc.model.runner_choice import Choice, runner_for
+from ttc.parts import handler
 from ttc.passes.arguments import (
     checked_continuations,
     checked_extensions,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from ttc.model.lens import Lens
     from ttc.placement.auto import Auto, Chosen
     from ttc.placement.base import Placement
-    from ttc.speculation.base import Draft
+    from ttc.scheduler.seams import Drafts
     from ttc.trace import Trace
     from ttc.tree.eviction import BlockCache
 
@@ -102,7 +101,7 @@ class Engine:
         generation_settings: bool = True,
         int8_activations: bool = False,
         split_special_tokens: bool = False,
-        speculation: Draft | None = None,
+        speculation: Drafts | None = None,
     ):
         check_parts(model, tokenizer, prefill_tokens, memory, cache, sharing, gate, speculation)
         check_flag("generation_settings", generation_settings)
@@ -112,9 +111,7 @@ class Engine:
         settings = GenerationSettings.of(config, model.config.get_text_config().vocab_size)
         self.runner: ModelRunner = runner_for(model, runner)
         if int8_activations:
-            from ttc.approximate.int8_activations import round_activations
-
-            round_activations(model, self.runner)
+            handler("int8_activations", "True")(model, self.runner)
         self.model = model
         if split_special_tokens:
             from ttc.text.special_tokens import SplitSpecialTokens
@@ -146,7 +143,7 @@ class Engine:
         self.calls = Calls(self.runtime, self.cache)
         self.live = self.calls.live
         self.lock = self.calls.lock
-        self.speculation = None if speculation is None else self._speculation(speculation)
+        self.speculation = None if speculation is None else speculation.for_engine(self)
         self.chosen: Chosen | None = None  # what memory="auto" came to
 
     def __repr__(self) -> str:
@@ -202,17 +199,6 @@ class Engine:
         engine = cls(model, tokenizer, runner=runner, **options)
         engine.chosen = chosen
         return engine
-
-    def _speculation(self, draft: Draft) -> Draft:
-        from ttc.scheduler.speculation import why_not
-
-        if reason := why_not(self.runner, self.residency, self.gate):
-            unused = replace(draft)
-            unused.reason = reason
-            return unused
-        return draft.for_model(
-            self, partial(Engine.from_pretrained, device=self.device, dtype=self.dtype)
-        )
 
     @property
     def generation_settings(self) -> GenerationSettings:
@@ -457,10 +443,8 @@ class Engine:
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
         """A batch that branches join and leave while others decode, at most `max_rows` at once (see
         `RunsBatches`)."""
-        draft = self.speculation
-        if draft is not None and draft.reason:
-            draft = None
-        return RunningBatch(self.runtime, self.gate, self.calls, max_rows, draft)
+        drafts = None if self.speculation is None else self.speculation.checks(self.runtime)
+        return RunningBatch(self.runtime, self.gate, self.calls, max_rows, drafts)
 
     # ---------------------------------------------------------------- scoring
 

@@ -13,6 +13,10 @@ class InvalidInput(TTCError, ValueError):
     """An argument, a prompt, a data set row or a configuration that cannot be used."""
 
 
+class MissingPart(InvalidInput):
+    """A part of this project that is needed and was deleted (`ttc.parts`)."""
+
+
 class ContextExceeded(InvalidInput):
     """More tokens than the model's context has room for."""
 
@@ -39,6 +43,14 @@ class BudgetExceeded(TTCError):
 
 class RemoteError(TTCError):
     """A server that cannot be reached, that refuses a request, or whose answers cannot be used."""
+
+
+class RequestRefused(RemoteError):
+    """A request that a server will never answer as it is."""
+
+
+class ContentRefused(RequestRefused):
+    """A request that is refused for what is in it, which says nothing of other requests."""
 
 
 class BranchRefused(RemoteError):

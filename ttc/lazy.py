@@ -21,11 +21,27 @@ from typing import Any
 
 def public_names(package: str) -> dict[str, str]:
     """The names that a package lists, and the module that defines each. Nothing of it is
-    imported."""
+    imported. Names of parts that are not there are left out."""
+    root = _folder(package).parent
+    listed = listed_names(package)
+    return {name: home for name, home in listed.items() if _file(root, home).exists()}
+
+
+def _folder(package: str) -> Path:
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _file(root: Path, module: str) -> Path:
+    return (root / module.replace(".", "/")).with_suffix(".py")
+
+
+def listed_names(package: str) -> dict[str, str]:
+    """All names that a package lists, and the module of each."""
     homes: dict[str, str] = {}
-    for block in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+    file = _folder(package) / "__init__.py"
+    for block in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
             for line in block.body:
                 if isinstance(line, ast.ImportFrom) and line.module is not None:
@@ -39,6 +55,10 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     homes = public_names(package)
 
     def load(name: str) -> Any:
+        if name not in homes and (home := listed_names(package).get(name)) is not None:
+            from ttc.parts import missing
+
+            raise missing(f"{package}.{name}", home.replace(".", "/"))
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(homes[name]), name)

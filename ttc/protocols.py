@@ -440,6 +440,20 @@ class Limited(Protocol):
     def lacks(self) -> Mapping[Need, str]: ...
 
 
+@runtime_checkable
+class Served(Protocol):
+    """A backend whose model a server runs, so that nothing here shows which it is.
+
+    served: what the server says of its model, and what its requests ask for by themselves.
+    """
+
+    @property
+    def served(self) -> Mapping[str, str]: ...
+
+    def close(self) -> None:
+        """Break off what is under way, and the connections."""
+
+
 def check_needs(user: object, backend: object) -> None:
     """Raise InvalidInput where a search or verifier `needs` what the backend lacks."""
     lacks = backend.lacks if isinstance(backend, Limited) else {}

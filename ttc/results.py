@@ -14,7 +14,7 @@ from ttc.usage import Usage
 from ttc.wording import number_of
 
 if TYPE_CHECKING:
-    from ttc.tools.call import ToolCall
+    from ttc.tool_calls import ToolCall
 
 Status = Literal["root", "expanded", "pruned", "kept", "finished"]
 Stopped = Literal[
@@ -340,7 +340,7 @@ def _plain(value: Any) -> Any:
 
 
 def _tool_call(values: Mapping[str, Any]) -> ToolCall:
-    from ttc.tools.call import ToolCall
+    from ttc.tool_calls import ToolCall
 
     return ToolCall(**values)
 

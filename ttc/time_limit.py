@@ -29,12 +29,14 @@ def limited(call: Callable[[], T], seconds: float, what: str, way_out: str) -> T
     """
     watch = _Watch(seconds)
     try:
-        watch.start()
-        return call()
+        try:
+            watch.start()
+            return call()
+        finally:
+            watch.stop()
     except TimeIsUp:
+        watch.stop()  # the first stop is itself cut off where the end and the limit fall together
         raise InvalidInput(f"{what} takes more than {seconds:g} s; {way_out}") from None
-    finally:
-        watch.stop()
 
 
 class _Watch(threading.Thread):
@@ -67,9 +69,9 @@ class _Watch(threading.Thread):
                     self.stopped.set()
                 if self.sent and not awaited:
                     awaited = True
-                    self._send()  # in place of what has not come yet
                     while True:
-                        pass
+                        # in place of what has not come yet, or was ignored, as in a destructor
+                        self._send()
                 return
             except TimeIsUp:
                 continue

@@ -5,25 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 from ttc.lazy import public_names
+from ttc.parts import handled
 
 FOLDERS = {
     "search": "search",
     "verifier": "verifiers",
-    "tools": "ttc.tools",
     "memory": "ttc.residency",
 }
 """The groups whose choices are the public classes of a folder, each by the name of its file."""
 
 
 def choices(group: str) -> list[str]:
-    return sorted({*written(group), *(public_classes(FOLDERS[group]) if group in FOLDERS else ())})
+    classes = public_classes(FOLDERS[group]) if group in FOLDERS else ()
+    return sorted({*written(group), *classes, *handled().get(group, ())})
 
 
 def public_classes(folder: str) -> dict[str, str]:
     """The public classes that a folder's files define, by the names of their choices."""
     homes = public_names(folder.partition(".")[0])
     return {
-        file.rpartition(".")[2].removesuffix("_verifier").removesuffix("_tools"): name
+        file.rpartition(".")[2].removesuffix("_verifier"): name
         for name, file in homes.items()
         if name[0].isupper() and file.startswith(f"{folder}.") and not file.endswith(".base")
     }

@@ -21,6 +21,18 @@ FULL_ERRORS = "HYDRA_FULL_ERROR"
 """Hydra's environment variable: where it is 1, an error comes with its traceback."""
 
 
+def of_part(name: str) -> None:
+    """Do what the command of a part does, or say which part is missing."""
+    from ttc.errors import MissingPart
+    from ttc.parts import handler
+
+    try:
+        main = handler("command", name)
+    except MissingPart as error:
+        raise SystemExit(f"error: {error}") from None
+    main()
+
+
 def perform_or_help(
     work: Callable[[], Any], page: str, given: str, stopped: str = "stopped"
 ) -> None:

@@ -19,6 +19,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from experiments.cli.removed import removal
 from ttc.errors import TTCError
 from ttc.origin import at, error_text, origin, raised_by_user
+from ttc.parts import missing_for
 
 
 def explained(error: BaseException) -> str:
@@ -88,7 +89,7 @@ def _unknown_choice(error: MissingConfigException) -> str:
     path = PurePosixPath(error.missing_cfg_file or "")
     group, name = str(path.parent), path.name
     unknown = f"{group}={name} is unknown; use one of {', '.join(choices)}"
-    return removal(group, name) or unknown
+    return removal(group, name) or missing_for(f"{group}={name}") or unknown
 
 
 def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:

@@ -28,10 +28,8 @@ from search.budget import LIMITS
 from search.config import SearchConfig
 from search.options import SolveOptions
 from search.solving import results_of
-from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem
-from ttc.remote.backend import RemoteBackend
+from ttc.protocols import Backend, Bounded, Problem, Served
 from ttc.results import Result
 from ttc.text.chat import QUESTION, encoded, following, has_template, next_turn_text
 from ttc.text.prompt import PromptTemplate, check_text, raw_tokens
@@ -128,7 +126,7 @@ class Solver:
     answers depend on.
     """
 
-    backend: Engine | RemoteBackend
+    backend: Backend
     search: Search
     options: SolveOptions = field(default_factory=SolveOptions)
     batch: int | None = None
@@ -144,12 +142,7 @@ class Solver:
         search, verifier = make_search(config)
         backend = make_backend(config)
         chosen = {name: as_dict(config[name], resolve=True) for name in GROUPS}
-        remote = {}
-        if isinstance(backend, RemoteBackend):
-            remote = {
-                "served": backend.capabilities.model,
-                "asked": backend.generation_settings.describe(),
-            }
+        remote = dict(backend.served) if isinstance(backend, Served) else {}
         identity = {
             **chosen,
             "run": {name: config.run[name] for name in ("seed", *LIMITS)},
@@ -196,7 +189,8 @@ class Solver:
     @property
     def context_length(self) -> int | None:
         """The model's, None where it is not known."""
-        return self.backend.limits.context_length
+        backend = self.backend
+        return backend.limits.context_length if isinstance(backend, Bounded) else None
 
 
 def configuration(settings: Mapping[str, Any]) -> DictConfig:

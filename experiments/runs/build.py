@@ -27,19 +27,18 @@ from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.model.device_map import Over, devices_of
 from ttc.model.generation_settings import GenerationSettings
-from ttc.model.loading import chosen_device, load_tokenizer
+from ttc.model.loading import chosen_device, load_generation_config, load_tokenizer
 from ttc.model.runner import ModelRunner
+from ttc.parts import handler
 from ttc.placement.auto import settled
 from ttc.placement.base import Placement
 from ttc.placement.placed_loading import load_runner
-from ttc.protocols import Verifier
-from ttc.remote.backend import RemoteBackend, settings_beside
+from ttc.protocols import Backend, Verifier
 from ttc.residency.resident import Resident
 from ttc.text.prompt import PromptTemplate
 from ttc.text.special_tokens import SplitSpecialTokens
 from ttc.text.thinking_marks import ThinkingMarks
 from ttc.text.thoughts import Setting
-from ttc.tools.base import Tools
 from ttc.tree.sharing import Sharing
 
 
@@ -176,9 +175,8 @@ def solve_options(
     )
 
 
-def make_tools(config: DictConfig) -> Tools | None:
-    tools: Tools | None = _made(config.tools)
-    return tools
+def make_tools(config: DictConfig) -> Any:
+    return _made(config.tools)
 
 
 def check_run(config: DictConfig) -> None:
@@ -190,16 +188,18 @@ def check_run(config: DictConfig) -> None:
         )
 
 
-def make_backend(config: DictConfig) -> Engine | RemoteBackend:
+def make_backend(config: DictConfig) -> Backend:
     if not is_remote(config):
         return make_engine(config)
     name = config.model.name
     source = source_options(config)
     tokenizer = tokenizer_of(config)
-    settings = (
-        settings_beside(name, tokenizer, **source) if config.model.generation_settings else None
-    )
-    backend = RemoteBackend(instantiate(config.backend), tokenizer, settings)
+    settings = None
+    if config.model.generation_settings:
+        asked = load_generation_config(name, **source)
+        settings = GenerationSettings.of(asked, len(tokenizer))
+    connect = handler("connect", "backend")
+    backend = connect(instantiate(config.backend), tokenizer, settings)
     say_settings(settings)
     say(
         f"{backend.capabilities.model} at {config.backend.base_url}: "

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.runs.code_data import CodeGrader
 from experiments.runs.generated import generated_problems
 from experiments.runs.grading import IsCorrect, Reading
 from experiments.runs.private import LEFT_OUT, texts_left_out, without_quotes
@@ -15,14 +14,18 @@ from experiments.runs.readers import check_fields_are_read, find_reader, own_id,
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
+from experiments.runs.summary import kinds_of_errors, shown_kind
 from ttc.errors import InvalidInput
-from ttc.execution.programs import check_sandbox
 from ttc.origin import at, origin
+from ttc.parts import handler
 from ttc.protocols import Problem, Result
 from ttc.text.answers import check_gold
 from ttc.text.encodable import encodable
 from ttc.text.prompt import check_text
 from ttc.wording import number_of
+
+SHOWN_KINDS = 5
+"""Of the errors of rows, where none can be used."""
 
 FILLER = (
     "This paragraph is background and has no bearing on the question that follows it. The library "
@@ -113,9 +116,11 @@ def _load(config: DatasetConfig) -> Task:
     numbered = list(enumerate(rows))[config.offset : stop]
     problems, failures = _read(numbered, config)
     if not problems:
+        kinds = kinds_of_errors([reason for _, reason in failures])
+        alike = [f"\n  {shown_kind(kind)}" for kind in kinds[:SHOWN_KINDS] if len(failures) > 1]
         raise InvalidInput(
             f"no row of {config.name} ({len(failures)}) can be used as "
-            f"dataset.reader={config.reader}; {failures[0][0]}: {failures[0][1]}"
+            f"dataset.reader={config.reader}; {failures[0][0]}: {failures[0][1]}{''.join(alike)}"
         )
     shown = {question for question, _ in load_examples(config)}
     if both := [p.id for p in problems if p.question in shown]:
@@ -133,9 +138,7 @@ def _grader(problems: list[Problem], config: DatasetConfig, reading: Reading) ->
     """What grades: programs are run, other answers compared."""
     if config.answer_kind != "code" or config.grader is not None:
         return reading.is_correct
-    check_sandbox()
-    grader = CodeGrader()
-    grader.tests(problems[0])  # refuses rows without tests before the run
+    grader: IsCorrect = handler("grader", "code")(problems)
     return grader
 
 

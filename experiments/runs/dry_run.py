@@ -8,10 +8,10 @@ from experiments.runs.build import make_tools, thinking_marks, tokenizer_of
 from experiments.runs.data import Task
 from experiments.runs.private import marked
 from experiments.runs.summary import kinds_of_errors, shown_kind
+from ttc.parts import handler
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
-from ttc.tools.chat import ToolChat
 from ttc.wording import number_of
 
 SHOWN = 3
@@ -25,7 +25,7 @@ def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
     mode = config.search.get("thinking", "auto")
     template, _ = switched(template, mode, tokenizer, thoughts)
     if (tools := make_tools(config)) is not None:
-        template = ToolChat.of(tools, template, tokenizer).template
+        template = handler("tool_use", "chat").of(tools, template, tokenizer).template
     parts = [OmegaConf.to_yaml(config, resolve=True).rstrip()]
     for problem in task.problems[:SHOWN]:
         text = template.text(problem.question, tokenizer)

@@ -8,13 +8,14 @@ from dataclasses import fields
 from difflib import get_close_matches
 
 from experiments.runs.overrides import as_override
-from experiments.runs.schema import SEARCHES, DatasetConfig, ModelConfig, RunConfig, ServeConfig
+from experiments.runs.schema import SEARCHES, DatasetConfig, ModelConfig, RunConfig
 from ttc.errors import InvalidInput
 
 RUN_FLAGS = {"--model": "model.name", "--search": "search", "--verifier": "verifier"}
-SERVE_FLAGS = {"--host": "serve.host", "--port": "serve.port", **RUN_FLAGS}
 ASK_FLAGS = {**RUN_FLAGS, "--seed": "run.seed"}
 """What is set by the flags of a command."""
+
+NO_GROUPS: Mapping[str, type] = {}
 
 OF_HYDRA = (
     "--cfg",
@@ -42,23 +43,27 @@ ELSEWHERE = {
 """Flags of other servers, and the settings that mean about the same."""
 
 
-def as_settings(words: Sequence[str], flags: Mapping[str, str]) -> list[str]:
+def as_settings(
+    words: Sequence[str], flags: Mapping[str, str], groups: Mapping[str, type] = NO_GROUPS
+) -> list[str]:
     """The words of a command line with `SETTING=VALUE` in the place of these flags and their
-    values.
+    values. groups: those of the settings that the command alone has.
 
     Raises InvalidInput for a flag that is neither one of these nor Hydra's, and for one without a
     value.
     """
-    return list(_settings(iter(words), flags))
+    return list(_settings(iter(words), flags, groups))
 
 
-def _settings(words: Iterator[str], flags: Mapping[str, str]) -> Iterator[str]:
+def _settings(
+    words: Iterator[str], flags: Mapping[str, str], groups: Mapping[str, type]
+) -> Iterator[str]:
     for word in words:
         flag, given, value = word.partition("=")
         if not flag.startswith("--") or flag in OF_HYDRA:
             yield word
         elif flag not in flags:
-            raise InvalidInput(unknown_flag(flag, flags))
+            raise InvalidInput(unknown_flag(flag, flags, groups))
         else:
             value = value if given else next(words, "")
             if not value or value.startswith("--"):
@@ -72,9 +77,11 @@ def _quoted(value: str) -> str:
     return value if re.fullmatch(r"[\w./:@+-]+", value) else as_override(value)
 
 
-def unknown_flag(flag: str, flags: Mapping[str, str]) -> str:
+def unknown_flag(
+    flag: str, flags: Mapping[str, str], groups: Mapping[str, type] = NO_GROUPS
+) -> str:
     """What to say of a flag that there is not: the flag or the setting that it would be, if any."""
-    serves = "--port" in flags
+    serves = "serve" in groups
     offered = f"the flags are {', '.join(flags)}; all else is SETTING=VALUE, as --help lists"
     if serves and flag == "--api-key":
         return (
@@ -85,15 +92,15 @@ def unknown_flag(flag: str, flags: Mapping[str, str]) -> str:
         return f"{flag} is no flag; is it {close[0]}?"
     elsewhere = ELSEWHERE.get(flag)
     if elsewhere is None or (elsewhere.startswith("serve.") and not serves):
-        elsewhere = _setting_like(flag, serves)
+        elsewhere = _setting_like(flag, groups)
     return f"{flag} is no flag; {f'give {elsewhere}=VALUE' if elsewhere else offered}"
 
 
-def _setting_like(flag: str, serves: bool) -> str | None:
+def _setting_like(flag: str, own: Mapping[str, type]) -> str | None:
     """The setting whose name is most like a flag's; those of a search come first."""
     searches = [("search", kind) for kind in SEARCHES.values()]
     groups = [("run", RunConfig), ("model", ModelConfig), ("dataset", DatasetConfig)]
-    groups = [("serve", ServeConfig), *groups, *searches] if serves else [*searches, *groups]
+    groups = [*own.items(), *groups, *searches] if own else [*searches, *groups]
     settings: dict[str, str] = {}
     for group, kind in groups:
         for field in fields(kind):

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from experiments.runs.readers import same_choices
 from experiments.runs.reading import read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.screen import Progress, show_logged
-from experiments.runs.seeds_alike import remember, twin_of
+from experiments.runs.seeds_alike import SeedsAlike, Twin
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, summary_of
 from experiments.runs.summary_tables import failures, table
@@ -45,16 +46,16 @@ from search import try_verifier
 from search.config import SearchConfig
 from search.solving import results_of
 from ttc.engine import Engine
-from ttc.errors import BranchRefused, InvalidInput, VerifierError
-from ttc.protocols import Backend, Problem, Result, misfit
-from ttc.remote.backend import RemoteBackend
-from ttc.remote.client import ContentRefused
+from ttc.errors import BranchRefused, ContentRefused, InvalidInput, VerifierError
+from ttc.protocols import Backend, Problem, Result, Served, misfit
 from ttc.text.prompt import PromptTemplate
 from ttc.usage import Usage
 from ttc.wording import number_of
 
 
-def run(config: DictConfig) -> dict[str, Any]:
+def run(config: DictConfig, notes: Path | None = None) -> dict[str, Any]:
+    """Solve what is left of a run, or show it (`run.dry`). notes: a folder where the runs of a
+    sweep tell each other what need not be solved again; None for a run alone."""
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise InvalidInput(f"{' and '.join(missing)} must be given, as in {missing[0]}=VALUE")
     config = resolved(config)
@@ -80,7 +81,7 @@ def run(config: DictConfig) -> dict[str, Any]:
             "search=diverse_prompts with search.phrasings"
         )
     with RunFolder(config) as folder, _told_how_to_go_on(folder):
-        summary = job.solve(folder, inputs)
+        summary = job.solve(folder, inputs, notes)
     _show(config, job, folder, summary)
     return summary
 
@@ -133,14 +134,26 @@ class Job:
             f", part {self.shard.index} of {self.shard.count}, threads: {torch.get_num_threads()}"
         )
 
-    def solve(self, folder: RunFolder, inputs: dict[str, dict[str, str]]) -> dict[str, Any]:
+    def solve(
+        self, folder: RunFolder, inputs: dict[str, dict[str, str]], notes: Path | None
+    ) -> dict[str, Any]:
         """Write a record of each problem that has none yet, then the summary."""
         if self.config.run.retry_failed:
             folder.forget([name for name, record in folder.records.items() if failed(record)])
         self._check_problems(folder)
         folder.check_inputs(inputs)
-        if self._same_for_all_seeds:
-            self._copy_from_twin(folder, inputs)
+        if notes is None or not self._same_for_all_seeds:
+            return self._solve_what_is_left(folder, inputs)
+        with SeedsAlike.alone(notes, self.config, inputs) as alike:
+            if (twin := alike.twin()) is not None:
+                self._copy(twin, folder)
+            summary = self._solve_what_is_left(folder, inputs)
+            alike.remember(folder)
+        return summary
+
+    def _solve_what_is_left(
+        self, folder: RunFolder, inputs: dict[str, dict[str, str]]
+    ) -> dict[str, Any]:
         problems = [problem for problem in self.task.problems if problem.id not in folder.records]
         unusable = [
             (name, reason) for name, reason in self.task.failures if name not in folder.records
@@ -174,7 +187,7 @@ class Job:
             folder.append(record)
         if engine is not None:
             self._solve(engine, problems, folder)
-        if isinstance(engine, RemoteBackend):
+        if isinstance(engine, Served):
             engine.close()
         summary = summary_of(
             self.config, [folder.records[name] for name in self._ids()], folder.goes
@@ -182,8 +195,6 @@ class Job:
         if meter is not None:
             summary["plan"] = meter.record()
         folder.write_summary(summary)
-        if self._same_for_all_seeds:
-            remember(self.config, inputs, folder)
         return summary
 
     @property
@@ -192,9 +203,7 @@ class Job:
         inherited = "draws" not in vars(type(search))  # a subclass of one's own may draw
         return not (search.draws or inherited or tools)
 
-    def _copy_from_twin(self, folder: RunFolder, inputs: dict[str, dict[str, str]]) -> None:
-        if (twin := twin_of(self.config, inputs)) is None:
-            return
+    def _copy(self, twin: Twin, folder: RunFolder) -> None:
         asked = {problem.id for problem in self.task.problems} - folder.records.keys()
         if records := [record for record in twin.records if record["id"] in asked]:
             say(
@@ -235,12 +244,8 @@ class Job:
         self, engine: Backend | None, inputs: dict[str, dict[str, str]], folder: RunFolder
     ) -> None:
         """Refuse another model than the records', where only a loaded one shows which it is."""
-        if isinstance(engine, RemoteBackend):
-            can = engine.capabilities
-            served = {"served": f"{can.model}, context {can.context_length}"}
-            if asked := engine.generation_settings.describe():
-                served["generation settings"] = asked
-            folder.check_inputs(inputs | {"model": served})
+        if isinstance(engine, Served):
+            folder.check_inputs(inputs | {"model": dict(engine.served)})
         elif not inputs["model"] and not is_remote(self.config):  # it came from the hub just now
             folder.check_inputs(inputs | {"model": model_fingerprint(self.config.model.name)})
 
@@ -293,7 +298,7 @@ def stopped(done: str) -> str:
 def other_samples(engine: Backend | None) -> str:
     """Why a problem's samples may depend on the problems beside it, "" where they do not
     (docs/exactness.md, "16 bits")."""
-    if isinstance(engine, RemoteBackend):
+    if isinstance(engine, Served):
         return "on a server"
     if not isinstance(engine, Engine):
         return ""

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from experiments.runs.code_data import read_code, read_evalplus, read_livecodebench
 from experiments.runs.rows import Row
 from experiments.runs.schema import DatasetConfig
 from experiments.runs.user_code import find
-from ttc.errors import InvalidInput
+from ttc.errors import InvalidInput, MissingPart
+from ttc.parts import handled, handler, missing_for
 from ttc.protocols import Problem
 from ttc.text.numbers import as_number
 
@@ -24,10 +24,16 @@ def find_reader(name: str) -> Reader:
     command."""
     if name in READERS:
         return READERS[name]
+    if name in of_parts():
+        of_a_part: Reader = handler("reader", name)
+        return of_a_part
+    if gone := missing_for(f"reader={name}"):
+        raise MissingPart(gone)
     if "." not in name:
+        known = ", ".join([*READERS, *of_parts()])
         raise InvalidInput(
-            f"dataset.reader={name} is unknown; use one of {', '.join(READERS)}, or the dotted "
-            "path of your own function (row, id, dataset) -> Problem"
+            f"dataset.reader={name} is unknown; use one of {known}, or the dotted path of your own "
+            "function (row, id, dataset) -> Problem"
         )
     reader: Reader = find(name, "dataset.reader")
     if not callable(reader):
@@ -66,7 +72,7 @@ def check_fields_are_read(config: DatasetConfig) -> None:
 def own_id(problem: Problem, row: Row, config: DatasetConfig) -> Problem:
     """The problem named by the field `dataset.fields.id`, if that is given and the row has a value
     there. A reader of your own names its problems itself."""
-    if config.fields.id is None or config.reader not in READERS:
+    if config.fields.id is None or config.reader not in (*READERS, *of_parts()):
         return problem
     id = row[config.fields.id]
     return problem if id in (None, "") else replace(problem, id=str(id))
@@ -119,6 +125,8 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
     gold = text_of(row, config.fields.answer or "answer")
     options = zip(LETTERS, map(str, row["options"]), strict=False)
     choices = {letter: text for letter, text in options if text.strip() != "N/A"}
+    if not choices:
+        raise InvalidInput("the field 'options' is empty")
     if gold not in choices:
         raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(choices)}")
     asked = text_of(row, config.fields.question or "question")
@@ -132,8 +140,10 @@ def _mmlu_pro(row: Row, name: str, config: DatasetConfig) -> Problem:
 def _arc(row: Row, name: str, config: DatasetConfig) -> Problem:
     labels = list(map(str, row["choices"]["label"]))
     gold = str(row[config.fields.answer or "answerKey"])
+    if not labels:
+        raise InvalidInput("the field 'choices' is empty")
     if gold not in labels:
-        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {labels}")
+        raise InvalidInput(f"the gold answer {gold!r} is none of the choices {', '.join(labels)}")
     return _with_letters(
         text_of(row, config.fields.question or "question"),
         name,
@@ -180,10 +190,12 @@ READERS: dict[str, Reader] = {
     "gpqa": _gpqa,
     "competition": _competition,
     "mmlu_pro": _mmlu_pro,
-    "code": read_code,
-    "evalplus": read_evalplus,
-    "livecodebench": read_livecodebench,
 }
+
+
+def of_parts() -> Mapping[str, str]:
+    """The names of the readers that parts have."""
+    return handled().get("reader", {})
 
 
 def _solution(row: Row, name: str | None) -> dict[str, str]:

@@ -17,9 +17,9 @@ from experiments.cli.choices import public_classes, written
 from experiments.runs.default_verifier import default_verifier
 from experiments.runs.run_name import register_names
 from ttc.approximate.early_exit import Rule
+from ttc.parts import handlers, missing
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency
-from ttc.speculation.base import Draft
 from ttc.text.prompt import words_for
 
 
@@ -215,59 +215,6 @@ class CalibrateConfig:
     eps: float | None = None
 
 
-@dataclass
-class ProcessBenchConfig:
-    """Described by `python -m experiments.processbench --help`."""
-
-    data: str | None = None
-    limit: int | None = None
-    threshold: Any = 0.5
-    batch: int = 8
-
-
-@dataclass
-class ServeConfig:
-    """Described by `ttc-serve --help`."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    name: str | None = None
-    key_env: str = "TTC_API_KEY"
-    open: bool = False
-    max_body_bytes: int = 1 << 20
-    max_prompt_tokens: int | None = None
-    max_tokens: int = 1024
-    max_width: int = 64
-    max_problems: int = 256
-    max_connections: int = 512
-    header_s: int = 10
-    shutdown_s: int = 30
-
-
-@dataclass
-class TrainConfig:
-    """Described by `python -m experiments.train_verifier --help`."""
-
-    folder: str = "???"
-    record: str | None = None
-    data: dict[str, Any] = field(default_factory=dict)
-    problems: int = 400
-    validation: float = 0.2
-    rollouts: int = 8
-    continuations: int = 4
-    labels: str = "soft"
-    temperature: float = 0.8
-    step_tokens: int = 32
-    max_steps: int = 8
-    separator: str = "\n"
-    prompt: str | None = None
-    samples: int = 16
-    lora_rank: int = 0
-    epochs: int = 2
-    learning_rate: float = 2e-4
-    batch: int = 16
-
-
 WRITTEN: dict[type, type] = {
     verifiers.ConfidenceGatedVerifier: ConfidenceGatedConfig,
     verifiers.EnsembleVerifier: EnsembleConfig,
@@ -288,9 +235,7 @@ VERIFIERS = {name: target for name, target in RATERS.items() if target not in WR
 CACHES = {"rsbcm": ttc.BlockCache, "lru": ttc.BlockCache}
 SHARING = {"exact": ttc.Sharing, "none": ttc.Sharing, "similar": ttc.Sharing}
 GATES = {"decode": ttc.DecodeGate}
-SPECULATION = {"prompt_lookup": ttc.PromptLookup, "draft_model": ttc.DraftModel}
 PLACEMENTS = {"streamed": ttc.Streamed, "split": ttc.Split}
-BACKENDS = {"openai": ttc.Endpoint}
 POLICIES: dict[str, type] = {
     **classes("ttc.residency"),
     "auto": ttc.Auto,
@@ -311,14 +256,12 @@ class Group:
 GROUPS = {
     "search": Group(SEARCHES, search.Search),
     "verifier": Group(RATERS, None),
-    "tools": Group(classes("ttc.tools"), ttc.Tools),
     "memory": Group(POLICIES, Residency),
     "placement": Group(PLACEMENTS, Placement),
     "cache": Group(CACHES, ttc.BlockCache),
     "sharing": Group(SHARING, ttc.Sharing),
     "gate": Group(GATES, ttc.DecodeGate),
-    "speculation": Group(SPECULATION, Draft),
-    "backend": Group(BACKENDS, ttc.Endpoint),
+    **{name: Group(handlers(name), base) for name, base in handlers("group").items()},
 }
 
 
@@ -332,6 +275,12 @@ WITHOUT = {
     "backend": "local",
 }
 """The choice that leaves a group out."""
+
+
+def _verifier(name: str) -> type:
+    if name not in VERIFIERS:
+        raise missing(f"verifier={name}")
+    return VERIFIERS[name]
 
 
 def target_of(target: type) -> str:
@@ -353,7 +302,7 @@ OmegaConf.register_new_resolver(
     replace=True,
 )
 OmegaConf.register_new_resolver(
-    "verifier_for", lambda kind: target_of(VERIFIERS[default_verifier(kind)]), replace=True
+    "verifier_for", lambda kind: target_of(_verifier(default_verifier(kind))), replace=True
 )
 
 
@@ -397,8 +346,7 @@ def register() -> None:
         store.store(group="verifier/exit", name=rule, node=schema_of(ttc.EarlyExit)(rule=rule))
     store.store(group="verifier/exit", name="calibrated", node=CalibratedExitConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))
-    store.store(name="train_verifier_schema", node=extended("train", TrainConfig))
-    store.store(name="processbench_schema", node=extended("processbench", ProcessBenchConfig))
-    store.store(name="serve_schema", node=extended("serve", ServeConfig))
+    for name, node in handlers("settings").items():
+        store.store(name=f"{name}_schema", node=extended(name, node))
     for group, name in WITHOUT.items():
         store.store(group=group, name=f"{name}_schema", node={"_target_": None})

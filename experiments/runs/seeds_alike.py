@@ -1,31 +1,65 @@
-"""A search that draws nothing gives every seed the same results, so the runs of one process that
-differ in their seed alone are solved once."""
+"""A search that draws nothing gives every seed the same results, so the runs of a sweep that differ
+in their seed alone are solved once."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.cli.output import say
+from experiments.cli.temporary import told_of_temporary
 from experiments.runs.reading import read_fingerprint, read_provenance, read_records
 from experiments.runs.records import RunFolder
 from experiments.runs.summary import failed
 
-_solved: dict[str, Path] = {}
 
+@dataclass(frozen=True)
+class SeedsAlike:
+    """The note on runs that differ in their seed alone. note: the file that names the folder of one
+    that is done."""
 
-def remember(config: DictConfig, inputs: dict[str, dict[str, str]], folder: RunFolder) -> None:
-    """This run is done: another one that differs in its seed alone may have its records."""
-    _solved[_key(config, inputs)] = folder.path
+    note: Path
 
+    @classmethod
+    @contextmanager
+    def alone(
+        cls, place: Path, config: DictConfig, inputs: dict[str, dict[str, str]]
+    ) -> Iterator[SeedsAlike]:
+        """Held by one run at a time; others wait until it ends, however it does. place: a folder
+        that the processes of a sweep have in common."""
+        note = place / f"{_key(config, inputs)}.solved"
+        lock = FileLock(note.with_suffix(".lock"))
+        with told_of_temporary(place):
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                say("waiting for a run that differs in its seed alone, to copy its records")
+                lock.acquire()
+        try:
+            yield cls(note)
+        finally:
+            lock.release()
 
-def twin_of(config: DictConfig, inputs: dict[str, dict[str, str]]) -> Twin | None:
-    """The run that this process has solved with another seed and nothing else that differs."""
-    folder = _solved.get(_key(config, inputs))
-    file = None if folder is None else folder / "records.jsonl"
-    return None if file is None or not file.is_file() else Twin(file.parent)
+    def twin(self) -> Twin | None:
+        """The run that is done, with another seed and nothing else that differs."""
+        if not self.note.exists():
+            return None
+        folder = Path(os.fsdecode(self.note.read_bytes()))
+        return Twin(folder) if (folder / "records.jsonl").is_file() else None
+
+    def remember(self, folder: RunFolder) -> None:
+        """This run is done: another one may have its records."""
+        with told_of_temporary(self.note.parent):
+            self.note.write_bytes(os.fsencode(folder.path))
 
 
 class Twin:
@@ -50,4 +84,5 @@ def _key(config: DictConfig, inputs: dict[str, dict[str, str]]) -> str:
         for name, value in settings["run"].items()
         if name not in ("seed", "name", "output_dir")
     }
-    return json.dumps([settings, inputs], sort_keys=True, default=str)
+    text = json.dumps([settings, inputs], sort_keys=True, default=str)
+    return sha256(text.encode()).hexdigest()

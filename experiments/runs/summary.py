@@ -24,7 +24,10 @@ SHOWN_VALUES = 5
 WITHOUT_END = (None, "context", "looped")
 """What a branch's `finish_reason` is where its text has no end."""
 
-_VALUE = re.compile(r"\d(?:[\d,.]*\d)?|'[^']*'|\"[^\"]*\"")
+_VALUE = re.compile(
+    r"\d(?:[\d,.]*\d)?|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\b[A-Z](?:, [A-Z])+\b|\[[^\[\]]*\]"
+)
+"""Numbers, what is quoted, letters of choices, and lists."""
 
 
 def failed(record: Mapping[str, Any]) -> bool:

@@ -20,16 +20,10 @@ from experiments.eval.compare.command import compare, main, parsed
 from experiments.eval.compare.figures import frontier
 from experiments.eval.compare.rows import load_rows, run_folders, short_place
 from experiments.eval.compare.show import compared as of_a_sweep
-from experiments.eval.compare.show import comparison, tables
-from experiments.eval.leaderboard.board import cell_row
-from experiments.eval.leaderboard.plan import Cell
-from experiments.eval.select import load, report, score
-from experiments.eval.select import parsed as parsed_selection
+from experiments.eval.compare.show import tables
 from experiments.runs.finished import Run
 from experiments.runs.stats import mcnemar, tango, wilson
-from experiments.runs.summary import summarise
 from experiments.runs.sweep import note_job, row_labels
-from search.selection import all_rules
 from ttc import InvalidInput
 
 SETTINGS: dict[str, Any] = {
@@ -171,41 +165,6 @@ def test_a_failed_problem_is_wrong_and_holm_counts_every_pair(tmp_path: Path) ->
     assert [(p["row"], p["against"]) for p in pairs] == [("b", "a"), ("c", "a"), ("c", "b")]
     lowest = min(p["p"] for p in pairs)
     assert min(p["p_holm"] for p in pairs) == pytest.approx(min(1.0, 3 * lowest))
-
-
-def test_every_table_counts_alike(tmp_path: Path) -> None:
-    """Unanswered, failed, unusable, ended by a budget, and not come to."""
-    unanswered = record("p2", 0, 1)
-    unanswered["answer"] = unanswered["branches"][0]["answer"] = None
-    done = [
-        record("p0", 1, 0),
-        record("p1", 1, 1, error="VerifierError: no"),
-        unanswered,
-        record("p3", 0, error="KeyError: answer", branches=[], correct=False),
-        record("p4", 1, 1, error="BudgetExceeded: 9 tokens"),
-    ]
-    for one in done:
-        one["timing"] |= {"host_to_device_bytes": 0, "device_to_host_bytes": 0}
-    name = save(tmp_path, "a", done)
-    (tmp_path / "a" / "fingerprint.json").write_text(
-        json.dumps({"data": {f"p{i}": "mark" for i in range(7)}})
-    )
-    summary = summarise(done)
-    row = compared(tmp_path, name)["rows"][0]
-    scored = {(r["rule"], r["n"]): r["accuracy"] for r in score(load(Path(name)), all_rules())}
-    cell = cell_row(Cell("a", {}, 0, []), Run.load(Path(name)))
-    assert summary["accuracy"] == row["accuracy"] == cell["accuracy"] == 2 / 5
-    assert summary["accuracy_strict"] == row["accuracy_strict"] == cell["accuracy_strict"] == 2 / 5
-    assert summary["failures"] == row["failed"] == cell["failed"] == 2
-    assert summary["pass_at_k"] == row["pass_at_k"] == cell["pass_at_k"]
-    assert summary["maj_at_k"] == row["maj_at_k"] == cell["maj_at_k"]
-    assert summary["pass_at_k"] == {"1": pytest.approx(2 / 5), "2": 3 / 5}
-    assert scored["any right", 1] == 2 / 5 and scored["any right", 2] == summary["pass_at_k"]["2"]
-    assert scored["majority", 1] == cell["pred_maj@1"] == 2 / 5
-    assert row["left"] == cell["left"] == 2
-    said = "problems left to solve, which count nowhere: 2"
-    assert said in tables(comparison(load_rows([Path(name)])))[0].markdown()
-    assert said in report(parsed_selection([name]))
 
 
 def test_seeds_on_other_problems_count_each_problem_once(tmp_path: Path) -> None:

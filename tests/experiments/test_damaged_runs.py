@@ -18,14 +18,9 @@ from experiments.eval.compare.command import compare
 from experiments.eval.compare.command import parsed as compare_words
 from experiments.eval.export.command import export
 from experiments.eval.export.command import parsed as export_words
-from experiments.eval.leaderboard.board import cell_row, tables, write_predictions
-from experiments.eval.leaderboard.plan import Cell
 from experiments.eval.merge.merging import merge
 from experiments.eval.select import parsed as select_words
 from experiments.eval.select import report
-from experiments.eval.view.command import parsed as view_words
-from experiments.eval.view.command import view
-from experiments.runs.finished import Run
 from experiments.runs.problem_loop import run
 from experiments.runs.reading import read_settings
 from experiments.runs.records import RunFolder, run_folder
@@ -79,8 +74,11 @@ def test_records_of_a_folder_that_cannot_be_locked_are_counted(
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return two_shards(tmp_path_factory.mktemp("runs"))
+
+
+def two_shards(place: Path) -> Path:
     """The two shards of a run with trees and tokens, beside their model."""
-    place = tmp_path_factory.mktemp("runs")
     save_model(place / "model")
     save_rows(place / "rows.jsonl", ROWS)
     for part in ("1/2", "2/2"):
@@ -89,22 +87,13 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "outputs"
 
 
-def leaderboard(folder: Path) -> None:
-    found = Run.load(folder)
-    cell = Cell("c", {"model": "m", "dataset": "d", "search": "s", "budget": ""}, 0, [])
-    tables([cell_row(cell, found)])
-    write_predictions(found, folder / "predictions.jsonl")
-
-
 COMMANDS: dict[str, Callable[[Path], Any]] = {
     "compare": lambda f: compare(
         compare_words([str(f), "--csv", str(f / "c"), "--json", str(f / "j")])
     ),
     "select": lambda f: report(select_words([str(f)])),
-    "view": lambda f: view(view_words([str(f)])),
     "export, jsonl": lambda f: export(export_words([str(f)])),
     "export, steps": lambda f: export(export_words([str(f), "--format", "trl"])),
-    "leaderboard": leaderboard,
     "merge": lambda f: merge(f.parent / "r", [f, f.parent / "r-shard2of2"]),
 }
 
@@ -179,16 +168,22 @@ def damaged_file(draw: st.DrawFn, folder: Path) -> tuple[str, bytes | None]:
 def test_a_damaged_run_is_named_in_a_line(
     shards: Path, command: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    works_or_names_the_folder(COMMANDS[command], shards, tmp_path_factory)
+
+
+def works_or_names_the_folder(
+    command: Callable[[Path], Any], shards: Path, places: pytest.TempPathFactory
+) -> None:
     @settings(max_examples=examples(EXAMPLES), database=None)
     @given(st.data())
     def damaged(data: st.DataObject) -> None:
-        folder = tmp_path_factory.mktemp("d") / "r-shard1of2"
+        folder = places.mktemp("d") / "r-shard1of2"
         for shard in sorted(shards.glob("r-shard*")):
             shutil.copytree(shard, folder.with_name(shard.name))
         name, content = data.draw(damaged_file(folder))
         (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
         try:
-            COMMANDS[command](folder)
+            command(folder)
         except InvalidInput as error:
             first = str(error).splitlines()[0]
             assert str(folder) in first or "r-shard" in first

@@ -56,7 +56,8 @@ def test_whole_solutions_as_gold_answers_are_refused_with_the_reader_that_helps(
 ) -> None:
     path = jsonl(tmp_path / "test.jsonl", GSM8K)
     with pytest.raises(
-        InvalidInput, match=r"no row of .*\(3\).*file-0: .*whole solution.*dataset\.reader=gsm8k"
+        InvalidInput,
+        match=r"no row of .*\(3\).*file-0: .*whole solution.*reader=gsm8k.*\n  3 x .*whole",
     ):
         load_task(composed("dataset=file", f"dataset.path={path}").dataset)
     task = load_task(

@@ -13,23 +13,26 @@ from search import BestOfN, solve
 from tests.helpers.backends import FakeBackend
 from ttc.results import Result
 from ttc.text.prompt import STEP_BY_STEP, WORDS, PromptTemplate
-from verifiers import ArithmeticVerifier, ExecutionVerifier, SelfVerifier
+from verifiers import ArithmeticVerifier, SelfVerifier
 
 RATERS = {
     "number": ArithmeticVerifier,
     "math": ArithmeticVerifier,
     "choice": SelfVerifier,
     "text": SelfVerifier,
-    "code": ExecutionVerifier,
 }
 
 
 @pytest.mark.parametrize("kind", RATERS)
 def test_words_and_verifier_of_a_run_follow_the_kind(kind: str) -> None:
+    check_defaults(kind, RATERS[kind])
+
+
+def check_defaults(kind: str, rater: type) -> None:
     words = ["dataset=file", "dataset.path=x", f"dataset.answer_kind={kind}", "search=best_of_n"]
     config = resolved(composed(words))
     assert make_template(config).instruction == WORDS[kind]
-    assert isinstance(make_search(config)[1], RATERS[kind])
+    assert isinstance(make_search(config)[1], rater)
     with_reader = composed([*words, "dataset.extract=json.loads"])
     assert with_reader.dataset.instruction == "{question}"
 

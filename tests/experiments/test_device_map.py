@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lab.pretended import pretended_devices
 from experiments.runs.build import device_of, make_engine
+from experiments.standins.pretended import pretended_devices
 from tests.helpers.configurations import configuration
 from tests.helpers.runs import save_model
 from ttc import InvalidInput

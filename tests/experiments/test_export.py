@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from experiments.eval.export.command import export, parsed
 from experiments.eval.export.trajectories import branch_key
 from experiments.runs.problem_loop import run
-from tests.experiments.test_view import record, save
 from tests.helpers.engines import make_engine
+from tests.helpers.run_files import record, save
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import InvalidInput
 from ttc.sampling import random_key

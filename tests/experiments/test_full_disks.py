@@ -12,10 +12,8 @@ import pytest
 
 from experiments.cli.refusals import reason
 from experiments.cli.temporary import temporary_folder
-from experiments.integrations.on_ray import Worker
 from experiments.runs.sweep import Outcome, Outcomes
 from ttc import TTCError
-from ttc.execution.programs import run_program
 
 WAY = r"cannot write temporary files to .* \(.*\); make room there, or .* TMPDIR=/big/folder"
 
@@ -31,14 +29,6 @@ def test_a_folder_for_temporary_files_that_is_missing_is_named() -> None:
         pass
     with pytest.raises(TTCError, match=WAY), Outcomes.kept(["search=greedy"]):
         pass
-    (text,) = Worker(["search=greedy"])({"shard": "1/2"})["texts"]
-    assert text.startswith("cannot write temporary files to")
-
-
-@pytest.mark.usefixtures("no_temporary_files")
-def test_programs_need_no_temporary_files() -> None:
-    outcome = run_program("print(input()[::-1])", "abc\n")
-    assert (outcome.error, outcome.value) == (None, "cba\n")
 
 
 def test_a_sweep_whose_folder_went_away_names_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments.eval.compare.rows import check_comparable, load_rows
-from experiments.eval.leaderboard.board import predictions_of
+from experiments.eval.predictions import predictions_of
 from experiments.eval.select import load, score
 from experiments.runs.data import load_task
 from experiments.runs.problem_loop import run

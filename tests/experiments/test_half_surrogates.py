@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from experiments.eval.export import command as exports
-from experiments.eval.view import command as views
-from tests.experiments.test_view import record, save
+from tests.helpers.run_files import record, save
 
 HALVES = ("\ud83d", "\ude00", "\udcff\udcfe", "a\ud800b")
 
@@ -32,12 +31,6 @@ def broken(value: Any, half: str) -> Any:
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     records = [record("p", True), record("q", False)]
     return save(tmp_path, [broken(one, request.param) for one in records])
-
-
-def test_a_view_of_halves_can_be_written(folder: Path) -> None:
-    views.view(views.parsed([str(folder)]))
-    page = (folder / "view.html").read_text(encoding="utf-8")
-    assert "\ufffd" in page or r"\ufffd" in page
 
 
 @pytest.mark.parametrize("kind", exports.TYPES)

@@ -17,11 +17,7 @@ from experiments.cli.command import perform
 from experiments.cli.tree_view import Step, drawn
 from experiments.eval.compare.command import compare
 from experiments.eval.compare.command import parsed as parsed_comparison
-from experiments.eval.leaderboard import command as board
-from experiments.eval.leaderboard.plan import Cell, Plan
 from experiments.eval.select import main as select
-from experiments.eval.view.command import parsed as parsed_view
-from experiments.eval.view.command import view
 from experiments.runs.ask import main as ask
 from experiments.runs.problem_loop import run
 from experiments.runs.screen import Progress, show_logged, with_progress
@@ -117,7 +113,7 @@ def test_the_tree_on_a_terminal_has_rich_s_own_commands_alone() -> None:
     )
 
 
-def test_a_comparison_a_selection_and_a_view_name_their_runs(
+def test_a_comparison_and_a_selection_name_their_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = save(tmp_path, f"a{IN_A_NAME}", problems([1, 0]))
@@ -127,25 +123,6 @@ def test_a_comparison_a_selection_and_a_view_name_their_runs(
     monkeypatch.setattr(sys, "argv", ["select", first])
     select()
     check(capsys.readouterr().out, r"a\x9b2J\u202e")
-    with pytest.raises(InvalidInput):
-        view(parsed_view([first]))  # without trees; its message goes through `perform`
-
-
-def test_a_leaderboard_names_its_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cell = Cell(
-        "c", {"model": HOSTILE[0], "dataset": HOSTILE[1], "search": "s", "budget": ""}, 0, []
-    )
-    save(tmp_path, "c", problems([1, 0]))
-    monkeypatch.setattr(
-        "experiments.eval.leaderboard.plan.read_plan", lambda file: Plan("b", tmp_path, [cell])
-    )
-    monkeypatch.setattr(
-        "experiments.eval.leaderboard.run.run_cells", lambda plan: ({"c": HOSTILE[3]}, set())
-    )
-    board.leaderboard(board.parsed([str(tmp_path)]))
-    check(capsys.readouterr().out, r"\x1b]52;c;cm0=\x07", r"\x1b[2J", r"\u202e")
 
 
 def test_errors_and_what_was_typed(

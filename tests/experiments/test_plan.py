@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import experiments.runs.build
-from experiments.lab.bench.random_gguf import Shape, write_llama
 from experiments.runs.auto_memory import asked_for, auto_of
 from experiments.runs.plan import show
 from experiments.runs.problem_loop import run
+from experiments.standins.random_gguf import Shape, write_llama
 from search import DVTS, BeamSearch, BestOfN, DiversePrompts, Greedy
 from tests.helpers.configurations import configuration
+from tests.helpers.parts import only_with
 from tests.helpers.placements import write_profile
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc import Auto, InvalidInput
@@ -102,6 +103,7 @@ def test_a_policy_that_is_named_leaves_nothing_to_plan(tmp_path: Path) -> None:
         show(config, words)
 
 
+@only_with("quantized", "True")
 def test_a_plan_counts_the_bytes_of_stored_weights(
     tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,19 +15,14 @@ from experiments.eval.compare.command import compare
 from experiments.eval.compare.command import parsed as to_compare
 from experiments.eval.export.command import export
 from experiments.eval.export.command import parsed as to_export
-from experiments.eval.leaderboard.command import leaderboard
-from experiments.eval.leaderboard.command import parsed as to_rank
 from experiments.eval.merge.merging import merge
-from experiments.eval.processbench.job import run as processbench
 from experiments.eval.select import main as select
-from experiments.eval.view.command import parsed as to_view
-from experiments.eval.view.command import view
 from experiments.runs.data import load_task
 from experiments.runs.hydra_command import composed
 from experiments.runs.private import without_quotes
 from experiments.runs.problem_loop import run
-from experiments.serve.access import log, show_log
 from tests.helpers.benches import save_tiny_model
+from tests.helpers.parts import installed
 from tests.helpers.runs import save_model
 from ttc.errors import TTCError
 
@@ -154,8 +150,9 @@ def test_no_command_writes_or_shows_a_private_text(
     logging.getLogger("ttc").warning("comparing 'zebra1 gold' and 'zebra2' takes long")
     merge(made / "c", [])
     compare(to_compare([str(made / "a"), str(made / "b"), str(made / "c")]))
-    for name in ("a", "c"):
-        view(to_view([str(made / name)]))
+    for name in ("a", "c") if installed("command", "view") else ():
+        view = import_module("experiments.pages.view.command")
+        view.view(view.parsed([str(made / name)]))
     board = {
         "name": "board",
         "models": [{"name": "tiny", "model": "hf", "model.name": model}],
@@ -166,7 +163,9 @@ def test_no_command_writes_or_shows_a_private_text(
         "output_dir": str(made),
     }
     (given / "board.yaml").write_text(yaml.safe_dump(board))
-    leaderboard(to_rank([str(given / "board.yaml")]))
+    if installed("command", "leaderboard"):
+        board_command = import_module("experiments.pages.leaderboard.command")
+        board_command.leaderboard(board_command.parsed([str(given / "board.yaml")]))
     monkeypatch.setattr(sys, "argv", ["select", str(made / "a")])
     select()
     for words_of_export in (["--format", "trl"], []):
@@ -176,20 +175,18 @@ def test_no_command_writes_or_shows_a_private_text(
             print(error)
     steps = {"id": "gsm8k-0", "problem": "zebra1 fussy", "steps": ["zebra2", "zebra3"], "label": -1}
     (given / "steps.jsonl").write_text(json.dumps(steps) + "\n")
-    processbench(
-        composed(
-            [
-                f"model.name={model}",
-                "model.dtype=float32",
-                f"dataset.private={private}",
-                f"processbench.data={given / 'steps.jsonl'}",
-                "verifier=private_parts.Fussy",
-                "run.name=steps",
-                f"run.output_dir={made}",
-            ],
-            "processbench",
-        )
-    )
+    if installed("command", "processbench"):
+        rated = [
+            f"model.name={model}",
+            "model.dtype=float32",
+            f"dataset.private={private}",
+            f"processbench.data={given / 'steps.jsonl'}",
+            "verifier=private_parts.Fussy",
+            "run.name=steps",
+            f"run.output_dir={made}",
+        ]
+        job = import_module("experiments.recipes.processbench.job")
+        job.run(composed(rated, "processbench"))
 
     shown = capsys.readouterr()
     files = [file for file in made.rglob("*") if file.is_file()]
@@ -201,26 +198,12 @@ def test_no_command_writes_or_shows_a_private_text(
         errors = [json.loads(line)["error"] for line in left["a/records.jsonl"].splitlines()]
         assert sum("private_parts.py:" in str(error) for error in errors) == 3
     else:
-        assert {"a/records.jsonl", "c/view.html", "a/stepwise-supervision.jsonl"} <= found
-        assert {"steps/records.jsonl", "board/leaderboard.json", "stdout", "stderr"} <= found
-    assert {"a/view.html", "board/leaderboard.json", "c/records.jsonl"} <= left.keys()
-
-
-@pytest.mark.parametrize("private", [True, False])
-def test_the_log_of_a_server_repeats_a_question_only_if_it_may(
-    private: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log, "handlers", [])
-    monkeypatch.setattr(log, "propagate", True)
-    show_log(private)
-    log.info("'127.0.0.1' asked for %r", "/v1/models")
-    try:
-        raise ValueError("Which zebra?")
-    except ValueError:
-        log.exception("the problem is to blame that begins with %r", "Which zebra?")
-    shown = capsys.readouterr().err
-    assert "'/v1/models'" in shown and "to blame that begins with" in shown
-    assert ("zebra" in shown) is not private
+        made_by = {"view": ["c/view.html"], "leaderboard": ["board/leaderboard.json"]}
+        made_by["processbench"] = ["steps/records.jsonl"]
+        of_parts = {f for name in made_by if installed("command", name) for f in made_by[name]}
+        assert {"a/records.jsonl", "a/stepwise-supervision.jsonl", *of_parts} <= found
+        assert {"stdout", "stderr"} <= found
+    assert {"a/records.jsonl", "c/records.jsonl"} <= left.keys()
 
 
 @pytest.mark.parametrize(

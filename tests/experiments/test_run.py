@@ -216,7 +216,7 @@ def test_ctrl_c_that_the_launcher_hears_first_says_what_is_safe(
 ) -> None:
     """As joblib's, which stops its processes and knows of no record."""
 
-    def interrupted(config: Any) -> dict[str, Any]:
+    def interrupted(config: Any, notes: Path) -> dict[str, Any]:
         folder = Path(config.run.output_dir) / config.run.name
         folder.mkdir(parents=True)
         (folder / "records.jsonl").write_text("{}\n")

@@ -1,19 +1,23 @@
-"""A search that draws nothing is solved once for all seeds of a process; every seed has its
+"""A search that draws nothing is solved once for all seeds of a sweep; every seed has its
 records."""
 
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 import experiments.runs.problem_loop
+import experiments.runs.seeds_alike
 from experiments.runs.problem_loop import run
 from search.base import Case, SearchSteps
 from search.greedy import Greedy
 from tests.experiments.test_run_folder import records
+from tests.helpers.parts import installed
 from tests.helpers.runs import ROWS, composed, save_model, save_rows
 from ttc.protocols import Expand
 from ttc.sampling import Sampling
@@ -42,8 +46,10 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def seeds(place: Path, *settings: str, search: tuple[str, ...]) -> None:
+    (place / "notes").mkdir(exist_ok=True)
     for seed in (0, 1):
-        run(composed(place, f"run.seed={seed}", f"run.name=s{seed}", *settings, search=search))
+        name = (f"run.seed={seed}", f"run.name=s{seed}")
+        run(composed(place, *name, *settings, search=search), place / "notes")
 
 
 ALIKE = [
@@ -94,9 +100,10 @@ DIFFER = {
         "verifier=confidence",
     ),
     "a class of one's own": ("search=greedy", f"search._target_={__name__}.Drawing"),
-    "a tool": ("search=greedy", "search.max_tokens=3", "tools=calculator"),
     "another setting follows the seed": ("search=greedy", "search.final=${run.seed}"),
 }
+if installed("tools", "calculator"):
+    DIFFER["a tool"] = ("search=greedy", "search.max_tokens=3", "tools=calculator")
 
 
 @pytest.mark.slow
@@ -122,3 +129,46 @@ def test_failures_are_tried_again(place: Path, solved: list[str]) -> None:
     save_rows(place / "rows.jsonl", rows)
     seeds(place, search=ALIKE[0])
     assert solved == ["file-0", "file-1", "file-2", "file-2"]
+
+
+def test_a_run_of_no_sweep_solves_itself(place: Path, solved: list[str]) -> None:
+    for seed in (0, 1):
+        run(composed(place, f"run.seed={seed}", f"run.name=s{seed}", search=ALIKE[0]))
+    assert len(solved) == 2 * len(ROWS)
+
+
+def test_two_at_once_solve_once(
+    place: Path, solved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits for the first, as in a launcher's processes, and copies its records."""
+    waits = Event()
+    monkeypatch.setattr(experiments.runs.seeds_alike, "say", lambda _: waits.set())
+    results_of = experiments.runs.problem_loop.results_of
+
+    def once_the_other_waits(*given: Any, **options: Any) -> Any:
+        assert waits.wait(60)
+        return results_of(*given, **options)
+
+    monkeypatch.setattr(experiments.runs.problem_loop, "results_of", once_the_other_waits)
+    (place / "notes").mkdir()
+    jobs = [
+        composed(place, f"run.seed={seed}", f"run.name=s{seed}", search=ALIKE[0]) for seed in (0, 1)
+    ]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(run, jobs, [place / "notes"] * 2))
+    assert len(solved) == len(ROWS)
+    assert records(place, "s0") == records(place, "s1")
+
+
+def test_after_a_run_that_fails_the_next_one_solves(
+    place: Path, solved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    (place / "notes").mkdir()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(experiments.runs.problem_loop, "results_of", broken)
+        run(composed(place, "run.seed=0", "run.name=s0", search=ALIKE[0]), place / "notes")
+    seeds(place, search=ALIKE[0])
+    assert len(solved) == len(ROWS)

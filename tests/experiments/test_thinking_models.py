@@ -1,21 +1,15 @@
-"""Models that think, with real weights and random ones, through a run, the view page and the
-server."""
+"""Models that think, with real weights and random ones."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-import pytest
 import torch
 
-from experiments.runs.problem_loop import run
 from search import BeamSearch, BestOfN, Greedy, solve, stream
-from tests.experiments.test_view import written
-from tests.helpers.runs import ROWS, composed, save_rows
-from tests.helpers.thinking import QWEN3, save_qwen3, save_smollm2
+from tests.helpers.thinking import save_qwen3
 from ttc import BeamGroups, BlockCache, Engine, Layerwise, Paged
 from ttc.text.prompt import PromptTemplate
 from verifiers import ConfidenceVerifier
@@ -61,67 +55,6 @@ def test_limits_of_thoughts_change_no_token_before_them(tmp_path: Path) -> None:
     result = solve(beams, problem="1 + 1?", **same)
     assert {b.thinking_tokens for b in result.branches if not b.finished} <= {20}
     assert engine.kv_bytes() == 0
-
-
-MODELS = {"qwen3": save_qwen3, "smollm2": save_smollm2}
-
-
-@pytest.mark.parametrize("kind", ["qwen3", pytest.param("smollm2", marks=pytest.mark.slow)])
-def test_a_thinking_model_goes_through_a_run_and_the_view_page(kind: str, tmp_path: Path) -> None:
-    MODELS[kind](tmp_path / "model")
-    save_rows(tmp_path / "rows.jsonl", ROWS[:2])
-    search = ("search=best_of_n", "search.n=3", "search.max_tokens=12", "search.thinking_tokens=16")
-    run(composed(tmp_path, "verifier=confidence", search=search))
-    folder = tmp_path / "outputs" / "r"
-    records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    assert len(records) == 2 and all(record["error"] is None for record in records)
-    for record in records:
-        usage, branches = record["usage"], record["branches"]
-        assert 0 < usage["thinking_tokens"] <= 3 * 16 < usage["generated_tokens"] <= 3 * 28
-        assert usage["thinking_tokens"] == sum(b["thinking_tokens"] for b in branches)
-        assert any(CLOSING in branch["text"] for branch in branches)
-        for branch in branches:
-            assert branch["thought"] and branch["text"].startswith(branch["thought"])
-    _, data = written(folder)
-    for problem in data["problems"]:
-        assert problem["usage"]["thinking_tokens"] > 0
-        for node in problem["nodes"][1:]:
-            assert node["thought"] and node["text"].startswith(node["thought"])
-            assert "Final Answer" not in node["thought"]
-
-
-@pytest.mark.parametrize("kind", ["qwen3", pytest.param("smollm2", marks=pytest.mark.slow)])
-def test_a_thinking_model_on_the_server(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("starlette")
-    openai = pytest.importorskip("openai")
-    from tests.experiments.test_serve_thoughts import GO
-    from tests.helpers.chat_server import serving
-
-    template = QWEN3 if kind == "qwen3" else None
-    folder = save_qwen3(tmp_path / "model", QWEN3) if template else save_smollm2(tmp_path / "model")
-    engine = Engine.from_pretrained(folder, dtype="float32")
-    with serving(engine) as client:
-        asked: dict[str, Any] = {"model": "m", "messages": GO, "seed": 1, "max_tokens": 8}
-
-        def reply(**options: Any) -> Any:
-            return client.chat.completions.create(**asked, extra_body=options)
-
-        budgeted = reply(thinking_token_budget=6)
-        message = budgeted.choices[0].message
-        if kind == "smollm2":  # the prompt begins the thought
-            assert message.reasoning_content and message.content.startswith("\n\nFinal Answer:")
-            assert budgeted.usage.completion_tokens_details.reasoning_tokens == 6
-            assert budgeted.usage.completion_tokens <= 14
-            within = reply()  # max_tokens counts thoughts too
-            assert within.choices[0].message.content is None
-            assert within.usage.completion_tokens_details.reasoning_tokens == 8
-        else:
-            off = reply(reasoning_effort="none")
-            assert getattr(off.choices[0].message, "reasoning_content", None) is None
-            with pytest.raises(openai.BadRequestError, match="reasoning_effort='high' is not"):
-                reply(reasoning_effort="high")
-            with pytest.raises(openai.BadRequestError, match="thinking_token_budget=201"):
-                reply(thinking_token_budget=201)
 
 
 def test_a_search_that_is_left_while_thoughts_are_closed_frees_all(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.eval.leaderboard.board import predictions_of
+from experiments.eval.predictions import predictions_of
 from experiments.eval.select import Solved
 from experiments.runs.problem_loop import run
 from experiments.runs.records import chosen_branch

@@ -1,4 +1,4 @@
-"""Trees, layers and shapes for passes over random KV (see `experiments.lab.attention_cases`)."""
+"""Trees, layers and shapes for passes over random KV (see `experiments.standins`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from experiments.lab.attention_cases import Segments
+from experiments.standins.attention_cases import Segments
 from ttc.attention.kernels import Layer
 from ttc.memory.kv import LayerShape
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import openai
 
-from experiments.serve.app import Api
-from experiments.serve.launch import bind
-from experiments.serve.offer import Offer
-from experiments.serve.service import Service
-from experiments.serve.web import server
+from experiments.server.app import Api
+from experiments.server.launch import bind
+from experiments.server.offer import Offer
+from experiments.server.service import Service
+from experiments.server.web import server
 from search import SelfConsistency
 from search.options import SolveOptions
 from tests.helpers.thinking import Written

@@ -12,16 +12,16 @@ from typing import Any
 import openai
 import torch
 
-from experiments.serve.app import Api
-from experiments.serve.launch import bind
-from experiments.serve.offer import Offer
-from experiments.serve.service import Service
-from experiments.serve.web import Patience, server
+from experiments.server.app import Api
+from experiments.server.launch import bind
+from experiments.server.offer import Offer
+from experiments.server.service import Service
+from experiments.server.web import Patience, server
 from search import BeamSearch, BestOfN, Case, Greedy, Search, SearchSteps, SelfConsistency
 from search.budget import Budget
 from search.options import SolveOptions
 from tests.helpers.models import small
-from tests.helpers.servers import EOS, Ascii
+from tests.helpers.tokenizers import EOS, Ascii
 from ttc import Branch, Engine
 from ttc.protocols import Backend, Verifier
 

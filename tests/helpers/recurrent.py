@@ -6,7 +6,7 @@ import copy
 from functools import cache
 from typing import Any
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,28 +15,10 @@ from typing import Any
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from tests.helpers.models import VOCAB, small
-from tests.helpers.tokenizers import Letters
+from tests.helpers.models import small
+from tests.helpers.tokenizers import EOS, Ascii
 from ttc import Endpoint, RemoteBackend
 from ttc.model.generation_settings import GenerationSettings
-
-EOS = 3
-
-
-class Ascii(Letters):
-    """One token per ASCII character, of which one ends a sequence."""
-
-    eos_token_id: int | None = EOS  # type: ignore[assignment]
-    all_special_ids = (EOS,)
-
-    def __len__(self) -> int:
-        return VOCAB
-
-    def decode(
-        self, tokens: Sequence[int], *, skip_special_tokens: bool = False, **options: Any
-    ) -> str:
-        return "".join(chr(t) for t in tokens if not (skip_special_tokens and t == EOS))
-
 
 Fault = Callable[["Handler", dict[str, Any]], None]
 

@@ -24,6 +24,24 @@ def text(letters: str) -> list[int]:
     return Letters().encode(letters)
 
 
+EOS = 3
+
+
+class Ascii(Letters):
+    """One token per ASCII character, of which one ends a sequence."""
+
+    eos_token_id: int | None = EOS  # type: ignore[assignment]
+    all_special_ids = (EOS,)
+
+    def __len__(self) -> int:
+        return 128
+
+    def decode(
+        self, tokens: Sequence[int], *, skip_special_tokens: bool = False, **options: Any
+    ) -> str:
+        return "".join(chr(t) for t in tokens if not (skip_special_tokens and t == EOS))
+
+
 class Numbers:
     """A tokenizer of numbers; there is no end of sequence but token 0."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from ttc.tool_calls import Written
 from ttc.tools.base import Tool, Tools
-from ttc.tools.call import Written
 from ttc.tools.formats import ToolFormat
 
 

@@ -15,10 +15,10 @@ from search import (
     ask_tell,
     solve,
 )
+from tests.helpers.parts import installed
 from tests.helpers.searches import Costly, all_searches
-from tests.helpers.servers import ServedModel, connected
 from tests.helpers.thinking import OPENING, TURNS, Thinking, circling, thinker
-from ttc import BlockCache, Engine, InvalidInput, PromptLookup, Result
+from ttc import BlockCache, Engine, InvalidInput, Result
 from ttc.text.prompt import PromptTemplate
 
 TAGS = ("<think>", "</think>")
@@ -65,9 +65,10 @@ PARTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({}, {"max_rows": 1}),
     ({"cache": BlockCache()}, {}),
-    ({"speculation": PromptLookup()}, {}),
-    ({"speculation": PromptLookup(max_rows=16), "cache": BlockCache()}, {"concurrency": 1}),
 ]
+for lookup in installed("speculation", "prompt_lookup"):
+    drafts = {"speculation": lookup(max_rows=16), "cache": BlockCache()}
+    PARTS += [({"speculation": lookup()}, {}), (drafts, {"concurrency": 1})]
 
 
 def seen(result: Result) -> Any:
@@ -131,18 +132,6 @@ def test_what_a_tool_or_a_prompt_repeats_is_no_loop() -> None:
     said = PromptTemplate("{question}" + LETTERS * 3)
     result = solved(Greedy(thinking_tokens=LIMIT, max_tokens=20), template=said)
     assert result.best.thinking_tokens >= 33
-
-
-def test_a_server_that_tells_its_tokens_is_cut_at_the_same_place() -> None:
-    served = ServedModel(end=R1.eos_token_id)
-    served.tokenizer, served.model = R1, circling(LETTERS, R1)
-    search = Greedy(thinking_tokens=90, max_tokens=9)
-    here = solved(search)
-    with connected(served) as backend:
-        there = solved(search, backend)
-    assert [b.text for b in there.branches] == [b.text for b in here.branches]
-    assert {b.thought_closed for b in there.branches} == {"looped"} and there.answer == "7"
-    assert there.usage.generated_tokens == 90 + 2  # the server has written all of it
 
 
 def test_backends_that_cannot_look_say_so() -> None:

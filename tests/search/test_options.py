@@ -16,23 +16,21 @@ from search.solving import results_of
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import Costly
 from ttc import InvalidInput
-from ttc.tools.base import Tools
 
 CALL = ("concurrency", "max_rows", "on_result", "on_step")
 
 
 def test_type_checkers_and_the_program_know_the_same_options() -> None:
-    later = {"Tools": Tools}  # loaded with the first tool
-    declared = get_type_hints(SolveKeywords, localns=later)
+    declared = get_type_hints(SolveKeywords)
     for kind in (SolveOptions, Budget):
-        types = get_type_hints(kind, localns=later)
+        types = get_type_hints(kind)
         assert {field.name: types[field.name] for field in fields(kind)}.items() <= declared.items()
     assert (
         {*declared}
         == {*OPTION_NAMES}
         == {field.name for field in fields(SolveOptions)} | {*BUDGET_NAMES}
     )
-    assert {*get_type_hints(CallKeywords, localns=later)} == {*declared, *CALL}
+    assert {*get_type_hints(CallKeywords)} == {*declared, *CALL}
 
 
 def test_every_limit_is_a_number_of_the_budget_that_is_none_by_default() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.runs.problem_loop import run
-from experiments.serve.conversation import Conversation
 from search import (
     BeamSearch,
     Case,
@@ -24,12 +21,11 @@ from search import (
 )
 from search.config import SearchConfig
 from search.options import SolveOptions
-from tests.helpers.backends import FakeBackend
 from tests.helpers.chains import chain
 from tests.helpers.chats import CHATS, tokenizer
 from tests.helpers.runs import composed, save_rows
 from tests.helpers.scripted import Scores, Scripted
-from tests.helpers.servers import Ascii, ServedModel, connected
+from tests.helpers.tokenizers import Ascii
 from ttc import Append, Engine
 from ttc.text.prompt import PromptTemplate
 
@@ -43,14 +39,6 @@ LONG = Greedy(max_tokens=30)
 
 def local() -> Engine:
     return Engine(chain(WRITES, Ascii()), Ascii())
-
-
-@contextmanager
-def served(**ways: Any) -> Iterator[Any]:
-    server = ServedModel(**ways)
-    server.model = chain(WRITES, Ascii())
-    with connected(server) as backend:
-        yield backend
 
 
 def check(result: Any) -> None:
@@ -74,18 +62,6 @@ def test_an_answer_ends_before_the_next_question_on_the_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    "ways",
-    [{}, {"ids_in": False, "ids_out": False}, {"stop": "ignored"}, {"stop": "trimmed"}],
-    ids=str,
-)
-def test_an_answer_ends_before_the_next_question_on_a_server(ways: dict[str, Any]) -> None:
-    with served(**ways) as backend:
-        result = solve(LONG, problem="2 + 3?", engine=backend, template=PLAIN, answer_kind="text")
-    assert result.best is not None and (result.best.text, result.answer) == (" 5\n", "5")
-    assert result.best.finish_reason == "end"
-
-
-@pytest.mark.parametrize(
     "template", [PromptTemplate("{question}:", raw=True), PLAIN], ids=["raw", "chat"]
 )
 def test_prompts_of_another_form_go_on(template: PromptTemplate) -> None:
@@ -97,16 +73,6 @@ def test_prompts_of_another_form_go_on(template: PromptTemplate) -> None:
     assert result.best is not None and len(result.best.generated) == 30
     assert result.best.text.startswith(" 5\nQuestion: 5\nQuestion:")
     assert SearchConfig.of(LONG, engine, SolveOptions(template=template)).end == ()
-
-
-def test_who_asks_through_the_server_has_no_other_ends_than_its_own() -> None:
-    backend = FakeBackend()
-    for template in (Conversation(), PromptTemplate("{question}", raw=True)):
-        backend.tokenizer.chat_template = "turns"  # type: ignore[assignment]
-        assert SearchConfig.of(LONG, backend, SolveOptions(template=template, end=["x"])).end == (
-            "x",
-        )
-    assert SearchConfig.of(LONG, FakeBackend(), SolveOptions(end=["x"])).end == ("x", "Question:")
 
 
 def test_steps_of_a_search_and_what_a_verifier_reads_leave_it_out() -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from experiments.fit.train_verifier.evaluation import Candidates
 from experiments.runs.records import chosen_branch
 from experiments.runs.schema import SEARCHES
 from experiments.runs.summary import votes
@@ -18,7 +17,7 @@ from search.deep_conf import DeepConf
 from search.mcts import MCTS
 from search.rebase import REBASE
 from search.revision import Revision
-from search.selection import Sample, majority, vote, weighted_majority
+from search.selection import Sample, majority, vote
 from search.self_consistency import SelfConsistency
 from tests.helpers.backends import Dictated
 from ttc import Branch
@@ -141,15 +140,6 @@ def test_records_keep_what_a_branch_voted_for() -> None:
     ]  # not transitive: the first by its path says what is right
     assert votes(mixed) == votes(BRANCHES)
     assert votes(old)[0] == [(1, True), (2, False), (1, True), (1, True)]  # records of before
-
-
-def test_a_trained_verifier_is_compared_with_the_same_votes() -> None:
-    answers = ["7", "5 cm", "x=5", "5", "7"]
-    right = [False, True, True, True, False]
-    scores = {"v": [0.5, 0.4, 0.4, 0.4, 0.5]}
-    grouped = Candidates(answers, right, scores, MATH.ballots(answers))  # type: ignore[arg-type]
-    assert grouped.chosen(majority) and grouped.chosen(weighted_majority, "v")
-    assert not Candidates(answers, right, scores).chosen(majority)  # type: ignore[arg-type]
 
 
 def test_a_function_of_ones_own_groups_by_spelling_unless_a_grader_is_given() -> None:

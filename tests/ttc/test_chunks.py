@@ -13,7 +13,7 @@ import torch
 import ttc.attention.hf_hook
 import ttc.attention.kernels
 import ttc.model.extra_arguments
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters

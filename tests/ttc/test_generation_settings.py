@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
 import ttc.sampling
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from search import BeamSearch, Greedy, solve
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import VOCAB, build, prompt

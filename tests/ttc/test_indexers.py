@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.models.nemotron_h import modeling_nemotron_h
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, assert_scores_like_plain, grow
 from tests.helpers.models import prompt

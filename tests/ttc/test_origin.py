@@ -16,8 +16,6 @@ from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
 from tests.helpers.engines import make_engine
-from tests.helpers.scripted import Scripted
-from tests.helpers.tools import counting
 from ttc import InvalidInput, VerifierError
 from ttc.protocols import Problem
 
@@ -142,14 +140,3 @@ def test_a_search_names_its_line(own: Any, name: str, line: int) -> None:
     assert str(results[0].error).endswith(f"(own_parts.py:{line})")
     with pytest.raises(ValueError):  # JSONDecodeError and InvalidInput are
         solve(search, problem="1 + 1", engine=engine, verifier=own.Fair())
-
-
-def test_a_tool_names_its_line_to_its_user_and_not_to_the_model(
-    own: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    backend = Scripted(lambda branch: "0" if branch.tool_calls else "a7", longest=2000)
-    tools = counting(own.tool)
-    result = solve(Greedy(max_tokens=9), problem="q", engine=backend, tools=tools)
-    (call,) = result.best.tool_calls if result.best else ()
-    assert str(call.error).endswith("(own_parts.py:9)") and "own_parts" not in str(call.answer)
-    assert [record.getMessage().count("own_parts.py:9") for record in caplog.records] == [1]

@@ -13,7 +13,7 @@ from transformers.models.mamba2 import modeling_mamba2
 
 import ttc.passes.segment_writer
 import ttc.tree.tree
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.engines import GREEDY, fail_at
 from tests.helpers.exactness import (
     assert_batches_change_no_sample,

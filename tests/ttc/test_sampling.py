@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttc.sampling
-from experiments.lab.bench.sampling import (
+from experiments.standins.array_sampling import (
     choose_by_arrays,
     draw_by_arrays,
     filter_by_sorting,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.exactness import assert_like_plain, assert_scores_like_plain, grow, sampled
 from tests.helpers.models import prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.parts import installed
 from ttc.compiling import CPU, cxx
 
 ROOT = Path(__file__).parents[2]
@@ -20,13 +21,13 @@ WITHOUT_TILES = "cooperlake"
 
 PROGRAM = """
 import pytest, sys
-from ttc.model import layers_kernel, stored_kernel
-assert layers_kernel.names().TILE_ROWS and stored_kernel.tile_rows()
+from ttc.model import layers_kernel
+assert layers_kernel.names().TILE_ROWS
 sys.exit(pytest.main(sys.argv[1:]))
 """
 TESTS = [
     "tests/ttc/model/test_fused_runner.py",
-    "tests/ttc/model/test_stored.py",
+    *(["tests/ttc/stored/test_stored.py"] if installed("quantized", "True") else []),
     "tests/ttc/attention/test_fused_attention.py",
     "tests/ttc/attention/test_fused_extends.py",
 ]

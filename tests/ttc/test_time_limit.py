@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -51,6 +52,29 @@ def test_nothing_arrives_after_the_end() -> None:
             outcomes.add("cut off")
         sum(range(1000))
     assert outcomes == {"returned", "cut off"}
+
+
+def test_nothing_arrives_where_threads_take_turns_at_every_moment() -> None:
+    """A cut can then fall into each line of what ends the watch."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    outcomes = Counter[str]()
+    try:
+        for turn in range(1000):
+            end = time.monotonic() + 1e-3 + turn % 10 * 2e-5
+
+            def busy(end: float = end) -> None:
+                while time.monotonic() < end:
+                    pass
+
+            try:
+                limited(busy, 1e-3, "it", "wait")
+                outcomes["returned"] += 1
+            except InvalidInput:
+                outcomes["cut off"] += 1
+    finally:
+        sys.setswitchinterval(interval)
+    assert set(outcomes) == {"returned", "cut off"}
 
 
 def test_it_is_cut_off_again_where_the_first_time_was_ignored() -> None:

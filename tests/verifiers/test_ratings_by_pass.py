@@ -22,7 +22,6 @@ from tests.helpers.reward_models import (
 )
 from tests.helpers.tokenizers import KnownWords
 from ttc import EarlyExit, Engine
-from ttc.execution.sandbox import protections
 from ttc.model.reward_heads import HeadedModel
 from ttc.passes.ratings import passes_of_rating
 from ttc.tree.branch import Branch
@@ -33,7 +32,6 @@ from verifiers import (
     OutcomeReward,
     QwenPRM,
     SelfVerifier,
-    SStar,
     ThinkPRM,
 )
 
@@ -84,33 +82,8 @@ def of_texts() -> tuple[Engine, list[Branch], list[Branch]]:
     return engine, grown(engine, root, "a b\n", "c\n", "d"), engine.fork(root, 2)
 
 
-def of_programs() -> tuple[Engine, list[Branch], list[Branch]]:
-    """Two programs that fail the shown test in different ways, so that S* has the model compare
-    them."""
-    engine = policy()
-    root = engine.root([1, 2])
-    root.about = {"shown_tests": ["assert f(0) == 0"]}
-    texts = [f"```\ndef f(x):\n    return x + {n}\n```" for n in (1, 2, 2)]
-    return engine, grown(engine, root, *texts), engine.fork(root, 2)
-
-
-def s_star() -> SStar:
-    return SStar(tests=1, max_tokens=4)
-
-
 CASES = [pytest.param(of_words, make, id=name) for name, make in OF_WORDS.items()]
 CASES += [pytest.param(of_texts, make, id=name) for name, make in OF_TEXTS.items()]
-CASES += [
-    pytest.param(
-        of_programs,
-        s_star,
-        id="s_star",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(not protections(), reason="programs cannot be confined here"),
-        ],
-    )
-]
 
 
 def parts_of(verifier: Any) -> list[Any]:
@@ -127,6 +100,10 @@ def few_rows(verifier: Any, engine: Engine) -> None:
 
 @pytest.mark.parametrize(("start", "make"), CASES)
 def test_others_decode_between_two_passes_and_scores_stay(start: Any, make: Any) -> None:
+    others_decode_between_two_passes_and_scores_stay(start, make)
+
+
+def others_decode_between_two_passes_and_scores_stay(start: Any, make: Any) -> None:
     engine, branches, others = start()
     questions = ["a b c"] * len(branches)
     verifier = make()
@@ -153,6 +130,12 @@ def test_others_decode_between_two_passes_and_scores_stay(start: Any, make: Any)
 @pytest.mark.parametrize("kept", [0, 1, 2, 5])
 @pytest.mark.parametrize(("start", "make"), CASES)
 def test_a_rating_may_be_closed_at_any_pass_and_branches_may_go(
+    start: Any, make: Any, kept: int
+) -> None:
+    a_rating_may_be_closed_at_any_pass_and_branches_may_go(start, make, kept)
+
+
+def a_rating_may_be_closed_at_any_pass_and_branches_may_go(
     start: Any, make: Any, kept: int
 ) -> None:
     engine, branches, _ = start()

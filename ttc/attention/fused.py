@@ -14,6 +14,7 @@ from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.memory.kv import KV
+from ttc.parts import find
 
 SWITCH = "TTC_FUSED"
 """The environment variable that turns the kernels off when it is 0; plans then run operation by
@@ -70,13 +71,12 @@ def fused_attention(
         return None
     if q.device.type == "cpu":
         return fused_cpu.fused_attention(entries, runs, positions, q, tails)
-    if q.device.type == "cuda":
-        return _gpu_attention()(entries, runs, positions, q, tails, new)
-    return None
+    attention_on = _attention_on(q.device.type)
+    return attention_on and attention_on(entries, runs, positions, q, tails, new)
 
 
 @cache
-def _gpu_attention() -> Callable[..., FusedAttention | None]:
-    from ttc.attention.fused_gpu import fused_attention
-
-    return fused_attention
+def _attention_on(device: str) -> Callable[..., FusedAttention | None] | None:
+    """What attends on a kind of device, None where no part does."""
+    found: Callable[..., FusedAttention | None] | None = find("attention", device)
+    return found

@@ -13,7 +13,7 @@
 #include "../shares.h"
 #include "../tiles.h"
 #include "../vectors.h"
-#include "stored_product.h"
+#include "product.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ttc.model import layers_kernel
 from ttc.model.llama_structure import Decoder, DecoderLayer, Linear
-from ttc.model.stored_kernel import products
-from ttc.model.stored_layers import StoredLinear
+from ttc.model.stored import StoredMatrix
 from ttc.threads import COUNTERS_APART, run, threads_for
 
 GRAIN = 100_000
@@ -36,7 +35,7 @@ class Program:
     def __init__(self, decoder: Decoder, capacity: int):
         self.at = layers_kernel.names()
         self.capacity = capacity
-        self.dtype = decoder.embedding.weight.dtype
+        self.dtype = cast(Tensor, decoder.embedding.weight).dtype
         self.given = layers_kernel.given(self.dtype)
         self.function = layers_kernel.address(self.dtype)
         self.rows = 0
@@ -233,17 +232,10 @@ class Program:
         }
         if source.data_ptr() in self._turned:
             fields[at.TURNED] = self._turned[source.data_ptr()].data_ptr()
-        if not isinstance(linear, StoredLinear):
-            weight = linear.weight
-            return fields | {at.WEIGHT: weight.data_ptr(), at.WIDTH: self._row_bytes(weight)}
-        rounding = linear.rounding
-        return fields | {
-            at.WEIGHT: linear.packed.data_ptr(),
-            at.WIDTH: linear.in_features * self.dtype.itemsize,
-            at.PRODUCTS: products(self.given) if rounding is None else rounding.products(),
-            at.STORED: linear.stored,
-            at.STORED_ROW: linear.packed.stride(0),
-        }
+        fields[at.WIDTH] = linear.in_features * self.dtype.itemsize
+        if isinstance(linear, StoredMatrix):
+            return fields | linear.operand(at, self.given)
+        return fields | {at.WEIGHT: linear.weight.data_ptr()}
 
     def _project(self, linear: Linear, source: Tensor, target: Tensor, add: bool = False) -> None:
         fields = self._linear(linear, source) | {self.at.RESIDUAL: int(add)}
@@ -282,7 +274,7 @@ class Program:
         up = self._linear(layer.up, self.normed)
         gate = self._linear(layer.gate, self.normed)
         gate |= {at.WEIGHT_2: up[at.WEIGHT], at.BIAS_2: up[at.BIAS]}
-        if isinstance(layer.up, StoredLinear):
+        if isinstance(layer.up, StoredMatrix):
             gate |= {at.STORED_2: up[at.STORED], at.STORED_ROW_2: up[at.STORED_ROW]}
         self._add(at.GATE, self._source(layer.gate, self.normed), self.inner, gate)
         self._prepare(self.inner, layer.down)

@@ -21,8 +21,7 @@ from ttc.model import layers_kernel
 from ttc.model.cpu_program import Program
 from ttc.model.llama_structure import Decoder, Linear
 from ttc.model.runner import HuggingFaceRunner
-from ttc.model.stored_kernel import products
-from ttc.model.stored_layers import StoredLinear
+from ttc.model.stored import StoredMatrix
 from ttc.trace import Trace
 
 if TYPE_CHECKING:
@@ -203,7 +202,7 @@ def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
     weights, first = list(decoder.weights), decoder.layers[0]
     if reason := layers_kernel.why_not():
         raise UnsupportedModel(reason)
-    if isinstance(first.q, StoredLinear) and not products(layers_kernel.given(dtype)):
+    if isinstance(first.q, StoredMatrix) and not first.q.multiplies(layers_kernel.given(dtype)):
         raise UnsupportedModel(f"no kernel multiplies stored weights by {dtype} here")
     if dtype not in (torch.float32, torch.bfloat16):
         raise UnsupportedModel(
@@ -212,7 +211,7 @@ def check_numbers(decoder: Decoder, dtype: torch.dtype) -> None:
     if any(weight.dtype != dtype or not weight.is_contiguous() for weight in weights):
         raise UnsupportedModel("its weights differ in type, or do not lie row by row")
     for layer in decoder.layers:
-        if isinstance(layer.gate, StoredLinear) != isinstance(layer.up, StoredLinear):
+        if isinstance(layer.gate, StoredMatrix) != isinstance(layer.up, StoredMatrix):
             raise UnsupportedModel(
                 "one of gate and up is stored as in a file, and the other is not"
             )

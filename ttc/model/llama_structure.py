@@ -22,9 +22,9 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from ttc.errors import UnsupportedModel
 from ttc.model.packed_linear import is_plain
-from ttc.model.stored_layers import StoredEmbedding, StoredLinear
+from ttc.model.stored import Stored, StoredMatrix
 
-Linear = nn.Linear | StoredLinear
+Linear = nn.Linear | StoredMatrix
 
 FAMILIES = ((llama, "Llama"), (mistral, "Mistral"), (qwen2, "Qwen2"), (qwen3, "Qwen3"))
 """The files whose code is known, and what the names of their classes begin with."""
@@ -62,7 +62,7 @@ class DecoderLayer:
 class Decoder:
     """The parts of a model of Llama's kind. norm, head: None of a model's first layers alone."""
 
-    embedding: nn.Embedding | StoredEmbedding
+    embedding: nn.Embedding | Stored
     rotary: nn.Module
     layers: tuple[DecoderLayer, ...]
     norm: Any
@@ -88,11 +88,11 @@ def decoder_of(model: Any) -> Decoder:
     inner = _expect(model, "ForCausalLM").model
     _expect(inner, "Model")
     return Decoder(
-        embedding=_exactly(inner.embed_tokens, nn.Embedding, StoredEmbedding),
+        embedding=_exactly(inner.embed_tokens, nn.Embedding),
         rotary=inner.rotary_emb,
         layers=tuple(map(_layer, inner.layers)),
         norm=_expect(inner.norm, "RMSNorm"),
-        head=_exactly(model.lm_head, nn.Linear, StoredLinear),
+        head=_exactly(model.lm_head, nn.Linear),
     )
 
 
@@ -115,7 +115,7 @@ def _layer(layer: Any) -> DecoderLayer:
         mlp_norm=layer.post_attention_layernorm,
         head_dim=attention.head_dim,
         scale=attention.scaling,
-        **{name: _exactly(linear, nn.Linear, StoredLinear) for name, linear in linears.items()},
+        **{name: _exactly(linear, nn.Linear) for name, linear in linears.items()},
         **head_norms,
     )
     for norm in parts.norms:
@@ -133,7 +133,8 @@ def _expect(module: Any, part: str) -> Any:
 
 def _exactly(module: Any, *kinds: type) -> Any:
     name = type(module).__name__
-    if type(module) not in kinds:
+    kind = module.stands_for if isinstance(module, Stored) else type(module)
+    if kind not in kinds:
         raise UnsupportedModel(f"a {name} stands where a plain {kinds[0].__name__} is expected")
     if not is_plain(module):
         raise UnsupportedModel(f"a {name} has quantized weights or a forward of its own")

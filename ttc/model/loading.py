@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -23,18 +22,16 @@ from ttc.model.gguf_rope import OTHER_FILES
 from ttc.model.gguf_settings import settle
 from ttc.model.gguf_tokenizer import restore
 from ttc.model.gguf_weights import check_tensors
-from ttc.model.model_files import opened, whole_folder
+from ttc.model.model_files import opened
 from ttc.model.multimodal import text_decoder
-from ttc.model.mxfp4_loading import bytes_in_folder, check_method, read_folder
 from ttc.model.packed_linear import has_bfloat16
 from ttc.model.partition import partition
 from ttc.model.quantized import check_quantization
 from ttc.model.reward_heads import HeadedModel, read_head
-from ttc.model.stored_loading import bytes_in_file, read_stored, why_not
+from ttc.parts import handler
 from ttc.text.chat import check_template
 from ttc.time_limit import limited
 
-T = TypeVar("T")
 PlaceWeights = Callable[[Any, torch.device], dict[str, Any]]
 """From an empty model and the device to where each module's weights go, by the module's name."""
 COMPARED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
@@ -82,23 +79,22 @@ def load(  # noqa: PLR0913 - what a model is read as, each by its name
     check_flag("trust_remote_code", trust_remote_code)
     place = chosen_device(device)
     precision = _dtype(dtype, place)
-    stays = _stays(quantized, place, precision, over is not None)
-    if stays and os.fspath(name) == SMOLLM2:
+    stored = _stored(quantized, place, precision, over is not None)
+    if stored is not None and os.fspath(name) == SMOLLM2:
         name = smollm2_file()
     with opened(os.fspath(name), gguf_file, trust_remote_code) as (source, options):
         config = read_config(source, options)
-        method = _unpacked_by(config, place, stays, options)
+        method = _unpacked_by(config, place, stored, options)
         decoder = None
         if not (trust_remote_code and hasattr(config, "auto_map")):
             decoder = text_decoder(config)
         tokenizer = read_tokenizer(source, options)
-        if stays:
+        if stored is not None:
             if decoder is not None:
                 raise UnsupportedModel(
                     "quantized=True reads models of text, and this one takes other inputs too"
                 )
-            model = _as_stored(read_stored, read_folder, source, options, config, precision)
-            model = model.eval().requires_grad_(False)
+            model = stored.model(config, source, options).eval().requires_grad_(False)
             if place_weights is not None:
                 place_weights(model, place)
             return model, tokenizer
@@ -141,54 +137,21 @@ def _places(
 
 
 def _unpacked_by(
-    config: Any, place: torch.device, stays: bool, options: Mapping[str, Any]
+    config: Any, place: torch.device, stored: Any, options: Mapping[str, Any]
 ) -> str | None:
-    """The method of quantized weights that transformers reads, None for plain ones. stays: whether
-    they stay as they are stored, of which what is not read in a folder is refused here."""
-    if stays and "gguf_file" not in options:
-        check_method(config)
+    """The method of quantized weights that transformers reads, None for plain ones. stored: see
+    `_stored`; what it does not keep in a folder is refused here."""
+    if stored is not None and "gguf_file" not in options:
+        stored.check(config)
         return None
     return check_quantization(config, place)
 
 
-def _as_stored(
-    of_file: Callable[..., T],
-    of_folder: Callable[..., T],
-    source: str,
-    options: Mapping[str, Any],
-    config: Any,
-    dtype: torch.dtype,
-) -> T:
-    """What one of two readers makes of weights that stay as they are stored, in a .gguf file or in
-    a folder."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import cached_file
-
-    if "gguf_file" in options:
-        file = Path(str(cached_file(source, options["gguf_file"])))
-        return of_file(AutoModelForCausalLM, config, dtype, file)
-    return of_folder(AutoModelForCausalLM, config, dtype, whole_folder(source))
-
-
-def _stays(quantized: bool, device: torch.device, dtype: torch.dtype, spread: bool) -> bool:
-    """Whether weights stay as a .gguf file stores them. Raises InvalidInput for what does not go
-    with that."""
+def _stored(quantized: bool, *how: Any) -> Any:
+    """What keeps weights as they are stored (`ttc.stored.reading`), None to have numbers of them.
+    how: device, dtype, and whether layers run on several devices."""
     check_flag("quantized", quantized)
-    if not quantized:
-        return False
-    if device.type != "cpu":
-        raise InvalidInput(f"quantized=True runs on a CPU, not on {device}; give device='cpu'")
-    if spread:
-        raise InvalidInput(
-            "quantized=True runs on a CPU, and device_map names several devices; leave one out"
-        )
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise InvalidInput(
-            f"quantized=True computes in float32 or bfloat16, not in {dtype}; give one of these"
-        )
-    if reason := why_not():
-        warnings.warn(f"the model's weights are unpacked: {reason}", stacklevel=3)
-    return not reason
+    return handler("quantized", "True")(*how) if quantized else None
 
 
 def configuration(
@@ -208,15 +171,14 @@ def configuration(
     """
     place = chosen_device(device)
     precision = _dtype(dtype, place)
-    stays = _stays(quantized, place, precision, spread=False)
-    if stays and os.fspath(name) == SMOLLM2:
+    stored = _stored(quantized, place, precision)
+    if stored is not None and os.fspath(name) == SMOLLM2:
         name = smollm2_file()
     with opened(os.fspath(name), **source) as (path, options):
         config = read_config(path, options)
-        method = _unpacked_by(config, place, stays, options)
-        if stays:
-            sizes = _as_stored(bytes_in_file, bytes_in_folder, path, options, config, precision)
-            return config, precision, sizes
+        method = _unpacked_by(config, place, stored, options)
+        if stored is not None:
+            return config, precision, stored.sizes(config, path, options)
         if method is not None:
             raise UnsupportedModel(
                 f"its weights are quantized by {method!r}, and memory=auto plans for plain ones, "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ttc.errors import UnsupportedModel
-from ttc.model.mxfp4_loading import METHOD
+from ttc.parts import handled
 
 WAY_OUT = (
     "load its unquantized weights, a .gguf file of it, or weights of another method "
@@ -53,7 +53,8 @@ def check_quantization(config: Any, device: torch.device) -> str | None:
         quantizer.validate_environment(device_map={"": str(device)}, weights_only=True)
     except (AttributeError, ImportError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        stays = f"{STAYS}, " if method == METHOD and device.type == "cpu" else ""
+        kept = device.type == "cpu" and method in handled().get("stays", {})
+        stays = f"{STAYS}, " if kept else ""
         raise UnsupportedModel(
             f"its weights are quantized by {method!r}, which does not run here: {reason}. "
             f"{stays or 'Install what is missing, '}or {WAY_OUT}"

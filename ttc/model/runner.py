@@ -21,10 +21,10 @@ from ttc.model.check import examine
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.model_changes import Watch
 from ttc.model.places import check_places, is_spread
+from ttc.parts import find
 
 if TYPE_CHECKING:
     from ttc.memory.link import Link
-    from ttc.model.graphs import Graphs
     from ttc.model.recurrent import Recurrent
     from ttc.residency.base import Residency
     from ttc.trace import Trace
@@ -68,6 +68,16 @@ class ModelRunner(Protocol):
         ...
 
 
+class Graphs(Protocol):
+    """Decode passes that a device recorded."""
+
+    def forward(
+        self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None
+    ) -> Tensor | None:
+        """A pass, as `ModelRunner.forward`; None where it is not recorded."""
+        ...
+
+
 class HuggingFaceRunner:
     """Runs a transformers model, whose attention implementation is set to the engine's own.
 
@@ -97,9 +107,8 @@ class HuggingFaceRunner:
         self.watch.on_change.append(partial(_check_adapters, model))
         self.link: Link | None = None
         self.graphs: Graphs | None = None
-        if self.device.type == "cuda" and self.recurrent is None and not self.extras:
-            from ttc.model.graphs import graphs_for
-
+        graphs_for = find("graphs", self.device.type)
+        if graphs_for is not None and self.recurrent is None and not self.extras:
             self.graphs = graphs_for(self.watch, self.device)
 
     def bind(self, policy: Residency) -> None:

@@ -48,7 +48,7 @@ def check_parts(
         ("memory", memory, isinstance(memory, Residency), "Paged(budget_gib=4)"),
         ("cache", cache, can(cache, "trim"), "BlockCache(capacity_blocks=2000)"),
         ("sharing", sharing, isinstance(sharing, Sharing), 'Sharing("exact")'),
-        ("speculation", speculation, can(speculation, "propose"), "PromptLookup()"),
+        ("speculation", speculation, can(speculation, "for_engine"), "PromptLookup()"),
     ):
         check_kind(name, part, part is None or is_one, f"an object of ttc, as ttc.{example}")
     check_kind("gate", gate, gate is None or can(gate, "losers"), "a gate, as ttc.DecodeGate()")
@@ -66,7 +66,7 @@ class Runtime:
         tokens left out unless `special=True`. settings: what the model's files ask of each token.
     under_way: calls that were begun, and have passes left.
     run_ahead: whether batches that begin now launch the next token's pass before they read the last
-        token (`scheduler/ahead.py`), where that changes nothing. On a CPU it would gain nothing.
+        token (`cuda/ahead.py`), where that changes nothing. On a CPU it would gain nothing.
     """
 
     runner: ModelRunner

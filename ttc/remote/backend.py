@@ -95,6 +95,14 @@ class RemoteBackend:
         return self.server.settings
 
     @property
+    def served(self) -> Mapping[str, str]:
+        can = self.capabilities
+        served = {"served": f"{can.model}, context {can.context_length}"}
+        if asked := self.generation_settings.describe():
+            served["generation settings"] = asked
+        return served
+
+    @property
     def lacks(self) -> Mapping[Need, str]:
         return self.capabilities.lacks
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from math import inf, nan
 from queue import Empty, SimpleQueue
 
-from ttc.errors import BranchRefused, InvalidInput, RemoteError
+from ttc.errors import BranchRefused, ContentRefused, InvalidInput, RemoteError
 from ttc.passes.arguments import check_step
 from ttc.protocols import Step
-from ttc.remote.client import ContentRefused
 from ttc.remote.replies import SPARE_TOKENS, TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from ttc.errors import RemoteError
+from ttc.errors import ContentRefused, RemoteError, RequestRefused
 from ttc.remote.endpoint import Endpoint
 from ttc.text.encodable import encodable
 
@@ -44,14 +44,6 @@ class Passing(RemoteError):
     def __init__(self, message: str, wait_s: float | None = None):
         super().__init__(message)
         self.wait_s = wait_s
-
-
-class Refused(RemoteError):
-    """A request that the server will never answer as it is."""
-
-
-class ContentRefused(Refused):
-    """A request that is refused for what is in it, which says nothing of other requests."""
 
 
 class Client:
@@ -183,7 +175,7 @@ class Client:
                 "; base_url must end with the version, as /v1, and the server offer /completions "
                 "(not chat alone)"
             )
-        kind = ContentRefused if status in OF_THE_CONTENT else Refused
+        kind = ContentRefused if status in OF_THE_CONTENT else RequestRefused
         return kind(f"{self.endpoint.base_url} {said}{hint}")
 
 

@@ -9,9 +9,9 @@ from itertools import islice
 from math import isnan
 from typing import Any
 
-from ttc.errors import InvalidInput, RemoteError
+from ttc.errors import InvalidInput, RemoteError, RequestRefused
 from ttc.remote.capabilities import Capabilities
-from ttc.remote.client import Client, Passing, Refused, shown
+from ttc.remote.client import Client, Passing, shown
 from ttc.remote.replies import MOST_TOKENS, TOKEN_ID, TOP_K, Asked, Reply, check_same_text
 from ttc.sampling import GREEDY, Sampling
 from ttc.text.chat import decoded
@@ -62,7 +62,7 @@ class Probe:
             try:
                 reply = self.ask(tried, GREEDY, retries=None if is_last else RETRIES)
             except RemoteError as error:
-                if is_last and not isinstance(error, Refused):
+                if is_last and not isinstance(error, RequestRefused):
                     raise
                 refusals.append(str(error))
                 continue
@@ -174,7 +174,7 @@ def served(client: Client) -> Capabilities:
     endpoint = client.endpoint
     try:
         models = client.get("models", read_models, retries=0)
-    except Refused as error:
+    except RequestRefused as error:
         if endpoint.model is None or "status 404" not in str(error):
             raise
         # some hosted ones have no list

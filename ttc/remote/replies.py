@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import exp, inf, isnan, nan
 from typing import Any
 
-from ttc.errors import RemoteError
-from ttc.remote.client import ContentRefused, Passing, Refused, shown
+from ttc.errors import ContentRefused, RemoteError, RequestRefused
+from ttc.remote.client import Passing, shown
 from ttc.text.chat import decoded
 from ttc.wording import number_of
 
@@ -90,8 +90,9 @@ class Asked:
     echo: bool = False
 
     def read(self, data: Any) -> Reply:
-        """The one completion of an answer. Raises Passing for an answer that is none, Refused for
-        tokens that the tokenizer does not have, ContentRefused where a filter has cut it off."""
+        """The one completion of an answer. Raises Passing for an answer that is none,
+        RequestRefused for tokens that the tokenizer does not have, ContentRefused where a filter
+        has cut it off."""
         choices = data.get("choices") if isinstance(data, dict) else None
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
             number = len(choices) if isinstance(choices, list) else "no"
@@ -129,7 +130,7 @@ class Asked:
         tokens = reply.tokens or []
         for token in tokens:
             if not 0 <= token < self.vocab_size:
-                raise Refused(
+                raise RequestRefused(
                     f"the server's answer holds token {shown(token)}, outside the model's "
                     f"vocabulary of {self.vocab_size}; give the tokenizer of the model that it "
                     "serves"

@@ -12,6 +12,7 @@ from ttc.attention.entry import Reads, depth_first
 from ttc.attention.plan import DecodePlan
 from ttc.errors import InvalidInput
 from ttc.memory.kv import KV
+from ttc.parts import find
 from ttc.passes.arguments import check_step
 from ttc.passes.pass_by_pass import check_interrupt
 from ttc.passes.runtime import Runtime
@@ -26,10 +27,8 @@ from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import Usage, distinct
 
 if TYPE_CHECKING:
-    from ttc.attention.draft_plan import DraftPlan
-    from ttc.scheduler.ahead import PassAhead
-    from ttc.scheduler.speculation import DraftChecks
-    from ttc.speculation.base import Draft
+    from ttc.attention.plan import Plan
+    from ttc.scheduler.seams import DraftChecks, PassAhead
 
 
 class RunningBatch:
@@ -55,7 +54,7 @@ class RunningBatch:
         part of. Where two of them do not find room side by side, they take turns.
     max_rows: how many branches decode at once at most, None for no limit; those of one request
         are never parted.
-    draft: guesses tokens while few rows decode, so that a pass may give several of each row; None
+    drafts: guess tokens while few rows decode, so that a pass may give several of each row; None
         for nothing.
     """
 
@@ -65,25 +64,19 @@ class RunningBatch:
         gate: Gate | None,
         calls: Calls,
         max_rows: int | None = None,
-        draft: Draft | None = None,
+        drafts: DraftChecks | None = None,
     ):
         self.runtime = runtime
         self.gate = gate
-        self.drafts: DraftChecks | None = None
-        if draft is not None:
-            from ttc.scheduler.speculation import DraftChecks
-
-            self.drafts = DraftChecks(runtime, draft)
+        self.drafts = drafts
         self.calls = calls
         self.admission = Admission(
             runtime, gate, max_rows, self._preempt_others, calls.wake, calls.let_go
         )
         self.running_tails = RunningTails(runtime)
         self.ahead: PassAhead | None = None
-        if runtime.run_ahead:
-            from ttc.scheduler.ahead import pass_ahead
-
-            self.ahead = pass_ahead(runtime, gate, draft)
+        if runtime.run_ahead and (pass_ahead := find("ahead", "cuda")) is not None:
+            self.ahead = pass_ahead(runtime, gate, drafts)
         self.unfinished: dict[Branch, Row] = {}
         self.rows: list[Row] = []  # at work, in depth-first order
         self.plan: DecodePlan | None = None
@@ -399,7 +392,7 @@ class RunningBatch:
             rows = [*self.rows, *joined]
             self.rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
 
-    def _let_go(self, ended: dict[Row, StepEnd], plan: DecodePlan | DraftPlan) -> None:
+    def _let_go(self, ended: dict[Row, StepEnd], plan: Plan) -> None:
         """The steps of these rows are over after a pass with this plan."""
         tails = self.running_tails
         assert tails.kv is not None

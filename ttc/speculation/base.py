@@ -5,11 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 from ttc.checks import check_fields
+from ttc.engine import Engine
 from ttc.errors import InvalidInput
+from ttc.passes.runtime import Runtime
 from ttc.sampling import Sampling
+from ttc.speculation.checks import DraftChecks, why_not
 from ttc.tree.branch import Branch
 
 ROW_COST = 0.12
@@ -59,6 +63,19 @@ class Draft(ABC):
                 raise InvalidInput(
                     f"speculation.{name}={value} must be at least 1; speculation=none turns it off"
                 )
+
+    def for_engine(self, engine: Engine) -> Self:
+        """A copy that drafts for an engine, or says why it cannot (`reason`)."""
+        if reason := why_not(engine.runner, engine.residency, engine.gate):
+            unused = replace(self)
+            unused.reason = reason
+            return unused
+        load = partial(Engine.from_pretrained, device=engine.device, dtype=engine.dtype)
+        return self.for_model(engine, load)
+
+    def checks(self, runtime: Runtime) -> DraftChecks | None:
+        """What a batch checks drafts with, None where nothing is drafted."""
+        return None if self.reason else DraftChecks(runtime, self)
 
     def for_model(self, engine: Any, load: Callable[[str], Any]) -> Self:
         """A copy that drafts for an engine. load: gives an engine for another model's name."""

@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, TTCError
-from ttc.model.stored_experts import StoredExperts
-from ttc.model.stored_layers import StoredLinear
+from ttc.model.stored import Stored
 from ttc.sampling import Sampling
 from ttc.speculation.base import Draft
 from ttc.tree.branch import Branch
@@ -115,7 +114,6 @@ def _vocabulary(engine: Any) -> Any:
 
 
 def _weights(engine: Any) -> int:
-    kinds = StoredLinear | StoredExperts
-    stored: int = sum(m.numbers for m in engine.model.modules() if isinstance(m, kinds))
+    stored: int = sum(m.numbers for m in engine.model.modules() if isinstance(m, Stored))
     plain: int = sum(weight.numel() for weight in engine.model.parameters())
     return stored + plain

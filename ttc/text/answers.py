@@ -40,11 +40,16 @@ def extract_answer(
     check_is("text", text, str, "a string")
     if kind not in KINDS:
         raise InvalidInput(f"answer kind {kind!r} is unknown; use one of {', '.join(KINDS)}")
+    if "nswer>" in text and kind != "code":
+        text = _TAGS.sub(lambda tag: "\n" if tag[1] else "\nAnswer: ", text)
     answer = text if marks is None else marks.split(text).answer
     if answer is None:
         return None
     read = _reader(kind, strict)
     return read(answer, choices) if kind == "choice" else read(answer)
+
+
+_TAGS = re.compile(r"<(/?)(?:[Ff]inal[ _-]?)?[Aa]nswer>")
 
 
 def check_gold(gold: str, kind: str) -> None:

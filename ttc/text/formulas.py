@@ -541,6 +541,8 @@ class _Reader:
         if not self.accept(")", "]"):
             raise Unread(opening)
         if inside[0] == "list" and inside[1] == ",":
+            if _are_rows(opening, closing, inside[2:]):
+                return ("matrix", *(row[3:] for row in inside[2:]))
             return ("brackets", opening, closing, *inside[2:])
         if (opening == "(") != (closing == ")"):
             raise Unread(closing)
@@ -754,6 +756,12 @@ def _tokens(answer: str) -> list[tuple[str, str, bool]]:
         tokens.append((kind, value, spaced))
         spaced = False
     return tokens
+
+
+def _are_rows(opening: str, closing: str, parts: Tree) -> bool:
+    """Whether lists within a list are a matrix: [[1, 2], [3, 4]]."""
+    lists = all(part[:3] == ("brackets", "[", "]") for part in parts)
+    return (opening, closing) == ("[", "]") and lists and len({len(part) for part in parts}) == 1
 
 
 def _listed(tree: Tree) -> Tree:

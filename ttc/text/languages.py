@@ -75,6 +75,7 @@ ENGLISH = Language(
         r"|to\s++be)\s++){0,2}+(?:the\s++)?+(?:only\s++)?+(?:most\s++)?+"
         r"(?:(?:correct|right|best|accurate|appropriate|intended)\b"
         r"|(?:answer|solution)\b(?!\s++to\s++a))"
+        r"|(?:survives|remains|is\s++left)(?=\s*+(?:[.,;:!)]|$))"
     ),
     choose=(
         r"(?:choose|pick|select|chose|go\s++(?:with|for)|going\s++with|settle\s++(?:on|for)"
@@ -98,6 +99,16 @@ ENGLISH = Language(
     ),
     common="the|of|is|and|to|are|in|so|each|for|she|he|has|that|we|it|they|with|per|answer",
 )
+
+OF = "of|de|des|du|von|di|van|av|af|из|от|z|dari"
+"""What stands between a share and the whole: 20% of 150."""
+
+RESTATES = (
+    r"which\s(?:is|are|equals|makes|gives|comes\sto)|that\s(?:is|makes)|i\.\s?e\.|or|soit"
+    r"|c'est-à-dire|es\sdecir|o\ssea|ou\sseja|isto\sé|das\s(?:ist|sind|macht)|d\.\s?h\.|cioè|ossia"
+    r"|czyli|то\sесть|т\.\s?е\.|dus|yani|yaitu"
+)
+"""What stands before the result of the sum that was stated: 20% of 150, which is 30."""
 
 LANGUAGES = (
     ENGLISH,

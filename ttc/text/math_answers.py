@@ -6,7 +6,7 @@ import re
 
 from ttc.text.boxes import after_cut, boxed
 from ttc.text.number_answers import find_number, stated_number
-from ttc.text.numbers import as_number, without_unit
+from ttc.text.numbers import CURRENCIES, as_number, without_unit
 from ttc.text.statements import Statement, clause, plain, statements
 
 _FORMULA = re.compile(
@@ -22,8 +22,9 @@ _JOINED = re.compile(r"[^\w$\\.]*+(?:(?:and|or)\b[^\w$\\]*+)?(?:\$|\\\(|\\\[)")
 _DIGIT = re.compile(r"\d")
 _MATHS = re.compile(r"[\d\\=<>^∞√π+]|\$")
 _SAYS_NOTHING = re.compile(
-    r"(?:not|never|no|unclear|unknown|unique|correct|right|wrong|incorrect|clear|obvious|simple"
-    r"|above|below|as follows|in the|found|also unique|the same|that)\b",
+    r"(?:not|never|no(?! (?:real )?solutions?\b)|unclear|unknown|unique|correct|right"
+    r"|wrong|incorrect|clear|obvious|simple|above|below|as follows|in the|found"
+    r"|also unique|the same|that)\b",
     re.IGNORECASE,
 )
 LONGEST_SENTENCE = 400
@@ -36,12 +37,19 @@ _VALUE = re.compile(
 """What stands before a value that a sentence names: "the number of ways is 120"."""
 _SUM = re.compile(r"(-?[\d.,]+) ?= ?[-\d.,() ]+(?:[-+*/×÷^]|\\times|\\cdot)[-+*/×÷^\d.,() ]*")
 """A number and the sum that it comes from, as in 7 = 3 + 4."""
+_COUNTED = re.compile(
+    rf"((?:\\?[{CURRENCIES}])?[\d.,]*\d(?:\s[A-Za-z]{{1,20}}){{0,2}}?)\s(?:for|per|over|from|in)\s\d.*"
+)
+"""A number and what it is counted for, as in \\$15 for 2 tickets."""
 
 
 def find_expression(text: str) -> str | None:
     """The last `\\boxed{}`, or several that are one answer; else what is stated, up to the end of
     its clause; else the last number, or the formula that it stands in."""
-    text = plain(after_cut(text))
+    rest = plain(after_cut(text))
+    if len(rest) < len(text) and rest.count("{") > rest.count("}"):
+        return None  # a formula that was cut
+    text = rest
     if (content := boxed(text)) is not None:
         return content.strip() or None
     return _stated(text) or stated_number(text) or _last_formula(text) or find_number(text)
@@ -85,7 +93,7 @@ def _is_heading(line: str, text: str, place: int) -> bool:
 
 def _result(said: str) -> str:
     """Of 7 = 3 + 4 the number; all else as it is."""
-    total = _SUM.fullmatch(said)
+    total = _SUM.fullmatch(said) or _COUNTED.fullmatch(said)
     return total[1] if total else said
 
 
@@ -94,10 +102,27 @@ def _unpointed(said: str) -> str:
     return said.strip().rstrip(" .").strip()
 
 
+_SENTENCE = re.compile(r"[.!?]\s|\n\s*\n")
+_AFTERTHOUGHT = re.compile(
+    r"(?<=[$)\]]),?\s(?:because|since|(?:which\sis\s|and\sis\s)?"
+    r"(?:attained|achieved|reached|occurring|obtained)\s(?:at|when|for|by|if|in))\s[^,]*$"
+)
+"""What the last sentence says of its formula: "The minimum is $-1$, attained at $x = 2$." """
+
+
 def _last_formula(text: str) -> str | None:
     """The formula with the text's last digit, of an equation its result if that is a number."""
-    last = max((digit.start() for digit in _DIGIT.finditer(text)), default=-1)
-    for formula in _FORMULA.finditer(text):
+    sentences = text.rstrip()
+    start = max(0, len(sentences) - LONGEST_SENTENCE)
+    ends = [end.end() for end in _SENTENCE.finditer(sentences, start)]
+    last = ends[-1] if ends else start
+    after = _AFTERTHOUGHT.search(sentences, last)
+    return (after and _last_formula_of(text[: after.start()], last)) or _last_formula_of(text)
+
+
+def _last_formula_of(text: str, start: int = 0) -> str | None:
+    last = max((digit.start() for digit in _DIGIT.finditer(text, start)), default=-1)
+    for formula in _FORMULA.finditer(text, start):
         if formula.start() < last < formula.end():
             content = _content(formula)
             result = _unpointed(content.rpartition("=")[2])

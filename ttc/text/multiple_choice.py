@@ -30,6 +30,12 @@ _LINE_END = re.compile(r"[^\w\n]*+(?:\n|$)")
 _SENTENCE_END = re.compile(r"[)\]}*_`]*+(?:[.!?]|\s*$)")
 _SENTENCE = re.compile(r"[.!?\n。！？]")
 _IF = re.compile(r"\b(?:if|whether|suppose|assuming|unless|si|se|wenn|falls|если)\b", re.IGNORECASE)
+_SUPPOSED = re.compile(
+    r"\b(?:if|suppose|assuming|unless)\b[^.,;:!?\n]{0,30}"
+    r"\b(?:answer|option|choice)\b[^.,;:!?\n]{0,16}$",
+    re.IGNORECASE,
+)
+"""A letter in the condition itself is no answer: "If the answer were A, ..." """
 _CLAIMED, _ALONE, _MARKED, _SMALL, _SINGLE = range(5)
 """How a letter is named, the best way first."""
 
@@ -142,6 +148,8 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
         return _CLAIMED
     if single and _chosen().search(before) and not article:
         return _CLAIMED
+    if _SUPPOSED.search(before):
+        return None
     line = before.rpartition("\n")[2]
     if _LINE_END.match(text, end) and not re.search(r"\w", line):
         return _ALONE if "\n" in before or at == len(before) else _MARKED

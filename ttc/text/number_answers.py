@@ -6,9 +6,12 @@ import re
 from functools import cache
 
 from ttc.text.boxes import after_cut, boxed
+from ttc.text.languages import OF, RESTATES
 from ttc.text.numbers import (
+    CURRENCIES,
     MAGNITUDE,
     MINUS,
+    NUMBER_WORD,
     POWER_OF_TEN,
     THOUSANDS,
     as_number,
@@ -29,7 +32,7 @@ from ttc.text.statements import (
 # Quantifiers that keep what they took (++, *+) make every pattern linear.
 _FRACTION = r"/\d++(?!\.\d)"
 _TEX_FRACTION = r"\\[dtc]?frac ?(?:\{ ?-?\d++ ?\}|\d) ?(?:\{ ?\d++ ?\}|\d)"
-_SIGN = rf"[-{MINUS}]?(?:\\?[$€£¥₹])?"
+_SIGN = rf"[-{MINUS}]?(?:\\?[{CURRENCIES}])?"
 _POWER = rf"\^ ?(?:\{{ ?[-{MINUS}]?\d{{1,3}} ?\}}|[-{MINUS}]?\d{{1,3}})(?![\d.]*\d)"
 
 _GROUPED = (
@@ -50,21 +53,28 @@ _BEFORE = rf"(?:(?<!{_OURS})(?<![\d_]\.)(?<!_){_NO_EXPONENT}|(?<=\bR[ps])(?=\d))
 """A number is no exponent (18 m^2 is 18) and no part of a word (v1.5), unless the script joins its
 words to it."""
 
-_CURRENCY = r"(?:(?:Rs\.?|INR|USD|US\$|EUR|GBP|CAD|AUD|JPY|CNY|RMB|R\$|S/\.?|Rp\.?|kr\.?|HK\$)\s?)"
-_OPENING = rf"(?:[\s*_`:$€£¥₹({{}}]|\\(?![dtc]?frac)|(?<=\\)\[|≈|~|{_CURRENCY})*+"
+_CURRENCY = r"(?:(?:Rs\.?|[A-Z]{3}(?=\s?\d)|[A-Z]{1,2}\$|S/\.?|Rp\.?|kr\.?)\s?)"
+_OPENING = rf"(?:[\s*_`:\"'“”({{}}{CURRENCIES}]|\\(?![dtc]?frac)|(?<=\\)\[|≈|~|{_CURRENCY})*+"
 _TIMES = r"\\(?:times|cdot|div)\b|(?<=[\d) ])x(?= ?[\d($])"
 _SUM = re.compile(
     r"\s*+"
-    rf"(?:[-−–+*/×÷·^{{}}()$€£%, \t\d]|\.(?=\d)|{_TIMES}|\\[$%(\[])*+"
+    rf"(?:[-−–+*/×÷·^{{}}(){CURRENCIES}%, \t\d]|\.(?=\d)|{_TIMES}|\\[$%(\[])*+"
     r"=(?!=)[ \t]*+"
 )
 _OPERAND = (
-    r"[\s($*_\\]*+\d[\d,]*+(?:\.\d++)?+%?+"
-    r"(?:[ /]++(?!(?:of|x)\b)[A-Za-z]++){0,3}+[)\s]*+"
+    r"[\s($*_\\]*+\d[\d,]*+(?:\.\d++)?+(?:/\d++)?+\\?%?+"
+    rf"(?:[ /]++(?!(?:{OF}|{RESTATES}|x)(?!\w))[^\W\d_]++){{0,3}}+[)\s]*+"
 )
-_OPERATOR = r"(?:[-−–+*/×÷x]|of\b|\\times\b|\\cdot\b)"
-_WORDED_SUM = re.compile(rf"{_OPERAND}(?:{_OPERATOR}{_OPERAND})++=(?!=)[ \t]*+")
-"""A sum of numbers with units, up to its result: 3 boxes * 4 apples = 12."""
+_OPERATOR = rf"(?:[-−–+*/×÷x]|(?:{OF})\b|\\times\b|\\cdot\b)"
+_DOZENS = (
+    rf"[\s*_]*+(?:\d++|{NUMBER_WORD})\sdozens?(?:\s(?!(?:{RESTATES})(?!\w))[A-Za-z]++){{0,2}}+"
+)
+_WORDED_SUM = re.compile(
+    rf"{_OPERAND}(?:{_OPERATOR}{_OPERAND})++(?:=(?!=)|,?\s?(?:{RESTATES}),?\s)[ \t]*+"
+    rf"|{_DOZENS}(?:\s?=|,?\s(?:{RESTATES}),?\s(?={_OPENING}\d))"
+)
+"""A sum of numbers with units, up to its result: 3 boxes * 4 apples = 12, 20% of 150, which is 30,
+two dozen eggs, i.e. 24."""
 _GOES_ON = re.compile(rf"[ )]*+{_OPERATOR}[ (]*+\$?\d")
 _HEADING = re.compile(r"\d{1,2}[.)][ \t]++[A-Za-z*]")
 _FIRST_OF_A_LIST = re.compile(r"1[.)][ \t]++[A-Za-z*]")
@@ -87,7 +97,7 @@ def find_number(text: str) -> str | None:
     if found is not None:
         return found
     comma = decimal_comma(text)
-    last = last_number(text, comma)
+    last = _counted(text, comma) or last_number(text, comma)
     return None if last is None else _spelling(text, last, comma)
 
 
@@ -96,6 +106,19 @@ def last_number(text: str, comma: bool = False) -> re.Match[str] | None:
     for number in _number(comma).finditer(text):
         last = number
     return last
+
+
+def _counted(text: str, comma: bool) -> re.Match[str] | None:
+    """What a text's last words say to be a number for, per or from another one, as in "The bill is
+    EUR 75 for 5 guests"."""
+    said = _COUNTED.search(text, max(0, text.rstrip().rfind("\n"), len(text) - 120))
+    return said and _number_here(comma).match(text, said.start("number"))
+
+
+_COUNTED = re.compile(
+    rf"\b(?:is|are|was|were|be|equals|costs?|totals?|to)\s(?:[a-z]+ly\s|also\s|therefore\s|thus\s|then\s|about\s|hence\s)?(?P<number>(?:{_CURRENCY}|\\?[{CURRENCIES}])?[\d.,]*\d)"
+    r"(?:\s[A-Za-z]{1,20}){0,2}\s(?:for|from)\s\d[\d.,]*(?:\s[A-Za-z]{1,20}){0,3}[.!]?\s*$"
+)
 
 
 def _stated(text: str) -> str | None:

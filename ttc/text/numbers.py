@@ -19,9 +19,11 @@ MINUS = "−–\u2011\ufe63\uff0d"
 """What stands for a minus: its own sign, the en dash, and the no-break, small and full-width
 hyphens."""
 
-THOUSANDS = r"(?:,|\{,\}|,\\! ?|\\[,;: ]|[\u00a0\u2009\u202f])"
-"""What parts thousands, in LaTeX too: 12,000, 12{,}000, 12\\,000. Thin and no-break
+THOUSANDS = r"(?:,|['’]|\{,\}|,\\! ?|\\[,;: ]|[\u00a0\u2009\u202f])"
+"""What parts thousands, in LaTeX too: 12,000, 12{,}000, 12\\,000, 12'000. Thin and no-break
 blanks do; a common blank may also stand between two numbers."""
+
+CURRENCIES = "$€£¥₹₩₱₽₺₫₴₦₪฿"
 
 _EXPONENT = r"(?:\{ ?[-−–+]?\d{1,3} ?\}|[-−–+]?\d{1,3})"
 POWER_OF_TEN = (
@@ -40,9 +42,11 @@ _VULGAR = {
     ord(sign): " " + unicodedata.normalize("NFKC", sign).replace("⁄", "/")
     for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
 }
-_NEGATIVE = re.compile(r"\bnegative\s++(?=\\?[$€£]?\d)", re.IGNORECASE)
+_NEGATIVE = re.compile(rf"\bnegative\s++(?=\\?[{CURRENCIES}]?\d)", re.IGNORECASE)
 _AS_HYPHEN = str.maketrans(dict.fromkeys(MINUS, "-"))
-_SIGNS = re.compile(r"\\?[$€£¥₹%]")
+_SIGNS = re.compile(rf"\\?[{CURRENCIES}%]")
+_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d+$)")
+"""A decimal comma in LaTeX, where it parts no thousands: 2{,}5."""
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _MIXED = re.compile(r"([-+]?)(\d+)\s+(\d+/\d+)")
 _THOUSANDS = re.compile(rf"(?<=\d)(?:\s|{THOUSANDS})(?=\d{{3}}(?!\d))")
@@ -85,7 +89,7 @@ def as_number(answer: str) -> Fraction | None:
         value = as_number(large["digits"])
         power = MAGNITUDES[large["magnitude"].strip().lower()]
         return None if value is None else value * 10**power
-    plain = _THOUSANDS.sub("", re.sub(r"^([-+])\s+", r"\1", plain))
+    plain = _COMMA.sub(".", _THOUSANDS.sub("", re.sub(r"^([-+])\s+", r"\1", plain)))
     if "e" in plain.lower() or "_" in plain:  # exponents ask for any size; _ is Python's alone
         return None
     try:
@@ -133,22 +137,47 @@ _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ni
 _VALUES = {word: value for value, word in enumerate(_SMALL)} | {
     word: 10 * tens for tens, word in enumerate(_TENS, 2)
 }
-_WORD = "|".join(_VALUES)
+NUMBER_WORD = "|".join(_VALUES)
 _PHRASE = "of|or|and|in|out|by|more|less|fewer|that|which|half|third|point"
-_PART_OF_A_PHRASE = rf"(?! +(?:{_PHRASE}|{_WORD})\b)"
-"""One of them, one more, two and a half, two hundred five: such words are not the whole number."""
+_PART_OF_A_PHRASE = rf"(?! +(?:{_PHRASE}|{NUMBER_WORD})\b)"
+"""One of them, one more, two and a half: such words are not the whole number."""
 
+_MORE = rf"(?:-| +(?:and +)?)(?:{NUMBER_WORD}|{'|'.join(MAGNITUDES)})\b"
+_WORDS_OF_A_NUMBER = re.compile(rf"(?i:(?:{NUMBER_WORD})\b(?:{_MORE})*+)")
 _IN_WORDS = re.compile(
-    rf"[\s*_`:({{]*+(?i:(?P<tens>{'|'.join(_TENS)})(?:[- ](?P<unit>{'|'.join(_SMALL[1:10])}))?"
-    rf"|(?P<small>{'|'.join(_SMALL)}))\b(?!-)(?P<magnitude>{MAGNITUDE})?+{_PART_OF_A_PHRASE}"
+    rf"[\s*_`:({{]*+(?P<words>{_WORDS_OF_A_NUMBER.pattern})(?!-){_PART_OF_A_PHRASE}"
 )
 
 
 def number_in_words(text: str, start: int) -> str | None:
     """The number that stands at a place in words, behind blanks and markup, in digits ("3 million"
-    for "three million"); None where there is none."""
+    for "three million", "125" for "one hundred and twenty-five"); None where there is none."""
     words = _IN_WORDS.match(text, start)
-    if words is None:
-        return None
-    parts = [words[name].lower() for name in ("tens", "unit", "small") if words[name]]
-    return f"{sum(_VALUES[part] for part in parts)}{(words['magnitude'] or '').lower()}"
+    return None if words is None else _value(words["words"])
+
+
+def in_digits(words: str) -> str | None:
+    """The number that words are as a whole, in digits."""
+    return _value(words) if _WORDS_OF_A_NUMBER.fullmatch(words) else None
+
+
+def _value(words: str) -> str | None:
+    """Of words that count on (two hundred five) the number, of others (five six) None."""
+    small, _, magnitude = words.lower().rpartition(" ")
+    if magnitude in MAGNITUDES and not set(small.split()) & set(MAGNITUDES):
+        number = _value(small)
+        return number and f"{number} {magnitude}"
+    total, part = 0, 0
+    room, powers = 1000, 15  # what the next word's value, and power of ten, must be less than
+    for word in re.findall("[a-z]+", words.lower()):
+        if word in _VALUES and _VALUES[word] < room:
+            part += _VALUES[word]
+            room = 10 if word in _TENS else 1
+        elif word == "hundred" and 0 < part < 100:
+            part, room = part * 100, 100
+        elif word in MAGNITUDES and part > 0 and 2 < MAGNITUDES[word] < powers:
+            powers = MAGNITUDES[word]
+            total, part, room = total + part * 10**powers, 0, 1000
+        elif word != "and":
+            return None
+    return str(total + part)

@@ -30,12 +30,10 @@ class AnswerReader:
     marks: ThinkingMarks | None = None
 
     def __call__(self, text: str) -> str | None:
+        if self.extract is None:
+            return extract_answer(text, self.kind, self.strict, self.choices, self.marks)
         answer = text if self.marks is None else self.marks.split(text).answer
-        if answer is None:
-            return None
-        if self.extract is not None:
-            return self.extract(answer)
-        return extract_answer(answer, self.kind, self.strict, self.choices, marks=None)
+        return None if answer is None else self.extract(answer)
 
     def among(self, choices: object) -> AnswerReader:
         if not isinstance(choices, str) or not re.fullmatch("[A-Z]+", choices):

@@ -41,6 +41,7 @@ _PLAIN = (
 )
 """Digits of all scripts, full-width letters and signs, one character for one."""
 
+_ABOUT = "about|around|approximately|approx|roughly|nearly"
 _LINKS = r":|ঃ|=(?!=)|→|->|=>|⇒|[—–-](?=\s)"
 _CLOSING = r"[ \t*_`~)}\]\"'”’»]*+"
 _MARKUP = r"[*_`~)}\]\"'”’»]*+"
@@ -248,7 +249,7 @@ def _ends() -> re.Pattern[str]:
     closed = alternatives(language.ends for language in LANGUAGES if not _is_spaced(language))
     joins = "and|or|y|e|et|ou|o|und|oder|и|или|i|lub|of|en|atau|dan|og|och"
     return re.compile(
-        rf"[.!?]\s+(?![a-z\d])|[。।؟！？；;]|,?\s+(?:{words})(?![\w'’])|\s*\((?=[a-z]{{2,}}\s)"
+        rf"[.!?]\s+(?![a-z\d])|,?\s+or\s+(?:{_ABOUT})\b|[。।؟！？；;]|,?\s+(?:{words})(?![\w'’])|\s*\((?=[a-z]{{2,}}\s)"
         rf"|,\s+(?!(?:{joins})\b)(?=[^\W\d_A-Z]{{2,}})|[，、,]?(?:{closed})"
     )
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from ttc.text.formulas import is_word
-from ttc.text.numbers import MAX_CHARS
+from ttc.text.numbers import CURRENCIES, MAX_CHARS
 
 _INCH = Fraction(127, 5000)
 _SIZES: dict[str, dict[str, Fraction | int]] = {
@@ -38,6 +38,16 @@ _SIZES: dict[str, dict[str, Fraction | int]] = {
     "gbp": {"gbp": 1},
     "inr": {"rupee rs inr": 1},
     "jpy": {"yen jpy": 1},
+    "chf": {"chf franc": 1},
+    "krw": {"krw won": 1},
+    "php": {"php peso": 1},
+    "rub": {"rub ruble": 1},
+    "try": {"try lira": 1},
+    "ils": {"ils shekel": 1},
+    "thb": {"thb baht": 1},
+    "ngn": {"ngn naira": 1},
+    "vnd": {"vnd dong": 1},
+    "uah": {"uah hryvnia": 1},
     "rad": {"rad radian": 1},
     "N": {"newton": 1},
     "J": {"joule": 1},
@@ -50,7 +60,10 @@ _KNOWN = {
     for word in words.split()
 }
 _SHORT = {"mph": "mi/h", "kmph": "km/h", "kmh": "km/h", "kph": "km/h", "cc": "cm^3", "fps": "ft/s"}
-_SIGNS = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rupee"}
+_SIGNS = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rupee"} | {
+    **{"₩": "krw", "₱": "php", "₽": "rub", "₺": "try", "₪": "ils", "฿": "thb", "₦": "ngn"},
+    **{"₫": "dong", "₴": "hryvnia"},
+}
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _ANY = {"unit", "integer", "digit", "point"}
 
@@ -84,9 +97,11 @@ _ORDINAL = re.compile(
     r"(?<=\d)\s{0,3}\^?\s{0,3}\{?\s{0,3}(?:\\(?:text|mathrm|textrm)\s{0,3}\{)?(st|nd|rd|th)\}{0,2}$"
 )
 _MONEY = re.compile(
-    r"^(-?)\s{0,3}(?:\\?([$€£¥₹])|\\text\s{0,3}\{\s{0,3}\\?\$\s{0,3}\}|(?:(USD|EUR|Rs|INR|GBP)\.?))\s{0,3}(?=[-\d.\\(])"
+    rf"^(-?)\s{{0,3}}(?:\\?([{CURRENCIES}])|\\text\s{{0,3}}\{{\s{{0,3}}\\?\$\s{{0,3}}\}}"
+    r"|(?:(USD|EUR|Rs|INR|GBP|JPY|CHF)\.?))\s{0,3}(?=[-\d.\\(])"
 )
-_MONEY_BEHIND = re.compile(r"(?<=\d)\s{0,3}(\\?[$€£¥₹])\s{0,3}$")
+_MONEY_BEHIND = re.compile(rf"(?<=\d)\s{{0,3}}(\\?[{CURRENCIES}])\s{{0,3}}$")
+_PI = re.compile(r"pi\s{1,3}(?=[a-z]{2})")
 _NUMERIC = re.compile(r"\d|\\pi|π|\bpi\b|\\sqrt|\\frac")
 
 
@@ -147,6 +162,8 @@ def _without_degrees(plain: str) -> tuple[str, Unit | None] | None:
 
 def _without_words(plain: str) -> tuple[str, Unit | None] | None:
     found = _AT_END.search(plain)
+    if found and found[2] and (pi := _PI.match(plain, found.start(2))):
+        found = _AT_END.search(plain, pi.end())
     if found is None:
         return None
     before = re.sub(r"(?:\\[,;:! ]|~|\s){1,20}$", "", plain[: found.start()])
@@ -165,7 +182,7 @@ def _without_words(plain: str) -> tuple[str, Unit | None] | None:
 def _is_phrase(written: str, before: str) -> bool:
     """Whether plain words name what is counted: 12 red apples."""
     words = [word for word in re.split(r"[ ./-]+", written) if word]
-    if not re.search(r"\d$", before) or len(words) > 4:
+    if not re.search(r"\d$|\bpi$", before) or len(words) > 4:
         return False
     return all(is_word(word.lower()) or word.lower() in _KNOWN or word in ("of",) for word in words)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ttc.text.numbers import MAX_CHARS, hyphened, number_in_words
+from ttc.text.numbers import MAX_CHARS, hyphened, in_digits
 
 _TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname|emph)\*?"
@@ -42,6 +42,12 @@ _ORDINALS = {
     **{"sixth": "6th", "seventh": "7th", "eighth": "8th", "ninth": "9th", "tenth": "10th"},
     **{"eleventh": "11th", "twelfth": "12th"},
 }
+_WEEKDAYS = {
+    name[:length]: name
+    for name in ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+    for length in (3, 4, 5)
+}
+_WEEKDAY = re.compile(rf"^({'|'.join(_WEEKDAYS)})\.?$")
 _MONTH_NAMES = (
     *("january", "february", "march", "april", "may", "june", "july", "august", "september"),
     *("october", "november", "december"),
@@ -81,23 +87,14 @@ def unwrapped(answer: str) -> str:
 def in_signs(answer: str) -> str:
     """An answer whose words say one value (no solution, two thirds, twenty-five) in signs; any
     other one as it is."""
+    if answer.strip(" $") in ("{}", r"\{\}"):
+        return r"\emptyset"
     if len(answer) > MAX_CHARS or not re.search("[A-Za-z]{3}", answer):
         return answer
     words = unwrapped(answer).lower().removeprefix("the ")
     if words in _MEANINGS:
         return _MEANINGS[words]
-    if re.fullmatch(r"[a-z]+(?:[- ][a-z]+)*", words):
-        number = number_in_words(words, 0)
-        if number is not None and _is_whole(words):
-            return number
-    return answer
-
-
-def _is_whole(words: str) -> bool:
-    """Whether words are one number and nothing more."""
-    number = number_in_words(words + " apples", 0)
-    parts = re.split("[- ]", words)
-    return number is not None and number_in_words(parts[-1], 0) is not None and len(parts) <= 2
+    return in_digits(words) or answer
 
 
 def in_words(answer: str) -> str:
@@ -107,6 +104,7 @@ def in_words(answer: str) -> str:
     words = re.sub(r"\b(?:a|p)\. ?m\b\.?", lambda half: half[0][0] + "m", words)
     words = re.sub(r"^(?:the|an?) (?=[a-z]{2})", "", words)
     words = re.sub(r"[a-z]+", lambda word: _ORDINALS.get(word[0], word[0]), words)
+    words = _WEEKDAY.sub(lambda day: _WEEKDAYS[day[1]], words)
     words = re.sub(r"(?<=\d) ?\^ ?(?=st|nd|rd|th)", "", words)
     several = [part.strip() for part in re.split(r",| and |;|&", words)]
     kept = [part.removeprefix("and ") for part in several if part]

@@ -4,7 +4,7 @@ model."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,8 +13,8 @@ from ttc.errors import InvalidInput
 from ttc.text.chat import ANSWER, QUESTION, chat_text, common_start, next_turn_text
 from ttc.text.prompt import PromptTemplate
 from ttc.text.roles import Message
+from ttc.tool_calls import Written
 from ttc.tools.base import Tools
-from ttc.tools.call import Written
 from ttc.tools.choice import format_of
 from ttc.tools.formats import Calculator, Schema, ToolFormat, described
 
@@ -161,14 +161,59 @@ def _number(place: int) -> str:
 
 
 def _with_tools(tools: Tools, template: PromptTemplate, tokenizer: Any) -> PromptTemplate | None:
-    """With the tools as the chat template tells of them; None where it does not."""
-    given: list[Schema] = list(tools.schemas)
-    with_tools = replace(template, options={**template.options, "tools": given})
-    text = with_tools.text("?", tokenizer)
+    """With the tools as the chat template tells of them; None where it does not. Defaults of their
+    schemas are written out where it refuses them otherwise.
+
+    Raises InvalidInput where it refuses them all the same.
+    """
+    refusal: InvalidInput | None = None
+    for schemas in (list(tools.schemas), list(map(_completed, tools.schemas))):
+        with_tools = replace(template, options={**template.options, "tools": schemas})
+        try:
+            text = with_tools.text("?", tokenizer)
+        except InvalidInput as error:
+            refusal = error
+            continue
+        try:
+            return None if text == template.text("?", tokenizer) else with_tools
+        except InvalidInput:  # a template that writes nothing without tools
+            return with_tools
+    assert refusal is not None
     try:
-        return None if text == template.text("?", tokenizer) else with_tools
-    except InvalidInput:  # a template that writes nothing without tools
-        return with_tools
+        template.text("?", tokenizer)
+    except InvalidInput:
+        raise refusal from None  # it is not for the tools
+    raise InvalidInput(
+        f"the chat template cannot tell the model of {', '.join(tools.by_name)} "
+        f"({refusal.__cause__ or refusal}); give each argument one plain type, or {NO_TOOLS}"
+    ) from refusal
+
+
+def _completed(schema: Schema) -> Schema:
+    """A tool's schema with the defaults of what it leaves out, which some chat templates read
+    without asking."""
+    function = _known(schema["function"])
+    parameters = _known(function.get("parameters", {}))
+    properties = parameters.get("properties", {})
+    if isinstance(properties, Mapping):
+        properties = {name: _completed_argument(given) for name, given in properties.items()}
+    parameters = {"type": "object", "required": [], **parameters, "properties": properties}
+    return {**schema, "function": {"description": "", **function, "parameters": parameters}}
+
+
+def _completed_argument(given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        return given
+    known = _known(given)
+    if isinstance(kinds := known.get("type"), list):
+        plain = [kind for kind in kinds if kind != "null"]
+        known["type"] = plain[0] if len(plain) == 1 else plain
+    anything: dict[str, Any] = {"additionalProperties": {}} if known.get("type") == "object" else {}
+    return {"description": "", **anything, **known}
+
+
+def _known(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _described(tools: Tools, form: ToolFormat, template: PromptTemplate) -> PromptTemplate:

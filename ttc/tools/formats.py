@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ttc.tool_calls import Written
 from ttc.tools.arguments import KEY, Arguments, PythonCalls, Reading, WholeJson, checked
-from ttc.tools.call import Written
 
 Schema = Mapping[str, Any]
 """A tool as chat templates and OpenAI's API have it: {"type": "function", "function": {...}}."""

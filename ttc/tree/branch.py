@@ -19,7 +19,7 @@ from ttc.tree.segment import Segment
 from ttc.usage import Usage
 
 if TYPE_CHECKING:
-    from ttc.tools.call import ToolCall
+    from ttc.tool_calls import ToolCall
 
 StepEnd = Literal["delimiter", "eos", "end", "context", "gate", "length", "looped", "interrupted"]
 """Why a step ended: a delimiter of the step, the branch's finish reason, its token limit, tokens

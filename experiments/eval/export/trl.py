@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from experiments.fit.train_verifier.rollouts import Solution
 from experiments.runs.finished import Run
 from experiments.runs.reading import check_whole
 from experiments.runs.summary import failed
 from ttc.errors import InvalidInput
-from ttc.protocols import Problem
 
 Row = dict[str, Any]
 
@@ -35,11 +33,14 @@ def stepwise_supervision(run: Run) -> list[Row]:
                     steps.append(text)
                     values.append(sum(below) / len(below))
             if steps:
-                problem = Problem(record["question"], record["id"], record["gold"])
                 rows.append(
-                    Solution(problem, steps, values, bool(branch["correct"])).row(
-                        record["prompt"], "hard"
-                    )
+                    {
+                        "prompt": record["prompt"],
+                        "completions": steps,
+                        "labels": [value > 0 for value in values],
+                        "values": values,
+                        "id": record["id"],
+                    }
                 )
     return _some(run, rows, "a candidate with a step")
 

@@ -16,17 +16,17 @@ import re
 import signal
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import LogitsProcessor
 
-from experiments.lab.bench.small_models import (
+from experiments.runs.provenance import provenance
+from experiments.standins.pretended import NAME, pretended_devices
+from experiments.standins.small_models import (
     CANNOT_BUILD,
     WINDOW,
     Characters,
@@ -34,106 +34,21 @@ from experiments.lab.bench.small_models import (
     cases,
     is_decoder,
     model_class,
-    tokens,
 )
-from experiments.lab.pretended import NAME, pretended_devices
-from experiments.runs.provenance import provenance
+from experiments.standins.small_trees import ONE_RUN, difference, grow, references
 from ttc.engine import Engine
 from ttc.errors import UnsupportedModel
 from ttc.model.check import WAY_OUT
-from ttc.sampling import Sampling
-from ttc.tree.branch import Branch
 
-PREFIX, SECONDS = 40, 180
-
-
-class TookTooLong(BaseException):
-    """A case ran out of time; not an `Exception`, so that nothing on the way takes it for an error
-    of the model."""
-
-
-def grow(engine: Engine) -> list[Branch]:
-    """Three ragged branches over a prefix longer than any window, two of them forked again."""
-    greedy = Sampling(temperature=0)
-    root = engine.root(tokens(1, PREFIX), seed=1)
-    level = engine.fork(root, 3)
-    engine.release([root])
-    engine.extend(level[:2], [tokens(2, 5), tokens(3, 1)])
-    engine.generate(level, [6, 3, 9], sampling=greedy)
-    last = engine.fork(level[0], 2) + engine.fork(level[1], 2) + level[2:]
-    engine.release(level[:2])
-    engine.extend([last[1], last[3]], [tokens(4, 2), tokens(5, 3)])
-    engine.generate(last, 6, sampling=greedy)
-    return last
-
-
-class Forced(LogitsProcessor):
-    """Has `generate` write given tokens, whatever the model prefers."""
-
-    def __init__(self, tokens: list[int], start: int):
-        self.tokens, self.place = tokens, start
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.tokens[self.place]] = 0
-        self.place += 1
-        return forced
-
-
-@torch.no_grad()
-def plain_logits(model: Any, branch: Branch) -> Tensor:
-    """The logits (tokens, vocabulary) of transformers in one run over all of a branch's tokens."""
-    logits: Tensor = model(input_ids=torch.tensor([branch.tokens]), use_cache=False).logits[0]
-    return logits.double()
-
-
-def generated_logits(model: Any, branch: Branch) -> Tensor:
-    """The logits (tokens, vocabulary) of transformers' own `generate`, with the cache that it
-    makes, of all tokens before the branch's first generated one and of those that it is made to
-    write. Rows before the last of the prompt are NaN: nobody reads them."""
-    ids, start = torch.tensor([branch.tokens]), branch.opening
-    options: dict[str, Any] = {"do_sample": False, "output_logits": True}
-    options["return_dict_in_generate"] = True
-    written = model.generate(
-        ids[:, :start],
-        attention_mask=torch.ones_like(ids[:, :start]),
-        max_new_tokens=len(branch.tokens) - start,
-        logits_processor=[Forced(branch.tokens, start)],
-        **options,
-    )
-    if written.sequences[0].tolist() != branch.tokens:
-        raise RuntimeError("generate wrote other tokens than it was made to")
-    rows = torch.cat(written.logits).double()
-    return torch.cat([rows.new_full((start - 1, rows.shape[1]), torch.nan), rows])
-
-
-ONE_RUN = "one run"
+SECONDS = 180
 CHUNKED = 2.0
 """How many times as far as another model one with recurrent layers may be from one run over the
 whole. Transformers computes that in chunks, and `generate` and the engine go token by token."""
 
 
-def difference(
-    model: Any,
-    branches: Iterable[Branch],
-    logits_of: Callable[[Any, Branch], Tensor],
-) -> tuple[float, float]:
-    """(largest difference of a log-probability from those of `logits_of`, the difference that is
-    allowed), in nats."""
-    worst, allowed = 0.0, 0.0
-    for branch in branches:
-        logits = logits_of(model, branch)
-        rows = logits.log_softmax(-1)
-        largest = float(logits[branch.opening - 1 :].abs().max())
-        allowed = max(allowed, 1e-4 + 1e-5 * largest)
-        for place, (token, logprob) in enumerate(
-            zip(branch.generated, branch.logprobs, strict=True)
-        ):
-            row = rows[branch.prompt_length + place - 1]
-            if logprob == logprob:  # else a given token
-                gap = max(abs(float(row[token]) - logprob), float(row.max() - row[token]))
-                worst = max(worst, gap if gap == gap else float("inf"))
-    return worst, allowed
+class TookTooLong(BaseException):
+    """A case ran out of time; not an `Exception`, so that nothing on the way takes it for an error
+    of the model."""
 
 
 def examine(case: str, window: int = WINDOW, device: str = "cpu") -> dict[str, Any]:
@@ -176,16 +91,6 @@ def examine(case: str, window: int = WINDOW, device: str = "cpu") -> dict[str, A
     return row | {"verdict": "exact" if exact else "wrong"} | found
 
 
-def references(engine: Engine) -> dict[str, Callable[[Any, Branch], Tensor]]:
-    """What the engine's log-probabilities are compared with: what `generate` computes, and one run
-    over the whole, unless the two differ by transformers' own design (a least time step)."""
-    recurrent = engine.runner.recurrent
-    ways: dict[str, Callable[[Any, Branch], Tensor]] = {"generate": generated_logits}
-    if recurrent is None or not recurrent.knows_opening:
-        ways[ONE_RUN] = plain_logits
-    return ways
-
-
 def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:900] or type(error).__name__
 
@@ -210,7 +115,7 @@ def _examine_quietly(case: str, device: str) -> dict[str, Any]:
 
 def sweep(names: Iterable[str], device: str = "cpu") -> Iterator[dict[str, Any]]:
     """A row for each case. Another process computes them, so that a model that crashes it does not
-    end the sweep. device: as in `examine`, also one of `experiments.lab.pretended`."""
+    end the sweep. device: as in `examine`, also one of `experiments.standins.pretended`."""
     pool: ProcessPoolExecutor | None = None
     for case in names:
         pool = pool or ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
@@ -257,40 +162,44 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The models by verdict, and why those are refused that could be reached, in Markdown."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+    """The decoders by verdict, in Markdown."""
+    rows: dict[str, list[str]] = {}
     for row in result["rows"]:
-        reached = row["verdict"] != "refused" or "does not dispatch attention" not in row["reason"]
-        rows.setdefault(row["verdict"] if reached else "not reached", []).append(row)
+        if is_decoder(row["case"]):
+            reached = (
+                row["verdict"] != "refused" or "does not dispatch attention" not in row["reason"]
+            )
+            rows.setdefault(row["verdict"] if reached else "not reached", []).append(row["case"])
     kinds = {
         "exact": "exact",
-        "refused": "refused, for the reasons below",
-        "not reached": "refused, because it does not dispatch attention through "
-        "`AttentionInterface`",
+        "refused": "refused, each for a reason of its own",
+        "not reached": "refused: attention does not go through transformers' `AttentionInterface`",
         "wrong": "wrong",
         "not built": "not tried: no small configuration builds it",
     }
-    lines = [
-        "| verdict | decoders | how many | encoders and encoder-decoders | how many |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| verdict | how many | decoders |", "|---|---|---|"]
     for kind, words in kinds.items():
-        parts = [
-            [row["case"] for row in rows.get(kind, []) if is_decoder(row["case"]) == d]
-            for d in (True, False)
-        ]
-        lines.append(
-            "| "
-            + " | ".join([words, *(f"{', '.join(names)} | {len(names)}" for names in parts)])
-            + " |"
-        )
-    for title, decoder in (
-        ("refused decoder", True),
-        ("refused encoder or encoder-decoder", False),
-    ):
-        refused = [row for row in rows.get("refused", []) if is_decoder(row["case"]) == decoder]
-        lines += _reasons(title, refused)
-    lines += _reasons("not tried", rows.get("not built", []))
+        names = rows.get(kind, [])
+        lines.append(f"| {words} | {len(names)} | {', '.join(names)} |")
+    return "\n".join([*lines, "", f"Tried with transformers {result['machine']['transformers']}."])
+
+
+def refusals(result: dict[str, Any]) -> str:
+    """Why models are refused or were not tried, and the verdicts of encoders, in Markdown."""
+    rows = {verdict: list[dict[str, Any]]() for verdict in ("exact", "refused", "not built")}
+    for row in result["rows"]:
+        rows.setdefault(row["verdict"], []).append(row)
+    encoders = [row["case"] for row in rows["exact"] if not is_decoder(row["case"])]
+    decoders = [row for row in rows["refused"] if is_decoder(row["case"])]
+    others = [row for row in rows["refused"] if not is_decoder(row["case"])]
+    lines = [
+        f"{summary(result)}.",
+        "",
+        f"Exact encoders and encoder-decoders: {', '.join(encoders)}.",
+        *_reasons("refused decoder", decoders),
+        *_reasons("refused encoder or encoder-decoder", others),
+        *_reasons("not tried", rows["not built"]),
+    ]
     return "\n".join(lines)
 
 

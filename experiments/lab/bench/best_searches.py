@@ -84,8 +84,7 @@ def draw(figures: Path, out: Path) -> None:
 
 def table(record: dict[str, Any]) -> str:
     """Each search, the best first, and each two of them, as Markdown."""
-    link = "![accuracy against tokens, over some seeds](plots/best_searches.png)"
-    return f"{accuracies(record)}\n\n{link}\n\n{differences(record)}"
+    return f"{accuracies(record)}\n\n{differences(record)}"
 
 
 def accuracies(record: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ import torch
 import transformers as hf
 
 from experiments.cli.output import say, show
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from search import (
     DVTS,
     MCTS,

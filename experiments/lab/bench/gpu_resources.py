@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from experiments.runs.provenance import provenance
-from ttc.attention.fused_gpu import MAX_REGISTERS, WARPS, tiles
-from ttc.attention.gpu_arrays import SMALL_TILE
+from ttc.cuda.fused_gpu import MAX_REGISTERS, WARPS, tiles
+from ttc.cuda.gpu_arrays import SMALL_TILE
 
 SHARED_KIB = {80: 164, 89: 100, 90: 228, 100: 228}
 """Shared memory of a multiprocessor, by compute capability times ten (CUDA's programming guide,
@@ -105,7 +105,7 @@ def read(made: Any, variant: Variant) -> Resources:
 def _source(variant: Variant) -> Any:
     from triton.compiler import ASTSource
 
-    from ttc.attention import gpu_kernel
+    from ttc.cuda import gpu_kernel
 
     size = tiles(variant.dim, variant.dim, variant.dtype)
     constants: dict[str, Any] = CASE | {

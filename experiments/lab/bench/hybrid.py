@@ -15,8 +15,8 @@ import torch
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from experiments.lab.bench.prefix import timed_generate
-from experiments.lab.bench.small_models import Characters
 from experiments.runs.provenance import provenance
+from experiments.standins.small_models import Characters
 from ttc.engine import Engine
 from ttc.model.runner_choice import runner_for
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from experiments.lab.bench.dtypes import default_dtype, generate_dtype
-from experiments.lab.records import parts
+from experiments.lab.records import UNNOTED, parts
 from experiments.runs.provenance import provenance
 from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.engine import Engine
@@ -348,7 +348,7 @@ def _short_lines(record: dict[str, Any]) -> Iterator[str]:
 
 def _instructions(record: dict[str, Any]) -> str:
     """The vector instructions of a record's processor, as "AVX-512"."""
-    instructions: str = record["machine"]["instructions"]
+    instructions: str = record["machine"].get("instructions", UNNOTED)
     return instructions.partition(" ")[0].replace("AVX512", "AVX-512")
 
 
@@ -367,12 +367,29 @@ def avx2_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+README_CASES = ((64, 1), (1024, 8), (4096, 8))
+"""The prefixes and branches of the README's table."""
+
+
 def table_and_plot(result: dict[str, Any]) -> str:
-    """What the README shows of these figures."""
-    return (
-        f"{short_table(result)}\n\n![time of a decoding step, of generate and of the "
-        "engine](docs/plots/prefix.png)"
-    )
+    """What the README shows of these figures: the steps of some cases, and a plot of all."""
+    header, cells = ["prefix", "branches"], {case: list[str]() for case in README_CASES}
+    for record in parts(result):
+        processor = _instructions(record)
+        header += [f"{processor}: `generate`, ms", f"{processor}: engine, ms"]
+        steps = {
+            (row["tokens"], row["branches"], row["arm"]): row["step_ms"]
+            for row in record["rows"]
+            if not row.get("quantized")
+        }
+        for case, shown in cells.items():
+            plain, ours = (steps[*case, arm] for arm in ("generate", "engine"))
+            shown += [f"{plain:.0f}", f"{ours:.0f} ({plain / ours:.1f}x)"]
+    rows = [header, *([f"{tokens:,}", str(n), *cells[tokens, n]] for tokens, n in cells)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines.insert(1, f"|{'---|' * len(header)}")
+    link = "![time of a decoding step, of generate and of the engine](docs/plots/prefix.png)"
+    return "\n".join([*lines, "", link])
 
 
 def draw(figures: Path, out: Path) -> bool:

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from experiments.lab.bench.dtypes import generate_dtype
-from experiments.lab.bench.random_gguf import MIXED, Shape, write_llama
 from experiments.runs.provenance import commit, provenance
+from experiments.standins.random_gguf import MIXED, Shape, write_llama
 from ttc.cost_model.bandwidth import best_of_five, read_bandwidth
 from ttc.errors import InvalidInput, TTCError
 from ttc.model.default_model import smollm2_file

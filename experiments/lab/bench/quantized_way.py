@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.lab.bench.prefix import prompt
 from ttc.engine import Engine
-from ttc.model.stored_kernel import unpacked
-from ttc.model.stored_layers import StoredLinear
-from ttc.model.stored_loading import read_stored
 from ttc.sampling import Sampling
+from ttc.stored.gguf_loading import read_stored
+from ttc.stored.kernel import unpacked
+from ttc.stored.layers import StoredLinear
 from ttc.tree.branch import Branch
 
 THREADS = 2

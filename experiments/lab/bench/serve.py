@@ -267,7 +267,7 @@ def run(clients: Sequence[int], requests: int, peer: str | None, model: str, out
 
     requests: of each client that does not chat. peer: the Python of an environment with vLLM.
     """
-    import experiments.serve.fair_driver  # noqa: F401 - its code and the engine's are measured
+    import experiments.server.fair_driver  # noqa: F401 - its code and the engine's are measured
 
     if peer is None:
         say("vLLM's server is left out: give --peer PYTHON, as docs/benchmarks.md has it")

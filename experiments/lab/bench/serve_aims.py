@@ -42,7 +42,7 @@ BUSY_S, LOOK_S, ANSWER_S = 1.0, 0.02, 600
 
 def run(rounds: int, model: str, out: Path) -> None:
     """Measure each aim in some rounds, a server for each, and write the record."""
-    import experiments.serve.fair_driver  # noqa: F401 - its code and the engine's are measured
+    import experiments.server.fair_driver  # noqa: F401 - its code and the engine's are measured
 
     own = servers(model, None)["ttc"]
     command = [*own.command[:-1], f"serve.shutdown_s={SHUTDOWN_S}", own.command[-1]]

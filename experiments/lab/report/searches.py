@@ -65,28 +65,6 @@ def table(record: Figures) -> str:
     return "\n".join(lines)
 
 
-def short_table(record: Figures) -> str:
-    """Accuracies on the default task, a line for each search, by that at the largest budget."""
-    rows = [row for row in record["rows"] if row["task"] == "default task"]
-    budgets = sorted({row["budget"] for row in rows})
-    found = {(row["search"], row["budget"]): row for row in rows}
-    heads = ["search", *(f"{budget} tokens" for budget in budgets), "95% interval", "tokens"]
-    heads += [f"against {name}" for name in _baselines(record)]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for row in sorted(rows, key=lambda row: -row["accuracy"]):
-        if row["budget"] == budgets[-1]:
-            low, high = row["accuracy_95"]
-            cells = [f"`{row['search']}`"]
-            for budget in budgets:
-                cell = found.get((row["search"], budget))
-                cells.append(f"{cell['accuracy']:.1%}" if cell else "")
-            cells += [f"{low:.1%} to {high:.1%}"]
-            cells += [f"{row['generated_tokens'] + row['verifier_tokens']:.0f}"]
-            cells += [_compared(record, row, name) for name in _baselines(record)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def plot_link(record: Figures) -> str:
     """The plot, for docs/searches.md."""
     problems = max(row["problems"] for row in record["rows"])

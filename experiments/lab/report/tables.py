@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.fit.train_verifier import card
 from experiments.lab.bench import (
+    architectures,
     best_searches,
     breakdown,
     cache,
@@ -48,29 +49,53 @@ BESIDE = "experiments/lab/results"
 """Where pages lie that hold what a record says beyond docs/."""
 
 Table = Callable[[dict[str, Any]], str]
+
+
+def _part_of(table: Table, without: Sequence[str] = (), lines: str = "") -> Table:
+    """A table without some columns, and of its lines those in which the pattern `lines` is
+    found."""
+
+    def part(record: dict[str, Any]) -> str:
+        head, rule, *rows = table(record).splitlines()
+        shown = [head, rule, *(row for row in rows if re.search(lines, row))]
+        kept = [n for n, name in enumerate(head.split("|")) if name.strip() not in without]
+        return "\n".join("|".join(row.split("|")[n] for n in kept) for row in shown)
+
+    return part
+
+
+def _beside_generate(record: dict[str, Any]) -> str:
+    """The engine beside `generate` alone."""
+    rows = [row for row in record["rows"] if row["arm"] in ("generate", "engine")]
+    return prefix.short_table(record | {"rows": rows})
+
+
+STEPS = (
+    "entries",
+    "against the first at equal length",
+    "its time / engine's",
+    "linear layers alone",
+    "engine's time / theirs",
+)
+"""What only the page beside the records shows of steps."""
+
 TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     "README.md": {
         "prefix": ("prefix_short", prefix.table_and_plot),
         "default_task": ("default_task", default_task.table_and_plot),
     },
     "docs/benchmarks.md": {
-        "prefix": ("prefix", prefix.table),
-        "prefix_avx2": ("prefix_avx2", prefix.avx2_table),
-        "prefix_short_amx": ("prefix_short_amx", prefix.short_table),
-        "quantized": ("quantized", quantized.short_table),
-        "quantized_avx2": ("quantized_avx2", quantized.short_table),
-        "quantized_amx": ("quantized_amx", quantized.short_table),
-        "hybrid": ("hybrid", hybrid.table),
-        "long": ("long", long.table),
-        "long_avx2": ("long_avx2", long.table),
-        "search_steps": ("search", search_tables.steps_table),
-        "search_steps_amx": ("search_amx", search_tables.steps_table),
-        "memory_time": ("memory", memory.time_table),
+        "prefix": ("prefix", _part_of(_beside_generate, ("processor",))),
+        "quantized": ("quantized", _part_of(quantized.short_table, lines="Q4_K_M")),
+        "quantized_avx2": ("quantized_avx2", _part_of(quantized.short_table, lines="Q4_K_M")),
+        "quantized_amx": ("quantized_amx", _part_of(quantized.short_table, lines="Q4_K_M")),
+        "search_steps": ("search", _part_of(search_tables.steps_table, STEPS)),
+        "memory_time": (
+            "memory",
+            _part_of(memory.time_table, ("computing", "waiting for copies", "selecting")),
+        ),
         "placement": ("placement", placement.table),
-        "cache": ("cache", cache.table),
-        "reward_model": ("reward_model", reward_model.table),
-        "searches": ("searches", searches.short_table),
-        "best_searches": ("best_searches", best_searches.table),
+        "best_searches": ("best_searches", best_searches.accuracies),
     },
     f"{BESIDE}/quantized.md": {
         "quantized": ("quantized", quantized.table),
@@ -87,7 +112,16 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     f"{BESIDE}/search.md": {
         "search": ("search", search_tables.searches_table),
         "search_aims": ("search", search_tables.aims_table),
+        "search_steps": ("search", search_tables.steps_table),
+        "search_steps_amx": ("search_amx", search_tables.steps_table),
         "search_steps_no_tiles": ("search_no_tiles", search_tables.steps_table),
+        "long": ("long", long.table),
+        "long_avx2": ("long_avx2", long.table),
+        "reward_model": ("reward_model", reward_model.table),
+        "prefix": ("prefix", prefix.table),
+        "prefix_avx2": ("prefix_avx2", prefix.avx2_table),
+        "prefix_short_amx": ("prefix_short_amx", prefix.short_table),
+        "hybrid": ("hybrid", hybrid.table),
         "breakdown": ("breakdown", breakdown.table),
         "growth": ("growth", growth.table),
         "growth_avx2": ("growth_avx2", growth.table),
@@ -101,24 +135,35 @@ TABLES: dict[str, dict[str, tuple[str, Table]]] = {
     f"{BESIDE}/memory.md": {
         "memory_bytes": ("memory", memory.bytes_table),
         "memory_sweep": ("memory", memory.sweep_table),
+        "cache": ("cache", cache.table),
     },
     f"{BESIDE}/capture.md": {"capture": ("capture", capture.table)},
-    f"{BESIDE}/searches.md": {"searches": ("searches", searches.table)},
+    f"{BESIDE}/searches.md": {
+        "best_searches": ("best_searches", best_searches.differences),
+        "searches": ("searches", searches.table),
+    },
     "docs/searches.md": {
         "searches": ("searches", searches.plot_link),
     },
-    "docs/serving.md": {
-        "serve": ("serve", serve.table),
-        "serve_aims": ("serve_aims", serve_aims.table),
-    },
+    "docs/models.md": {"architectures": ("architectures", architectures.table)},
+    f"{BESIDE}/architectures.md": {"architectures": ("architectures", architectures.refusals)},
+    "docs/serving.md": {"serve": ("serve", serve.table)},
+    f"{BESIDE}/serve.md": {"serve_aims": ("serve_aims", serve_aims.table)},
     "docs/remote.md": {"remote": ("remote", remote.table)},
     "docs/tools.md": {"tools": ("tools", tools.table)},
-    "docs/python.md": {"several_models": ("several_models", several_models.table)},
-    "docs/running.md": {"scale": ("scale", scale.table)},
-    "docs/code.md": {"searches_code": ("searches_code", searches.table)},
-    "docs/speculation.md": {"speculative": ("speculative", speculative.table)},
-    "docs/verifiers.md": {"value_head": ("value_head", card.tables)},
+    f"{BESIDE}/several_models.md": {"several_models": ("several_models", several_models.table)},
+    f"{BESIDE}/scale.md": {"scale": ("scale", scale.table)},
+    f"{BESIDE}/programs.md": {"searches_code": ("searches_code", searches.table)},
+    f"{BESIDE}/speculative.md": {"speculative": ("speculative", speculative.table)},
+    "docs/verifiers.md": {},
+    f"{BESIDE}/value_head.md": {"value_head": ("value_head", card.tables)},
     "docs/rksc.md": {
+        "rksc_arms": (
+            "rksc_arms",
+            _part_of(rksc.arms, ("regime", "right", "skipped"), lines=r"^\| t=32"),
+        ),
+    },
+    f"{BESIDE}/rksc.md": {
         **{f"rksc_{part}": (f"rksc_{part}", table) for part, table in rksc.TABLES.items()},
         "rksc_thresholds": ("rksc_answers", rksc.thresholds),
     },

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.breaking import Breakable
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ttc.threads
-from experiments.lab.attention_cases import DecodeCase, Segments
+from experiments.standins.attention_cases import DecodeCase, Segments
 from tests.helpers.attention import LAYERS, SHAPES, SIGHTS, TREE, trees
 from tests.helpers.processors import MULTIPLY_AND_ADD, PROCESSORS, skip_unless_runs
 from tests.helpers.tiers import examples, slow

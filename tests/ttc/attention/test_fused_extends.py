@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.lab.attention_cases import ExtendCase
+from experiments.standins.attention_cases import ExtendCase
 from tests.helpers.attention import COUNTS, LAYERS, SHAPES, SIGHTS, TREE
 from tests.helpers.tiers import examples, slow, some_quick
 from ttc.attention import fused_cpu

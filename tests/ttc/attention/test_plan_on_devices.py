@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.lab.pretended import pretended_devices
+from experiments.standins.pretended import pretended_devices
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan import DecodePlan
 from ttc.attention.plan_arrays import PlanArrays

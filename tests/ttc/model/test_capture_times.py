@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.clocks import Clock, link_clock
 from tests.helpers.models import prompt
 from tests.helpers.placements import deeper

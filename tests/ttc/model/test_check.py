@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama import modeling_llama
 
 import ttc.attention.hf_hook
-from experiments.lab.bench import architectures, small_models
+from experiments.standins import small_models
 from tests.helpers.models import COMMON, FAMILIES, build, prompt
 from tests.helpers.tiers import slow
 from ttc import UnsupportedModel
@@ -239,7 +239,6 @@ def test_a_chunk_that_no_configuration_names_is_found(monkeypatch: pytest.Monkey
 def test_layers_that_text_alone_leaves_out_are_left_out() -> None:
     model = small_models.build("mllama")  # its fourth layer attends to images
     assert len(examine(model)[0]) == 3
-    assert architectures.examine("mllama")["verdict"] == "exact"
 
 
 def test_a_layer_that_runs_and_calls_no_attention_is_refused() -> None:

@@ -13,6 +13,7 @@ import transformers as hf
 
 from tests.helpers import llama_cpp
 from tests.helpers.gguf_files import VOCAB, write_gguf
+from tests.helpers.parts import installed
 from ttc import UnsupportedModel
 from ttc.model.loading import load, load_tokenizer
 
@@ -25,6 +26,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+QUANTIZED = [False, *(True for _ in installed("quantized", "True"))]
 BASE = {"rope.freq_base": 10_000.0}
 WIDE = {"attention.key_length": 32, "attention.value_length": 32}
 YARN = {
@@ -212,7 +214,7 @@ def after(model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_is_the_model_of_its_settings(tmp_path: Path, case: str) -> None:
     expected = written(case, tmp_path / "m.gguf")
-    for quantized in (False, True):
+    for quantized in QUANTIZED:
         model, _ = load(tmp_path / "m.gguf", device="cpu", dtype="float32", quantized=quantized)
         assert torch.allclose(after(model), expected, atol=1e-4)
 
@@ -260,7 +262,7 @@ def test_a_setting_that_changes_nothing_is_read(tmp_path: Path) -> None:
     load(tmp_path / "m.gguf", device="cpu")
 
 
-@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("quantized", QUANTIZED)
 def test_a_tensor_without_a_place_is_named(tmp_path: Path, quantized: bool) -> None:
     small(tmp_path / "m.gguf", {}, tensors={"blk.0.attn_q.bias": [1.0] * 64})
     with pytest.raises(UnsupportedModel, match=r"no place for.*blk\.0\.attn_q\.bias"):

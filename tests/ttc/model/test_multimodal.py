@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from experiments.lab.bench.small_models import config_of, tokens
+from experiments.standins.small_models import config_of, tokens
 from tests.helpers.tiers import slow
 from tests.ttc.model.test_loading import save_tokenizer
 from ttc import Engine, Sampling, Streamed, UnsupportedModel

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers as hf
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.models import COMMON, FAMILIES, FEW, build
 from tests.helpers.tiers import some_quick
 from ttc.cost_model.unit import held_bytes

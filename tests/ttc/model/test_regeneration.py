@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.models import COMMON, FAMILIES, build
 from ttc.attention.hf_hook import IMPLEMENTATION, attention_set_to
 from ttc.model.packed_linear import PackedLinear, PackedProduct

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5 as plain
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
 from ttc.model.single_token import convolution, gated_delta_rule

@@ -1,7 +1,7 @@
 """Models whose layers lie on two devices, each with its KV beside it, against plain transformers on
 one.
 
-The devices are pretended ones (see `experiments.lab.pretended`), which refuse what mixes them.
+The devices are pretended ones (see `experiments.standins.pretended`), which refuse what mixes them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from accelerate import dispatch_model
 
 import ttc.residency.resident
-from experiments.lab.bench import small_models
-from experiments.lab.pretended import pretended_devices
+from experiments.standins import small_models
+from experiments.standins.pretended import pretended_devices
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import build, deep, prompt

@@ -1,7 +1,7 @@
 """Policies and placements where device and host are two processors that do not take each other's
 tensors.
 
-The device is a pretended one (see `experiments.lab.pretended`).
+The device is a pretended one (see `experiments.standins.pretended`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from experiments.lab.bench import architectures, small_models
-from experiments.lab.pretended import pretended_devices
+from experiments.standins import small_models, small_trees
+from experiments.standins.pretended import pretended_devices
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import build, prompt
@@ -77,8 +77,8 @@ def test_what_a_layer_computes_with_lies_where_it_runs(placement: Placement, cas
     branches = engine.fork(engine.root(small_models.tokens(1, 20)), 2)
     engine.extend(branches, [[3, 4, 5], [6]])
     engine.generate(branches, [4, 2], sampling=GREEDY)
-    for logits_of in architectures.references(engine).values():
-        worst, allowed = architectures.difference(plain, branches, logits_of)
+    for logits_of in small_trees.references(engine).values():
+        worst, allowed = small_trees.difference(plain, branches, logits_of)
         assert worst <= allowed
     homes = [device.split(":")[0] in str(weight.device) for weight in model.parameters()]
     assert any(homes) and not all(homes)

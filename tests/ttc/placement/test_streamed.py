@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers as hf
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import prompt, small

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.lab.bench import architectures, small_models
+from experiments.standins import small_models, small_trees
 from tests.helpers import placements
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow, two_levels
@@ -82,9 +82,9 @@ def test_a_tree_over_placed_layers_equals_plain_transformers(case: str, placemen
 @pytest.mark.parametrize("case", some_quick(MORE, ["gemma4_text: shared KV"]))
 def test_all_that_can_be_served_can_be_placed(case: str, placement: str) -> None:
     engine = placed(case, placement)
-    branches = architectures.grow(engine)
-    for logits_of in architectures.references(engine).values():
-        worst, allowed = architectures.difference(plain(case), branches, logits_of)
+    branches = small_trees.grow(engine)
+    for logits_of in small_trees.references(engine).values():
+        worst, allowed = small_trees.difference(plain(case), branches, logits_of)
         assert worst <= allowed
     assert engine.memory.link.to_device_bytes[CROSSES[placement]] > 0
     assert_nothing_left(engine, branches)

@@ -10,15 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.lab.bench.scale import DrawnBackend, Servers
 from search.admission import Admission
-from tests.helpers.servers import Ascii, ServedModel, serving
+from tests.helpers.servers import ServedModel, serving
 from tests.helpers.tiers import examples
+from tests.helpers.tokenizers import Ascii
 from ttc import Endpoint, InvalidInput, RemoteBackend, RemoteError, Step
+from ttc.errors import ContentRefused
+from ttc.model.generation_settings import GenerationSettings
+from ttc.model.limits import ModelLimits
 from ttc.remote.batch import RemoteBatch
-from ttc.remote.client import ContentRefused
+from ttc.remote.capabilities import Capabilities
 from ttc.remote.replies import Reply
+from ttc.remote.server import Server
+from ttc.sampling import random_key
 from ttc.tree.branch import MOST_ROWS, Branch
+from ttc.tree.segment import Segment
+from ttc.usage import Usage
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,13 +35,17 @@ def without_waiting() -> Iterator[None]:
         yield
 
 
+TOKENIZER = Ascii()
+
+
 class Letting:
     """A server that answers when it is told to. sent: the requests, by the first token."""
 
     def __init__(self) -> None:
-        self.backend = DrawnBackend(Servers(1))
+        can = Capabilities("m", None, True, True, True, seeds=True, varied=True, stops=True)
+        limits = ModelLimits(len(TOKENIZER), None, frozenset())
+        inner = Server(None, can, TOKENIZER, limits, GenerationSettings())  # type: ignore[arg-type]
         self.sent: dict[int, Future[Reply]] = {}
-        inner = self.backend.server
         self.can, self.limits, self.tokenizer = inner.can, inner.limits, inner.tokenizer
         self.settings, self.decode, self.is_end = inner.settings, inner.decode, inner.is_end
         self.count_prompt = inner.count_prompt
@@ -54,7 +65,10 @@ class Letting:
         return RemoteBatch(self, max_rows)  # type: ignore[arg-type]
 
     def branches(self, count: int) -> list[Branch]:
-        return self.backend.roots([[i + 1, 99] for i in range(count)])
+        trunk = Segment([], None, None)
+        return [
+            Branch([i + 1, 99], trunk, random_key(0), Usage(), self.decode) for i in range(count)
+        ]
 
 
 def test_branches_end_as_their_answers_come_and_others_take_their_rows() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from search import MCTS, BestOfN, DeepConf, Greedy, solve, try_verifier
-from tests.helpers.servers import Ascii, ServedModel, connected, serving
+from tests.helpers.servers import ServedModel, connected, serving
+from tests.helpers.tokenizers import Ascii
+from tests.ttc.text.test_encodable import HALF
 from ttc import Endpoint, InvalidInput, RemoteBackend, RemoteError, Sampling
 from verifiers import (
     ArithmeticVerifier,
@@ -255,3 +257,9 @@ def test_the_key_comes_from_the_environment_and_is_shown_nowhere(
         shown = f"{backend.server} {backend.capabilities} {vars(backend)}"
         assert backend.capabilities.seeds and "sesame" not in shown
         backend.close()
+
+
+@pytest.mark.parametrize("given", [{"base_url": f"http://{HALF}/v1"}, {"model": HALF}], ids=str)
+def test_half_of_a_surrogate_pair_is_refused_by_name(given: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match=r"holds '\\ud800' at character \d+, half of a pair"):
+        Endpoint(**given)  # type: ignore[arg-type]

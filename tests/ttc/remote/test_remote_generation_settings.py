@@ -11,7 +11,8 @@ from transformers import GenerationConfig
 
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import VOCAB, small
-from tests.helpers.servers import EOS, Ascii, ServedModel, connected
+from tests.helpers.servers import ServedModel, connected
+from tests.helpers.tokenizers import EOS, Ascii
 from ttc import Engine, InvalidInput
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.loading import load_generation_config

@@ -24,8 +24,9 @@ from search import (
 )
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import small
-from tests.helpers.servers import EOS, Ascii, ServedModel, connected
+from tests.helpers.servers import ServedModel, connected
 from tests.helpers.tiers import slow, some_quick
+from tests.helpers.tokenizers import EOS, Ascii
 from ttc import Branch, ContextExceeded, Engine, InvalidInput, RemoteError, Sampling
 from verifiers import ConfidenceVerifier, SelfVerifier
 

@@ -9,8 +9,9 @@ import pytest
 
 from search import BeamSearch, Greedy, solve
 from tests.helpers.models import small
-from tests.helpers.servers import EOS, Ascii, Fault, ServedModel, connected
+from tests.helpers.servers import Fault, ServedModel, connected
 from tests.helpers.tiers import some_quick
+from tests.helpers.tokenizers import EOS, Ascii
 from ttc import Engine, RemoteError, Result, ThinkingMarks
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import settings
 from transformers import JambaForCausalLM
 
-from experiments.lab.bench import small_models
+from experiments.standins import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain, grow, two_levels
 from tests.helpers.links import failing_at

@@ -7,7 +7,7 @@ import copy
 
 import pytest
 
-from experiments.lab.pretended import Waits, pretended_devices
+from experiments.standins.pretended import Waits, pretended_devices
 from tests.helpers.engines import GREEDY
 from tests.helpers.models import prompt, small
 from tests.helpers.tokenizers import Letters

@@ -12,6 +12,7 @@ from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import FEW, build, prompt
 from tests.helpers.ownership import assert_nothing_left, assert_whole
+from tests.helpers.parts import installed
 from tests.helpers.recurrent import plain
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
@@ -23,7 +24,6 @@ from ttc import (
     Headwise,
     Layerwise,
     Paged,
-    PromptLookup,
     Resident,
     Step,
 )
@@ -117,5 +117,6 @@ def test_and_under_every_policy(family: str, policy: str, share: float, order: s
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_and_with_drafts(order: str) -> None:
-    check("llama", order, "resident", None, speculation=PromptLookup(max_rows=16))
+@pytest.mark.parametrize("lookup", installed("speculation", "prompt_lookup"))
+def test_and_with_drafts(lookup: Any, order: str) -> None:
+    check("llama", order, "resident", None, speculation=lookup(max_rows=16))

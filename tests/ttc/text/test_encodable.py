@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.engines import make_engine
 from tests.helpers.tiers import examples
-from ttc import Endpoint, InvalidInput
+from ttc import InvalidInput
 from ttc.text.chat import chat_text, encoded
 from ttc.text.encodable import check_encodable, encodable, lone_surrogate
 from ttc.text.prompt import PromptTemplate, raw_tokens
@@ -55,8 +55,6 @@ def test_each_half_is_one_unknown_character(text: str, read: str) -> None:
         lambda tokenizer: raw_tokens(HALF, tokenizer),
         lambda tokenizer: chat_text([{"role": "user", "content": HALF}], tokenizer),
         lambda tokenizer: check_encodable(HALF, "it"),
-        lambda tokenizer: Endpoint(f"http://{HALF}/v1"),
-        lambda tokenizer: Endpoint(model=HALF),
     ],
 )
 def test_what_a_user_gives_is_refused_by_name(give: Callable[[Any], object]) -> None:

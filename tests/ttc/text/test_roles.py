@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.chats import tokenizer
-from ttc import InvalidInput, Tools
+from ttc import InvalidInput
 from ttc.text.chat import chat_text, chat_tokens, common_start, next_prompt, next_turn_text
 from ttc.text.prompt import PromptTemplate, raw_tokens
-from ttc.tools.chat import ToolChat
 from verifiers import LLMJudge
 
 RAISES = "{{ raise_exception('roles must alternate') }}"
@@ -129,19 +128,6 @@ def test_a_system_text_without_a_place_goes_before_the_words_of_the_user() -> No
         joined = chat_text(chat("uU"), own)
         apart = "roles in turn" not in name
         assert joined.count("<user>") == (2 if apart else 1)
-
-
-@pytest.mark.parametrize("name", ["no system", "system left out", "roles in turn, no system"])
-def test_tools_are_told_where_no_system_can_speak(name: str) -> None:
-    own = tokenizer((), "bytes", None, "</s>", template=TEMPLATES[name] + ASSISTANT)
-    schema = {"type": "function", "function": {"name": "weather", "parameters": {}}}
-    for system in (None, "Be brief."):
-        told = ToolChat.of(Tools([schema]), PromptTemplate("{question}", system=system), own)
-        text = told.template.text("Wet?", own)
-        assert text.count('"name": "weather"') == text.count("Wet?") == 1
-        assert text.startswith("<user>") and (system or "") in text
-        after = told.after(told.calls('<tool_call>{"name": "weather"}</tool_call>'), ["dry"], "")
-        assert after.count("dry") == 1 and after.endswith("<assistant>")
 
 
 @pytest.mark.parametrize("name", ["system left out", "roles in turn, no system", "any role"])

@@ -13,7 +13,7 @@ from tests.helpers.chats import tokenizer
 from tests.helpers.searches import Costly
 from tests.helpers.thinking import Thinking
 from tests.helpers.tools import tool
-from ttc import CalculatorTools, InvalidInput, PythonTools, ToolError
+from ttc import CalculatorTools, InvalidInput, ToolError
 from ttc.text.prompt import PromptTemplate
 from ttc.tools.base import Tools
 from ttc.tools.choice import format_of
@@ -372,19 +372,6 @@ def test_the_calculator_computes_arithmetic_and_nothing_else(
         assert calculator.answer({"expression": expression}) == value
 
 
-def test_programs_are_run_in_the_sandbox() -> None:
-    (python,) = PythonTools(cpu_s=1).tools
-    assert python.answer({"code": "print('a')\n6 * 7"}) == "a\n42"
-    assert python.answer({"code": "x = 1"}) == "(it printed nothing)"
-    for code, words in [
-        ("1 / 0", "ZeroDivisionError"),
-        ("open('/x', 'w')", "Error"),
-        ("(", "Syntax"),
-    ]:
-        with pytest.raises(ToolError, match=words):
-            python.answer({"code": code})
-
-
 def test_wrong_types_are_told_to_the_model() -> None:
     adds = tool(lambda x, on: x, "add", x="integer", on="boolean")
     assert adds.answer({"x": 1, "on": True}) == "1"
@@ -402,5 +389,3 @@ def test_wrong_types_are_told_to_the_model() -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(InvalidInput, match="answer_tokens=0"):
         Tools([TOOL], answer_tokens=0)
-    with pytest.raises(InvalidInput, match="time_s=0"):
-        PythonTools(cpu_s=0)

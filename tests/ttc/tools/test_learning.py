@@ -337,6 +337,55 @@ def test_several_calls_are_answered_where_the_template_writes_one() -> None:
 FOLDER = os.environ.get("TTC_CHAT_TEMPLATES", "")
 
 
+BLUNT = (
+    "{% macro kind(s) %}{% if s.type == 'object' %}map of {{ kind(s.additionalProperties) }}"
+    "{% elif s.type is string %}{{ {'string': 'str'}.get(s.type) + '' if s.type == 'string' else "
+    "raise_exception('the type ' + s.type) if s.type == 'null' else s.type }}"
+    "{% else %}{% for t in s.type %}{{ kind({'type': t}) }}{% endfor %}{% endif %}{% endmacro %}"
+    "{% for t in tools or [] %}{% set f = t.function %}"
+    "{{ f.name + ': ' + f.description + f.parameters.required | tojson }}"
+    "{% for k, v in f.parameters.properties | items %}{{ k + ' ' + v.description + kind(v) }}"
+    "{% endfor %}{% endfor %}"
+)
+"""Reads a tool's schema without asking what it holds, as Command R+, Seed-OSS and Hermes 2 do."""
+SPARSE = {
+    "name alone": {},
+    "no parameters": {"description": "Looks up."},
+    "null": {"description": None, "parameters": None},
+    "no properties": {"parameters": {"type": "object"}},
+    "null in parameters": {"parameters": {"type": "object", "properties": None, "required": None}},
+    "a type alone": {"parameters": {"properties": {"city": {"type": "string"}}}},
+    "a null": {"parameters": {"properties": {"a": {"type": "string", "description": None}}}},
+    "any object": {"parameters": {"properties": {"more": {"type": "object"}}}},
+    "a type or null": {"parameters": {"properties": {"city": {"type": ["string", "null"]}}}},
+}
+
+
+def told(template: str, about: Mapping[str, Any]) -> PromptTemplate:
+    function = {"name": "look_up", **about}
+    tools = Tools([Tool({"type": "function", "function": function})])
+    own = tokenizer((), "bytes", "", "", template=template + ASKING.replace("CALLS", CALLS["json"]))
+    chat = ToolChat.of(tools, PromptTemplate("{question}"), own)
+    assert "look_up" in chat.template.text("?", own)
+    return chat.template
+
+
+@pytest.mark.parametrize("about", SPARSE.values(), ids=SPARSE)
+def test_what_a_schema_leaves_out_is_told_to_templates_that_do_not_ask(about: Any) -> None:
+    (completed,) = told(BLUNT, about).options["tools"]
+    assert completed["function"]["parameters"]["required"] == []
+    (given,) = told("", about).options["tools"]  # nothing is added where it is not needed
+    assert given["function"] == {"name": "look_up", **about}
+
+
+def test_a_tool_that_a_template_cannot_tell_of_is_named() -> None:
+    nothing = {"parameters": {"properties": {"b": {"type": "null"}}}}
+    with pytest.raises(
+        InvalidInput, match=r"cannot tell .* of look_up \(the type null\); give each"
+    ):
+        told(BLUNT, nothing)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not FOLDER, reason="TTC_CHAT_TEMPLATES names no folder of chat templates")
 def test_published_templates_are_served_or_refused_by_name() -> None:

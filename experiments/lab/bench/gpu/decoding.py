@@ -13,14 +13,14 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from experiments.lab.bench.gpu.machine import FAILED, MEASURED, WRONG, Machine, Row, verdict
-from experiments.lab.bench.small_models import Characters, build, tokens
-from experiments.lab.pretended import Waits
-from experiments.lab.taped_graphs import StandIn
+from experiments.standins.pretended import Waits
+from experiments.standins.small_models import Characters, build, tokens
+from experiments.standins.taped_graphs import StandIn
 from search import BeamSearch
 from search.solving import solve
 from ttc import Engine, Sampling
 from ttc.calibration.measure_device import WIDE
-from ttc.model.graphs import AFTER, SWITCH, Graphs
+from ttc.cuda.graphs import AFTER, SWITCH, Graphs
 from ttc.model.runner import HuggingFaceRunner
 from ttc.model.runner_choice import runner_for
 from ttc.protocols import Problem
@@ -67,7 +67,7 @@ def engine_of(machine: Machine) -> Engine:
 def graphs_of(engine: Engine) -> Graphs:
     """Raises RuntimeError where the engine has none."""
     runner = engine.runner
-    if not isinstance(runner, HuggingFaceRunner) or runner.graphs is None:
+    if not isinstance(runner, HuggingFaceRunner) or not isinstance(runner.graphs, Graphs):
         raise RuntimeError("the engine has no CUDA graphs")
     return runner.graphs
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from experiments.lab.bench.gpu.machine import FAILED, MEASURED, RIGHT, Machine, Row
-from ttc.attention import fused_gpu
+from ttc.cuda import fused_gpu
 
 
 def rows(machine: Machine) -> Iterator[Row]:

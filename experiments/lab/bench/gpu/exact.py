@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from experiments.lab.bench import architectures, small_models
+from experiments.lab.bench import architectures
 from experiments.lab.bench.gpu.machine import (
     FAILED,
     LEFT_OUT,
@@ -18,6 +18,8 @@ from experiments.lab.bench.gpu.machine import (
     Row,
     verdict,
 )
+from experiments.standins import small_models
+from experiments.standins.small_trees import plain_logits
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, Split, Streamed
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency
@@ -93,7 +95,7 @@ def _placed(machine: Machine, placement: Placement) -> Row:
 
 def _compared(machine: Machine, plain: Any, engine: Engine) -> Row:
     branches = architectures.grow(engine)
-    worst, allowed = architectures.difference(plain, branches, architectures.plain_logits)
+    worst, allowed = architectures.difference(plain, branches, plain_logits)
     link = engine.memory.link
     moved = link.to_device_bytes.total() + link.to_host_bytes.total()
     copies = [copy for kv in engine.memory.live for copy in kv.host if copy is not None]

@@ -9,15 +9,15 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from experiments.lab.attention_cases import DecodeCase, ExtendCase, Segments
 from experiments.lab.bench.gpu.machine import FAILED, Machine, Row, verdict
+from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments
 from ttc.approximate.quantized_kv import Bytes, Kind
-from ttc.attention import fused_gpu
 from ttc.attention.entry import Entry
-from ttc.attention.fused_gpu import TritonAttention
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays
+from ttc.cuda import fused_gpu
+from ttc.cuda.fused_gpu import TritonAttention
 from ttc.memory.kv import LayerShape
 
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

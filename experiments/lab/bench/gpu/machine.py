@@ -27,7 +27,7 @@ NO_GPU = (
 class Machine:
     """rehearsed: without a GPU. kernels: where attention's kernels run: in a rehearsal the CPU, by
     Triton's interpreter. memory: whose KV and weights come over the link: in a rehearsal a
-    pretended device (see `experiments.lab.pretended`)."""
+    pretended device (see `experiments.standins.pretended`)."""
 
     rehearsed: bool
     kernels: str
@@ -54,8 +54,9 @@ class Machine:
         if not self.rehearsed:
             yield None
             return
-        from experiments.lab.taped_graphs import Kernels, StandIn
-        from ttc.attention import extend_plan, fused_gpu, plan
+        from experiments.standins.taped_graphs import Kernels, StandIn
+        from ttc.attention import extend_plan, plan
+        from ttc.cuda import fused_gpu
 
         recorder = StandIn()
 
@@ -76,7 +77,7 @@ def prepare(rehearse: bool) -> Machine:
     """The machine, for a process that has not used Triton yet."""
     if rehearse:
         os.environ["TRITON_INTERPRET"] = "1"
-        from experiments.lab.pretended import pretended_devices
+        from experiments.standins.pretended import pretended_devices
 
         pretended_devices()
     torch.backends.cudnn.allow_tf32 = False  # results are compared with a CPU's

@@ -1,0 +1,1 @@
+"""Pages about finished runs: their trees, and leaderboards."""

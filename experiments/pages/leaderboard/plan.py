@@ -1,0 +1,196 @@
+"""What a leaderboard's file asks for, as the cells to run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.cli.choices import choices
+from experiments.cli.labels import given_labels, labels, typed_settings
+from experiments.cli.removed import removal
+from experiments.eval.cells import Cell
+from experiments.runs.overrides import as_override
+from experiments.runs.reading import refuse_bombs
+from experiments.runs.records import check_name
+from experiments.runs.run_name import overrides_suffix
+from ttc.errors import InvalidInput
+from ttc.text.encodable import encodable
+
+GROUPS = {"models": "model", "datasets": "dataset", "searches": "search"}
+"""The lists of the file whose entries can be a choice of one of Hydra's groups."""
+KEYS = ("name", *GROUPS, "budgets", "seeds", "settings", "output_dir")
+OWN = ("run.name", "run.seed", "run.output_dir")
+"""What the leaderboard sets itself."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A leaderboard: its name, the folder of its runs, and its cells, those of one model in a
+    row."""
+
+    name: str
+    folder: Path
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a list. label: its name in folders. overrides: what it sets. title: its name
+    beside the others of its list; None for what they differ in."""
+
+    label: str
+    overrides: list[str]
+    title: str | None = None
+
+
+def read_plan(file: Path) -> Plan:
+    """Raises InvalidInput for a file that cannot be read as a leaderboard."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        refuse_bombs(file, text)
+        given = yaml.safe_load(text)
+    except InvalidInput:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(
+            f"{file} cannot be read ({reason}); give a YAML file of what to run, as --help shows"
+        ) from error
+    except (yaml.YAMLError, ValueError) as error:  # also a date or a number that is none
+        raise InvalidInput(f"{file} is not YAML: {error}") from error
+    if encodable(given) != given:
+        raise InvalidInput(
+            f"{file} holds half of a pair that stands for one sign (a lone surrogate); write the "
+            "sign itself"
+        )
+    if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
+        raise InvalidInput(f"{file} must be a mapping with the keys {', '.join(KEYS)}")
+    if unknown := [key for key in given if key not in KEYS]:
+        raise InvalidInput(f"{file}: {unknown[0]!r} is unknown; use {', '.join(KEYS)}")
+    name = check_name(str(given.get("name") or file.stem))
+    folder = Path(str(given.get("output_dir") or "outputs")) / name
+    axes = [
+        [_entry(value, group, key) for value in _list(given, key)] for key, group in GROUPS.items()
+    ]
+    budgets = _list(given, "budgets") if given.get("budgets") is not None else [{}]
+    axes.append([_budget(value) for value in budgets])
+    axes = [list(_titled(entries)) for entries in axes]
+    seeds = _seeds(given.get("seeds", [0]))
+    common = _settings(given.get("settings") or {}, "settings")
+    cells = [_cell(parts, seed, common, folder) for parts in product(*axes) for seed in seeds]
+    names = [cell.name for cell in cells]
+    if twice := [cell for cell in names if names.count(cell) > 1]:
+        raise InvalidInput(
+            f"two cells are called {twice[0]}; give their entries a name each, as {{name: ..., "
+            "...}"
+        )
+    return Plan(name, folder, cells)
+
+
+def with_labels(plan: Plan, names: Sequence[str]) -> Plan:
+    """The plan whose rows are called so, in the order of the file.
+
+    Raises InvalidInput where the names do not fit the rows.
+    """
+    titles = list(dict.fromkeys(cell.title for cell in plan.cells))
+    called = dict(zip(titles, given_labels(names, titles), strict=True))
+    return replace(plan, cells=[replace(cell, title=called[cell.title]) for cell in plan.cells])
+
+
+def _cell(parts: Sequence[Entry], seed: int, common: Sequence[str], folder: Path) -> Cell:
+    named = dict(
+        zip(("model", "dataset", "search", "budget"), (part.label for part in parts), strict=True)
+    )
+    name = check_name("-".join([*filter(None, named.values()), f"seed{seed}"]))
+    overrides = [override for part in parts for override in part.overrides]
+    model, _, search, budget = (part.title or "" for part in parts)
+    title = " ".join(filter(None, (model, search, budget))) or parts[2].label
+    place = [
+        f"run.name={as_override(name)}",
+        f"run.seed={seed}",
+        f"run.output_dir={as_override(str(folder))}",
+    ]
+    return Cell(name, named, seed, [*common, *overrides, *place], title)
+
+
+def _titled(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """The entries of a list with titles, which one entry does not need."""
+    typed = [typed_settings(entry.overrides) for entry in entries]
+    titles = [entry.title or label for entry, label in zip(entries, labels(typed), strict=True)]
+    for entry, title in zip(entries, titles, strict=True):
+        apart = title if title and titles.count(title) == 1 else entry.label
+        yield replace(entry, title="" if len(entries) == 1 else apart)
+
+
+def _list(given: Mapping[str, Any], key: str) -> list[Any]:
+    value = given.get(key)
+    if not isinstance(value, list) or not value:
+        raise InvalidInput(f"{key} is {value!r}; give a list of at least one entry")
+    return value
+
+
+def _seeds(value: Any) -> list[int]:
+    if not isinstance(value, list) or not value or not all(type(seed) is int for seed in value):
+        raise InvalidInput(f"seeds is {value!r}; give a list of whole numbers")
+    return value
+
+
+def _entry(value: Any, group: str, key: str) -> Entry:
+    """A choice of the group, a model's name, or a mapping of settings, which may hold a `name`."""
+    if isinstance(value, str):
+        if value in choices(group):
+            return Entry(value, [f"{group}={value}"])
+        if group == "model":
+            chosen = ["model=hf", f"model.name={as_override(value)}"]
+            return Entry(_label(value), chosen, value.rpartition("/")[2])
+        if gone := removal(group, value):
+            raise InvalidInput(f"{key}: {gone}")
+        raise InvalidInput(
+            f"{key}: {value!r} is unknown; use one of {', '.join(choices(group))}, or a mapping of "
+            "settings"
+        )
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{key}: {value!r} is neither a name nor a mapping of settings")
+    return _mapping(value, key, str(value.get(group, "")))
+
+
+def _budget(value: Any) -> Entry:
+    if type(value) is int:
+        return Entry(f"{value}tokens", [f"run.max_tokens={value}"])
+    if not isinstance(value, dict):
+        raise InvalidInput(
+            f"budgets: {value!r} is neither a number of tokens nor a mapping of settings"
+        )
+    return _mapping(value, "budgets", "")
+
+
+def _mapping(value: Mapping[str, Any], key: str, head: str) -> Entry:
+    overrides = _settings({k: v for k, v in value.items() if k != "name"}, key)
+    rest = overrides_suffix(
+        [o for o in overrides if o.partition("=")[0] not in GROUPS.values()], ()
+    )
+    given = str(value["name"]) if value.get("name") else None
+    return Entry(_label(given or (head + rest).strip("-")), overrides, given)
+
+
+def _settings(value: Any, key: str) -> list[str]:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise InvalidInput(f"{key}: {value!r} is no mapping of settings, as {{search.n: 4}}")
+    if taken := [name for name in value if name in OWN]:
+        raise InvalidInput(
+            f"{key}: {taken[0]} is set by the leaderboard itself; use name, seeds and output_dir"
+        )
+    return [
+        f"{name}={item}" if "." not in name else f"{name}={as_override(item)}"
+        for name, item in value.items()
+    ]
+
+
+def _label(text: str) -> str:
+    return re.sub(r"[^\w.=+-]+", "_", text)

@@ -1,0 +1,1 @@
+"""Data sets whose answers are programs."""

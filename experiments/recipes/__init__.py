@@ -1,0 +1,1 @@
+"""Published figures, made again: recipes, and ProcessBench."""

@@ -1,0 +1,148 @@
+"""The web application: its paths, and what a request goes through."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from experiments.server.access import AccessLog, log
+from experiments.server.exchange import EventStream, Exchange
+from experiments.server.guard import Guard
+from experiments.server.metrics import Metrics
+from experiments.server.offer import PLAIN, Offer
+from experiments.server.prepare import Preparer
+from experiments.server.refusal import Refusal
+from experiments.server.replies import Reply
+from experiments.server.requests import Body, ChatBody, CompletionBody, body_of, read
+from experiments.server.service import STOPPING, Service, Ticket
+from search.options import SolveOptions
+
+
+@dataclass
+class Api:
+    """What the paths do. options, max_prompt_tokens, chat_options: see `Preparer`."""
+
+    service: Service
+    offer: Offer
+    options: SolveOptions
+    max_body_bytes: int
+    max_prompt_tokens: int | None = None
+    chat_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.preparer = Preparer(
+            self.service.engine, self.options, self.max_prompt_tokens, self.chat_options
+        )
+        self.metrics = Metrics(self.service)
+        self.started = int(time.time())
+
+    def app(self, key: str | None, hosts: Sequence[str] | None) -> Starlette:
+        """The application, with which the service ends. key, hosts: see `Guard`."""
+
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            yield
+            await asyncio.to_thread(self.service.close)
+
+        return Starlette(
+            routes=[
+                Route("/health", self.health),
+                Route("/metrics", self.show_metrics),
+                Route("/v1/models", self.models),
+                Route("/v1/models/{name:path}", self.model),
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/v1/completions", self.completions, methods=["POST"]),
+            ],
+            middleware=[Middleware(AccessLog), Middleware(Guard, key=key, hosts=hosts)],
+            exception_handlers={Refusal: _refused, HTTPException: _not_found, Exception: _broken},
+            lifespan=lifespan,
+        )
+
+    # ------------------------------------------------------------ what is asked about the server
+
+    async def health(self, _: Request) -> Response:
+        if not self.service.healthy:
+            raise Refusal(503, STOPPING)
+        return JSONResponse({"status": "ok", "model": self.offer.model})
+
+    async def show_metrics(self, _: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def models(self, _: Request) -> Response:
+        return JSONResponse(
+            {"object": "list", "data": [self._about(name) for name in self.offer.names()]}
+        )
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self.offer.check_model(name)
+        return JSONResponse(self._about(name))
+
+    def _about(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self.started, "owned_by": "ttc"}
+
+    # ------------------------------------------------------------ what is asked of the model
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, ChatBody)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, CompletionBody)
+
+    async def _answer(self, request: Request, kind: type[Body]) -> Response:
+        """One request, from its body to its reply, or to the beginning of its stream."""
+        began = time.monotonic()
+        name = "unknown"
+        try:
+            body = read(kind, await body_of(request, self.max_body_bytes))
+            name, search = self.offer.search(body)
+            prepared = await asyncio.to_thread(self.preparer.prepare, body, name, search)
+            reply = Reply(self.service.engine, prepared)
+            follow = body.stream and name == PLAIN and reply.follows
+            tickets = [
+                Ticket(
+                    problem,
+                    prepared.config,
+                    follow=follow,
+                    client=request.client,
+                    address=None if request.client is None else request.client.host,
+                    prompt_tokens=tokens,
+                )
+                for problem, tokens in zip(prepared.problems, prepared.prompt_lengths, strict=True)
+            ]
+            self.service.submit(tickets)
+        except Refusal as refusal:
+            self.metrics.ended(name, refusal.status, time.monotonic() - began)
+            raise
+        exchange = Exchange(self.service, self.metrics, tickets, reply, began)
+        return EventStream(exchange) if body.stream else await exchange.whole(request)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    return error.response()
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = (
+        f"{request.method} {request.url.path}: {error.detail}; there are /v1/chat/completions and "
+    )
+    message += "/v1/completions (POST), /v1/models, /health and /metrics (GET)"
+    return Refusal(error.status_code, message, headers=error.headers).response()
+
+
+async def _broken(_: Request, error: Exception) -> Response:
+    log.error("a request failed", exc_info=error)
+    return Refusal(500, f"the server failed: {type(error).__name__}").response()

@@ -1,0 +1,244 @@
+"""From a request's body to problems with a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from secrets import randbelow
+from typing import Any, ClassVar
+
+from experiments.runs.grading import Reading
+from experiments.server.conversation import Conversation
+from experiments.server.refusal import Refusal
+from experiments.server.requests import MAX_WHOLE, Body, ChatBody, CompletionBody, shown
+from search import Search
+from search.budget import Budget
+from search.config import SearchConfig
+from search.options import SolveOptions
+from ttc.errors import ContextExceeded, InvalidInput
+from ttc.parts import handler
+from ttc.protocols import Problem
+from ttc.text.answers import extract_answer
+from ttc.text.prompt import SET_HERE, PromptTemplate
+from ttc.text.thinking_switch import EFFORT, SWITCHES, variables
+
+MAX_STOPS = 16
+"""Stop strings of one request: each is looked for after every token."""
+
+MAX_CALLS = 128
+"""Calls of tools in one answer."""
+
+CLIENT_LIMITS = ("max_generated_tokens", "max_wall_s")
+"""What a request may say of its budget."""
+
+NO_VARIABLES = ("self", "messages", "chat_template", "tools", "documents", "tokenizer_kwargs")
+"""What a request may not give a chat template: another template, and what is not offered here."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that can be answered.
+
+    search: the name of its search. prompt_lengths: the tokens of each prompt. in_thought: whether
+    the prompt of a chat begins a thought.
+    """
+
+    body: Body
+    search: str
+    config: SearchConfig
+    problems: list[Problem]
+    prompt_lengths: list[int]
+    in_thought: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts together."""
+        return sum(self.prompt_lengths)
+
+
+@dataclass(frozen=True)
+class RawPrompt(PromptTemplate):
+    """A prompt of /v1/completions: what the client has sent, and nothing around it."""
+
+    instruction: str = "{question}"
+    raw: bool = True
+
+    what: ClassVar[str] = "the prompt"
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """How requests are read.
+
+    options: how problems are solved where a request does not say, and the most that one problem may
+    cost.
+    max_prompt_tokens: None for what the model's context holds. chat_options: further variables for
+    the chat template.
+    """
+
+    engine: Any
+    options: SolveOptions
+    max_prompt_tokens: int | None = None
+    chat_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def prepare(self, body: Body, name: str, search: Search) -> Prepared:
+        """Raises Refusal for a request that cannot be answered."""
+        if len(body.stops) > MAX_STOPS:
+            raise Refusal(
+                400, f"stop holds {len(body.stops)} strings; give at most {MAX_STOPS}", param="stop"
+            )
+        if isinstance(body, ChatBody):
+            param = "messages"
+            questions, template = self._chat(body)
+        else:
+            assert isinstance(body, CompletionBody)
+            param = "prompt"
+            questions, template = _texts(body)
+        options = self._options(body, search, template)
+        try:
+            self._check_effort(body.reasoning_effort, template)
+            config = SearchConfig.of(search, self.engine, options)
+        except InvalidInput as error:
+            names = {} if body.reasoning_effort is None else {"thinking": EFFORT}
+            if isinstance(body.search, dict):
+                names |= {key: f"search.{key}" for key in body.search}
+            raise Refusal.of(error, names=names) from error
+        try:
+            prompts = [self._prompt(config.template, question) for question in questions]
+        except InvalidInput as error:
+            raise Refusal.of(error, param) from error
+        end = config.template.end_of_prompt(questions[-1], self.engine.tokenizer)
+        thoughts = None if config.closes else config.thoughts
+        in_thought = thoughts is not None and thoughts.begun(prompts[-1], end)
+        return Prepared(
+            body, name, config, list(map(Problem, questions)), list(map(len, prompts)), in_thought
+        )
+
+    def _chat(self, body: ChatBody) -> tuple[list[str], PromptTemplate]:
+        last = body.messages[-1]
+        if last.role not in ("user", "tool"):
+            raise Refusal(
+                400,
+                f"the last message is the {last.role}'s; end with one of the user or of a tool",
+                param="messages",
+            )
+        *before, asked = named([message.as_template() for message in body.messages])
+        del asked["content"]
+        for name, value in body.chat_template_kwargs.items():
+            if name in NO_VARIABLES or name in SET_HERE:
+                message = f"chat_template_kwargs.{name} is no variable of a template; leave it out"
+                raise Refusal(400, message, param="chat_template_kwargs")
+            if isinstance(value, int | float) and not abs(value) <= MAX_WHOLE:
+                message = (
+                    f"chat_template_kwargs.{name}={shown(value)} is beyond {MAX_WHOLE}; give less"
+                )
+                raise Refusal(400, message, param="chat_template_kwargs")
+        of_server = dict(self.chat_options)
+        if body.reasoning_effort is not None:
+            for name in (EFFORT, *SWITCHES):
+                of_server.pop(name, None)
+        options = {**of_server, **body.chat_template_kwargs}
+        try:
+            return [last.text], Conversation(earlier=tuple(before), last=asked, options=options)
+        except InvalidInput as error:
+            raise Refusal.of(error, "chat_template_kwargs") from error
+
+    def _check_effort(self, effort: str | None, template: PromptTemplate) -> None:
+        """Raise Refusal for an effort that the chat template does not take."""
+        if effort is None or effort == "none":
+            return
+        tokenizer = self.engine.tokenizer
+        if not template.uses_chat(tokenizer):
+            why = "a prompt of /v1/completions goes through no chat template"
+        elif EFFORT not in variables(tokenizer):
+            why = f"this model's chat template has no {EFFORT}"
+        else:
+            return
+        message = f"{EFFORT}={effort!r} is not taken: {why}; leave it out, or give 'none' to answer"
+        raise Refusal(400, f"{message} without a thought", param=EFFORT)
+
+    def _options(self, body: Body, search: Search, template: PromptTemplate) -> SolveOptions:
+        reading: dict[str, Any] = {}
+        if body.answer_kind is not None:
+            reading = self._reading(body.answer_kind)
+        return replace(
+            self.options,
+            verifier=self.options.verifier if search.needs_verifier else None,
+            seed=randbelow(2**31) if body.seed is None else body.seed,
+            template=template,
+            end=body.stops,
+            budget=self._budget(body),
+            tools=self._tools(body),
+            **reading,
+        )
+
+    def _reading(self, kind: str) -> dict[str, Any]:
+        try:
+            extract_answer("", kind)  # refuses an unknown kind
+        except InvalidInput as error:
+            raise Refusal.of(error, "answer_kind") from error
+        return Reading(kind).options()
+
+    def _tools(self, body: Body) -> Any:
+        """Those that the client runs, else those of the server."""
+        if not isinstance(body, ChatBody):
+            return None
+        if not body.tools:
+            return self.options.tools
+        if body.tool_choice == "none":
+            return None
+        try:
+            schemas = [tool.model_dump(exclude_unset=True) for tool in body.tools]
+            return handler("group", "tools")(schemas, calls_per_branch=MAX_CALLS)
+        except InvalidInput as error:
+            raise Refusal.of(error, "tools") from error
+
+    def _budget(self, body: Body) -> Budget:
+        """What the server allows, or less."""
+        budget = self.options.budget
+        given = {
+            name: value for name in CLIENT_LIMITS if (value := getattr(body, name)) is not None
+        }
+        for name, value in given.items():
+            limit = getattr(budget, name)
+            if limit is not None and value > limit:
+                raise Refusal(
+                    400, f"{name}={value} is more than this server's {limit}; give less", param=name
+                )
+        return replace(budget, **given)
+
+    def _prompt(self, template: PromptTemplate, question: str) -> list[int]:
+        """Raises InvalidInput for a prompt that is too long."""
+        tokens = template.tokens(question, self.engine.tokenizer)
+        self.engine.limits.check_prompt(len(tokens))
+        limit = self.max_prompt_tokens
+        if limit is not None and len(tokens) > limit:
+            raise ContextExceeded(
+                f"the prompt has {len(tokens)} tokens, and this server takes {limit}; shorten it"
+            )
+        return tokens
+
+
+def named(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in which those of tools have the names of what was called, as some templates want
+    them."""
+    names = {
+        call["id"]: call["function"]["name"]
+        for message in messages
+        for call in message.get("tool_calls", ())
+    }
+    for message in messages:
+        if message["role"] == "tool" and not message["name"]:
+            message["name"] = names.get(message["tool_call_id"], "")
+    return messages
+
+
+def _texts(body: CompletionBody) -> tuple[list[str], PromptTemplate]:
+    texts = body.prompts
+    if not texts:
+        raise Refusal(400, "prompt holds no text; give one, or several", param="prompt")
+    if body.stream and len(texts) > 1:
+        raise Refusal(
+            400, f"prompt holds {len(texts)} texts; give one, or leave stream out", param="prompt"
+        )
+    return texts, RawPrompt()

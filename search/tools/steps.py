@@ -1,0 +1,218 @@
+"""A step in which a model may call tools: it decodes, is told the answers, and decodes on."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from search.thinking import GoesOn, Phases, ThinkingStep
+from search.tools.runs import ToolRun
+from ttc.errors import ContextExceeded
+from ttc.protocols import Backend, Bounded, Step
+from ttc.text.chat import decoded, following
+from ttc.text.encodable import encodable
+from ttc.tool_calls import ToolCall, Written
+from ttc.tools.chat import ToolChat
+from ttc.tree.branch import Branch
+
+CUT = " ... (cut)"
+"""Stands after an answer that was too long."""
+
+ENDING_TOKENS = 24
+"""The newest tokens, in which the end of a call is looked for."""
+
+
+@dataclass(eq=False)
+class PlainStep:
+    """A step without thoughts.
+
+    left: the tokens that it may still write. start: `len(tokens)` at the phase's beginning.
+    """
+
+    branch: Branch
+    step: Step
+    tokenizer: Any
+    left: int
+    start: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = len(self.branch.tokens)
+
+    def phase(self) -> Step:
+        return replace(self.step, max_tokens=self.left, thinking=None)
+
+    def ended(self) -> GoesOn:
+        """What follows: the step goes on where it ended at no delimiter of its own."""
+        written = self.branch.tokens[self.start :]
+        self.left -= len(written)
+        if self.branch.step_reasons[-1] == "delimiter":
+            words = whole_text(self.tokenizer, written).lstrip()
+            if not any(string in words for string in self.step.delimiters):
+                self.branch.resume_step()
+                return self.go_on()
+        return "over"
+
+    def go_on(self) -> GoesOn:
+        """Begin another phase where there is room; else the step is at its limit."""
+        self.start = len(self.branch.tokens)
+        if self.left > 0:
+            return "decode"
+        self.branch.end_step("length")
+        return "over"
+
+
+@dataclass(eq=False)
+class ToolStep:
+    """The step of one branch that may call tools, around its phases of thinking and answering.
+
+    calls, runs, texts: those that it waits for, the work on each, and what the branch is told of
+        it.
+    last: the special token that ended the model's turn with them, "" for none.
+    start, told: the tokens with which the first of them begins, and the answers do.
+    """
+
+    phases: Phases
+    chat: ToolChat
+    backend: Backend
+    calls: list[Written] = field(default_factory=list)
+    runs: list[ToolRun] = field(default_factory=list)
+    last: str = ""
+    start: int = 0
+    told: int = 0
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def branch(self) -> Branch:
+        return self.phases.branch
+
+    def phase(self) -> Step | None:
+        """What the branch decodes now, None where its thought is to be closed instead."""
+        phase = self.phases.phase()
+        if phase is None or not self.chat.ends:
+            return phase
+        return replace(phase, delimiter=(*phase.delimiters, *self.chat.ends))
+
+    def ended(self) -> GoesOn:
+        """What follows the phase that was decoded: "call", or as its phases have it."""
+        branch = self.branch
+        eos = branch.step_reasons[-1] == "eos"
+        self.calls = self._calls(eos)
+        follows = self.phases.ended()
+        if follows == "close" and self._in_call() and isinstance(self.phases, ThinkingStep):
+            return self.phases.end_call()
+        if not self.calls:
+            return follows
+        branch.usage.tool_calls += len(self.calls)
+        known = self.chat.tools.by_name
+        if any(call.name in known and known[call.name].run is None for call in self.calls):
+            self._leave_to_caller(follows)
+            return "over"
+        if follows == "over":
+            branch.resume_step()
+        self.last = whole_text(self.backend.tokenizer, branch.tokens[-1:]) if eos else ""
+        branch.reopen()
+        return "call"
+
+    def _calls(self, eos: bool) -> list[Written]:
+        branch = self.branch
+        form = self.chat.format
+        thoughts = self.branch.thoughts
+        before = branch.tool_calls
+        start = max([branch.prompt_length, *(call.end for call in before)])
+        tokens, tokenizer = branch.tokens[start:], self.backend.tokenizer
+        newest = whole_text(tokenizer, tokens[-ENDING_TOKENS:])
+        if not eos and not any(end in newest for end in self.chat.ends):
+            return []
+        text, first = whole_text(tokenizer, tokens), 0
+        if thoughts is not None and not form.in_thoughts:
+            cuts = thoughts.marks.cuts(text)
+            first = max((cut.end for cut in cuts if cut.thinks is False), default=0)
+            if branch.thinks(thoughts) and not (eos and form.ends_with_call(text)):
+                return []  # else the call ends the turn, and the thought with it
+        calls = self.chat.calls(text[first:])
+        if len(before) + len(calls) > self.chat.tools.calls_per_branch:
+            return []
+        calls = [  # JSON can spell half of a surrogate pair
+            call._replace(name=encodable(call.name), arguments=encodable(call.arguments))
+            for call in calls
+        ]
+        if all(tool.run is None for tool in self.chat.tools.tools):
+            calls = [call for call in calls if call.name in self.chat.tools.by_name]
+        if calls:
+            place = first + min(call.start for call in calls)
+            self.start = start + token_at(tokenizer, tokens, place)
+            self.told = len(branch.tokens)
+        return calls
+
+    def _in_call(self) -> bool:
+        """Whether the branch has begun a call and not ended its turn with it."""
+        branch, before = self.branch, self.branch.tool_calls
+        if self.calls or len(before) >= self.chat.tools.calls_per_branch:
+            return False
+        start = max([branch.prompt_length, *(call.end for call in before)])
+        return self.chat.format.in_call(whole_text(self.backend.tokenizer, branch.tokens[start:]))
+
+    def _leave_to_caller(self, follows: GoesOn) -> None:
+        branch = self.branch
+        if follows != "over":
+            branch.end_step("end")
+        if branch.finish_reason is None:
+            branch.finish_reason = branch.step_reasons[-1] = "end"
+        self._note([None] * len(self.calls), [ToolRun(0.0, 0)] * len(self.calls), None)
+
+    @property
+    def answered(self) -> bool:
+        return all(run.done for run in self.runs)
+
+    def answers(self) -> list[int]:
+        """What the branch is told, as tokens: the answers, and the start of the model's next turn.
+
+        Raises ContextExceeded where there is no room for it.
+        """
+        self.texts = [self._shortened(run.answer) for run in self.runs]
+        text = self.chat.after(self.calls, self.texts, self.last)
+        tokens = following(text, self.backend.tokenizer)
+        limits = self.backend.limits if isinstance(self.backend, Bounded) else None
+        room = None if limits is None else limits.left(len(self.branch.tokens))
+        if room is not None and len(tokens) >= room:
+            raise ContextExceeded(
+                f"the answers of tools take {len(tokens)} tokens, {room} are left"
+            )
+        return tokens
+
+    def _shortened(self, answer: str) -> str:
+        tools, whole = self.chat.tools, len(answer) <= self.chat.tools.answer_chars
+        tokens = self.backend.encode(answer[: tools.answer_chars])
+        if whole and len(tokens) <= tools.answer_tokens:
+            return answer
+        return self.backend.decode(tokens[: tools.answer_tokens]) + CUT
+
+    def go_on(self) -> GoesOn:
+        branch, thoughts = self.branch, self.branch.thoughts
+        turned = self.chat.turns and thoughts is not None
+        opened = thoughts.begun(branch.tokens) if turned and thoughts is not None else None
+        self._note(self.texts, self.runs, opened)
+        self.calls, self.runs = [], []
+        return self.phases.go_on()
+
+    def _note(
+        self, answers: Sequence[str | None], runs: Sequence[ToolRun], opened: bool | None
+    ) -> None:
+        places = (self.start, self.told, len(self.branch.tokens))
+        self.branch.tool_calls += [
+            ToolCall(call.name, call.arguments, answer, run.failed, *places, opened, run.error)
+            for call, answer, run in zip(self.calls, answers, runs, strict=True)
+        ]
+
+
+def whole_text(tokenizer: Any, tokens: Sequence[int]) -> str:
+    return decoded(tokens, tokenizer, special=True)
+
+
+def token_at(tokenizer: Any, tokens: Sequence[int], place: int) -> int:
+    def length(count: int) -> int:
+        return len(whole_text(tokenizer, tokens[:count]).rstrip("\ufffd"))
+
+    return bisect_right(range(len(tokens) + 1), place, key=length) - 1

@@ -1,0 +1,31 @@
+"""A chat as a prompt, where the model's chat template has no system role."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.server.conversation import Conversation
+from experiments.server.requests import Message
+from tests.helpers.chats import tokenizer
+from ttc import InvalidInput
+
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role != ('user', 'assistant')[loop.index0 % 2] %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.content }}>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_message_goes_before_the_words_of_the_user(role: str) -> None:
+    own = tokenizer((), "bytes", None, "</s>", template=NO_SYSTEM)
+    earlier = (Message(role=role, content="be short").as_template(),)  # type: ignore[arg-type]
+    assert Conversation(earlier=earlier).text("1 + 1?", own) == "<be short\n\n1 + 1?>"
+    of_server = Conversation(system="be kind", earlier=earlier)
+    assert of_server.text("1 + 1?", own) == "<be short\n\nbe kind\n\n1 + 1?>"
+
+
+def test_what_stays_refused_names_a_way_out() -> None:
+    own = tokenizer((), "bytes", None, "</s>", template=NO_SYSTEM)
+    asked = Conversation(earlier=({"role": "assistant", "content": "hello"},))
+    with pytest.raises(InvalidInput, match=r"must alternate; send .* in turn, the user's first"):
+        asked.text("1 + 1?", own)

@@ -1,0 +1,132 @@
+"""How the keys of a decoding step are cut into programs, counted for a GPU of 132 units."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.tiers import examples
+from ttc.attention.entry import Entry
+from ttc.attention.plan_arrays import Cut, PlanArrays
+from ttc.cuda import gpu_cuts
+from ttc.cuda.gpu_cuts import PROGRAMS, cut_for
+from ttc.memory.kv import KV
+from ttc.scheduler.running_tails import SHORT_TOKENS
+from ttc.tree.segment import MERGE_RATIO
+
+UNITS = 132
+KV_HEADS, GROUPS = 8, 4
+PROMPT = 256
+
+
+def chain(tokens: int) -> list[int]:
+    """The segments of a text that was written `SHORT_TOKENS` at a time, as the tree joins them."""
+    lengths = list[int]()
+    for _ in range(tokens // SHORT_TOKENS):
+        lengths.append(SHORT_TOKENS)
+        while len(lengths) > 1 and lengths[-2] <= MERGE_RATIO * lengths[-1]:
+            lengths[-2:] = [sum(lengths[-2:])]
+    return lengths
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_cuts, "programs_at_once", lambda device: PROGRAMS * UNITS)
+
+
+def programs(branches: int, own_tokens: int, tail: int, cut: Cut | None = None) -> list[int]:
+    """The keys that each program of a step walks: branches on one prompt, each with a text of its
+    own and a tail. cut: None for that of a GPU."""
+    entries = [Entry(KV(0, PROMPT), 0, PROMPT, slice(0, branches))]
+    for row in range(branches):
+        start = PROMPT
+        for length in chain(own_tokens):
+            entries.append(Entry(KV(0, length), start, length, slice(row, row + 1)))
+            start += length
+    position = PROMPT + own_tokens + tail
+    runs = [(row, row + 1) for row in range(branches)]
+    cut = cut or cut_for(entries, runs, GROUPS, KV_HEADS, torch.device("cpu"))
+    tails = range(branches), [tail] * branches
+    arrays = PlanArrays(entries, runs, [position] * branches, GROUPS, tails, cut)
+    keys = []
+    for *_, first, end, _, own_row in arrays.tasks.tolist():
+        own = tail + 1 if own_row >= 0 else 0
+        keys.append(sum(count for _, _, count in arrays.pieces[first:end].tolist()) + own)
+    seen = branches * (own_tokens + tail + 1) + PROMPT * -(-branches // (64 // GROUPS))
+    assert sum(keys) == seen  # nothing twice, nothing left out
+    return keys * KV_HEADS
+
+
+@pytest.mark.parametrize("tail", [0, 100, SHORT_TOKENS - 1])
+@pytest.mark.parametrize(
+    ("branches", "own_tokens"), [(1, 32_256), (1, 8192), (4, 16_384), (16, 4096), (64, 2048)]
+)
+def test_long_texts_are_programs_for_all_processors(
+    branches: int, own_tokens: int, tail: int
+) -> None:
+    lengths = programs(branches, own_tokens, tail)
+    assert len(lengths) >= UNITS
+    assert max(lengths) <= 1.5 * sum(lengths) / len(lengths)
+
+
+def test_a_short_text_and_its_tail_are_one_program() -> None:
+    assert sorted(set(programs(2, SHORT_TOKENS, 50, Cut()))) == [PROMPT, SHORT_TOKENS + 51]
+
+
+def test_segments_are_cut_into_even_parts_wherever_they_end() -> None:
+    lengths = [700, 300, 24]
+    starts = [0, 700, 1000]
+    entries = [
+        Entry(KV(0, length), start, length, slice(0, 1))
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+    arrays = PlanArrays(entries, [(0, 1)], [1030], GROUPS, ([0], [6]), Cut(256))
+    parts = [arrays.pieces[first:end].tolist() for _, _, first, end, _, _ in arrays.tasks.tolist()]
+    assert parts == [
+        [[0, 0, 256]],
+        [[0, 256, 256]],
+        [[0, 512, 188], [1, 0, 68]],
+        [[1, 68, 232], [2, 0, 24]],
+        [],  # the tail
+    ]
+
+
+@st.composite
+def trees(draw: st.DrawFn, first: int = 0, end: int = 12, start: int = 0) -> list[Entry]:
+    """Entries that the rows from `first` to `end` attend: those of all, then those of fewer."""
+    entries = []
+    for length in draw(st.lists(st.sampled_from([1, 30, 700, 2000]), max_size=2)):
+        entries.append(Entry(KV(0, length), start, length, slice(first, end)))
+        start += length
+    if end - first > 1:
+        middle = draw(st.integers(first, end - 1))
+        if middle > first:
+            entries += draw(trees(first, middle, start))
+            entries += draw(trees(middle, end, start))
+    return entries
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(trees(), st.sampled_from([1, 3, 8, 64]), st.sampled_from([Cut(), Cut(256, short_keys=32)]))
+def test_each_row_attends_each_key_of_its_entries_once(
+    entries: list[Entry], groups: int, cut: Cut
+) -> None:
+    runs = [(row, row + 1) for row in range(12)]
+    arrays = PlanArrays(entries, runs, [9000] * 12, groups, (range(12), [3] * 12), cut)
+    attended = {
+        (row, i): np.zeros(e.length, int) for i, e in enumerate(entries) for row in range(12)
+    }
+    own = []
+    for first, end, begin, stop, _, own_row in arrays.tasks.tolist():
+        assert (end - first) * groups <= max(64, groups)
+        own += [own_row] * (own_row >= 0)
+        for entry, skipped, count in arrays.pieces[begin:stop].tolist():
+            for row in range(first, end):
+                attended[row, entry][skipped : skipped + count] += 1
+    assert sorted(own) == list(range(12))
+    for (row, index), times in attended.items():
+        rows = entries[index].rows
+        assert (times == (rows.start <= row < rows.stop)).all()

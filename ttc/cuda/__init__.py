@@ -1,0 +1,1 @@
+"""What only a CUDA device has: Triton kernels, CUDA graphs, and a pass that runs ahead."""

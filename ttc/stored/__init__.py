@@ -1,0 +1,1 @@
+"""Weights that stay as they are stored, and what multiplies by them."""

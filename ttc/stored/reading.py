@@ -1,0 +1,77 @@
+"""What keeps a model's weights as they are stored, and what it cannot keep so."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ttc.errors import InvalidInput
+from ttc.model.model_files import whole_folder
+from ttc.stored.gguf_loading import bytes_in_file, read_stored, why_not
+from ttc.stored.mxfp4_loading import bytes_in_folder, check_method, read_folder
+
+T = TypeVar("T")
+
+
+def stored_weights(
+    device: torch.device, dtype: torch.dtype, spread: bool = False
+) -> StoredWeights | None:
+    """What reads them, None, with a warning, where they are unpacked for want of a compiler.
+
+    spread: whether layers run on several devices. Raises InvalidInput for what does not go with it.
+    """
+    if device.type != "cpu":
+        raise InvalidInput(f"quantized=True runs on a CPU, not on {device}; give device='cpu'")
+    if spread:
+        raise InvalidInput(
+            "quantized=True runs on a CPU, and device_map names several devices; leave one out"
+        )
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise InvalidInput(
+            f"quantized=True computes in float32 or bfloat16, not in {dtype}; give one of these"
+        )
+    if reason := why_not():
+        warnings.warn(f"the model's weights are unpacked: {reason}", stacklevel=4)
+        return None
+    return StoredWeights(dtype)
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Reads a model whose rest is of this type. source: a file's or a folder's place. options: as
+    transformers takes them, with the name of a .gguf file if it is one."""
+
+    dtype: torch.dtype
+
+    def check(self, config: Any) -> None:
+        """Raises InvalidInput or UnsupportedModel for a folder whose weights are not kept."""
+        check_method(config)
+
+    def model(self, config: Any, source: str, options: Mapping[str, Any]) -> Any:
+        return self._of(read_stored, read_folder, config, source, options)
+
+    def sizes(self, config: Any, source: str, options: Mapping[str, Any]) -> dict[str, int]:
+        """The bytes of each weight that is kept, by its name in transformers; nothing is read but
+        the head of a file."""
+        return self._of(bytes_in_file, bytes_in_folder, config, source, options)
+
+    def _of(
+        self,
+        of_file: Callable[..., T],
+        of_folder: Callable[..., T],
+        config: Any,
+        source: str,
+        options: Mapping[str, Any],
+    ) -> T:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import cached_file
+
+        if "gguf_file" in options:
+            file = Path(str(cached_file(source, options["gguf_file"])))
+            return of_file(AutoModelForCausalLM, config, self.dtype, file)
+        return of_folder(AutoModelForCausalLM, config, self.dtype, whole_folder(source))

@@ -1,0 +1,1 @@
+"""Verifiers that run programs that a model wrote."""

@@ -1,0 +1,54 @@
+"""MBR-exec (Shi et al., 2022, arXiv 2204.11454): the program whose outputs most others share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Event
+from typing import Any
+
+from ttc.execution.code_tests import CallTest
+from ttc.execution.programs import Functions
+from ttc.passes.pass_by_pass import Passes
+from verifiers.programs.written_tests import Agreement, by_program
+
+
+@dataclass(eq=False)
+class MBRExec(Agreement):
+    """The share of the other programs that give the same outputs for all inputs (minimum Bayes risk
+    with the paper's loss, section 2). A program that fails on an input agrees with none.
+
+    The inputs are those of the shown tests and of tests that the model writes; what these expect
+    is not looked at. It compares the branches that are rated together, as those of best_of_n are.
+    A program alone rates 1, if it does not fail.
+
+    Rates: the program: the share of the other programs with the same outputs.
+    Cost: as `codet`.
+    Use it where: as `codet`.
+    """
+
+    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:
+        outputs = yield from by_program(partial(self._outputs, tests), programs)
+        others = len(programs) - 1
+        ratings = []
+        for given in outputs:
+            if given is None:
+                ratings.append(0.0)
+            elif not others:
+                ratings.append(1.0)
+            else:
+                ratings.append((outputs.count(given) - 1) / others)
+        return ratings
+
+    def _outputs(self, tests: Sequence[CallTest], program: str, stop: Event) -> list[Any] | None:
+        given = []
+        with Functions(program, self.limits) as functions:
+            if functions.error is not None:
+                return None
+            for test in tests:
+                outcome = functions.call(test.function, test.arguments)
+                if outcome.error is not None or stop.is_set():
+                    return None
+                given.append(outcome.value)
+        return given

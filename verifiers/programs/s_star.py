@@ -1,0 +1,176 @@
+"""S* (Li et al., 2025, arXiv 2502.14382): programs compared by inputs that tell them apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from threading import Event
+from typing import Any, ClassVar, NamedTuple
+
+from ttc.checks import check_whole
+from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
+from ttc.execution.programs import Functions, Outcome
+from ttc.execution.values import shown
+from ttc.passes.pass_by_pass import Passes
+from ttc.protocols import Need, SideBranches
+from ttc.tree.branch import Branch
+from verifiers.programs.written_tests import ProblemPrograms, WrittenTests, by_program, side_texts
+from verifiers.self_verifier import spellings, yes_share
+from verifiers.side_branches import begun, scored, side_tokens
+
+TELL_APART = (
+    "{question}\n\nHere are two programs.\n\nA:\n```python\n{a}\n```\n\nB:\n```python\n{b}\n```\n\n"
+    "Write calls of {name} for which they may return different values, each as one line of Python "
+    "as `{name}(...)`, in one fenced block."
+)
+CHOOSE = (
+    "{question}\n\nFor the call {call} program A gives {a}, and program B gives {b}. Which one is "
+    "right? Reply with A or B."
+)
+SHOWN_CHARS = 200
+
+
+class Duel(NamedTuple):
+    """Two groups of programs, by their places, and the call for which they differ."""
+
+    first: int
+    second: int
+    call: CallTest
+    outcomes: tuple[Outcome, Outcome]
+
+
+@dataclass(eq=False)
+class SStar(WrittenTests):
+    """Adaptive input synthesis, S*'s selection (section 3.2, without its rounds of debugging).
+
+    Of the programs that pass most shown tests, those with the same outputs for the inputs of the
+    written tests are a group. For each two groups, the model writes calls that may tell them apart;
+    both are run, and the model is asked which output is right, P(A) against P(B) in both orders.
+    A program rates half the share of shown tests that it passes, and, if it is one of those that
+    pass most, half the share of the other groups that its group wins against.
+
+    groups: the most that are compared, those with most programs. tests, samples, max_tokens,
+    temperature: of what is written. Only `Engine` and servers that score can be asked.
+
+    Rates: the program: which of two outputs is right, where two programs differ.
+    Cost: as `codet`, and for each pair of groups a text and two questions.
+    Use it where: as `codet`, and the model can judge.
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = ("score",)
+
+    groups: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("groups", self.groups, 2)
+
+    def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
+        programs = given.programs
+        shown = shown_tests(given.question, given.branch.about)
+        verdicts = yield from by_program(
+            lambda program, stop: failures(program, shown, self.limits, stop=stop), programs
+        )
+        shares = [v.count(None) / len(v) if v else 1.0 for v in verdicts]
+        best = [place for place, share in enumerate(shares) if share == max(shares)]
+        groups = yield from self._groups([programs[place] for place in best], given.tests)
+        wins = yield from self._wins(given, groups)
+        scores = [share / 2 for share in shares]
+        for members, won in zip(groups, wins, strict=False):
+            for place in best:
+                if programs[place] in members:
+                    scores[place] += won / 2
+        return scores
+
+    def _groups(
+        self, programs: Sequence[str], tests: Sequence[CallTest]
+    ) -> Passes[list[list[str]]]:
+        """Programs by their outputs, the largest group first."""
+        groups: list[tuple[list[Outcome], list[str]]] = []
+        outputs = yield from by_program(partial(self._run, tests), programs)
+        for program, given in zip(programs, outputs, strict=True):
+            group = next((members for known, members in groups if known == given), None)
+            if group is None:
+                groups.append((given, [program]))
+            else:
+                group.append(program)
+        return sorted((members for _, members in groups), key=len, reverse=True)
+
+    def _run(self, tests: Sequence[CallTest], program: str, stop: Event) -> list[Outcome]:
+        outcomes = []
+        with Functions(program, self.limits) as functions:
+            for test in tests:
+                if stop.is_set():
+                    break
+                outcomes.append(functions.call(test.function, test.arguments))
+        return outcomes
+
+    def _wins(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> Passes[list[float]]:
+        compared = list(groups[: self.groups])
+        if len(compared) < 2:
+            return [1.0] * len(compared)
+        duels = yield from self._duels(given, compared)
+        choices = yield from self._choices(given, duels)
+        wins = [0.0] * len(compared)
+        for duel, share in zip(duels, choices, strict=True):
+            winner = duel.first if share >= 0.5 else duel.second
+            wins[winner] += 1 / (len(compared) - 1)
+        return wins
+
+    def _duels(self, given: ProblemPrograms, groups: Sequence[Sequence[str]]) -> Passes[list[Duel]]:
+        """Each two groups with the first call that tells them apart, the model's before others."""
+        pairs = list(combinations(range(len(groups)), 2))
+        name = given.tests[0].function
+        question, backend = given.question, given.backend
+        asked: list[tuple[Branch, Any, list[int]]] = []
+        for i, j in pairs:
+            text = TELL_APART.format(question=question, a=groups[i][0], b=groups[j][0], name=name)
+            asked.append((given.branch, name, side_tokens(text, backend)))
+        texts = yield from side_texts(backend, asked, 1, self.max_tokens, self.sampling)
+        duels = []
+        for (i, j), (text,) in zip(pairs, texts, strict=True):
+            calls = [*_calls(text, name), *given.tests]
+            pair = [groups[i][0], groups[j][0]]
+            left, right = yield from by_program(partial(self._run, calls), pair)
+            differ = (place for place in range(len(calls)) if left[place] != right[place])
+            place = next(differ, None)
+            if place is None:  # they differed before: a program that depends on the time
+                continue
+            duels.append(Duel(i, j, calls[place], (left[place], right[place])))
+        return duels
+
+    def _choices(self, given: ProblemPrograms, duels: Sequence[Duel]) -> Passes[list[float]]:
+        backend = given.backend
+        assert isinstance(backend, SideBranches)  # tests were written on them
+        prompts = []
+        for duel in duels:
+            call = f"{duel.call.function}({', '.join(map(repr, duel.call.arguments))})"
+            a, b = map(_said, duel.outcomes)
+            for first, second in ((a, b), (b, a)):
+                text = CHOOSE.format(question=given.question, call=call, a=first, b=second)
+                prompts.append(side_tokens(text, backend))
+        left, right = spellings(backend, "A"), spellings(backend, "B")
+        judges = yield from begun(backend, [given.branch] * len(prompts), prompts)
+        try:
+            rows = yield from scored(backend, judges, [[token] for token in (*left, *right)])
+        finally:
+            backend.release(judges)
+        shares = [yes_share(row, len(left)) for row in rows]
+        return [(a + 1 - b) / 2 for a, b in zip(shares[::2], shares[1::2], strict=True)]
+
+
+def _calls(text: str, name: str) -> list[CallTest]:
+    lines = re.findall(rf"^\W*(?:assert |print\()?({re.escape(name)}\(.*?\))", text, re.MULTILINE)
+    tests = (as_test(f"assert {line} == 0") for line in dict.fromkeys(lines))
+    return [test for test in tests if isinstance(test, CallTest)]
+
+
+def _said(outcome: Outcome) -> str:
+    if outcome.error is None:
+        given = shown(outcome.value, SHOWN_CHARS + 1)
+    else:
+        given = outcome.error
+    return given if len(given) <= SHOWN_CHARS else given[:SHOWN_CHARS] + "..."

@@ -1,0 +1,196 @@
+"""Tests that the model writes for a problem, and verifiers that rate programs by them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, ClassVar, TypeVar
+
+from ttc.checks import check_whole
+from ttc.errors import InvalidInput
+from ttc.execution.code_tests import CallTest, as_test, shown_tests
+from ttc.execution.programs import Limits, check_sandbox
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass
+from ttc.protocols import Backend, SideBranches, Step
+from ttc.sampling import Sampling
+from ttc.tree.branch import Branch, by_problem
+from verifiers.programs.execution_verifier import MIB, program_of, runs_of_each
+from verifiers.side_branches import begun, counted_as_verifier, side_tokens, written
+
+V = TypeVar("V")
+
+ASK = (
+    "{question}\n\nDo not solve this. Write {count} different tests of the function {name}, each "
+    "as one line of Python as `assert {name}(...) == ...`, in one fenced block."
+)
+_DEFINED = re.compile(r"^def ([A-Za-z_]\w*)", re.MULTILINE)
+_ASSERTED = re.compile(r"^[ \t]*+(assert .+)$", re.MULTILINE)
+NAME_TOKENS = 32
+"""What a function's name may take, which a prompt has three times."""
+
+REMEMBERED = 1024
+"""Problems whose tests are kept: a search rates more than once."""
+
+
+@dataclass(frozen=True)
+class ProblemPrograms:
+    """The programs of one problem, which are rated together, and the tests that there are. branch:
+    one of the problem's, which pays for what is asked of the backend."""
+
+    branch: Branch
+    question: str
+    programs: Sequence[str]
+    tests: Sequence[CallTest]
+    backend: Backend
+
+
+@dataclass(eq=False)
+class WrittenTests:
+    """Rates the programs of one problem together, by calls of the function that they define.
+
+    The calls are those of the tests that the model writes once for each problem, and of the shown
+    ones. What it writes counts as verifier tokens. A branch without a program rates 0. While
+    the model writes and programs run, other problems of a server go on.
+
+    tests: how many are asked for at a time. samples: how often. max_tokens, temperature: of each.
+    time_s, memory_mib: as for `ExecutionVerifier`.
+    """
+
+    tests: int = 8
+    samples: int = 1
+    max_tokens: int = 256
+    temperature: float = 0.8
+    time_s: float = 5.0
+    memory_mib: int = 1024
+    _written: dict[int, list[CallTest]] = field(default_factory=dict, init=False, repr=False)
+    answer_kinds: ClassVar[tuple[str, ...]] = ("code",)
+    writes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("tests", "samples", "max_tokens"):
+            check_whole(name, getattr(self, name), 1)
+        _ = self.limits, self.sampling  # refuses wrong ones before any work
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.time_s, self.memory_mib * MIB)
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature)
+
+    def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
+        """The rating of each of the programs."""
+        raise NotImplementedError
+
+    @pass_by_pass
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
+    ) -> Passes[list[list[float]]]:
+        check_sandbox()
+        programs = [program_of(branch) for branch in branches]
+        yield from self._write(branches, questions, programs, backend)
+        scores = [0.0] * len(branches)
+        for rows in by_problem(branches):
+            rated = [row for row in rows if programs[row] is not None]
+            branch, question = branches[rows[0]], questions[rows[0]]
+            shown = [t for t in shown_tests(question, branch.about) if isinstance(t, CallTest)]
+            tests = [*shown, *self._written.get(branch.root_id, [])]
+            given = [str(programs[row]) for row in rated]
+            problem = ProblemPrograms(branch, question, given, tests, backend)
+            ratings = (yield from self.rate_problem(problem)) if given else []
+            for row, score in zip(rated, ratings, strict=True):
+                scores[row] = score
+        return [[score] for score in scores]
+
+    # ---------------------------------------------------------------- writing tests
+
+    def _write(
+        self,
+        branches: Sequence[Branch],
+        questions: Sequence[str],
+        programs: Sequence[str | None],
+        backend: Backend,
+    ) -> Passes[None]:
+        asked: list[tuple[Branch, str, list[int]]] = []
+        for rows in by_problem(branches):
+            first = branches[rows[0]]
+            names = Counter(n for row in rows for n in _DEFINED.findall(programs[row] or ""))
+            if first.root_id in self._written or not names:
+                continue
+            name = names.most_common(1)[0][0]
+            asked.append((first, name, self._prompt(questions[rows[0]], name, backend)))
+        texts = yield from side_texts(backend, asked, self.samples, self.max_tokens, self.sampling)
+        for (first, name, _), samples in zip(asked, texts, strict=True):
+            tests = [as_test(line.strip()) for text in samples for line in _ASSERTED.findall(text)]
+            calls = {repr(t): t for t in tests if isinstance(t, CallTest) and t.function == name}
+            self._written[first.root_id] = list(calls.values())
+        while len(self._written) > REMEMBERED:
+            del self._written[next(iter(self._written))]
+
+    def _prompt(self, question: str, name: str, backend: Backend) -> list[int]:
+        text = ASK.format(question=question, count=self.tests, name=name)
+        return side_tokens(text, backend, f"\n```python\nassert {name}(")
+
+
+class Agreement(WrittenTests):
+    """Rates programs by running them on the tests alone, so that its price is known."""
+
+    def agreement(self, programs: Sequence[str], tests: Sequence[CallTest]) -> Passes[list[float]]:
+        raise NotImplementedError
+
+    def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
+        return (yield from self.agreement(given.programs, given.tests))
+
+    def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
+        firsts = [rows[0] for rows in by_problem(branches)]
+        new = [row for row in firsts if branches[row].root_id not in self._written]
+        prompts = [self._prompt(questions[row], "function", backend) for row in new]
+        return sum(
+            len(prompt) + NAME_TOKENS + self.samples * (self.max_tokens + 1) for prompt in prompts
+        )
+
+    def children_price(
+        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
+    ) -> int:
+        """That of the tests, which are written once for all programs of a problem."""
+        return self.price([parent], [question], backend)
+
+
+def side_texts(
+    backend: Backend,
+    asked: Sequence[tuple[Branch, Any, list[int]]],
+    samples: int,
+    max_tokens: int,
+    sampling: Sampling,
+) -> Passes[list[list[str]]]:
+    """What the model writes after prompts of a verifier's own, `samples` texts for each; all of it
+    counts as verifier tokens. asked: the branch that pays, and last the prompt."""
+    if not asked:
+        return []
+    if not isinstance(backend, SideBranches):
+        raise InvalidInput(
+            "tests are written on branches beside a search's own (side_branches); "
+            f"{type(backend).__name__} makes none, so use verifier=execution"
+        )
+    payers = [branch for branch, *_ in asked]
+    with counted_as_verifier(payers):
+        branches = yield from begun(backend, payers, [row[-1] for row in asked])
+        try:
+            rows = [backend.fork(branch, samples) for branch in branches]
+            writers = [writer for row in rows for writer in row]
+            branches += writers
+            yield from written(backend, writers, Step(max_tokens), sampling)
+            return [[writer.text for writer in row] for row in rows]
+        finally:
+            backend.release(branches)
+
+
+def by_program(function: Callable[[str, Event], V], programs: Sequence[str]) -> Passes[list[V]]:
+    """A function of each program, as in `runs_of_each`; equal programs are run once."""
+    outcomes = yield from runs_of_each(function, programs)
+    return [outcomes[program] for program in programs]

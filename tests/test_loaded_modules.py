@@ -36,7 +36,7 @@ OPTIONAL = (
     "ttc.model.fused_runner",
     "ttc.cuda.graphs",
     "ttc.model.loading",
-    "ttc.model.recurrent",
+    "ttc.recurrent.modules",
     "ttc.placement",
     "ttc.residency.capture",
     "ttc.residency.offloading",

@@ -14,11 +14,10 @@ import torch
 from ttc.attention.hf_hook import lent
 from ttc.checks import check_flag, check_is
 from ttc.memory.manager import KVMemory
-from ttc.model.binding import bind_policy
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
 from ttc.model.runner import ModelRunner
-from ttc.model.runner_choice import Choice, runner_for
+from ttc.model.runner_choice import Choice, bind_policy, runner_for
 from ttc.parts import handler
 from ttc.passes.arguments import (
     checked_continuations,

@@ -68,6 +68,3 @@ class ToolAnswers:
         for branch in branches:
             if (step := self.calling.pop(branch, None)) is not None:
                 self.runs.drop(step.runs)
-
-    def forget_all(self) -> None:
-        self.forget(list(self.calling))

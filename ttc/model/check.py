@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ttc.attention.hf_hook import PLACES, Place, attending, attention_set_to, install, uninstall
-from ttc.errors import UnsupportedModel
+from ttc.errors import MissingPart, UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.model.attention_check import CheckTree, check_function
-from ttc.model.cache_windows import check_windows, keeps_states, layers_without_tokens
+from ttc.model.cache_windows import check_windows, layers_without_tokens
 from ttc.model.extra_arguments import ExtraArguments, all_chosen
 from ttc.model.masks import Sight, check_masks, stated_windows
 from ttc.model.places import is_spread
@@ -35,10 +35,8 @@ from ttc.model.recording import (
     Rows,
     weights_on,
 )
+from ttc.model.recurrent_layers import Recurrent, find_recurrent
 from ttc.model.tolerance import check_same, is_precise
-
-if TYPE_CHECKING:
-    from ttc.model.recurrent import Recurrent
 
 WAY_OUT = (
     ". Use plain transformers for this model, or one that the engine serves (Llama, Qwen 3, "
@@ -112,13 +110,11 @@ class ModelCheck:
     def run(self) -> tuple[tuple[LayerShape, ...], Recurrent | None]:
         ids = self._tokens()
         try:
-            recurrent = None
-            if keeps_states(self.model.config):
-                from ttc.model.recurrent_search import find_recurrent
-
-                recurrent = find_recurrent(self.model, ids[:1])
+            recurrent = find_recurrent(self.model, ids[:1])
             keep = [-1] if recurrent is None else [*range(self.tree.tokens)]
             plain = self._logits(ids, keep)
+        except MissingPart:
+            raise
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise UnsupportedModel(f"it does not run on token ids alone ({error})") from error
         implementation = self.config._attn_implementation
@@ -137,9 +133,7 @@ class ModelCheck:
             if recurrent is None:
                 self._check_packed(calls, ids, logits)
             else:
-                from ttc.model.recurrent_check import check_recurrent
-
-                check_recurrent(recurrent, self, calls, ids, logits)
+                recurrent.check(self, calls, ids, logits)
         return tuple(map(self._shape, calls, sights)), recurrent
 
     def replay(

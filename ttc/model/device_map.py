@@ -14,8 +14,8 @@ from accelerate.utils import (
 )
 
 from ttc.errors import InvalidInput, OutOfMemory, UnsupportedModel
-from ttc.model.least_time_step import LeastTimeStep
 from ttc.model.places import WAYS_OUT, place_of
+from ttc.parts import handlers
 
 DeviceMap = str | int | torch.device | Mapping[str, Any]
 """What transformers takes: a device, the name of a strategy, or each module's device by its
@@ -70,12 +70,9 @@ def weights_over(model: Any, over: Over) -> dict[str, torch.device]:
     not fit the model, UnsupportedModel for a model that runs on one device alone.
     """
     kind = type(model).__name__
-    if any(LeastTimeStep.of(module) is not None for module in model.modules()):
-        raise UnsupportedModel(
-            f"a {kind} has a least time step (time_step_limit), which the engine applies in its "
-            "layers itself, and over several devices Accelerate's hooks keep it from that; give a "
-            f"device_map of one device. {WAYS_OUT}"
-        )
+    for why_one_device in handlers("one device").values():
+        if reason := why_one_device(model):
+            raise UnsupportedModel(f"{reason}; give a device_map of one device. {WAYS_OUT}")
     places = _by_strategy(model, over) if isinstance(over, str) else dict(over)
     weights = model.state_dict()
     names = {name for name, _ in model.named_modules()}.union(weights)

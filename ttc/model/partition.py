@@ -27,7 +27,7 @@ from ttc.model.cache_windows import layers_without_tokens
 from ttc.model.compiled_check import compiled_decoder
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.recording import REPLAY, Call
-from ttc.model.recurrent_search import FIND_TOKENS, find_recurrent
+from ttc.model.recurrent_layers import FIND_TOKENS, find_recurrent
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """What configurations call the number of experts."""

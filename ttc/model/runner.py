@@ -21,11 +21,11 @@ from ttc.model.check import examine
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.model_changes import Watch
 from ttc.model.places import check_places, is_spread
+from ttc.model.recurrent_layers import Recurrent
 from ttc.parts import find
 
 if TYPE_CHECKING:
     from ttc.memory.link import Link
-    from ttc.model.recurrent import Recurrent
     from ttc.residency.base import Residency
     from ttc.trace import Trace
 

@@ -19,7 +19,7 @@ from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch, Tensors
 from ttc.model.check import CHECK_TOKENS
 from ttc.model.lens import Lens, joined, parts_of, row_dim, rows_of
-from ttc.model.recurrent import Recurrent
+from ttc.model.recurrent_layers import Recurrent
 from ttc.model.runner import ModelRunner
 
 Decide = Callable[[int, Sequence[int], Tensor], set[int]]

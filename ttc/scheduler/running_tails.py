@@ -15,7 +15,7 @@ from ttc.residency.base import Residency
 from ttc.scheduler.rows import Row, paths
 
 if TYPE_CHECKING:
-    from ttc.scheduler.running_states import RunningStates
+    from ttc.model.recurrent_layers import RunningStates
 
 
 SHORT_TOKENS = 256
@@ -81,11 +81,8 @@ class RunningTails:
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
         self.kv: KV | None = None
-        self.states: RunningStates | None = None
-        if runtime.runner.recurrent is not None:
-            from ttc.scheduler.running_states import RunningStates
-
-            self.states = RunningStates(runtime)
+        recurrent = runtime.runner.recurrent
+        self.states: RunningStates | None = recurrent and recurrent.running_states(runtime)
 
     # ---------------------------------------------------------------- places
 

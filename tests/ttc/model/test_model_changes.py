@@ -14,6 +14,7 @@ from transformers.models.llama import modeling_llama
 
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.models import build, prompt, small
+from tests.helpers.parts import installed
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, Step
 from ttc.attention.hf_hook import install, lent
@@ -163,11 +164,13 @@ def test_a_change_that_no_look_sees_can_be_told() -> None:
     assert expected.argmax(-1).tolist() == branch.tokens[13:]
 
 
+@pytest.mark.parametrize("drafts", [None, *installed("speculation", "prompt_lookup")])
 @pytest.mark.parametrize("runner", ["modules", "fused"])
 def test_a_change_between_two_tokens_counts_from_the_next_request_or_where_it_is_told(
-    runner: Any,
+    runner: Any, drafts: Any
 ) -> None:
-    engine = Engine(small(2, 128), Letters(), runner=runner)
+    speculation = drafts and drafts()
+    engine = Engine(small(2, 128), Letters(), runner=runner, speculation=speculation)
     changed = small(2, 128)
     branch, other = engine.root(prompt(1, 12)), engine.root(prompt(2, 7))
     batch = engine.running_batch()

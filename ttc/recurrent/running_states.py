@@ -8,8 +8,8 @@ import torch
 
 from ttc.memory.kv import KV
 from ttc.memory.states import State, StateBatch
-from ttc.passes.pass_states import state_of
 from ttc.passes.runtime import Runtime
+from ttc.recurrent.pass_states import state_of
 from ttc.tree.branch import Branch
 
 

@@ -18,9 +18,9 @@ from transformers.cache_utils import Cache, DummyLayer, LinearAttentionLayer
 
 from ttc.errors import UnsupportedModel
 from ttc.memory.states import Part, StateBatch, StateShape, Tensors
-from ttc.model.least_time_step import UPDATE, LeastTimeStep
 from ttc.model.replaced_functions import Function, called_by, forward_with, running_as
-from ttc.model.single_token import REPLACEMENTS
+from ttc.recurrent.least_time_step import UPDATE, LeastTimeStep
+from ttc.recurrent.single_token import REPLACEMENTS
 
 CACHE_NAMES = ("cache_params", "past_key_values")
 """What transformers' modules call the cache that they are given."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
-from ttc.model.recurrent import CACHE_NAMES, Recurrent
-
-FIND_TOKENS = 4
+from ttc.model.recurrent_layers import FIND_TOKENS
+from ttc.recurrent.layers import RecurrentLayers
+from ttc.recurrent.modules import CACHE_NAMES
 
 
 class _WatchedCache(DynamicCache):
@@ -58,7 +58,7 @@ def _cache_class(body: Any) -> type[DynamicCache] | None:
 
 
 @torch.inference_mode()
-def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
+def find_recurrent(model: Any, ids: Tensor) -> RecurrentLayers | None:
     """The modules that keep a recurrent state in transformers' cache; None for a model without.
 
     ids: (1, tokens), what the model runs on to see which modules they are.
@@ -91,4 +91,4 @@ def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
             watched.callback(module.register_forward_pre_hook(begins).remove)
             watched.callback(module.register_forward_hook(ends, always_call=True).remove)
         model(input_ids=ids[:, :FIND_TOKENS], use_cache=True, **{name: cache})
-    return Recurrent(list(cache.asked), counts) if cache.asked else None
+    return RecurrentLayers(list(cache.asked), counts) if cache.asked else None

@@ -22,6 +22,17 @@ UPDATE = "mamba2_selective_state_update"
 """transformers' function for single tokens."""
 
 
+def why_one_device(model: torch.nn.Module) -> str:
+    """Why a model cannot run over several devices, "" where this does not keep it from that."""
+    if all(LeastTimeStep.of(module) is None for module in model.modules()):
+        return ""
+    return (
+        f"a {type(model).__name__} has a least time step (time_step_limit), which the engine "
+        "applies in its layers itself, and over several devices Accelerate's hooks keep it from "
+        "that"
+    )
+
+
 class LeastTimeStep:
     """A module's least time step, applied to the tokens of a pass that stand in the opening."""
 

@@ -9,7 +9,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as plain
 from experiments.standins import small_models
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
-from ttc.model.single_token import convolution, gated_delta_rule
+from ttc.recurrent.single_token import convolution, gated_delta_rule
 
 
 def not_called(*_: object, **__: object) -> None:
@@ -84,7 +84,7 @@ def test_a_replacement_that_gives_something_else_is_not_used(
     recurrent = Engine(model, Letters()).runner.recurrent
     assert recurrent is not None and all(module.replaced for module in recurrent.modules)
     monkeypatch.setattr(
-        "ttc.model.recurrent.REPLACEMENTS",
+        "ttc.recurrent.modules.REPLACEMENTS",
         {"causal_conv1d_update": lambda own: lambda *args, **kw: 1.1 * own(*args, **kw)},
     )
     recurrent = Engine(model, Letters()).runner.recurrent

@@ -20,7 +20,7 @@ from tests.helpers.configurations import configuration
 from tests.helpers.runs import composed, save_model, save_rows
 from tests.helpers.thinking import OPENING, TURNS, Thinking, thinker
 from ttc import InvalidInput, Problem, Result, ThinkingMarks
-from ttc.text.reader import AnswerReader
+from ttc.text.equality import AnswerReader
 
 R1 = thinker(OPENING, plain=("<think>", "</think>"))
 MAGISTRAL = thinker(TURNS, ("[THINK]", "[/THINK]"))

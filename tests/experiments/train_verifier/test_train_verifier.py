@@ -34,7 +34,7 @@ from tests.helpers.scripted import Scripted
 from tests.helpers.tiers import examples, slow
 from ttc import Branch, InvalidInput, Problem
 from ttc.model.loading.load import load
-from ttc.text.reader import AnswerReader
+from ttc.text.equality import AnswerReader
 from verifiers import ValueHead
 
 # ---------------------------------------------------------------- rollouts and labels

@@ -27,7 +27,7 @@ from ttc.protocols import (
     Vary,
 )
 from ttc.sampling import Sampling
-from ttc.text.reader import AnswerReader
+from ttc.text.equality import AnswerReader
 from ttc.text.thoughts import Mode, Thoughts
 from ttc.tree.branch import Branch, check_branches
 

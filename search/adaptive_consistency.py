@@ -13,7 +13,7 @@ from search.base import COUNT, Case, Limit, Search, SearchSteps, expand
 from search.selection import C, Chosen, answer_of, vote
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
-from ttc.text.reader import ballots_by
+from ttc.text.equality import ballots_by
 from ttc.tree.branch import Branch
 
 

@@ -8,7 +8,7 @@ from math import inf
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ttc.protocols import Backend, Batch, RunsBatches
-from ttc.scheduler.growth import SHORT_TOKENS
+from ttc.scheduler.running_tails import SHORT_TOKENS
 from ttc.tree.branch import MOST_ROWS, Branch
 from ttc.tree.tree import SNAPSHOT_TOKENS
 

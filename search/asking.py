@@ -15,16 +15,15 @@ from threading import Event, RLock
 from typing import Any, Unpack
 
 from search.admission import Admission
-from search.arguments import as_problem, as_strings
 from search.asked_backend import Asked, AskedBackend, AskedVerifier, Desk, Kind, Told
 from search.base import Search
 from search.checkpoint import Checkpoint, described
 from search.config import SearchConfig
 from search.driver import Driver
-from search.options import SolveKeywords, SolveOptions, check_keywords
+from search.options import SolveKeywords, SolveOptions, as_problem, as_strings, check_keywords
 from ttc.checks import check_is, check_kind, check_whole
 from ttc.errors import InvalidInput
-from ttc.locking import one_at_a_time
+from ttc.passes.pass_by_pass import one_at_a_time
 from ttc.protocols import Problem
 from ttc.results import Result
 from ttc.sampling import SAMPLED, Sampling

@@ -1,11 +1,16 @@
-"""What one problem may cost."""
+"""What one problem may cost, what it has cost, and what is left."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput
+from ttc.results import Stopped
+from ttc.usage import Usage
 
 LIMITS = ("max_tokens", "max_generated_tokens", "max_calls", "max_tool_calls", "max_wall_s")
 """The fields of a budget that each end a search by themselves."""
@@ -66,3 +71,104 @@ class Budget:
 
 
 UNLIMITED = Budget()
+
+
+@dataclass(eq=False)
+class Spending:
+    """Counts what one problem costs against its budget.
+
+    meters: what the branches of each model have cost, by the model's name.
+    started: the time at which the search began, by `time.perf_counter`.
+    expansions: how many `Expand`s the budget has paid for.
+    reserve_opened: whether the reserve may be spent; until then it is not the search's.
+    scarcest: which limit leaves the fewest tokens, as `affordable` has seen it.
+    """
+
+    budget: Budget
+    meters: dict[str, Usage]
+    started: float = field(default_factory=time.perf_counter)
+    expansions: int = 0
+    reserve_opened: bool = False
+    scarcest: Stopped = "max_tokens"
+
+    @property
+    def usage(self) -> Usage:
+        if len(self.meters) == 1:
+            return next(iter(self.meters.values()))
+        return sum(self.meters.values(), start=Usage())
+
+    def meter(self, model: str, begun: Usage) -> Usage:
+        """The meter of a model's branches. begun: what a new one of them has cost already."""
+        meter = self.meters.setdefault(model, begun)
+        if meter is not begun:
+            vars(meter).update(vars(meter + begun))
+        return meter
+
+    @property
+    def wall_s(self) -> float:
+        return time.perf_counter() - self.started
+
+    @property
+    def expansions_left(self) -> int | None:
+        """How many more `Expand`s the budget pays for, None for any; the reserve keeps one."""
+        limit = self.budget.max_calls
+        if limit is None:
+            return None
+        kept = int(self.budget.reserve > 0 and not self.reserve_opened)
+        return max(0, limit - kept - self.expansions)
+
+    @property
+    def tool_calls_left(self) -> int | None:
+        """How many more tool calls it pays for, None for any; the last words may have more."""
+        limit = self.budget.max_tool_calls
+        if limit is None or self.reserve_opened:
+            return None
+        return max(0, limit - self.usage.tool_calls)
+
+    @property
+    def tokens_left(self) -> int | None:
+        usage = self.usage
+        return self._left(self.budget.max_tokens, usage.generated_tokens + usage.verifier_tokens)
+
+    @property
+    def generated_left(self) -> int | None:
+        return self._left(self.budget.max_generated_tokens, self.usage.generated_tokens)
+
+    def _left(self, limit: int | None, spent: int) -> int | None:
+        if limit is None:
+            return None
+        kept = 0 if self.reserve_opened else self.budget.reserve
+        return limit - spent - kept
+
+    def least_left(self, default: int) -> int:
+        lefts = (self.tokens_left, self.generated_left)
+        return min((left for left in lefts if left is not None), default=default)
+
+    def affordable(
+        self, waiting: int, step: int, price: Callable[[int], int], unrated: int
+    ) -> tuple[int, int]:
+        """How many of the `waiting` children the budget pays for, and the tokens of each step.
+
+        As many steps of `step` tokens as fit, else one with what is left.
+
+        price: the tokens that rating so many children together takes. unrated: those that are
+        still to be rated.
+        """
+        whole = waiting
+        rooms: dict[Stopped, int] = {}
+        if (left := self.tokens_left) is not None:
+            rooms["max_tokens"] = left - price(unrated + 1)
+            whole = bisect_right(
+                range(1, waiting + 1), left, key=lambda count: count * step + price(unrated + count)
+            )
+        if (left := self.generated_left) is not None:
+            whole = min(whole, left // step)
+            rooms["max_generated_tokens"] = left
+        if rooms:
+            self.scarcest = min(rooms, key=lambda name: rooms[name])
+        room = min([step, *rooms.values()])
+        return (whole, step) if whole > 0 else (int(room > 0), room)
+
+    def pays(self, price: int) -> bool:
+        left = self.tokens_left
+        return left is None or price <= left

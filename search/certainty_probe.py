@@ -14,7 +14,7 @@ from search.selection import C, Chosen
 from ttc.errors import BudgetExceeded, ContextExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Extract, Release, Step
 from ttc.text.boxes import boxed
-from ttc.text.reader import ballots_by
+from ttc.text.equality import ballots_by
 from ttc.tree.branch import Branch
 
 PROBE = "... Oh, I suddenly got the answer to the whole problem, **Final Answer**\n\n\\[ \\boxed{"

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from search.arguments import check_parts
 from search.base import Case, Search
 from search.budget import Budget
-from search.options import SolveOptions
+from search.options import SolveOptions, check_parts
 from search.rating import Rater
 from ttc.checks import check_is
 from ttc.errors import InvalidInput
@@ -25,9 +24,8 @@ from ttc.protocols import (
     WritesAhead,
 )
 from ttc.sampling import random_key
+from ttc.text.equality import AnswerReader
 from ttc.text.prompt import PromptTemplate
-from ttc.text.reader import AnswerReader
-from ttc.text.thinking_switch import switched
 from ttc.text.thoughts import Thoughts
 
 
@@ -72,7 +70,11 @@ class SearchConfig:
         template = (options.template or PromptTemplate()).asking(
             reader.kind if reader.extract is None else "text"
         )
-        template, closes = switched(template, search.thinking, engine.tokenizer, thoughts)
+        closes = False
+        if search.thinking != "auto":
+            from ttc.text.thinking_switch import switched
+
+            template, closes = switched(template, search.thinking, engine.tokenizer, thoughts)
         limited = not (isinstance(engine, WritesAhead) and engine.writes_ahead)
         if closes and not limited:
             raise InvalidInput(

@@ -25,7 +25,7 @@ from search.selection import (
 )
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Extract, Need, Release
-from ttc.ranking import comparable
+from ttc.results import comparable
 from ttc.tree.branch import Branch
 
 

@@ -14,7 +14,7 @@ from search.selection import C, Chosen, Voting, best_first, by_path, complete, v
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release
-from ttc.ranking import comparable
+from ttc.results import comparable
 from ttc.tree.branch import Branch
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from search.base import Case, Limit, Request, SearchSteps, StepwiseSearch, expand
 from ttc.errors import InvalidInput, UnusableScores
 from ttc.protocols import Aggregation, Rate, Release
-from ttc.ranking import comparable
+from ttc.results import comparable
 from ttc.tree.branch import Branch
 
 Resampling = Literal["multinomial", "systematic"]

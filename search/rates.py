@@ -10,8 +10,7 @@ from search.active_search import ActiveSearch
 from search.prefills import Task
 from search.rating import aggregate
 from ttc.errors import VerifierError
-from ttc.lookout import BrokenOff, lookout
-from ttc.passes.pass_by_pass import Passes
+from ttc.passes.pass_by_pass import Interrupted, Passes, interruptible
 from ttc.protocols import Aggregation, Backend, Rate
 from ttc.usage import Usage
 
@@ -45,7 +44,7 @@ class Rates:
         paid = [(active, request) for active, request in requests if self._pays(active, request)]
         try:
             given = yield from self._scores(paid)
-        except BrokenOff:
+        except Interrupted:
             yield None  # the next step ends those who are overdue
             yield from self._rate(_not_over(paid))
             return
@@ -90,7 +89,7 @@ class Rates:
         rating = requests[0][0].config.rater.rating(branches, questions, self.engine)
         try:
             while True:
-                with lookout(attempt.look):
+                with interruptible(attempt.look):
                     next(rating)
                 yield None
         except StopIteration as end:
@@ -135,7 +134,7 @@ class Attempt:
     def look(self) -> None:
         if any(active.overdue for active in self.meters):
             self.forget()
-            raise BrokenOff
+            raise Interrupted
 
 
 def _keep(active: ActiveSearch, request: Rate, scores: StepScores) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args
 from search.base import Case, Limit, SearchSteps, StepwiseSearch, expand
 from search.selection import C, Chosen, Voting, complete, vote
 from ttc.protocols import Aggregation, Extract, Rate, Release
-from ttc.ranking import comparable
+from ttc.results import comparable
 from ttc.tree.branch import Branch
 
 Answer = Literal["weighted_majority", "best"]

@@ -21,9 +21,8 @@ import numpy as np
 
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
-from ttc.ranking import comparable
-from ttc.text.equality import canonical
-from ttc.text.reader import ballots_by
+from ttc.results import comparable
+from ttc.text.equality import ballots_by, canonical
 
 Measure = Literal["mean", "tail", "lowest", "bottom"]
 Figure = Literal["score", "logprob", "self_certainty"]

@@ -9,11 +9,18 @@ from dataclasses import replace
 from typing import Unpack, overload
 
 from search.admission import Admission
-from search.arguments import as_problem, as_problems, check_concurrency
 from search.base import Search
 from search.config import SearchConfig
 from search.driver import Driver
-from search.options import CallKeywords, SolveKeywords, SolveOptions, check_keywords
+from search.options import (
+    CallKeywords,
+    SolveKeywords,
+    SolveOptions,
+    as_problem,
+    as_problems,
+    check_concurrency,
+    check_keywords,
+)
 from search.prefills import Events
 from ttc.checks import check_flag, check_kind
 from ttc.protocols import Backend, Problem, misfit
@@ -61,7 +68,7 @@ def solve(
     answer_kind: how answers are read (see `extract_answer`); votes group by the grader's equality
         of that kind.
     extract: a function of the text that reads answers instead; votes group them by their spelling,
-        unless it is a `ttc.text.reader.AnswerReader(extract=..., same=...)`.
+        unless it is a `ttc.text.equality.AnswerReader(extract=..., same=...)`.
     thinking_marks: what tells the model's thoughts, of which no answer is read, from its answers:
         `ttc.ThinkingMarks`, None for those that the model's chat template or vocabulary names,
         False for none.

@@ -8,7 +8,7 @@ from typing import Literal
 
 from search.selection import C, Chosen, Sample, score_weights, vote, whole
 from ttc.protocols import Extract
-from ttc.ranking import comparable
+from ttc.results import comparable
 from ttc.tool_calls import ToolCall, spelt
 
 ToolVote = Literal["none", "tool_name", "tool_args", "tool_hierarchical"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,9 @@ from ttc.errors import MissingPart
 from ttc.lazy import public_names
 from ttc.parts import PACKAGES, handled, handler, missing, missing_for, table
 
-PARTS = pytest.mark.parametrize("part", table())
-
-NOT_YET: tuple[str, ...] = ()
-"""Parts that other files still import. The list may only get shorter."""
-ALONE = pytest.mark.parametrize("part", [part for part in table() if part not in NOT_YET])
+HERE = [part for part, entry in table().items() if (parts.ROOT / entry["paths"][0]).exists()]
+"""The parts that were not deleted."""
+PARTS = pytest.mark.parametrize("part", HERE)
 
 
 def listed() -> Iterator[tuple[str, str, str]]:
@@ -30,11 +30,11 @@ def listed() -> Iterator[tuple[str, str, str]]:
 
 
 def test_the_table_says_what_the_parts_handle() -> None:
-    told = {handled: part for part, entry in table().items() for handled in entry["handles"]}
+    told = {handled: part for part in HERE for handled in table()[part]["handles"]}
     assert sorted(told) == sorted(f"{kind}={name}" for kind, name, _ in listed())
     for kind, name, place in listed():
         own = [parts.module(Path(path)) for path in table()[told[f"{kind}={name}"]]["paths"]]
-        inside = any(place.startswith(f"{module}.") for module in own)
+        inside = any(place.startswith((f"{module}.", f"{module}:")) for module in own)
         assert inside, f"{kind}={name} is handled outside its part"
         assert handler(kind, name) is not None
 
@@ -67,7 +67,7 @@ LISTS = [Path(package, "__init__.py") for package in PACKAGES]
 """The files that list the public names, for type checkers alone."""
 
 
-@ALONE
+@PARTS
 def test_nothing_imports_a_part_but_what_is_deleted_with_it(part: str) -> None:
     own = [Path(path) for path in parts.paths({part})]
     modules = tuple(parts.module(path) for path in own)
@@ -81,7 +81,7 @@ def test_nothing_imports_a_part_but_what_is_deleted_with_it(part: str) -> None:
 
 
 @pytest.mark.slow
-@ALONE
+@PARTS
 def test_all_else_works_without_a_part(part: str) -> None:
     assert parts.tried(part, parts.checks()) == {}
 
@@ -121,3 +121,38 @@ def test_a_setting_of_a_missing_part_names_it(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(Exception) as raised:
         composed(["speculation=other"])
     assert explained(raised.value) == "no speculation=other"
+
+
+@pytest.mark.parametrize("name", handled().get("command", ()))
+def test_the_command_of_a_missing_part_ends_with_a_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ttc.parts.handled", dict)
+    with pytest.raises(SystemExit, match=f"^error: command={name} needs the part"):
+        import_module(f"experiments.{name}").main()
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("dataset=code", "programs"),
+        ("verifier=codet", "programs"),
+        ("tools=calculator", "tools"),
+        ("backend=openai", "remote"),
+        ("experiment=published/math500", "recipes"),
+    ],
+)
+def test_every_kind_of_setting_names_its_part(
+    setting: str, part: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ttc.parts.TABLE", tmp_path / "ttc" / "parts.toml")  # no part is there
+    assert f"{setting} needs the part {part}," in str(missing_for(setting))
+    assert missing_for(f"{setting.partition('=')[0]}=nope") is None
+
+
+def test_an_extra_has_the_name_of_its_part() -> None:
+    extras = tomllib.loads((parts.ROOT / "pyproject.toml").read_text())["project"]
+    for part, entry in table().items():
+        if extra := entry.get("extra"):
+            assert extra == part and extra in extras["optional-dependencies"]
+            assert f"pip install 'ttc-tree[{extra}]'" in str(missing(entry["handles"][0]))

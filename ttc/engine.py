@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ttc.attention.installing import lent
+from ttc.attention.hf_hook import lent
 from ttc.checks import check_flag, check_is
-from ttc.locking import one_at_a_time
 from ttc.memory.manager import KVMemory
-from ttc.model.binding import bind_policy
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
-from ttc.model.runner import ModelRunner
-from ttc.model.runner_choice import Choice, runner_for
+from ttc.model.runner_choice import Choice, bind_policy, runner_for
+from ttc.model.running.runner import ModelRunner
 from ttc.parts import handler
 from ttc.passes.arguments import (
     checked_continuations,
@@ -30,9 +28,8 @@ from ttc.passes.arguments import (
     forked,
     step_of,
 )
-from ttc.passes.outputs import Outputs
-from ttc.passes.pass_by_pass import PassByPass, Passes, at_once
-from ttc.passes.prefill import prefill
+from ttc.passes.pass_by_pass import PassByPass, Passes, at_once, one_at_a_time
+from ttc.passes.prefill import Outputs, prefill
 from ttc.passes.runtime import Runtime, check_parts
 from ttc.protocols import Purpose, Tokens
 from ttc.residency.base import Residency
@@ -49,8 +46,8 @@ from ttc.usage import Usage
 
 if TYPE_CHECKING:
     from ttc.approximate.early_exit import EarlyExit, ExitReport
-    from ttc.model.device_map import DeviceMap
-    from ttc.model.lens import Lens
+    from ttc.model.loading.device_map import DeviceMap
+    from ttc.model.running.lens import Lens
     from ttc.placement.auto import Auto, Chosen
     from ttc.placement.base import Placement
     from ttc.scheduler.seams import Drafts
@@ -71,8 +68,7 @@ class Engine:
     cache: what keeps the KV of idle branches within a number of blocks, None for no limit.
     sharing: what branches share, `Sharing("exact")` by default.
     gate: what stops branches that have fallen behind as they decode, None for nothing.
-    runner: what runs the model's layers, by name (see `ttc.model.runner_choice.runner_for`) or an
-        object.
+    runner: what runs the model's layers, by name (see `ttc.model.runner_choice`) or an object.
     generation_settings: whether tokens are drawn as the model's generation_config asks (a
         repetition penalty, banned words, a least length, ...), as transformers' `generate` does.
         Its end tokens count in any case.
@@ -180,7 +176,7 @@ class Engine:
         memory: as the constructor takes it, or "auto" or an `ttc.Auto` to have both chosen
             (`engine.chosen`).
         """
-        from ttc.model.device_map import devices_of
+        from ttc.model.loading.device_map import devices_of
         from ttc.placement.auto import settled
         from ttc.placement.placed_loading import load_runner
 

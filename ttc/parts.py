@@ -98,6 +98,11 @@ def _extra(entry: Mapping[str, Any]) -> str:
 
 
 def missing_for(setting: str) -> str | None:
-    """What to tell of a setting, as "speculation=prompt_lookup", if it is one of a part."""
-    known = any(setting in entry["handles"] for entry in table().values())
-    return str(missing(setting)) if known else None
+    """What to tell of a setting, as "speculation=prompt_lookup", if it is one of a part, or a file
+    of `conf` that went with its part."""
+    file = f"conf/{setting.replace('=', '/')}.yaml"
+    for entry in table().values():
+        gone = not (TABLE.parents[1] / entry["paths"][0]).exists()
+        if setting in entry["handles"] or (gone and file.startswith(tuple(entry["paths"]))):
+            return str(missing(setting, file))
+    return None

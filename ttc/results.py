@@ -343,3 +343,11 @@ def _tool_call(values: Mapping[str, Any]) -> ToolCall:
     from ttc.tool_calls import ToolCall
 
     return ToolCall(**values)
+
+
+def comparable(score: float | None) -> float:
+    """A score as it is compared: those that agree in six digits are equal, and none is the lowest.
+
+    Two branches with the same text must not change places by what was computed beside them.
+    """
+    return float("-inf") if score is None else float(f"{score:.6g}")

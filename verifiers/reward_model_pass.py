@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ttc.engine import Engine
 from ttc.errors import VerifierError
-from ttc.passes.outputs import Outputs
 from ttc.passes.pass_by_pass import Passes, all_of
+from ttc.passes.prefill import Outputs
 from ttc.tree.branch import Branch
 from ttc.tree.segment import MIN_SHARED_TOKENS, common_prefix
 

@@ -26,7 +26,7 @@ def public_classes(folder: str) -> dict[str, str]:
     return {
         file.rpartition(".")[2].removesuffix("_verifier"): name
         for name, file in homes.items()
-        if name[0].isupper() and file.startswith(f"{folder}.") and not file.endswith(".base")
+        if name[0].isupper() and file.rpartition(".")[0] == folder and not file.endswith(".base")
     }
 
 

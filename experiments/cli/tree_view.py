@@ -12,8 +12,7 @@ from rich.tree import Tree
 from experiments.cli.printable import printable
 from search.active_search import ActiveSearch
 from search.recorded_tree import thought_in
-from ttc.ranking import comparable
-from ttc.results import Node, Result
+from ttc.results import Node, Result, comparable
 
 SHOWN = 6
 """Branches that are shown below one node; the others are counted."""

@@ -25,11 +25,11 @@ from ttc.calibration.exit_calibration import ExitCalibration
 from ttc.calibration.gate_calibration import GateCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.model.device_map import Over, devices_of
 from ttc.model.generation_settings import GenerationSettings
-from ttc.model.loading import chosen_device, load_generation_config, load_tokenizer
-from ttc.model.runner import ModelRunner
-from ttc.parts import handler
+from ttc.model.loading.device_map import Over, devices_of
+from ttc.model.loading.load import chosen_device, load_generation_config, load_tokenizer
+from ttc.model.running.runner import ModelRunner
+from ttc.parts import handler, missing_for
 from ttc.placement.auto import settled
 from ttc.placement.base import Placement
 from ttc.placement.placed_loading import load_runner
@@ -93,7 +93,8 @@ def _calibration(kind: type[C], file: str, config: DictConfig) -> C:
 
 def _by_name(name: str, where: str) -> Any:
     if name not in VERIFIERS:
-        raise InvalidInput(f"{where}={name} is unknown; use one of {', '.join(VERIFIERS)}")
+        unknown = f"{where}={name} is unknown; use one of {', '.join(VERIFIERS)}"
+        raise InvalidInput(missing_for(f"verifier={name}") or unknown)
     return OmegaConf.structured(schema_of(VERIFIERS[name]))
 
 

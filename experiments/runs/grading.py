@@ -15,8 +15,7 @@ from ttc.errors import InvalidInput
 from ttc.origin import at, origin
 from ttc.protocols import Extract, Problem, Result
 from ttc.text.answers import extract_answer
-from ttc.text.equality import Same, same_answer
-from ttc.text.reader import AnswerReader
+from ttc.text.equality import AnswerReader, Same, same_answer
 
 IsCorrect = Callable[[Problem, str | None], bool]
 """Whether an answer to a problem is right. No answer never is."""

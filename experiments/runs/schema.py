@@ -228,7 +228,7 @@ def classes(folder: str) -> dict[str, type]:
 
 
 SEARCHES = classes("search")
-RATERS = classes("verifiers")
+RATERS = {**classes("verifiers"), **handlers("verifier")}
 VERIFIERS = {name: target for name, target in RATERS.items() if target not in WRITTEN}
 """Those that other verifiers can name."""
 

@@ -18,7 +18,7 @@ from experiments.runs.schema import SEARCHES, schema_of
 from experiments.server.refusal import Refusal
 from experiments.server.requests import MAX_TEMPERATURE, MAX_WHOLE, Body, shown
 from search import Search, SelfConsistency
-from search.arguments import check_scores
+from search.options import check_scores
 from ttc.checks import check_fields
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Verifier, check_needs

@@ -21,10 +21,10 @@ from search import (
     solve_each,
 )
 from search.admission import Admission
+from search.budget import Spending
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
-from search.spending import Spending
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left

@@ -28,7 +28,7 @@ from search import (
     TreeOfThoughts,
     solve,
 )
-from search.spending import Spending
+from search.budget import Spending
 from tests.helpers.backends import FakeBackend
 from tests.helpers.searches import Costly, RandomTree, all_searches
 from tests.helpers.tiers import examples, some_quick

@@ -14,7 +14,7 @@ from ttc.calibration.calibration_file import CalibrationFile, chosen_and_checked
 from ttc.calibration.error_bounds import check_counts, clopper_pearson, quantiles
 from ttc.calibration.layer_profile import Profile
 from ttc.errors import InvalidInput
-from ttc.ranking import comparable
+from ttc.results import comparable
 
 Rating = Sequence[Profile]
 """A held-out problem: its branches as one rating saw them; of equals the first is chosen."""

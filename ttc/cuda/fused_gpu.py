@@ -20,7 +20,7 @@ from ttc.attention.plan_arrays import PlanArrays, addresses_of
 from ttc.cuda.gpu_arrays import SMALL_TILE, GpuArrays, Layout, Room
 from ttc.cuda.gpu_cuts import cut_for
 from ttc.memory.kv import KV
-from ttc.memory.upload import upload
+from ttc.memory.small_copies import upload
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ttc.attention.plan_arrays import PlanArrays, even, task_rows
 from ttc.memory.kv import KV
-from ttc.memory.upload import staged
+from ttc.memory.small_copies import staged
 
 SMALL_TILE = 16
 """Queries that a program of a small task takes: the least that a matrix product takes. The tail of

@@ -6,6 +6,12 @@ HANDLES = {
         "evalplus": "experiments.programs.data:read_evalplus",
         "livecodebench": "experiments.programs.data:read_livecodebench",
     },
-    "tools": {"python": "ttc.tools.python:PythonTools"},
+    "verifier": {
+        "codet": "verifiers.programs.codet:CodeT",
+        "execution": "verifiers.programs.execution_verifier:ExecutionVerifier",
+        "gen_prm": "verifiers.programs.gen_prm:GenPRM",
+        "mbr_exec": "verifiers.programs.mbr_exec:MBRExec",
+        "s_star": "verifiers.programs.s_star:SStar",
+    },
     "grader": {"code": "experiments.programs.data:grader_of"},
 }

@@ -19,7 +19,7 @@ from ttc.tree.segment import Segment
 from ttc.usage import count_pass
 
 if TYPE_CHECKING:
-    from ttc.passes.pass_states import PassStates
+    from ttc.model.recurrent_layers import PassStates
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,15 @@ class Cutter:
         """Raises OutOfMemory unless there is room for the KV of all runs, and for their recurrent
         states, if any."""
         tokens = sum(len(run.tokens) for run in self.runs)
-        if self.runtime.runner.recurrent is None:
+        recurrent = self.runtime.runner.recurrent
+        if recurrent is None:
             self.runtime.residency.require(tokens)
             return None
-        from ttc.passes.pass_states import PassStates
-
         if self.states_kept:
             for run, writer in zip(self.runs, self.writers, strict=True):
                 writer.cut_at(run.cuts)
         ends = sum(len(writer.cuts) for writer in self.writers)
-        return PassStates(self.runtime, len(self.runs), tokens, ends, self.states_kept)
+        return recurrent.pass_states(self.runtime, len(self.runs), tokens, ends, self.states_kept)
 
     @property
     def left(self) -> bool:

@@ -1,22 +1,63 @@
-"""Work that is done pass by pass: between two passes others may use the engine, and whoever began
-it may break off."""
+"""Calls of an engine: one at a time under its lock, or pass by pass, so that between two passes
+others may use the engine and whoever began the call may interrupt it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from threading import RLock
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from ttc.locking import Lockable
-from ttc.lookout import look_up
 from ttc.tree.branch import Branch
+
+
+class Lockable(Protocol):
+    lock: RLock
+
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Lockable)
 P = ParamSpec("P")
 Passes = Generator[None, None, T]
 """Each `next` is one pass of the model."""
+
+_check: ContextVar[Callable[[], object] | None] = ContextVar("check", default=None)
+
+
+def one_at_a_time(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """The method under its object's `lock`: threads that share an object wait for each other."""
+
+    @wraps(method)
+    def locked(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return cast(Callable[Concatenate[S, P], T], locked)
+
+
+class Interrupted(BaseException):
+    """Raised by the check of `interruptible`, to end the call that is under way. No error, so that
+    nobody takes it for one of their own."""
+
+
+@contextmanager
+def interruptible(check: Callable[[], object]) -> Iterator[None]:
+    """Have `check` called between any two passes that this thread makes meanwhile. It may raise
+    `Interrupted`."""
+    token = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(token)
+
+
+def check_interrupt() -> None:
+    """Between two passes."""
+    check = _check.get()
+    if check is not None:
+        check()
 
 
 def all_of(passes: Passes[T]) -> T:
@@ -81,7 +122,7 @@ class PassByPass(Generic[T]):
         with self.lock:
             while not self.step():
                 try:
-                    look_up()
+                    check_interrupt()
                 except BaseException:
                     self.close()
                     raise

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
-from ttc.lookout import look_up
-from ttc.passes.pass_by_pass import Passes
+from ttc.passes.pass_by_pass import Passes, check_interrupt
 from ttc.protocols import Backend, Verifier
 from ttc.tree.branch import Branch
 
@@ -34,7 +33,7 @@ def pass_by_pass(
         try:
             while True:
                 next(passes)
-                look_up()
+                check_interrupt()
         except StopIteration as end:
             scores: Scores = end.value
             return scores

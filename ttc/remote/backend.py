@@ -10,8 +10,6 @@ from weakref import WeakSet
 
 from ttc.checks import check_is, check_one_each
 from ttc.errors import InvalidInput, RemoteError
-from ttc.locking import one_at_a_time
-from ttc.lookout import look_up
 from ttc.model.generation_settings import GenerationSettings
 from ttc.passes.arguments import (
     checked_extensions,
@@ -21,6 +19,7 @@ from ttc.passes.arguments import (
     forked,
     step_of,
 )
+from ttc.passes.pass_by_pass import check_interrupt, one_at_a_time
 from ttc.protocols import Need, Purpose, Tokens
 from ttc.remote.batch import LOOK_S, RemoteBatch
 from ttc.remote.endpoint import Endpoint
@@ -83,7 +82,7 @@ class RemoteBackend:
         requests ask for what the generation_config beside it does. split_special_tokens: as of an
         `Engine`. options: of the `Endpoint`.
         """
-        from ttc.model.loading import load_tokenizer
+        from ttc.model.loading.load import load_tokenizer
 
         endpoint = Endpoint(base_url, **options)
         loaded = load_tokenizer(tokenizer)
@@ -228,7 +227,7 @@ class RemoteBackend:
         try:
             while len(batch):
                 batch.step()
-                look_up()
+                check_interrupt()
         finally:
             batch.close()  # breaks off what an error has left
 
@@ -326,7 +325,7 @@ class RemoteBackend:
     def _replies(self, branch: Branch, futures: list[Future[Reply]]) -> list[Reply]:
         try:
             while wait(futures, LOOK_S).not_done:
-                look_up()
+                check_interrupt()
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -351,7 +350,7 @@ class RemoteBackend:
 def settings_beside(name: str, tokenizer: Any, **source: Any) -> GenerationSettings:
     """What the generation_config beside a tokenizer asks for. source: where it is read from, as for
     the tokenizer."""
-    from ttc.model.loading import load_generation_config
+    from ttc.model.loading.load import load_generation_config
 
     return GenerationSettings.of(load_generation_config(name, **source), len(tokenizer))
 

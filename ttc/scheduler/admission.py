@@ -10,9 +10,8 @@ from math import inf
 from ttc.attention.entry import depth_first
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.passes.runtime import Runtime
-from ttc.scheduler.growth import Lengths, tail_tokens
 from ttc.scheduler.rows import Request, Row, paths
-from ttc.scheduler.running_tails import RunningTails
+from ttc.scheduler.running_tails import Lengths, RunningTails, tail_tokens
 from ttc.scheduler.stops import Gate, check_gate
 from ttc.tree.branch import Branch
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from ttc.attention.entry import Reads, depth_first
 from ttc.attention.plan import DecodePlan
 from ttc.errors import InvalidInput
-from ttc.lookout import look_up
 from ttc.memory.kv import KV
 from ttc.parts import find
 from ttc.passes.arguments import check_step
+from ttc.passes.pass_by_pass import check_interrupt
 from ttc.passes.runtime import Runtime
 from ttc.protocols import Step
 from ttc.sampling import SAMPLED, Sampling
@@ -140,7 +140,7 @@ class RunningBatch:
             while len(self):
                 self._token()
                 try:
-                    look_up()
+                    check_interrupt()
                 except BaseException:
                     self.close()
                     raise

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.memory.download import SoFar
-from ttc.memory.upload import upload
+from ttc.memory.small_copies import SoFar, upload
 from ttc.model.limits import ModelLimits
 from ttc.model.processors import Processor, Texts, processed
 from ttc.sampling import (

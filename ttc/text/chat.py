@@ -8,14 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, TemplateError
 
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.text.encodable import check_encodable
-from ttc.text.roles import Message, fitted
-from ttc.time_limit import limited
+
+if TYPE_CHECKING:
+    from ttc.text.roles import Message
 
 QUESTION: tuple[Message, ...] = ({"role": "user", "content": "?"},)
 """A chat that stands for any other, where only what follows the answer is asked for."""
@@ -225,6 +226,9 @@ def _applied(
     *,
     tokenize: bool,
 ) -> Any:
+    from ttc.text.roles import fitted
+    from ttc.time_limit import limited
+
     given = [dict(message) for message in messages]
     for message in given:
         if isinstance(content := message.get("content"), str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ttc.checks import check_fields, check_is, check_kind
 from ttc.errors import InvalidInput
@@ -19,8 +19,10 @@ from ttc.text.chat import (
     next_turn_text,
 )
 from ttc.text.encodable import check_encodable
-from ttc.text.roles import Message
 from ttc.text.special_tokens import guarded, readable
+
+if TYPE_CHECKING:
+    from ttc.text.roles import Message
 
 STEP_BY_STEP = (
     "{question}\nThink step by step, and end with 'The answer is N.', N being the final answer."

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from ttc.errors import InvalidInput
 from ttc.text.chat import ANSWER, QUESTION, chat_text, end_of_prompt, template_text
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_marks import ends_in_thought, spelt
 from ttc.text.thinking_models import THOUGHT, THOUGHT_KEYS, marks_of
-from ttc.text.thoughts import Thoughts
-
-Mode = Literal["auto", "on", "off", "low", "medium", "high"]
-"""auto: as the chat template has it. low, medium, high: how hard to think."""
+from ttc.text.thoughts import Mode, Thoughts
 
 SWITCHES = ("enable_thinking", "thinking")
 """Variables of chat templates that turn thinking on and off: of Qwen3, SmolLM3 and GLM-4.5; of

@@ -30,8 +30,7 @@ class Segment:
         kept.
     whole: whether all of its KV is there. What is being computed is not shared with others.
     opening: how many tokens stand before the first generated one of the branch that made the
-        segment, for models that compute these differently (`ttc.model.least_time_step`); 0 for all
-        others.
+        segment, for recurrent layers that compute these differently; 0 for all others.
     """
 
     def __init__(self, tokens: list[int], kv: KV | None, parent: Segment | None, opening: int = 0):

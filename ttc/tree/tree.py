@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ttc.memory.kv import KV
 from ttc.memory.manager import KVMemory
-from ttc.memory.recut import can_recut, recut
 from ttc.memory.states import State
 from ttc.tree.branch import Branch
 from ttc.tree.segment import MERGE_RATIO, MIN_SHARED_TOKENS, Segment, common_prefix
@@ -120,6 +119,8 @@ class Tree:
     def split(self, segment: Segment, at: int) -> Segment:
         """Cut `segment` after `at` tokens. It becomes the lower part; the new upper part is
         returned."""
+        from ttc.memory.recut import recut
+
         upper_kv, lower_kv = recut(self.memory, [segment.storage], [at, len(segment.tokens) - at])
         self.recuts += 1
         parent = segment.parent
@@ -153,9 +154,13 @@ class Tree:
             return False
         if len(parent.tokens) > MERGE_RATIO * len(segment.tokens):
             return False
+        from ttc.memory.recut import can_recut
+
         return can_recut(self.memory, [parent.storage, segment.storage])
 
     def _absorb(self, parent: Segment, child: Segment) -> None:
+        from ttc.memory.recut import recut
+
         assert parent.parent is not None
         (kv,) = recut(
             self.memory, [parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)]

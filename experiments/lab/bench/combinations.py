@@ -73,8 +73,8 @@ from ttc import (
     Streamed,
 )
 from ttc.errors import TTCError
-from ttc.model.runner import ModelRunner
 from ttc.model.runner_choice import runner_for
+from ttc.model.running.runner import ModelRunner
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Verifier

@@ -23,7 +23,7 @@ from ttc.engine import Engine
 from ttc.protocols import Step
 from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
-from ttc.scheduler import growth
+from ttc.scheduler import running_tails
 
 CASES = ("16x768", "64x256")
 """Branches, and the tokens that each writes."""
@@ -44,11 +44,11 @@ class Reserved(Resident):
 @contextmanager
 def whole_tails() -> Iterator[None]:
     """Tails of steps that begin within have room for all of the step."""
-    before, growth.SHORT_TOKENS = growth.SHORT_TOKENS, 2**40
+    before, running_tails.SHORT_TOKENS = running_tails.SHORT_TOKENS, 2**40
     try:
         yield
     finally:
-        growth.SHORT_TOKENS = before
+        running_tails.SHORT_TOKENS = before
 
 
 def run(cases: Sequence[str], model_name: str, out: Path) -> None:

@@ -33,8 +33,8 @@ from tests.helpers.processes import finished
 from tests.helpers.scripted import Scripted
 from tests.helpers.tiers import examples, slow
 from ttc import Branch, InvalidInput, Problem
-from ttc.model.loading import load
-from ttc.text.reader import AnswerReader
+from ttc.model.loading.load import load
+from ttc.text.equality import AnswerReader
 from verifiers import ValueHead
 
 # ---------------------------------------------------------------- rollouts and labels

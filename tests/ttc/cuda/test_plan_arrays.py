@@ -14,7 +14,7 @@ from ttc.attention.plan_arrays import Cut, PlanArrays
 from ttc.cuda import gpu_cuts
 from ttc.cuda.gpu_cuts import PROGRAMS, cut_for
 from ttc.memory.kv import KV
-from ttc.scheduler.growth import SHORT_TOKENS
+from ttc.scheduler.running_tails import SHORT_TOKENS
 from ttc.tree.segment import MERGE_RATIO
 
 UNITS = 132

@@ -1,0 +1,109 @@
+"""Layers that keep a recurrent state: what is asked of them. The part `recurrent` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor
+from transformers.cache_utils import DummyLayer, DynamicCache, LinearAttentionCacheLayerMixin
+
+from ttc.memory.kv import KV
+from ttc.memory.states import State, StateBatch, StateShape
+from ttc.parts import handler
+
+FIND_TOKENS = 4
+"""Tokens that a model runs on to see which modules they are."""
+
+
+class Recurrent(Protocol):
+    """A model's modules of this kind.
+
+    layers: the numbers of their layers. knows_opening: a token before a branch's first generated
+    one is computed in another way. shape: what is kept of a sequence, known after the first pass.
+    """
+
+    knows_opening: bool
+    shape: StateShape | None
+
+    @property
+    def layers(self) -> set[int]: ...
+
+    def check(self, check: Any, calls: list[Any], ids: Tensor, logits: Tensor) -> None:
+        """Find out how the modules are to run. Raises UnsupportedModel where no way is exact."""
+        ...
+
+    def running(self, batches: Sequence[StateBatch]) -> AbstractContextManager[None]:
+        """Have the modules compute the sequences of a pass."""
+        ...
+
+    def go_on_with(self, batches: Sequence[StateBatch]) -> None: ...
+
+    def pass_states(
+        self, runtime: Any, runs: int, tokens: int, ends: int, kept: bool
+    ) -> PassStates: ...
+
+    def running_states(self, runtime: Any) -> RunningStates: ...
+
+
+class PassStates(Protocol):
+    """The states of a pass over new tokens."""
+
+    max_runs: int
+
+    def begin(
+        self,
+        before: Sequence[Any],
+        spans: Sequence[slice],
+        in_opening: Sequence[bool],
+        needed: set[KV],
+    ) -> list[StateBatch]: ...
+
+    def end(
+        self, segments: Sequence[Any], passed: Sequence[Any], passing: Sequence[bool]
+    ) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class RunningStates(Protocol):
+    """The states of branches that decode."""
+
+    def of(self, branches: Sequence[Any], tails: KV) -> StateBatch: ...
+
+    def note_opening(self, opening: Callable[[Any], int]) -> None: ...
+
+    def leave(self, branch: Any) -> State: ...
+
+    def clear(self) -> None: ...
+
+
+def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
+    """The modules of a model that keep a recurrent state; None without any. ids: (1, tokens), at
+    least `FIND_TOKENS`."""
+    if not keeps_states(model.config):
+        return None
+    found: Recurrent | None = handler("layers", "recurrent")(model, ids)
+    return found
+
+
+def keeps_states(config: Any) -> bool:
+    """Whether any layer keeps a recurrent state in the cache that transformers makes."""
+    layers = _layers(config)
+    return any(
+        isinstance(layer, LinearAttentionCacheLayerMixin) and layer.number_of_states
+        for layer in layers
+    )
+
+
+def layers_without_tokens(config: Any) -> set[int]:
+    """The numbers of layers that mix no tokens and keep no state."""
+    return {i for i, layer in enumerate(_layers(config)) if isinstance(layer, DummyLayer)}
+
+
+def _layers(config: Any) -> list[Any]:
+    try:
+        return DynamicCache(config=config).layers
+    except Exception:  # a configuration that transformers cannot make a cache for
+        return []

@@ -1,0 +1,1 @@
+"""Layers that keep a recurrent state: linear attention, state spaces and convolutions."""

@@ -26,7 +26,7 @@ from ttc.memory.states import StateBatch
 from ttc.model.cache_windows import layers_without_tokens
 from ttc.model.compiled_check import compiled_decoder
 from ttc.model.extra_arguments import ExtraArguments
-from ttc.model.recording import REPLAY, Call
+from ttc.model.recording import REPLAY, AttentionCall
 from ttc.model.recurrent_layers import FIND_TOKENS, find_recurrent
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -131,7 +131,7 @@ class _Observed:
         first, _last = self.begun.get(name, (self.now + 1, 0))
         self.begun[name] = first, self.now + 1
 
-    def answer(self, call: Call) -> Tensor:
+    def answer(self, call: AttentionCall) -> Tensor:
         heads = call.query.shape[1]
         value_dim = call.value.shape[3]
         widths = call.key.shape[3] + value_dim

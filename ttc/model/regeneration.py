@@ -26,7 +26,7 @@ from ttc.memory.kv import LayerShape
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.model_changes import changes_nothing
 from ttc.model.packed_linear import pack_apart
-from ttc.model.recording import REPLAY, Call
+from ttc.model.recording import REPLAY, AttentionCall
 from ttc.model.tolerance import deviation, is_precise
 
 QUERY_NAMES = ("q_proj", "q_b_proj")
@@ -56,7 +56,7 @@ class _Stop:
     def attend(self, layer: Any, q: Tensor, key: Tensor, value: Tensor) -> None:
         raise _Reached(key, value)
 
-    def answer(self, call: Call) -> None:
+    def answer(self, call: AttentionCall) -> None:
         raise _Reached(call.key[0], call.value[0])
 
 
@@ -67,7 +67,7 @@ class _Show:
         self.positions = positions
         self.show = show
 
-    def answer(self, call: Call) -> Tensor:
+    def answer(self, call: AttentionCall) -> Tensor:
         self.show(call.module, call.key[0], call.value[0])
         _, heads, tokens, _ = call.query.shape
         return call.query.new_zeros(1, tokens, heads, call.value.shape[-1])

@@ -38,7 +38,7 @@ from search import (
     Search,
     SelfConsistency,
 )
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
@@ -279,7 +279,7 @@ def results(
     verifier = Looks() if c.verifier else None
     options = SolveOptions.of(verifier=verifier, seed=c.seed, end=["bc"])
     config = SearchConfig.of(SEARCHES[c.search], engine, options)
-    driver = Driver(engine, Admission.of(engine, c.concurrency, c.max_rows))
+    driver = Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))
     numbers = {problem.id: driver.add(problem, config) for problem in problems}
     cancelled = None if c.cancelled is None else numbers.get(f"{c.seed}-{c.cancelled}")
     step = 0

@@ -22,7 +22,7 @@ from ttc.tree.branch import Branch, check_branches
 from ttc.usage import Usage
 
 if TYPE_CHECKING:
-    from search.thinking import Phases, ThinkingStep
+    from search.thinking import Phases, ThinkingStep, UnlimitedStep
 
 USES: dict[type, str] = {
     Append: "appended to",
@@ -65,7 +65,7 @@ class ActiveSearch:
     The request under way:
     waiting: of an `Expand`, the parents whose children are still to be made.
     children, growing: those so far, and those whose step is under way.
-    phases, thinking: the steps of those that think or call tools; that have limits for thoughts.
+    phases, thinking: the steps of those that think or call tools; whose thoughts may be closed.
     tool_runs: the calls of tools, by what is called; equal ones are made once.
     answered: how many requests were answered.
     told_tokens: the generated tokens that `writing` has told of.
@@ -96,7 +96,7 @@ class ActiveSearch:
     growing: list[Branch] = field(default_factory=list)
     spending: Spending = field(init=False)
     phases: dict[Branch, Phases] = field(default_factory=dict)
-    thinking: dict[Branch, ThinkingStep] = field(default_factory=dict)
+    thinking: dict[Branch, ThinkingStep | UnlimitedStep] = field(default_factory=dict)
     tool_runs: dict[str, Any] = field(default_factory=dict)
     answered: int = 0
     told_tokens: int = 0
@@ -432,7 +432,7 @@ class ActiveSearch:
         return children
 
     def _count_thinking(self, child: Branch) -> None:
-        """Count what a child has thought in a step without limits for it."""
+        """Count what a child has thought in a step that does not count it itself."""
         thoughts, parent = self.config.thoughts, child.parent
         if child in self.thinking or thoughts is None or parent is None:
             return

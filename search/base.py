@@ -45,7 +45,7 @@ class Case:
     `AnswerReader` also says which answers are the same, for votes.
     thoughts: how the model's thoughts are told from its answers, None for a model without thoughts.
     rng: random numbers of this problem alone, fixed by the run's seed and the problem's id.
-    thinking: how long the model may think, None where thoughts have no limits of their own.
+    thinking: how long the model may think, None for a model or a backend without thoughts.
     models: the names of the models that a branch may be handed to, the root's first; () for one
     alone.
     """
@@ -75,7 +75,7 @@ class Case:
     @property
     def thinking_tokens(self) -> int:
         """The most tokens of a thought that are counted beside those of an answer."""
-        return 0 if self.thinking is None else self.thinking.tokens
+        return 0 if self.thinking is None else self.thinking.tokens or 0
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,8 @@ class Search(ABC):
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
-        """The limits of a model's thoughts; None for a model, or a setting, without."""
-        if thoughts is None or self.thinking_tokens is None:
-            return None
-        return Thinking(self.thinking_tokens, self.final)
+        """The limits of a model's thoughts; None for a model without."""
+        return None if thoughts is None else Thinking(self.thinking_tokens, self.final)
 
     @property
     def needs_verifier(self) -> bool:
@@ -259,7 +257,7 @@ class StepwiseSearch(Search):
     def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
         thinking = super().thinks(thoughts)
         part = self.thinking_step
-        if thinking is None or part is None:
+        if thinking is None or thinking.tokens is None or part is None:
             return thinking
         return replace(thinking, step=PAUSES.get(part, (part,)) if isinstance(part, str) else part)
 

@@ -68,7 +68,8 @@ class ComputeOptimal(Search):
         if case.thinking is not None and self.thinking != "off":
             thinking = strategy.thinks(case.thoughts)
             if thinking is not None:
-                most = min(thinking.tokens, case.thinking.tokens)
+                limits = [thinking.tokens, case.thinking.tokens]
+                most = min((limit for limit in limits if limit is not None), default=None)
                 thinking = replace(thinking, tokens=most)
             case = replace(case, thinking=thinking)
         candidates = yield from strategy.run(root, case)

@@ -132,8 +132,9 @@ class Expansions:
         self, active: ActiveSearch, children: list[Branch], request: Expand, max_tokens: int
     ) -> None:
         step = replace(request.step, stop_loops=active.config.stops_loops)
-        thinks = step.thinking is not None and active.config.thoughts is not None
-        if thinks or active.config.tools is not None:
+        thinking = step.thinking if active.config.thoughts is not None else None
+        closes = thinking is not None and (thinking.tokens is not None or step.stop_loops)
+        if closes or active.config.tools is not None:
             if self.phased is None:
                 from search.phases import PhasedSteps
 

@@ -11,7 +11,7 @@ from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
 from search.prefills import Events, Task, begin_extend, passes_of
 from search.several_models import backend_of
-from search.thinking import GoesOn, ThinkingStep
+from search.thinking import GoesOn, ThinkingStep, UnlimitedStep
 from search.under_way import BeginDecoding, UnderWay
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.parts import handler
@@ -52,9 +52,16 @@ class PhasedSteps:
         thoughts, chat = active.config.thoughts, active.config.tools
         for child in children:
             backend = backend_of(self.engine, child)
-            thinking = None
+            thinking: ThinkingStep | UnlimitedStep | None = None
             if step.thinking is not None and thoughts is not None:
-                thinking = ThinkingStep(child, step, step.thinking, thoughts, backend, max_tokens)
+                limits = step.thinking
+                if limits.tokens is None:
+                    tokenizer = backend.tokenizer
+                    thinking = UnlimitedStep(
+                        child, step, tokenizer, max_tokens, limits, thoughts, backend
+                    )
+                else:
+                    thinking = ThinkingStep(child, step, limits, thoughts, backend, max_tokens)
                 active.thinking[child] = active.phases[child] = thinking
             if chat is not None:
                 self.tools = self.tools or handler("tool_use", "steps")()

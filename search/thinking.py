@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ttc.protocols import Backend, Bounded, Step, Thinking
+from ttc.text.chat import decoded
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, ThoughtClosed
 
@@ -23,9 +24,10 @@ def most_tokens(
 ) -> int:
     """The most tokens that a step of the branch may write."""
     thinking = step.thinking
-    if thinking is None or thoughts is None or branch.thinking_ended is not None:
+    limit = None if thinking is None else thinking.tokens
+    if thinking is None or limit is None or thoughts is None or branch.thinking_ended is not None:
         return step.max_tokens
-    left = max(0, thinking.tokens - branch.thinking_tokens)
+    left = max(0, limit - branch.thinking_tokens)
     if thinking.step is None or not left or not branch.thinks(thoughts):
         return step.max_tokens + left + CALL_TOKENS * calls_tools
     step_limit = thinking.step if isinstance(thinking.step, int) else step.max_tokens
@@ -45,12 +47,19 @@ class Phases(Protocol):
     def go_on(self) -> GoesOn: ...
 
 
+def closing(thinking: Thinking, thoughts: Thoughts, backend: Backend) -> list[int]:
+    """The tokens that end a thought and ask for the answer."""
+    final = f"\n\n{thinking.final}" if thinking.final else ""
+    return backend.encode(thoughts.marks.closing + (final or "\n\n"))
+
+
 @dataclass(eq=False)
 class ThinkingStep:
     """The step of one branch, in phases: in each the branch either thinks or answers. A phase ends
     with the mark that ends or begins a thought, or where the step or a limit ends.
 
     left, answer_left: the tokens that the step may still write, and those of the answer among them.
+    limit: the most tokens of the thought.
     start: `len(tokens)` at the phase's beginning.
     thinks: whether it is one of thinking.
     at_limit: whether it goes to the end of what may be thought.
@@ -65,6 +74,7 @@ class ThinkingStep:
     thoughts: Thoughts
     backend: Backend
     left: int
+    limit: int = field(init=False)
     answer_left: int = field(init=False)
     start: int = field(init=False)
     thinks: bool = field(init=False)
@@ -75,6 +85,8 @@ class ThinkingStep:
     extra: int = 0
 
     def __post_init__(self) -> None:
+        assert self.thinking.tokens is not None
+        self.limit = self.thinking.tokens
         self.answer_left = self.step.max_tokens
         self._begin_phase()
         self.closes = self.thinks and self._thought_left() <= 0
@@ -89,9 +101,7 @@ class ThinkingStep:
 
     @property
     def closing(self) -> list[int]:
-        """The tokens that end a thought and ask for the answer."""
-        final = f"\n\n{self.thinking.final}" if self.thinking.final else ""
-        return self.backend.encode(self.thoughts.marks.closing + (final or "\n\n"))
+        return closing(self.thinking, self.thoughts, self.backend)
 
     def phase(self) -> Step | None:
         """What the branch decodes now; None where its thought is to be closed instead."""
@@ -118,7 +128,7 @@ class ThinkingStep:
 
     def _thought_left(self) -> int:
         """The tokens that may still be thought, with room for the answer after them."""
-        left = self.thinking.tokens + self.extra - self.branch.thinking_tokens
+        left = self.limit + self.extra - self.branch.thinking_tokens
         limits = self.backend.limits if isinstance(self.backend, Bounded) else None
         room = None if limits is None else limits.left(len(self.branch.tokens))
         if room is None:
@@ -157,7 +167,7 @@ class ThinkingStep:
         delimiters = self.step.delimiters if not thought else self.thinking.step
         words = self.thoughts.whole(self.branch.tokens[self.start :])
         if isinstance(delimiters, tuple) and any(string in words.lstrip() for string in delimiters):
-            spent = self.branch.thinking_tokens >= self.thinking.tokens
+            spent = self.branch.thinking_tokens >= self.limit
             return "close" if thought and spent and self.branch.thinks(self.thoughts) else "over"
         self._begin_phase()
         if (thought and not self.thinks and self.cut) or self.left <= 0:
@@ -168,7 +178,7 @@ class ThinkingStep:
 
     def closed(self) -> GoesOn:
         self.closes = False
-        if self.thinking.tokens:
+        if self.limit:
             self.branch.thought_closed = self.why
         self._begin_phase()
         parted = self.cut and self.wrote
@@ -176,7 +186,7 @@ class ThinkingStep:
 
     def end_call(self) -> GoesOn:
         """Go on where the thought's limit has come in a call, once; else the thought is closed."""
-        spent = self.branch.thinking_tokens >= self.thinking.tokens
+        spent = self.branch.thinking_tokens >= self.limit
         if self.extra or self.left <= 0 or not spent or self.why == "looped":
             return "close"
         self.extra = CALL_TOKENS
@@ -193,3 +203,83 @@ class ThinkingStep:
             return "over"
         self.closes = self.thinks and self._thought_left() <= 0
         return "close" if self.closes else "decode"
+
+
+@dataclass(eq=False)
+class PlainStep:
+    """A step without thoughts.
+
+    left: the tokens that it may still write. start: `len(tokens)` at the phase's beginning.
+    """
+
+    branch: Branch
+    step: Step
+    tokenizer: Any
+    left: int
+    start: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = len(self.branch.tokens)
+
+    def phase(self) -> Step | None:
+        return replace(self.step, max_tokens=self.left, thinking=None)
+
+    def ended(self) -> GoesOn:
+        """What follows: the step goes on where it ended at no delimiter of its own."""
+        written = self.branch.tokens[self.start :]
+        self.left -= len(written)
+        if self.branch.step_reasons[-1] == "delimiter":
+            words = decoded(written, self.tokenizer, special=True).lstrip()
+            if not any(string in words for string in self.step.delimiters):
+                self.branch.resume_step()
+                return self.go_on()
+        return "over"
+
+    def go_on(self) -> GoesOn:
+        """Begin another phase where there is room; else the step is at its limit."""
+        self.start = len(self.branch.tokens)
+        if self.left > 0:
+            return "decode"
+        self.branch.end_step("length")
+        return "over"
+
+
+@dataclass(eq=False)
+class UnlimitedStep(PlainStep):
+    """A step whose limits count thoughts too: a thought is closed where it goes in circles.
+
+    closes: whether it is to be closed before anything else.
+    """
+
+    thinking: Thinking
+    thoughts: Thoughts
+    backend: Backend
+    closes: bool = False
+
+    @property
+    def closing(self) -> list[int]:
+        return closing(self.thinking, self.thoughts, self.backend)
+
+    def phase(self) -> Step | None:
+        return None if self.closes else super().phase()
+
+    def ended(self) -> GoesOn:
+        branch = self.branch
+        if branch.thinking_ended is None:
+            written = branch.tokens[self.start :]
+            count = self.thoughts.count(written, branch.thinks_at(self.start, self.thoughts))
+            branch.thinking_tokens += count
+            branch.usage.thinking_tokens += count
+        follows = super().ended()
+        looped = branch.step_reasons[-1:] == ["looped"] and branch.thinks(self.thoughts)
+        if not looped or self.left <= 0:
+            return follows
+        branch.resume_step()
+        self.closes = True
+        return "close"
+
+    def closed(self) -> GoesOn:
+        self.closes = False
+        self.branch.thought_closed = "looped"
+        self.start = len(self.branch.tokens)
+        return "decode"

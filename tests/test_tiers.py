@@ -15,7 +15,7 @@ SLOW_FILES = {
     "tests/search/test_real_model.py",
     "tests/search/test_steady_token.py",
     "tests/search/test_types.py",
-    "tests/ttc/model/test_default_model.py",
+    "tests/ttc/model/loading/test_default_model.py",
     "tests/ttc/placement/test_placed_loading.py",
     "tests/ttc/test_tiles.py",
     "tests/verifiers/programs/test_ratings_by_pass.py",

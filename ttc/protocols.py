@@ -45,14 +45,15 @@ class Thinking:
 
     tokens: the most generated tokens of one answer's thought. Where they are spent, the model's
         end of thinking is put in and `final` after it, and the answer follows. The thought also
-        ends early enough that the model's context has room for the answer's step.
+        ends early enough that the model's context has room for the answer's step. None: the limits
+        of steps count thoughts too, and only a thought that goes in circles is ended.
     final: words that ask for the answer, "" for none.
     step: None lets a step go on through the whole thought and to the end of the answer's step
         behind it. A number ends it after so many tokens of a thought, a string or several end it
         where they come; then the end of the thought ends it too.
     """
 
-    tokens: int
+    tokens: int | None
     final: str = ""
     step: int | tuple[str, ...] | None = None
 

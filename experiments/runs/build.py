@@ -25,10 +25,10 @@ from ttc.calibration.exit_calibration import ExitCalibration
 from ttc.calibration.gate_calibration import GateCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.model.device_map import Over, devices_of
 from ttc.model.generation_settings import GenerationSettings
-from ttc.model.loading import chosen_device, load_generation_config, load_tokenizer
-from ttc.model.runner import ModelRunner
+from ttc.model.loading.device_map import Over, devices_of
+from ttc.model.loading.load import chosen_device, load_generation_config, load_tokenizer
+from ttc.model.running.runner import ModelRunner
 from ttc.parts import handler, missing_for
 from ttc.placement.auto import settled
 from ttc.placement.base import Placement

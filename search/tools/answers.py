@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from search.active_search import ActiveSearch
-from search.thinking import ThinkingStep
+from search.thinking import Phases, PlainStep
 from search.tools.runs import ToolRuns
-from search.tools.steps import PlainStep, ToolStep
+from search.tools.steps import ToolStep
 from ttc.protocols import Backend, Step
 from ttc.tools.chat import ToolChat
 from ttc.tree.branch import Branch
@@ -29,7 +29,7 @@ class ToolAnswers:
         self,
         child: Branch,
         step: Step,
-        thinking: ThinkingStep | None,
+        thinking: Phases | None,
         chat: ToolChat,
         backend: Backend,
         max_tokens: int,

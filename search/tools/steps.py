@@ -25,45 +25,6 @@ ENDING_TOKENS = 24
 
 
 @dataclass(eq=False)
-class PlainStep:
-    """A step without thoughts.
-
-    left: the tokens that it may still write. start: `len(tokens)` at the phase's beginning.
-    """
-
-    branch: Branch
-    step: Step
-    tokenizer: Any
-    left: int
-    start: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.start = len(self.branch.tokens)
-
-    def phase(self) -> Step:
-        return replace(self.step, max_tokens=self.left, thinking=None)
-
-    def ended(self) -> GoesOn:
-        """What follows: the step goes on where it ended at no delimiter of its own."""
-        written = self.branch.tokens[self.start :]
-        self.left -= len(written)
-        if self.branch.step_reasons[-1] == "delimiter":
-            words = whole_text(self.tokenizer, written).lstrip()
-            if not any(string in words for string in self.step.delimiters):
-                self.branch.resume_step()
-                return self.go_on()
-        return "over"
-
-    def go_on(self) -> GoesOn:
-        """Begin another phase where there is room; else the step is at its limit."""
-        self.start = len(self.branch.tokens)
-        if self.left > 0:
-            return "decode"
-        self.branch.end_step("length")
-        return "over"
-
-
-@dataclass(eq=False)
 class ToolStep:
     """The step of one branch that may call tools, around its phases of thinking and answering.
 

@@ -83,8 +83,9 @@ def seen(result: Result) -> Any:
             beam_size=2, beam_width=2, thinking_step=7, thinking_tokens=60, step_tokens=5,
             max_steps=12,
         ),
+        BeamSearch(beam_size=2, beam_width=2, thinking_tokens=None, step_tokens=60, max_steps=2),
     ],
-    ids=["self_consistency", "beam_search"],
+    ids=["self_consistency", "beam_search", "without a limit"],
 )  # fmt: skip
 def test_where_a_loop_ends_depends_on_nothing_else(search: Any) -> None:
     problems = ["1 + 1?", "q", "How many? 7"]
@@ -104,6 +105,28 @@ def test_outside_a_thought_a_loop_ends_the_branch() -> None:
     after = solved(Greedy(thinking_tokens=LIMIT, max_tokens=LIMIT), circler(answer=""))
     assert after.best.thought_closed == "looped" and after.best.finish_reason == "looped"
     assert after.usage.generated_tokens <= 2 * (33 + 15)
+
+
+def test_without_a_limit_for_thoughts_one_that_loops_is_closed_all_the_same() -> None:
+    """What is left of the answer's own tokens is for the answer."""
+    search = BestOfN(n=8, thinking_tokens=None, max_tokens=LIMIT)
+    result = solved(search)
+    assert result.answer == "7" and result.usage.generated_tokens < 8 * 60
+    limited = solved(BestOfN(n=8, thinking_tokens=LIMIT, max_tokens=20))
+    assert [b.text for b in result.branches] == [b.text for b in limited.branches]
+    assert [b.thinking_tokens for b in result.branches] == [
+        b.thinking_tokens for b in limited.branches
+    ]
+    assert {b.thought_closed for b in result.branches} == {"looped"}
+    assert {b.finish_reason for b in result.branches} == {"eos"}
+
+
+def test_the_limit_counts_what_was_thought_before_it_was_closed() -> None:
+    result = solved(Greedy(thinking_tokens=None, max_tokens=60), circler(answer=""))
+    assert result.best.thought_closed == "looped"
+    assert result.usage.generated_tokens == 60
+    off = solved(Greedy(thinking_tokens=None, max_tokens=60, stop_loops=False))
+    assert off.best.thought_closed is None and off.best.thinking_tokens == 60
 
 
 def test_models_without_thoughts_are_left_alone_unless_it_is_asked_for() -> None:

@@ -26,7 +26,7 @@ from ttc.cost_model.profile_file import BY_MODULES, PLAIN
 from ttc.cost_model.unit import Pass
 from ttc.errors import TTCError
 from ttc.memory.link import Link, Transfer
-from ttc.model.partition import partition_units
+from ttc.model.loading.partition import partition_units
 from ttc.model.runner_choice import RunnerChoice
 from ttc.residency.base import Residency
 from ttc.residency.headwise import Headwise

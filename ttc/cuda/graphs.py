@@ -29,7 +29,7 @@ from ttc.cuda.gpu_arrays import (
     room_for_rows,
     tails_of,
 )
-from ttc.model.model_changes import Watch
+from ttc.model.running.model_changes import Watch
 
 SWITCH = "TTC_GRAPHS"
 """The environment variable that turns graphs off when it is 0."""

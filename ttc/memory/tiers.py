@@ -170,13 +170,12 @@ class Tiers(ABC):
 
     def tier_bytes(self, block: Block) -> tuple[int, int]:
         """Bytes of a block on the device and on the host."""
-        sizes = [self.piece_bytes(block, piece) for piece in range(len(block.device))]
-        on_device = sum(
-            size for size, copy in zip(sizes, block.device, strict=True) if copy is not None
-        )
-        on_host = sum(
-            size for size, copy in zip(sizes, block.host, strict=True) if copy is not None
-        )
+        on_device = on_host = 0
+        for piece, (near, far) in enumerate(zip(block.device, block.host, strict=True)):
+            if near is not None:
+                on_device += self.piece_bytes(block, piece)
+            if far is not None:
+                on_host += self.piece_bytes(block, piece)
         return on_device, on_host
 
     def claim(self, tier: Tier, nbytes: int) -> None:

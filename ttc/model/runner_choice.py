@@ -1,5 +1,4 @@
-"""Which runner a model gets, and why; binding a residency policy to it, which CAPTURE's needs to
-generate keys and values."""
+"""Which runner a model gets, and why; and the policy of its KV."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.places import is_spread
-from ttc.model.runner import HuggingFaceRunner, ModelRunner
+from ttc.model.running.runner import HuggingFaceRunner, ModelRunner
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 
@@ -35,7 +34,7 @@ def runner_for(
         )
     reason = "it was asked for"
     if choice != "modules":
-        from ttc.model.compiled_check import Differs, compiled_runner, why_not
+        from ttc.model.compiled.compiled_check import Differs, compiled_runner, why_not
 
         reason = why_not() if choice == "auto" else ""
     if not reason:
@@ -58,14 +57,17 @@ def runner_for(
     return runner
 
 
+# ---------------------------------------------------------------- the policy of its KV
+
+
 def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
     """A copy of `policy` that governs the KV of a runner's model."""
     if is_spread(runner.model):
         check_resident(policy)
     if not policy.regenerates:
         return policy.bind(runner.shapes, runner.dtype, runner.device)
-    from ttc.model.capture_times import MeasuredTimes
-    from ttc.model.regeneration import Regeneration
+    from ttc.model.running.capture_times import MeasuredTimes
+    from ttc.model.running.regeneration import Regeneration
     from ttc.residency.capture import Capture
 
     assert isinstance(policy, Capture)

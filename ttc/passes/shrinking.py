@@ -17,10 +17,10 @@ from ttc.attention.hf_hook import attending
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch, Tensors
-from ttc.model.check import CHECK_TOKENS
-from ttc.model.lens import Lens, joined, parts_of, row_dim, rows_of
+from ttc.model.check.model_check import CHECK_TOKENS
 from ttc.model.recurrent_layers import Recurrent
-from ttc.model.runner import ModelRunner
+from ttc.model.running.lens import Lens, joined, parts_of, row_dim, rows_of
+from ttc.model.running.runner import ModelRunner
 
 Decide = Callable[[int, Sequence[int], Tensor], set[int]]
 """(layers computed, branches of the pass that are left, their lens logits (branches, vocab)) ->

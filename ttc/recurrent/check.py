@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ttc.errors import UnsupportedModel
 from ttc.memory.states import StateBatch, StateShape, Tensors
-from ttc.model.recording import AttentionCall, PackedRows
-from ttc.model.tolerance import check_same, deviation, is_precise
+from ttc.model.check.attention_check import check_same, deviation, is_precise
+from ttc.model.check.recording import AttentionCall, PackedRows
 from ttc.recurrent.modules import Recurrent
 
 SINGLE_TOKENS = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ttc.model.recording import AttentionCall
+from ttc.model.check.recording import AttentionCall
 from ttc.passes.runtime import Runtime
 from ttc.recurrent.check import Check, check_recurrent
 from ttc.recurrent.modules import Recurrent

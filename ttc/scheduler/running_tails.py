@@ -82,7 +82,7 @@ class RunningTails:
         self.runtime = runtime
         self.kv: KV | None = None
         recurrent = runtime.runner.recurrent
-        self.states: RunningStates | None = recurrent and recurrent.running_states(runtime)
+        self.states: RunningStates | None = recurrent.running_states(runtime) if recurrent else None
 
     # ---------------------------------------------------------------- places
 

@@ -45,7 +45,7 @@ from search import BestOfN, Search, solve
 from ttc.checks import check_whole
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.protocols import Problem, Result, Verifier
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts

@@ -3,20 +3,22 @@ scores and choice with all KV on the device, no cache, and one problem at a time
 
 A `Combination` is one draw. Its defaults are the plainest way to solve, so that what differs from
 them is what a failure needs; `fewest` looks for the fewest such settings. Models run in float64,
-where rounding was not seen to change a sample.
+where rounding was not seen to change a sample. Compiled ones run in float32, where it changes one
+now and then: such a draw has failed if others of its settings fail too.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 import shlex
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import cache, lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,18 +27,30 @@ import transformers as hf
 from experiments.cli.output import say, show
 from experiments.standins import small_models
 from search import (
+    ABMCTS,
     DVTS,
     MCTS,
+    MUR,
     REBASE,
+    AdaptiveConsistency,
     BeamSearch,
     BestFirst,
     BestOfN,
+    BudgetForcing,
+    CertaintyProbe,
+    DeepConf,
+    DiversePrompts,
     Greedy,
     ParticleFilter,
+    ParticleGibbs,
+    PhiDecoding,
     Problem,
     Result,
+    Revision,
     Search,
     SelfConsistency,
+    SelfRefine,
+    TreeOfThoughts,
 )
 from search.admission import ProblemAdmission
 from search.config import SearchConfig
@@ -59,6 +73,11 @@ from ttc import (
     Streamed,
 )
 from ttc.errors import TTCError
+from ttc.model.runner_choice import runner_for
+from ttc.model.running.runner import ModelRunner
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.ratings import pass_by_pass
+from ttc.protocols import Verifier
 
 WIDTHS: dict[str, Any] = {
     "vocab_size": small_models.VOCAB,
@@ -79,6 +98,21 @@ LATENT: dict[str, Any] = {
     **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4},
     **{"head_dim": 4, "v_head_dim": 6, "first_k_dense_replace": 2},
 }
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_only_layers": [0, 1],
+    "head_dim": 8,
+    **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim"], 8),
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+}
+STATE_SPACE: dict[str, Any] = {
+    **{"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "pad_token_id": 0},
+    **{"num_experts": 1, "num_experts_per_tok": 1, "use_mamba_kernels": False},
+}
+ONLY_STATES: dict[str, Any] = {
+    **{"num_heads": 8, "head_dim": 8, "n_groups": 2, "state_size": 8, "chunk_size": 8},
+    "pad_token_id": 0,
+}
 MODELS: dict[str, Any] = {
     "llama": lambda: hf.LlamaConfig(**WIDTHS, num_key_value_heads=2),
     "gpt2": lambda: hf.GPT2Config(**WIDTHS, n_inner=48),
@@ -87,26 +121,59 @@ MODELS: dict[str, Any] = {
         **WIDTHS, **WINDOWED, num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=8
     ),
     "deepseek_v3": lambda: hf.DeepseekV3Config(**WIDTHS, **LATENT, num_key_value_heads=4),
+    "lfm2": lambda: hf.Lfm2Config(
+        **WIDTHS, num_key_value_heads=2, layer_types=["conv", "full_attention"]
+    ),
+    "jamba": lambda: hf.JambaConfig(**WIDTHS, **STATE_SPACE, num_key_value_heads=2),
+    "qwen3_next": lambda: hf.Qwen3NextConfig(**WIDTHS, **LINEAR, num_key_value_heads=2),
+    "mamba2": lambda: hf.Mamba2Config(
+        **{name: WIDTHS[name] for name in WIDTHS if "attention" not in name}, **ONLY_STATES
+    ),
 }
-"""Small decoders of attention layers of several kinds."""
-RECURRENT = ("mamba2", "qwen3_next", "jamba")
-"""Larger ones, by their names in `bench architectures`, which take seconds for a draw."""
+"""Small decoders of attention layers of several kinds, and of layers that keep a state."""
+IN_FLOAT32 = ("jamba", "qwen3_next", "mamba2")
+"""They compute their states in float32, whatever the type of the model."""
+SHARES = {"llama": 6, "gpt2": 4, "mistral": 4, "lfm2": 3, "gemma3": 2, "jamba": 2}
+"""How often models are drawn; the others, which take longer, half as often as 1."""
+STEPS: dict[str, Any] = {"step_tokens": 6, "max_steps": 3, "delimiter": "a"}
+"""Steps end at a letter, so that searches are soon out of step with each other."""
+WORDS = "aha"
 SEARCHES: dict[str, Search] = {
-    "greedy": Greedy(max_tokens=12),
-    "best_of_n": BestOfN(n=4, max_tokens=16),
-    "self_consistency": SelfConsistency(n=3, max_tokens=12),
-    "beam_search": BeamSearch(beam_size=2, beam_width=2, step_tokens=9, max_steps=4, delimiter="a"),
-    "dvts": DVTS(subtrees=2, beam_width=2, step_tokens=9, max_steps=4, delimiter="a"),
+    "greedy": Greedy(max_tokens=10),
+    "best_of_n": BestOfN(n=4, max_tokens=12),
+    "self_consistency": SelfConsistency(n=3, max_tokens=10),
+    "adaptive_consistency": AdaptiveConsistency(n=5, block=2, max_tokens=9),
+    "beam_search": BeamSearch(beam_size=2, beam_width=2, **STEPS),
+    "dvts": DVTS(subtrees=2, beam_width=2, **STEPS),
     "best_first": BestFirst(
-        beam_size=1, beam_width=3, step_tokens=9, max_steps=5, finish=4, delimiter="a"
+        beam_size=1, beam_width=3, step_tokens=6, max_steps=4, finish=3, delimiter="a"
     ),
     "mcts": MCTS(
-        iterations=3, beam_width=2, step_tokens=9, max_depth=3, rollout=False, delimiter="a"
+        iterations=3, beam_width=2, step_tokens=6, max_depth=3, rollout=False, delimiter="a"
     ),
-    "rebase": REBASE(n=4, step_tokens=9, max_steps=4, delimiter="a"),
-    "particle_filter": ParticleFilter(n=4, step_tokens=9, max_steps=4, delimiter="a"),
+    "ab_mcts": ABMCTS(iterations=4, max_tokens=6, feedback=WORDS),
+    "tree_of_thoughts": TreeOfThoughts(beam_width=2, step_tokens=6, max_depth=3, max_states=5),
+    "rebase": REBASE(n=4, **STEPS),
+    "particle_filter": ParticleFilter(n=4, **STEPS),
+    "particle_gibbs": ParticleGibbs(n=3, sweeps=2, **STEPS),
+    "phi_decoding": PhiDecoding(
+        beam_size=2, beam_width=2, clusters=2, least_steps=1, finish_tokens=7, **STEPS
+    ),
+    "mur": MUR(beam_width=2, finish_tokens=7, **STEPS),
+    "revision": Revision(n=2, attempts=3, memory=1, max_tokens=6, feedback=WORDS),
+    "self_refine": SelfRefine(
+        attempts=3, max_tokens=6, feedback_tokens=5, feedback=WORDS, rewrite=WORDS, done="ab"
+    ),
+    "budget_forcing": BudgetForcing(
+        waits=2, thinking_tokens=12, answer_tokens=5, wait=WORDS, final=WORDS
+    ),
+    "certainty_probe": CertaintyProbe(max_tokens=14, every=5, probe_tokens=3, suffix=WORDS),
+    "deep_conf": DeepConf(
+        mode="online", n=6, max_tokens=12, window=4, warmup=2, block=2, least_votes=2, step_tokens=4
+    ),
+    "diverse_prompts": DiversePrompts(n=3, max_tokens=9, hints=("a", "bc", "d")),
 }
-"""Steps end at a letter, so that searches are soon out of step with each other."""
+VERIFIERS = ("at_once", "pass_by_pass")
 MEMORIES: dict[str, Any] = {
     "resident": Resident,
     "layerwise": Layerwise,
@@ -127,26 +194,32 @@ PLACEMENTS: dict[str, Any] = {
 class Combination:
     """One draw.
 
-    seed: of prompts and samples. budget: of the device's KV, in multiples of the most that one of
-        the problems takes alone; None for no limit. capacity: blocks of the cache. cancelled: a
-        problem that is let go of after so many steps of the driver as `at_step`. restarted: after
-        so many results the rest is solved by another engine.
+    seed: of prompts and samples. compiled: attention or whole layers, in float32. verifier: how its
+        passes are made. budget, host_budget: of KV on the device and on the host, in multiples of
+        the most that one of the problems takes alone; None for no limit. capacity: blocks of the
+        cache. callers: searches are shared out among so many who drive the engine in turn.
+        cancelled: a problem that is let go of after so many steps of the driver as `at_step`.
+        restarted: after so many results the rest is solved by another engine.
     """
 
     seed: int = 0
     model: str = "llama"
+    compiled: str | None = None
     search: str = "self_consistency"
-    verifier: bool = False
+    verifier: str | None = None
     problems: int = 1
     prompt_tokens: int = 12
     memory: str = "resident"
     budget: float | None = None
+    host_budget: float | None = None
     block_tokens: int = 32
+    prefetch: bool = True
     cache: str | None = None
     capacity: int = 8
     sharing: str = "exact"
     speculation: str | None = None
     placement: str | None = None
+    callers: int = 1
     concurrency: int | None = None
     max_rows: int | None = None
     prefill_tokens: int = 512
@@ -154,76 +227,135 @@ class Combination:
     at_step: int = 0
     restarted: int | None = None
 
+    @property
+    def rounded(self) -> bool:
+        """Whether what runs beside a branch changes the last digits of float32."""
+        return self.compiled is not None or self.model in IN_FLOAT32
+
     def settings(self) -> dict[str, Any]:
         """What is not as in the plainest way."""
         plain = Combination()
         return {k: v for k, v in asdict(self).items() if v != getattr(plain, k)}
 
+    @property
+    def plain(self) -> Combination:
+        """The same problems and search, solved in the plainest way."""
+        return Combination(
+            self.seed,
+            self.model,
+            self.compiled,
+            self.search,
+            self.verifier,
+            self.problems,
+            self.prompt_tokens,
+        )
 
-DRAWS = 8
+
+DRAWS = 16
 """Draws that have their problems and search in common, which are solved alone once."""
 
 
 def drawn(seed: int) -> Combination:
-    """A combination at random, the same for the same seed."""
+    """A combination at random, the same for the same seed. Rare settings are drawn often enough
+    that each meets each other one in some of a few hundred draws."""
     r = random.Random(seed // DRAWS)
-    problems = r.randint(1, 6)
+    problems = r.choice([1, 2, 2, 3, 3, 4, 5])
     search = r.choice([*SEARCHES])
+    (model,) = r.choices([*MODELS], [SHARES.get(name, 0.5) for name in MODELS])
     plain = Combination(
         seed=seed // DRAWS,
-        model=r.choice(RECURRENT if r.random() < 0.02 else [*MODELS]),
+        model=model,
+        compiled=r.choice([None, None, None, "attention", "layers", "layers"]),
         search=search,
-        verifier=SEARCHES[search].needs_verifier or r.random() < 0.5,
+        verifier=r.choice([*VERIFIERS, *[None] * (not SEARCHES[search].needs_verifier)]),
         problems=problems,
-        prompt_tokens=r.choice([3, 12, 30, 60]),
+        prompt_tokens=r.choice([3, 12, 20, 36]),
     )
     r = random.Random(f"settings of {seed}")
 
     def perhaps(chance: float, *values: Any) -> Any:
-        return r.choice(values) if r.random() < chance else None
+        return r.choice(values) if r.random() < chance and values else None
 
     return replace(
         plain,
         memory=r.choice([*MEMORIES]),
-        budget=perhaps(0.5, 1.2, 1.5, 3.0),
+        budget=perhaps(0.6, 1.1, 1.3, 1.6, 3.0),
+        host_budget=perhaps(0.15, 2.0, 4.0),
         block_tokens=r.choice([4, 8, 16, 32]),
+        prefetch=r.random() < 0.8,
         cache=perhaps(0.7, "rsbcm", "lru"),
-        capacity=r.choice([1, 2, 4, 8, 16, 40]),
+        capacity=r.choice([1, 2, 4, 4, 8, 8, 16, 40]),
         sharing=r.choice(["exact", "exact", "exact", "none"]),
         speculation=perhaps(0.3, "prompt_lookup", "draft_model"),
-        placement=perhaps(0.15, *PLACEMENTS),
-        concurrency=perhaps(0.4, 1, 2, 3, 5),
-        max_rows=perhaps(0.3, 3, 5, 9),
-        prefill_tokens=r.choice([8, 32, 128, 512]),
-        cancelled=perhaps(0.2, *range(problems)),
+        placement=perhaps(0.2, *PLACEMENTS),
+        callers=r.choice([1, 1, 1, 2]),
+        concurrency=perhaps(0.3, 1, 2, 3),
+        max_rows=perhaps(0.25, 3, 5, 9),
+        prefill_tokens=r.choice([12, 64, 512, 512]),
+        cancelled=perhaps(0.25, *range(problems)),
         at_step=r.randint(0, 30),
-        restarted=perhaps(0.1, *range(problems)),
+        restarted=perhaps(0.2, *range(1, problems)),
     )
 
 
-class Looks:
-    """Rates a branch by a hash of its tokens, after passes over its KV and over branches beside
-    it."""
+@dataclass(frozen=True)
+class AtOnce:
+    """Rates a branch by a hash of its tokens, and by what the model says after them: on the
+    branch's KV, and on a branch beside it. exact: whether what it says is the same to 6 places."""
+
+    exact: bool
 
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
     ) -> list[list[float]]:
-        backend.score(branches, [[[65], [66, 67]]] * len(branches))
-        beside = backend.side_branches(branches, [branch.tokens[-12:] for branch in branches])
+        logprobs = backend.score(branches, [[[65], [66, 67]]] * len(branches))
+        beside = backend.side_branches(branches, [branch.tokens[-9:] for branch in branches])
         backend.release(beside)
-        return [[sum(i * t for i, t in enumerate(b.tokens)) % 101 / 101.0] for b in branches]
+        return self.scores(branches, logprobs)
+
+    def scores(self, branches: Sequence[Branch], logprobs: Any) -> list[list[float]]:
+        said = [round(sum(rows[1]) % 1, 6) if self.exact else 0.0 for rows in logprobs]
+        sums = [sum(i * t for i, t in enumerate(branch.tokens)) % 101 for branch in branches]
+        return [[(part + number) / 102] for part, number in zip(sums, said, strict=True)]
+
+
+@dataclass(frozen=True)
+class PassByPass(AtOnce):
+    """Rates likewise, where others may use the engine between two passes."""
+
+    @pass_by_pass
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> Passes[list[list[float]]]:
+        call = backend.begin_score(branches, [[[65], [66, 67]]] * len(branches))
+        logprobs = yield from call.made()
+        call = backend.begin_side_branches(branches, [branch.tokens[-9:] for branch in branches])
+        try:
+            yield from call.made()
+        finally:
+            backend.release(call.branches)
+        return self.scores(branches, logprobs)
 
 
 @cache
-def model_of(name: str) -> Any:
-    if name in RECURRENT:
-        model = small_models.build(name)
-    else:
-        torch.manual_seed(0)
-        model = hf.AutoModelForCausalLM.from_config(MODELS[name]()).eval().requires_grad_(False)
-        model.generation_config.eos_token_id = None
+def model_of(name: str, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(MODELS[name]()).eval().requires_grad_(False)
+    model.generation_config.eos_token_id = None
     model.set_experts_implementation("eager")  # the others take no float64
-    return model.double()
+    return model.to(dtype)
+
+
+@cache
+def runner_of(name: str, compiled: str | None, drafts: bool) -> ModelRunner:
+    """What runs a model in one engine after the other, checked once. drafts: for the model that
+    drafts, which runs beside."""
+    model = copy.deepcopy(model_of(name, dtype_of(compiled)))
+    return runner_for(model, "auto" if compiled == "layers" else "modules")
+
+
+def dtype_of(compiled: str | None) -> torch.dtype:
+    return torch.float64 if compiled is None else torch.float32
 
 
 class Letters:
@@ -249,18 +381,25 @@ def problems_of(c: Combination) -> list[Problem]:
     return [Problem(question, f"{c.seed}-{n}") for n, question in enumerate(questions)]
 
 
-def engine_of(c: Combination, budget_gib: float | None) -> Engine:
-    model = copy.deepcopy(model_of(c.model))
-    sizes: dict[str, Any] = {} if c.memory == "resident" else {"block_tokens": c.block_tokens}
+def engine_of(c: Combination, budget_gib: float | None, host_budget_gib: float | None) -> Engine:
+    sizes: dict[str, Any] = {}
+    if c.memory != "resident":
+        sizes = {"block_tokens": c.block_tokens, "prefetch": c.prefetch}
+        sizes["host_budget_gib"] = host_budget_gib
     options: dict[str, Any] = {}
-    if c.placement is not None:
-        options["runner"] = PLACEMENTS[c.placement].place(model, "cpu")
+    if c.placement is None:
+        runner = runner_of(c.model, c.compiled, False)
+        model = runner.model
+    else:
+        model = copy.deepcopy(model_of(c.model, dtype_of(c.compiled)))
+        runner = PLACEMENTS[c.placement].place(model, "cpu")
     if c.cache is not None:
         options["cache"] = BlockCache(c.capacity, block_tokens=4, order=c.cache)
     if c.speculation == "prompt_lookup":
         options["speculation"] = PromptLookup(max_rows=16)
     if c.speculation == "draft_model":
-        draft = Engine(copy.deepcopy(model_of("llama")), Letters())
+        drafting = runner_of("llama", c.compiled, True)
+        draft = Engine(drafting.model, Letters(), runner=drafting)
         options["speculation"] = DraftModel(model=draft, max_rows=16)
     return Engine(
         model,
@@ -268,58 +407,84 @@ def engine_of(c: Combination, budget_gib: float | None) -> Engine:
         memory=MEMORIES[c.memory](budget_gib, **sizes),
         sharing=Sharing(c.sharing),  # type: ignore[arg-type]
         prefill_tokens=c.prefill_tokens,
+        runner=runner,
         **options,
     )
+
+
+def verifier_of(c: Combination) -> Verifier | None:
+    verifiers = {None: None, "at_once": AtOnce, "pass_by_pass": PassByPass}
+    kind = verifiers[c.verifier]
+    return None if kind is None else kind(exact=not c.rounded)
 
 
 def results(
     c: Combination, engine: Engine, problems: Sequence[Problem]
 ) -> Generator[tuple[str, Result], None, None]:
     """Of the problems that were not cancelled, as they end, by their ids."""
-    verifier = Looks() if c.verifier else None
-    options = SolveOptions.of(verifier=verifier, seed=c.seed, end=["bc"])
+    options = SolveOptions.of(verifier=verifier_of(c), seed=c.seed, end=["bc"])
     config = SearchConfig.of(SEARCHES[c.search], engine, options)
-    driver = Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))
-    numbers = {problem.id: driver.add(problem, config) for problem in problems}
-    cancelled = None if c.cancelled is None else numbers.get(f"{c.seed}-{c.cancelled}")
+    drivers = [
+        Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))
+        for _ in range(c.callers)
+    ]
+    names: dict[tuple[int, int], str] = {}
+    for number, problem in enumerate(problems):
+        caller = number % c.callers
+        names[caller, drivers[caller].add(problem, config)] = str(problem.id)
     step = 0
     try:
-        while driver.busy:
-            if step == c.at_step and cancelled is not None:
-                driver.cancel(cancelled)
+        while any(driver.busy for driver in drivers):
+            for caller, driver in enumerate(drivers):
+                for (of, index), name in names.items():
+                    if step == c.at_step and of == caller and name == f"{c.seed}-{c.cancelled}":
+                        driver.cancel(index)
+                for index, progress in driver.step():
+                    if progress.result is not None:
+                        yield names[caller, index], progress.result
             step += 1
-            for index, progress in driver.step():
-                if progress.result is not None:
-                    yield str(problems[index].id), progress.result
     finally:
-        driver.close()
+        for driver in drivers:
+            driver.close()
 
 
 def seen(result: Result) -> Any:
     """All that must be the same. Log-probabilities are rounded by what runs beside."""
     branches = [(b.tokens, b.path, b.finish_reason, b.score) for b in result.branches]
-    tree = [replace(node, logprobs=[]) for node in result.tree]
+    tree = [astuple(replace(node, logprobs=[])) for node in result.tree]
     return result.answer, branches, tree, str(result.error)
 
 
-@cache
+def alike(one: Any, other: Any, bound: float) -> bool:
+    """Whether two things are the same, numbers but for a difference up to `bound`."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, abs_tol=bound)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(
+            alike(a, b, bound) for a, b in zip(one, other, strict=True)
+        )
+    return bool(one == other)
+
+
+@lru_cache(maxsize=64)
 def alone(plain: Combination, number: int) -> tuple[Any, int]:
     """What a problem gives alone, and the bytes that its KV took."""
-    engine = engine_of(plain, None)
+    engine = engine_of(plain, None, None)
     ((_, result),) = results(plain, engine, [problems_of(plain)[number]])
     return seen(result), engine.memory.device.peak_bytes
 
 
 def difference(c: Combination) -> str | None:
     """What is not as it is alone, None if nothing is."""
-    plain = Combination(c.seed, c.model, c.search, c.verifier, c.problems, c.prompt_tokens)
-    expected = {f"{c.seed}-{n}": alone(plain, n) for n in range(c.problems)}
-    most = max(peak for _, peak in expected.values())
-    budget = None if c.budget is None else c.budget * most / 2**30
+    expected = {f"{c.seed}-{n}": alone(c.plain, n) for n in range(c.problems)}
+    most_gib = max(peak for _, peak in expected.values()) / 2**30
+    budget, host_budget = (
+        None if share is None else share * most_gib for share in (c.budget, c.host_budget)
+    )
     left = problems_of(c)
     found: dict[str, Any] = {}
     for stop in ([c.restarted] if c.restarted else []) + [len(left)]:
-        engine = engine_of(c, budget)
+        engine = engine_of(c, budget, host_budget)
         solving = results(c, engine, [p for p in left if p.id not in found])
         for name, result in solving:
             found[name] = seen(result)
@@ -331,8 +496,12 @@ def difference(c: Combination) -> str | None:
     missing = expected.keys() - found.keys() - {f"{c.seed}-{c.cancelled}"}
     if missing:
         return f"no result of {sorted(missing)}"
-    wrong = [name for name, result in found.items() if result != expected[name][0]]
-    return f"{len(wrong)} of {len(found)} results differ: {wrong}" if wrong else None
+    bound = 1e-3 if c.rounded else 1e-9
+    wrong = [name for name, one in found.items() if not alike(one, expected[name][0], bound)]
+    return f"{len(wrong)} of {len(found)} {DIFFER}: {wrong}" if wrong else None
+
+
+DIFFER = "results differ"
 
 
 class Outcome(NamedTuple):
@@ -343,7 +512,22 @@ class Outcome(NamedTuple):
 
 
 def outcome(c: Combination) -> Outcome:
-    """What becomes of a combination. What the engine refuses by name is no failure."""
+    """What becomes of a combination. What the engine refuses by name is no failure, nor is a
+    difference in float32 that other samples do not have."""
+    found = _outcome(c)
+    if DIFFER in found.why and c.rounded:
+        others = [_outcome(replace(c, seed=c.seed + 10**6 * n)) for n in range(1, OTHERS + 1)]
+        if sum(DIFFER in other.why for other in others) < 2:
+            return Outcome("same", f"rounded: {found.why}")
+    return found
+
+
+OTHERS = 6
+"""Other samples that are tried where one differs in float32; about one in a hundred is rounded to
+another token."""
+
+
+def _outcome(c: Combination) -> Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -395,7 +579,7 @@ def run(first: int, draws: int, settings: str | None) -> int:
             command = shlex.join(["--settings", json.dumps(c.settings())])
             show(f"seed {seed}: {outcome(c).why}")
             show(f"  python -m experiments.bench combinations {command}")
-        elif kinds.total() % 100 == 0:
+        if kinds.total() % 100 == 0:
             say(f"{kinds.total()} of {draws}: {dict(kinds)}")
     show(f"{draws} draws from seed {first}: {dict(kinds)}")
     return int(kinds["failed"] > 0)

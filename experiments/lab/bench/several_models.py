@@ -25,7 +25,7 @@ from experiments.runs.provenance import provenance
 from experiments.runs.stats import mcnemar, wilson
 from search import ABMCTS, ABMCTSM, Search, solve
 from ttc.engine import Engine
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.results import Result
 
 MODEL = "smollm2-135m"

@@ -33,7 +33,7 @@ from tests.helpers.processes import finished
 from tests.helpers.scripted import Scripted
 from tests.helpers.tiers import examples, slow
 from ttc import Branch, InvalidInput, Problem
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.text.equality import AnswerReader
 from verifiers import ValueHead
 

@@ -23,7 +23,7 @@ from experiments.runs.build import (
 from experiments.runs.data import LoadedTask, load_task
 from experiments.runs.schema import register
 from ttc.engine import Engine
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.model.packed_linear import pack_linears
 from ttc.protocols import Verifier
 from ttc.text.prompt import PromptTemplate

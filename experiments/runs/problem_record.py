@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from experiments.runs.data import Task, graded
+from experiments.runs.data import LoadedTask, graded
 from experiments.runs.private import without_texts
 from experiments.runs.records import own_figures, tree_node
 from experiments.runs.summary import WITHOUT_END, failed
@@ -30,7 +30,7 @@ TIMING = (
 """The parts of a problem's usage that depend on the machine and on what else ran."""
 
 
-def full_record(result: Result, task: Task, config: DictConfig, engine: Backend) -> Any:
+def full_record(result: Result, task: LoadedTask, config: DictConfig, engine: Backend) -> Any:
     """The record of a problem that a run has solved: `problem_record`, the exact prompt, and what
     cut the text off."""
     record = problem_record(result, task, config.run.record_tokens)
@@ -52,7 +52,7 @@ def full_record(result: Result, task: Task, config: DictConfig, engine: Backend)
     return record
 
 
-def problem_record(result: Result, task: Task, with_tokens: bool = False) -> dict[str, Any]:
+def problem_record(result: Result, task: LoadedTask, with_tokens: bool = False) -> dict[str, Any]:
     """What is known of a problem without the run. with_tokens: see `tree_node`."""
     problem = result.problem
     usage = result.usage.to_dict()
@@ -97,7 +97,9 @@ def ends_a_thought(answer: str) -> bool:
     return any(cut.thinks is False for cut in ANY.cuts(answer))
 
 
-def votes_by_path(result: Result, task: Task, answers: Sequence[str | None]) -> list[str | None]:
+def votes_by_path(
+    result: Result, task: LoadedTask, answers: Sequence[str | None]
+) -> list[str | None]:
     """What each branch's answer votes for, grouped in the order of their paths as a search does."""
     paths = [branch.path for branch in result.branches]
     places = sorted(range(len(paths)), key=paths.__getitem__)
@@ -106,7 +108,9 @@ def votes_by_path(result: Result, task: Task, answers: Sequence[str | None]) -> 
     return [votes[place] for place in range(len(paths))]
 
 
-def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
+def _grades(
+    result: Result, task: LoadedTask
+) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
     """Each branch's answer and whether it is right; the same of the result; and its error, which is
     that of a function of the user's own where one fails on a branch."""
     problem = result.problem

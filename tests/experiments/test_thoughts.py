@@ -11,8 +11,8 @@ import pytest
 
 from experiments.runs.ask import outcome
 from experiments.runs.build import thinking_marks
-from experiments.runs.data import Task, graded
-from experiments.runs.grading import Reading
+from experiments.runs.data import LoadedTask, graded
+from experiments.runs.grading import AnswerReading
 from experiments.runs.problem_loop import run
 from experiments.runs.problem_record import full_record, problem_record
 from experiments.runs.summary import branch_counts, shown_counts, summarise
@@ -34,9 +34,9 @@ def solved(search: Any, says: Any, gold: str, tokenizer: Any = R1, **options: An
     return result
 
 
-def task(kind: str) -> Task:
-    reading = Reading(kind)
-    return Task([], [], reading, reading.is_correct)
+def task(kind: str) -> LoadedTask:
+    reading = AnswerReading(kind)
+    return LoadedTask([], [], reading, reading.is_correct)
 
 
 # ---------------------------------------------------------------- grades and records

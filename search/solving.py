@@ -68,7 +68,7 @@ def solve(
     answer_kind: how answers are read (see `extract_answer`); votes group by the grader's equality
         of that kind.
     extract: a function of the text that reads answers instead; votes group them by their spelling,
-        unless it is a `ttc.text.reader.AnswerReader(extract=..., same=...)`.
+        unless it is a `ttc.text.equality.AnswerReader(extract=..., same=...)`.
     thinking_marks: what tells the model's thoughts, of which no answer is read, from its answers:
         `ttc.ThinkingMarks`, None for those that the model's chat template or vocabulary names,
         False for none.

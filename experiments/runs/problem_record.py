@@ -17,6 +17,7 @@ from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Result
 from ttc.residency.capture import Capture
 from ttc.results import BranchRecord
+from ttc.text.thinking_models import ANY
 
 TIMING = (
     "forward_passes",
@@ -34,6 +35,10 @@ def full_record(result: Result, task: LoadedTask, config: DictConfig, engine: Ba
     cut the text off."""
     record = problem_record(result, task, config.run.record_tokens)
     record["prompt"] = None if result.best is None else result.prompt
+    if config.model.thinking_marks is None:
+        for row, branch in zip(record["branches"], result.branches, strict=True):
+            if ends_a_thought(branch.answer_text or ""):
+                row["thought_unknown"] = True
     if config.dataset.private:
         without_texts(record, result.problem.metadata.values())
     record["truncated_by"] = _truncated_by(result, config.run)
@@ -84,6 +89,12 @@ def problem_record(result: Result, task: LoadedTask, with_tokens: bool = False) 
         "usage": {k: v for k, v in usage.items() if k not in TIMING},
         "timing": {k: usage[k] for k in TIMING} | {"finished_at": time.time()},
     }
+
+
+def ends_a_thought(answer: str) -> bool:
+    """Whether an answer holds a mark with which known models end a thought: this model names no
+    marks, or others."""
+    return any(cut.thinks is False for cut in ANY.cuts(answer))
 
 
 def votes_by_path(

@@ -32,6 +32,7 @@ class BranchShape(TypedDict, total=False):
     thought: str
     thinking_tokens: Count
     thought_end: str | None
+    thought_unknown: bool
     looped: bool
     tool_calls: list[ToolCallShape]
     vote: str | None

@@ -24,7 +24,7 @@ ROUNDS = 20
 
 
 @dataclass(eq=False)
-class Candidate:
+class Chain:
     """A chain with one step more, and its foresight: the rest of the answer, as it was sampled.
 
     before: what the foresight of the chain was worth. A candidate that has ended is its own
@@ -102,8 +102,8 @@ class PhiDecoding(StepwiseSearch):
     needs: ClassVar[tuple[Need, ...]] = ("logprobs",)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        chains = [Candidate(root, 0.0)]
-        new = list[Candidate]()
+        chains = [Chain(root, 0.0)]
+        new = list[Chain]()
         step = case.step(self.step_tokens, self.delimiter)
         rest = case.answer(self.finish_tokens)
         with suppress(BudgetExceeded):  # the ends of the chains so far are drawn from
@@ -114,7 +114,7 @@ class PhiDecoding(StepwiseSearch):
                 width = self.beam_width * (self.beam_size if number == 1 else 1)
                 worth = {chain.branch: 0.0 if number == 1 else chain.value for chain in going}
                 children = yield from expand(list(worth), width, step, self.sampling)
-                new = [Candidate(b, worth[b.parent]) for b in children if b.parent is not None]
+                new = [Chain(b, worth[b.parent]) for b in children if b.parent is not None]
                 new, unlikely = self.likely(new, case.rng)
                 yield Release([candidate.branch for candidate in unlikely])
                 open_ends = [c.branch for c in new if not c.branch.finished]
@@ -138,8 +138,8 @@ class PhiDecoding(StepwiseSearch):
         return [answer.foresight]
 
     def likely(
-        self, candidates: list[Candidate], rng: np.random.Generator
-    ) -> tuple[list[Candidate], list[Candidate]]:
+        self, candidates: list[Chain], rng: np.random.Generator
+    ) -> tuple[list[Chain], list[Chain]]:
         """Pruning in width: the candidates that are looked at further, at least `beam_size`, more
         by how likely their steps are; and the others."""
         signals = np.array([signal(candidate.branch) for candidate in candidates])
@@ -154,7 +154,7 @@ class PhiDecoding(StepwiseSearch):
         kept = [c for c, stays in zip(candidates, keep, strict=True) if stays]
         return kept, [c for c, stays in zip(candidates, keep, strict=True) if not stays]
 
-    def drawn(self, candidates: list[Candidate], rng: np.random.Generator) -> list[Candidate]:
+    def drawn(self, candidates: list[Chain], rng: np.random.Generator) -> list[Chain]:
         """The `beam_size` chains that go on, in the order of the candidates."""
         count = min(self.beam_size, len(candidates))
         better = [candidate for candidate in candidates if candidate.advantage > 0]
@@ -168,12 +168,12 @@ class PhiDecoding(StepwiseSearch):
         places = rng.choice(len(candidates), count, replace=False, p=chances)
         return [candidates[place] for place in sorted(places)]
 
-    def agreed(self, candidates: Sequence[Candidate], rng: np.random.Generator) -> bool:
+    def agreed(self, candidates: Sequence[Chain], rng: np.random.Generator) -> bool:
         """Pruning in depth: whether most foresights are in one cluster."""
         labels = clusters([candidate.text for candidate in candidates], self.clusters, rng)
         return max(map(labels.count, labels)) > self.stop_share * len(labels)
 
-    def end(self, chains: Sequence[Candidate], rng: np.random.Generator) -> Candidate:
+    def end(self, chains: Sequence[Chain], rng: np.random.Generator) -> Chain:
         labels = clusters([chain.text for chain in chains], 2, rng)
         largest = Counter(labels).most_common(1)[0][0]
         alike = [c for c, label in zip(chains, labels, strict=True) if label == largest]
@@ -181,7 +181,7 @@ class PhiDecoding(StepwiseSearch):
         return alike[int(rng.choice(len(alike), p=chances))]
 
 
-def _branches(candidates: Sequence[Candidate], kept: Sequence[Candidate]) -> list[Branch]:
+def _branches(candidates: Sequence[Chain], kept: Sequence[Chain]) -> list[Branch]:
     """The branches of candidates that no kept one needs."""
     needed = {branch for c in kept for branch in (c.branch, c.foresight)}
     all_of = dict.fromkeys(branch for c in candidates for branch in (c.branch, c.foresight))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack, overload
 
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.base import Search
 from search.config import SearchConfig
 from search.driver import Driver
@@ -218,7 +218,9 @@ def _events(
     strict: bool,
     tokens: bool = False,
 ) -> Events:
-    driver = Driver(engine, Admission.of(engine, concurrency, max_rows), strict, each_token=tokens)
+    driver = Driver(
+        engine, ProblemAdmission.of(engine, concurrency, max_rows), strict, each_token=tokens
+    )
     repeats = Counter[str]()
     for problem in problems:
         repeat = 0 if problem.id else repeats[str(problem.question)]

@@ -16,7 +16,7 @@ from ttc.checks import check_flag, check_is
 from ttc.memory.manager import KVMemory
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
-from ttc.model.runner_choice import Choice, bind_policy, runner_for
+from ttc.model.runner_choice import RunnerChoice, bind_policy, runner_for
 from ttc.model.running.runner import ModelRunner
 from ttc.parts import handler
 from ttc.passes.arguments import (
@@ -95,7 +95,7 @@ class Engine:
         cache: BlockCache | None = None,
         sharing: Sharing | None = None,
         gate: Gate | None = None,
-        runner: Choice | ModelRunner = "modules",
+        runner: RunnerChoice | ModelRunner = "modules",
         generation_settings: bool = True,
         int8_activations: bool = False,
         split_special_tokens: bool = False,

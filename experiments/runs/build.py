@@ -15,7 +15,7 @@ from experiments.runs.auto_memory import auto_of, is_auto
 from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_examples
 from experiments.runs.default_verifier import default_verifier
-from experiments.runs.grading import Reading
+from experiments.runs.grading import AnswerReading
 from experiments.runs.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from search import Search
 from search.budget import LIMITS, Budget
@@ -160,7 +160,7 @@ def make_budget(config: DictConfig) -> Budget:
 
 def solve_options(
     config: DictConfig,
-    reading: Reading,
+    reading: AnswerReading,
     verifier: Verifier | None = None,
     template: PromptTemplate | None = None,
 ) -> SolveOptions:

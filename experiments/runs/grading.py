@@ -25,7 +25,7 @@ REMEMBERED = 4096
 
 
 @dataclass(frozen=True)
-class Reading:
+class AnswerReading:
     """How answers are read out of texts, and which of them are one answer in a vote.
 
     kind: the answer_kind. extract: `dataset.extract`, which reads in its place. same:
@@ -37,7 +37,7 @@ class Reading:
     same: Same | None = None
 
     @classmethod
-    def of(cls, config: DatasetConfig) -> Reading:
+    def of(cls, config: DatasetConfig) -> AnswerReading:
         """Raises InvalidInput for an unknown kind, and for functions that cannot be used."""
         extract_answer("", config.answer_kind)
         return cls(config.answer_kind, user_extract(config.extract), user_grader(config.grader))

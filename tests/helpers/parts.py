@@ -154,7 +154,7 @@ def delete(part: str, folder: Path) -> None:
         if target.is_dir():
             shutil.rmtree(target)
         else:
-            target.unlink()
+            target.unlink(missing_ok=True)
 
 
 def checks(types: bool = False, tests: bool = False) -> Iterator[tuple[str, list[str]]]:

@@ -9,7 +9,7 @@ import pytest
 
 from search import BestOfN, Greedy, SelfConsistency, solve
 from search import admission as room
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
@@ -39,7 +39,7 @@ class Asks:
 
 
 def driver(engine: Engine, search: Any, problems: int, **options: Any) -> Driver:
-    driving = Driver(engine, Admission.of(engine))
+    driving = Driver(engine, ProblemAdmission.of(engine))
     config = SearchConfig.of(search, engine, SolveOptions.of(**options))
     for number in range(problems):
         driving.add(Problem(f"{number} + 1"), config)

@@ -11,11 +11,11 @@ from ttc.model.running.runner import HuggingFaceRunner, ModelRunner
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 
-Choice = Literal["auto", "fused", "modules"]
+RunnerChoice = Literal["auto", "fused", "modules"]
 
 
 def runner_for(
-    model: Any, choice: Choice | ModelRunner = "modules", pack: bool = False
+    model: Any, choice: RunnerChoice | ModelRunner = "modules", pack: bool = False
 ) -> ModelRunner:
     """A runner for `model`, whose attention is set to the engine's own.
 
@@ -28,9 +28,9 @@ def runner_for(
     """
     if not isinstance(choice, str):
         return choice
-    if choice not in get_args(Choice):
+    if choice not in get_args(RunnerChoice):
         raise InvalidInput(
-            f"runner={choice!r} is unknown; use one of {', '.join(get_args(Choice))}"
+            f"runner={choice!r} is unknown; use one of {', '.join(get_args(RunnerChoice))}"
         )
     reason = "it was asked for"
     if choice != "modules":

@@ -25,7 +25,7 @@ from ttc.model.running.runner import ModelRunner
 Decide = Callable[[int, Sequence[int], Tensor], set[int]]
 """(layers computed, branches of the pass that are left, their lens logits (branches, vocab)) ->
 those that leave."""
-Watch = Callable[[Sequence[int], int, Tensor, Tensor], None]
+LayerWatch = Callable[[Sequence[int], int, Tensor, Tensor], None]
 """Sees each look: branches, layers computed, their last rows' states (branches, width), their lens
 logits."""
 
@@ -50,7 +50,7 @@ class ShrinkingPass:
         plan: ExtendPlan,
         decide: Decide,
         first_look: int,
-        watch: Watch | None = None,
+        watch: LayerWatch | None = None,
     ):
         self.lens = lens
         self.whole = plan

@@ -9,7 +9,7 @@ import torch
 
 from ttc.model.loading.device_map import Over
 from ttc.model.loading.load import chosen_device, load
-from ttc.model.runner_choice import Choice, runner_for
+from ttc.model.runner_choice import RunnerChoice, runner_for
 from ttc.model.running.runner import ModelRunner
 from ttc.placement.base import PlacedRunner, Placement
 
@@ -17,7 +17,7 @@ from ttc.placement.base import PlacedRunner, Placement
 def load_runner(
     name: str | os.PathLike[str],
     placement: Placement | None = None,
-    runner: Choice | ModelRunner = "auto",
+    runner: RunnerChoice | ModelRunner = "auto",
     over: Over | None = None,
     **how: Any,
 ) -> tuple[Any, Any, ModelRunner]:

@@ -52,7 +52,7 @@ from search import (
     SelfRefine,
     TreeOfThoughts,
 )
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
@@ -425,7 +425,8 @@ def results(
     options = SolveOptions.of(verifier=verifier_of(c), seed=c.seed, end=["bc"])
     config = SearchConfig.of(SEARCHES[c.search], engine, options)
     drivers = [
-        Driver(engine, Admission.of(engine, c.concurrency, c.max_rows)) for _ in range(c.callers)
+        Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))
+        for _ in range(c.callers)
     ]
     names: dict[tuple[int, int], str] = {}
     for number, problem in enumerate(problems):

@@ -15,7 +15,7 @@ from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.hf_hook import IMPLEMENTATION, attending, tree_attention
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV, LayerKV
-from ttc.model.check.recording import Attention, Call, eager_attention, named_attention
+from ttc.model.check.recording import Attention, AttentionCall, eager_attention, named_attention
 
 SPREAD = 10.0
 """Queries are enlarged until the largest score is this, so that a wrong scale shows."""
@@ -55,7 +55,7 @@ class CheckTree:
 
 
 def check_function(
-    tree: CheckTree, number: int, call: Call, implementation: str, precise: bool
+    tree: CheckTree, number: int, call: AttentionCall, implementation: str, precise: bool
 ) -> None:
     """The engine's function against the model's own, on the model's queries, keys and values of one
     call.
@@ -92,7 +92,7 @@ def check_function(
 
 
 def _tree_attention(
-    tree: CheckTree, number: int, call: Call, query: Tensor, key: Tensor, value: Tensor
+    tree: CheckTree, number: int, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     query, key, value = (tree.pack(x, 2) for x in (query, key, value))
     function = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from ttc.errors import UnsupportedModel
-from ttc.model.check.recording import Call
+from ttc.model.check.recording import AttentionCall
 
 LONGEST_MASK = 8192
 """The longest window where masks depend on tokens: there a mask is built whole to be checked."""
@@ -38,7 +38,7 @@ class Sight(NamedTuple):
 
 
 def check_masks(
-    calls: Sequence[Call], windows: Sequence[int], context: int, long_masks: LongMasks
+    calls: Sequence[AttentionCall], windows: Sequence[int], context: int, long_masks: LongMasks
 ) -> list[Sight]:
     """What each call's tokens see.
 
@@ -71,7 +71,7 @@ class _MaskCheck:
     context: int
     long_masks: LongMasks
 
-    def sight(self, call: Call) -> Sight:
+    def sight(self, call: AttentionCall) -> Sight:
         told = Sight(call.told_window)
         try:
             self.check(call, told)
@@ -85,7 +85,7 @@ class _MaskCheck:
                     return sight
             raise
 
-    def check(self, call: Call, sight: Sight) -> None:
+    def check(self, call: AttentionCall, sight: Sight) -> None:
         mask = call.mask
         assert mask is not None
         tokens = call.query.shape[2]
@@ -101,7 +101,7 @@ class _MaskCheck:
             if long:
                 self.check_long(call, sight, long)
 
-    def check_long(self, call: Call, sight: Sight, windows: Sequence[int]) -> None:
+    def check_long(self, call: AttentionCall, sight: Sight, windows: Sequence[int]) -> None:
         longest = max(windows)
         if longest > LONGEST_MASK:
             raise UnsupportedModel(
@@ -117,7 +117,7 @@ class _MaskCheck:
         _check_rows(call, sight, mask[..., rows, :], rows)
 
 
-def _check_rows(call: Call, sight: Sight, mask: Tensor, positions: Sequence[int]) -> None:
+def _check_rows(call: AttentionCall, sight: Sight, mask: Tensor, positions: Sequence[int]) -> None:
     """mask: (..., rows, keys), for tokens at `positions`; True or 0 where a token is seen."""
     q = torch.tensor(positions, device=mask.device)[:, None]
     k = torch.arange(mask.shape[-1], device=mask.device)

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttc.attention.hf_hook import PLACES, Place, attending, attention_set_to, install, uninstall
+from ttc.attention.hf_hook import (
+    PLACES,
+    AttentionPlace,
+    attending,
+    attention_set_to,
+    install,
+    uninstall,
+)
 from ttc.errors import MissingPart, UnsupportedModel
 from ttc.memory.kv import LayerShape
 from ttc.model.check.attention_check import CheckTree, check_function, check_same, is_precise
@@ -24,12 +31,12 @@ from ttc.model.check.recording import (
     RECORD,
     REPLAY,
     AllRead,
-    Call,
+    AttentionCall,
     MaskReader,
     Pack,
+    PackedRows,
     Recorder,
     Replay,
-    Rows,
     weights_on,
 )
 from ttc.model.extra_arguments import ExtraArguments, all_chosen
@@ -136,8 +143,8 @@ class ModelCheck:
 
     def replay(
         self,
-        calls: list[Call],
-        rows: Rows,
+        calls: list[AttentionCall],
+        rows: PackedRows,
         keep: list[int],
         spans: Sequence[slice],
         *,
@@ -197,7 +204,7 @@ class ModelCheck:
 
     # ---------------------------------------------------------------- layers
 
-    def _check_layers(self, calls: Sequence[Call], recurrent: Recurrent | None) -> None:
+    def _check_layers(self, calls: Sequence[AttentionCall], recurrent: Recurrent | None) -> None:
         if not calls and recurrent is None:
             if getattr(self.model, "_is_stateful", False):
                 raise UnsupportedModel(
@@ -247,7 +254,7 @@ class ModelCheck:
         return running
 
     def _check_calls(
-        self, calls: Sequence[Call], sights: Sequence[Sight], implementation: str
+        self, calls: Sequence[AttentionCall], sights: Sequence[Sight], implementation: str
     ) -> None:
         """Whether caches keep what layers see, and the engine's function computes what they do."""
         numbers = [call.layer for call in calls]
@@ -257,7 +264,7 @@ class ModelCheck:
                 check_function(self.tree, number, call, implementation, self.precise)
 
     @staticmethod
-    def _note_places(calls: Sequence[Call], sights: Sequence[Sight]) -> None:
+    def _note_places(calls: Sequence[AttentionCall], sights: Sequence[Sight]) -> None:
         numbers: dict[Any, list[int]] = {}
         for number, call in enumerate(calls):
             numbers.setdefault(call.module, []).append(number)
@@ -270,9 +277,9 @@ class ModelCheck:
                     f"layer {first.layer} calls attention with different sliding windows"
                 )
             if its != [first.layer] or sight not in (Sight(first.told_window), Sight()):
-                PLACES[module] = Place(tuple(its), *sight)
+                PLACES[module] = AttentionPlace(tuple(its), *sight)
 
-    def _shape(self, call: Call, sight: Sight) -> LayerShape:
+    def _shape(self, call: AttentionCall, sight: Sight) -> LayerShape:
         device = call.key.device if is_spread(self.model) else None
         _, kv_heads, _, key_dim = call.key.shape
         value_dim = call.value.shape[3]
@@ -282,16 +289,21 @@ class ModelCheck:
 
     # ---------------------------------------------------------------- around attention
 
-    def _check_packed(self, calls: list[Call], ids: Tensor, logits: Tensor) -> None:
+    def _check_packed(self, calls: list[AttentionCall], ids: Tensor, logits: Tensor) -> None:
         tree = self.tree
         ends = [len(tree.positions) - rows.stop for rows in tree.spans[1:]]
-        rows = Rows(tree.pack_backwards(ids, 1), tree.positions[::-1], tree.pack_backwards)
+        rows = PackedRows(tree.pack_backwards(ids, 1), tree.positions[::-1], tree.pack_backwards)
         packed = self.replay(calls, rows, ends, tree.spans, backwards=True)
         what = "its logits differ over packed rows"
         check_same(what, logits[:, 0], packed[0], self.precise, 1e-3, 0.25)
 
     def _check_call(
-        self, call: Call, again: Call, pack: Pack, spans: Sequence[slice], backwards: bool
+        self,
+        call: AttentionCall,
+        again: AttentionCall,
+        pack: Pack,
+        spans: Sequence[slice],
+        backwards: bool,
     ) -> None:
         if again.mask is not None and again.mask.numel() > 1:  # `ExtraArguments` gives one element
             raise UnsupportedModel(

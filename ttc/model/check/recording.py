@@ -29,7 +29,7 @@ Pack = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
-class Rows:
+class PackedRows:
     """A pass's packed rows: tokens (1, rows), positions, and how a recorded batch is packed."""
 
     ids: Tensor
@@ -38,7 +38,7 @@ class Rows:
 
 
 @dataclass
-class Call:
+class AttentionCall:
     """One call of attention.
 
     query: (batch, heads, tokens, dim). key, value: the same with the KV heads. mask: what the model
@@ -68,9 +68,9 @@ class Recorder:
     """Answers each call by the model's own eager attention and keeps it."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[AttentionCall] = []
 
-    def answer(self, call: Call) -> Tensor:
+    def answer(self, call: AttentionCall) -> Tensor:
         module = call.module
         inputs = call.query, call.key, call.value
         call.out, _ = eager_attention(module)(module, *inputs, call.mask, **call.options)
@@ -85,13 +85,13 @@ class Recorder:
 class Replay:
     """Answers each call of a pass over packed rows with what was recorded, and keeps it."""
 
-    def __init__(self, recorded: list[Call], rows: Rows):
+    def __init__(self, recorded: list[AttentionCall], rows: PackedRows):
         self.recorded = recorded
         self.pack = rows.pack
         self.positions = rows.positions
-        self.calls: list[Call] = []
+        self.calls: list[AttentionCall] = []
 
-    def answer(self, call: Call) -> Tensor:
+    def answer(self, call: AttentionCall) -> Tensor:
         if len(self.calls) == len(self.recorded):
             raise UnsupportedModel("attention runs more often over packed rows than over a batch")
         call.out = self.pack(self.recorded[len(self.calls)].out, 1)
@@ -110,7 +110,7 @@ class MaskReader:
         self.layers = set(layers)
         self.masks: dict[int, Tensor | None] = {}
 
-    def answer(self, call: Call) -> Tensor:
+    def answer(self, call: AttentionCall) -> Tensor:
         self.masks[call.layer] = call.mask
         if self.layers <= self.masks.keys():
             raise AllRead
@@ -159,7 +159,7 @@ def _answered(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    call = Call(module, query, key, value, attention_mask, options)
+    call = AttentionCall(module, query, key, value, attention_mask, options)
     answer: Tensor = current_plan().answer(call)
     return answer, None
 

@@ -21,7 +21,7 @@ from ttc.model.compiled.fused_runner import FusedRunner, check_numbers
 from ttc.model.compiled.llama_structure import Decoder, decoder_of
 from ttc.model.running.runner import HuggingFaceRunner
 
-Pass = Callable[[Sequence[int], Plan], Tensor]
+RunPass = Callable[[Sequence[int], Plan], Tensor]
 """What tokens and a plan become."""
 
 
@@ -85,7 +85,11 @@ def check_runner(runner: FusedRunner) -> None:
 
 @torch.inference_mode()
 def check_layers(
-    config: Any, shapes: Sequence[LayerShape], dtype: torch.dtype, modules: Pass, compiled: Pass
+    config: Any,
+    shapes: Sequence[LayerShape],
+    dtype: torch.dtype,
+    modules: RunPass,
+    compiled: RunPass,
 ) -> None:
     """On a few tokens, near and far, each layer's queries, keys and values and the results of two
     passes must be the same. Attention is computed once and answered from the record the second

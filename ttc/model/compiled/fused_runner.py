@@ -11,7 +11,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ttc.attention.all_layers import Calls, all_layers
+from ttc.attention.all_layers import LayerCalls, all_layers
 from ttc.attention.hf_hook import IMPLEMENTATION
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import Plan
@@ -55,7 +55,7 @@ class CompiledLayers:
         self.shapes = shapes
         self.dtype = dtype
         self._program: Program | None = None
-        self._described: tuple[ref[Plan], Program, Calls] | None = None
+        self._described: tuple[ref[Plan], Program, LayerCalls] | None = None
         self._layers = [
             Layer(index, layer.scale, None, shape.window, shape.chunk)
             for index, (layer, shape) in enumerate(zip(decoder.layers, shapes, strict=True))

@@ -79,7 +79,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Family:
+class Architecture:
     """An architecture.
 
     takes: the configuration's attribute that a setting is written into. missing: values of settings
@@ -104,8 +104,8 @@ class Family:
 
 
 ATTENTION_BIAS = {"blk.0.attn_output.bias": "attention_bias"}
-DENSE = Family(SIZES | RMS_NORM)
-LLAMA = Family(
+DENSE = Architecture(SIZES | RMS_NORM)
+LLAMA = Architecture(
     SIZES | RMS_NORM,
     only={"tensor_data_layout": ("Meta AI original pth",)},
     factors=frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"}),
@@ -134,23 +134,23 @@ QWEN35 = frozenset(
     }
 )
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, Architecture] = {
     "llama": LLAMA,
     "qwen2": DENSE,
-    "qwen2moe": Family(
+    "qwen2moe": Architecture(
         SIZES
         | RMS_NORM
         | EXPERTS
         | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
         only={"expert_weights_norm": (False,)},
     ),
-    "qwen3": Family(SIZES | RMS_NORM, biases=ATTENTION_BIAS),
-    "qwen3moe": Family(
+    "qwen3": Architecture(SIZES | RMS_NORM, biases=ATTENTION_BIAS),
+    "qwen3moe": Architecture(
         SIZES | RMS_NORM | EXPERTS,
         only={"expert_weights_norm": (True,)},
         biases=ATTENTION_BIAS,
     ),
-    "gemma2": Family(
+    "gemma2": Architecture(
         GEMMA | WINDOW | {"attn_logit_softcapping": "attn_logit_softcapping"},
         missing={
             "attention.sliding_window": 4096,
@@ -159,21 +159,21 @@ FAMILIES: Mapping[str, Family] = {
         },
         nothing=WINDOWED,
     ),
-    "gemma3": Family(GEMMA | WINDOW, nothing=WINDOWED),
-    "phi3": Family(
+    "gemma3": Architecture(GEMMA | WINDOW, nothing=WINDOWED),
+    "phi3": Architecture(
         SIZES | RMS_NORM | WINDOW,
         part=True,
         factors=frozenset({"rope_factors_long", "rope_factors_short"}),
     ),
-    "starcoder2": Family(SIZES | {LAYER_NORM: "norm_epsilon"}, heads_apart=False),
-    "stablelm": Family(
+    "starcoder2": Architecture(SIZES | {LAYER_NORM: "norm_epsilon"}, heads_apart=False),
+    "stablelm": Architecture(
         SIZES | {LAYER_NORM: "layer_norm_eps"},
         nothing=frozenset({"use_parallel_residual"}),  # by its tensors, which transformers reads
         heads_apart=False,
         part=True,
     ),
-    "nemotron": Family(SIZES | {LAYER_NORM: "norm_eps"}, part=True),
-    "gpt2": Family(
+    "nemotron": Architecture(SIZES | {LAYER_NORM: "norm_eps"}, part=True),
+    "gpt2": Architecture(
         {
             "block_count": "n_layer",
             "context_length": "n_positions",
@@ -187,7 +187,7 @@ FAMILIES: Mapping[str, Family] = {
         rope=False,
         heads_apart=False,
     ),
-    "mamba": Family(
+    "mamba": Architecture(
         {
             "block_count": "num_hidden_layers",
             "embedding_length": "hidden_size",
@@ -209,13 +209,13 @@ FAMILIES: Mapping[str, Family] = {
         ),
         rope=False,
     ),
-    "lfm2": Family(
+    "lfm2": Architecture(
         {"attention.layer_norm_rms_epsilon": "norm_eps"},
         nothing=frozenset({*SIZES, "rope.freq_base", "shortconv.l_cache"}),
         whole=True,
     ),
-    "qwen35": Family({}, nothing=QWEN35, whole=True),
-    "qwen35moe": Family(
+    "qwen35": Architecture({}, nothing=QWEN35, whole=True),
+    "qwen35moe": Architecture(
         {},
         only={"expert_weights_norm": (True,)},
         nothing=QWEN35 | {*EXPERTS, "expert_shared_feed_forward_length"},

@@ -11,7 +11,7 @@ from typing import Any
 
 from ttc.errors import UnsupportedModel
 from ttc.model.loading.gguf_file import GgufFile
-from ttc.model.loading.gguf_keys import FAMILIES, HEADS, NEUTRAL, NOTHING, ROPE, Family
+from ttc.model.loading.gguf_keys import FAMILIES, HEADS, NEUTRAL, NOTHING, ROPE, Architecture
 from ttc.model.loading.gguf_rope import OTHER_FILES, rope_parameters
 
 GEMMA = {"gemma2": (46, 2), "gemma3": (62, 6)}
@@ -43,7 +43,7 @@ def settle(config: Any, file: GgufFile) -> None:
     _set_tokens(config, file)
 
 
-def family_of(file: GgufFile) -> Family:
+def family_of(file: GgufFile) -> Architecture:
     if file.architecture not in FAMILIES:
         raise UnsupportedModel(
             f"settings of the architecture {file.architecture!r} are not read from .gguf files, "
@@ -63,7 +63,7 @@ def _check_whole(file: GgufFile) -> None:
         raise UnsupportedModel(f"{file.name} holds no model, its general.type is {kind!r}")
 
 
-def _check_keys(file: GgufFile, family: Family) -> None:
+def _check_keys(file: GgufFile, family: Architecture) -> None:
     prefix = f"{file.architecture}."
     known = {*family.takes, *family.nothing, *NOTHING}
     if family.rope and not family.whole:
@@ -97,7 +97,7 @@ def _refused(file: GgufFile, name: str, value: Any, values: tuple[Any, ...]) -> 
     )
 
 
-def _take(config: Any, file: GgufFile, family: Family) -> None:
+def _take(config: Any, file: GgufFile, family: Architecture) -> None:
     for name, attribute in family.takes.items():
         value = file.setting(name, family.missing.get(name))
         if isinstance(value, list):
@@ -115,7 +115,7 @@ def _head_dim(file: GgufFile) -> int:
     return int(file.setting("attention.key_length", each))
 
 
-def _set_heads(config: Any, file: GgufFile, family: Family) -> None:
+def _set_heads(config: Any, file: GgufFile, family: Architecture) -> None:
     head_dim = _head_dim(file)
     each = config.hidden_size // config.num_attention_heads
     if not family.heads_apart and head_dim != each:

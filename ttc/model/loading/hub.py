@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from ttc.errors import InvalidInput
 
-Kind = Literal["model", "dataset"]
+RepoKind = Literal["model", "dataset"]
 PATIENCE_S = 5.0
 """How long the hub may take to answer, in seconds."""
 KEYS = {"model": "model.name", "dataset": "dataset.path"}
 
 
 @contextmanager
-def reached(name: str, kind: Kind) -> Iterator[bool]:
+def reached(name: str, kind: RepoKind) -> Iterator[bool]:
     """Ask the hub once whether it has `name`, and yield whether it answered.
 
     If not, the body runs in offline mode (as with HF_HUB_OFFLINE=1), where nothing is retried.
@@ -41,7 +41,7 @@ def reached(name: str, kind: Kind) -> Iterator[bool]:
             place.HF_HUB_OFFLINE = value
 
 
-def _answers(name: str, kind: Kind) -> bool:
+def _answers(name: str, kind: RepoKind) -> bool:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 

@@ -23,7 +23,7 @@ from ttc.cost_model.unit import Unit
 from ttc.decoder_layers import decoder_layers, large_linears
 from ttc.errors import UnsupportedModel
 from ttc.memory.states import StateBatch
-from ttc.model.check.recording import REPLAY, Call
+from ttc.model.check.recording import REPLAY, AttentionCall
 from ttc.model.compiled.compiled_check import compiled_decoder
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.recurrent_layers import FIND_TOKENS, find_recurrent, layers_without_tokens
@@ -130,7 +130,7 @@ class _Observed:
         first, _last = self.begun.get(name, (self.now + 1, 0))
         self.begun[name] = first, self.now + 1
 
-    def answer(self, call: Call) -> Tensor:
+    def answer(self, call: AttentionCall) -> Tensor:
         heads = call.query.shape[1]
         value_dim = call.value.shape[3]
         widths = call.key.shape[3] + value_dim

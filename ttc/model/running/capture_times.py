@@ -14,7 +14,7 @@ from torch import nn
 
 from ttc.attention.entry import Entry
 from ttc.attention.plan import DecodePlan
-from ttc.attention.stream import KVReader, Unit
+from ttc.attention.stream import FetchUnit, KVReader
 from ttc.cost_model.capture import CaptureTimes, Line, fit_line
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
@@ -216,11 +216,14 @@ class _Arrived:
         self.copies = copies
         self.batch = batch
 
-    def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
+    def read(self, layer: int) -> Iterator[tuple[FetchUnit, dict[int, LayerKV]]]:
         copies = dict(enumerate(self.copies[layer]))
         for first in range(0, len(copies), self.batch):
             indices = tuple(range(first, min(first + self.batch, len(copies))))
-            yield Unit(layer, slice(None), indices), {index: copies[index] for index in indices}
+            yield (
+                FetchUnit(layer, slice(None), indices),
+                {index: copies[index] for index in indices},
+            )
 
     def close(self) -> None:
         return

@@ -25,7 +25,7 @@ from ttc.attention.hf_hook import attending, attention_set_to, current_plan
 from ttc.attention.plan import Plan
 from ttc.memory.kv import LayerShape
 from ttc.model.check.attention_check import deviation, is_precise
-from ttc.model.check.recording import REPLAY, Call
+from ttc.model.check.recording import REPLAY, AttentionCall
 from ttc.model.extra_arguments import ExtraArguments
 from ttc.model.packed_linear import pack_apart
 from ttc.model.running.model_changes import changes_nothing
@@ -57,7 +57,7 @@ class _Stop:
     def attend(self, layer: Any, q: Tensor, key: Tensor, value: Tensor) -> None:
         raise _Reached(key, value)
 
-    def answer(self, call: Call) -> None:
+    def answer(self, call: AttentionCall) -> None:
         raise _Reached(call.key[0], call.value[0])
 
 
@@ -68,7 +68,7 @@ class _Show:
         self.positions = positions
         self.show = show
 
-    def answer(self, call: Call) -> Tensor:
+    def answer(self, call: AttentionCall) -> Tensor:
         self.show(call.module, call.key[0], call.value[0])
         _, heads, tokens, _ = call.query.shape
         return call.query.new_zeros(1, tokens, heads, call.value.shape[-1])

@@ -15,7 +15,7 @@ from tests.helpers.models import COMMON
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
-from ttc.attention.all_layers import Calls, all_layers
+from ttc.attention.all_layers import LayerCalls, all_layers
 from ttc.attention.plan import Plan
 from ttc.model.compiled.cpu_program import Program
 from ttc.residency.paged import Paged
@@ -94,7 +94,7 @@ def test_what_streams_in_is_attended_part_by_part(monkeypatch: pytest.MonkeyPatc
     model, streamed = model_of("llama"), list[bool]()
     plain = search(model)
 
-    def watched(plan: Plan, *arguments: Any) -> Calls | None:
+    def watched(plan: Plan, *arguments: Any) -> LayerCalls | None:
         calls = all_layers(plan, *arguments)
         if plan.stream is not None:
             streamed.append(calls is not None)

@@ -1,9 +1,9 @@
 """Parts of the project that can be deleted, and the project without one of them.
 
 `python -m tests.helpers.parts NAME` copies the project, deletes a part there with those that need
-it, and tries what is left: its layers, the imports of all modules and tests, and a search. `--types` and
-`--tests` add mypy and the fast tests; `--guards` counts instead what stands outside each part for
-it.
+it, and tries what is left: its layers, the imports of all modules and tests, and a search.
+`--types` and `--tests` add mypy and the fast tests; `--guards` counts instead what stands outside
+each part for it.
 """
 
 from __future__ import annotations

@@ -37,19 +37,25 @@ from search import (
     BestFirst,
     BestOfN,
     BudgetForcing,
+    Case,
     CertaintyProbe,
     DeepConf,
     DiversePrompts,
+    Expand,
     Greedy,
     ParticleFilter,
     ParticleGibbs,
     PhiDecoding,
     Problem,
+    Rate,
+    Release,
     Result,
     Revision,
     Search,
+    SearchSteps,
     SelfConsistency,
     SelfRefine,
+    Step,
     TreeOfThoughts,
 )
 from search.admission import ProblemAdmission
@@ -68,6 +74,7 @@ from ttc import (
     Paged,
     PromptLookup,
     Resident,
+    Sampling,
     Sharing,
     Split,
     Streamed,
@@ -135,6 +142,38 @@ IN_FLOAT32 = ("jamba", "qwen3_next", "mamba2")
 """They compute their states in float32, whatever the type of the model."""
 SHARES = {"llama": 6, "gpt2": 4, "mistral": 4, "lfm2": 3, "gemma3": 2, "jamba": 2}
 """How often models are drawn; the others, which take longer, half as often as 1."""
+
+
+@dataclass(frozen=True)
+class Mixed(Search):
+    """A search of a user's: steps of other lengths, samplings, delimiters and widths in each
+    request, by the problem's own numbers."""
+
+    def run(self, root: Branch, case: Case) -> SearchSteps:
+        going = [root]
+        for _ in range(int(case.rng.integers(1, 4))):
+            step = Step(
+                int(case.rng.integers(1, 7)),
+                delimiter=case.rng.choice([None, "a", "b"]),
+                end=case.end,
+                statistics=bool(case.rng.integers(2)),
+            )
+            sampling = Sampling(
+                float(case.rng.choice([0.0, 0.7, 1.3])), top_k=int(case.rng.choice([0, 5]))
+            )
+            counts = [int(case.rng.integers(0, 4)) for _ in going]
+            children = yield Expand(going, counts, step, sampling)
+            yield Release(going)
+            if not children:
+                return []
+            yield Rate(children)
+            going = [branch for branch in children if not branch.finished][:3]
+            if not going:
+                return list(children)
+            yield Release([branch for branch in children if branch not in going])
+        return going
+
+
 STEPS: dict[str, Any] = {"step_tokens": 6, "max_steps": 3, "delimiter": "a"}
 """Steps end at a letter, so that searches are soon out of step with each other."""
 WORDS = "aha"
@@ -171,6 +210,7 @@ SEARCHES: dict[str, Search] = {
     "deep_conf": DeepConf(
         mode="online", n=6, max_tokens=12, window=4, warmup=2, block=2, least_votes=2, step_tokens=4
     ),
+    "mixed": Mixed(),
     "diverse_prompts": DiversePrompts(n=3, max_tokens=9, hints=("a", "bc", "d")),
 }
 VERIFIERS = ("at_once", "pass_by_pass")
@@ -195,9 +235,11 @@ class Combination:
     """One draw.
 
     seed: of prompts and samples. compiled: attention or whole layers, in float32. verifier: how its
-        passes are made. budget, host_budget: of KV on the device and on the host, in multiples of
+        passes are made. spends: the most tokens that a search may spend on a problem. budget,
+        host_budget: of KV on the device and on the host, in multiples of
         the most that one of the problems takes alone; None for no limit. capacity: blocks of the
         cache. callers: searches are shared out among so many who drive the engine in turn.
+        apart: so many steps of the drivers lie between one problem's coming and the next one's.
         cancelled: a problem that is let go of after so many steps of the driver as `at_step`.
         restarted: after so many results the rest is solved by another engine.
     """
@@ -209,6 +251,7 @@ class Combination:
     verifier: str | None = None
     problems: int = 1
     prompt_tokens: int = 12
+    spends: int | None = None
     memory: str = "resident"
     budget: float | None = None
     host_budget: float | None = None
@@ -220,6 +263,7 @@ class Combination:
     speculation: str | None = None
     placement: str | None = None
     callers: int = 1
+    apart: int = 0
     concurrency: int | None = None
     max_rows: int | None = None
     prefill_tokens: int = 512
@@ -248,6 +292,7 @@ class Combination:
             self.verifier,
             self.problems,
             self.prompt_tokens,
+            self.spends,
         )
 
 
@@ -270,6 +315,7 @@ def drawn(seed: int) -> Combination:
         verifier=r.choice([*VERIFIERS, *[None] * (not SEARCHES[search].needs_verifier)]),
         problems=problems,
         prompt_tokens=r.choice([3, 12, 20, 36]),
+        spends=r.choice([None, None, None, 25]),
     )
     r = random.Random(f"settings of {seed}")
 
@@ -289,6 +335,7 @@ def drawn(seed: int) -> Combination:
         speculation=perhaps(0.3, "prompt_lookup", "draft_model"),
         placement=perhaps(0.2, *PLACEMENTS),
         callers=r.choice([1, 1, 1, 2]),
+        apart=r.choice([0, 0, 1, 4]),
         concurrency=perhaps(0.3, 1, 2, 3),
         max_rows=perhaps(0.25, 3, 5, 9),
         prefill_tokens=r.choice([12, 64, 512, 512]),
@@ -422,19 +469,21 @@ def results(
     c: Combination, engine: Engine, problems: Sequence[Problem]
 ) -> Generator[tuple[str, Result], None, None]:
     """Of the problems that were not cancelled, as they end, by their ids."""
-    options = SolveOptions.of(verifier=verifier_of(c), seed=c.seed, end=["bc"])
+    options = SolveOptions.of(verifier=verifier_of(c), seed=c.seed, end=["bc"], max_tokens=c.spends)
     config = SearchConfig.of(SEARCHES[c.search], engine, options)
     drivers = [
         Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))
         for _ in range(c.callers)
     ]
+    coming = list(enumerate(problems))
     names: dict[tuple[int, int], str] = {}
-    for number, problem in enumerate(problems):
-        caller = number % c.callers
-        names[caller, drivers[caller].add(problem, config)] = str(problem.id)
     step = 0
     try:
-        while any(driver.busy for driver in drivers):
+        while coming or any(driver.busy for driver in drivers):
+            while coming and step >= coming[0][0] * c.apart:
+                number, problem = coming.pop(0)
+                caller = number % c.callers
+                names[caller, drivers[caller].add(problem, config)] = str(problem.id)
             for caller, driver in enumerate(drivers):
                 for (of, index), name in names.items():
                     if step == c.at_step and of == caller and name == f"{c.seed}-{c.cancelled}":
@@ -452,7 +501,8 @@ def seen(result: Result) -> Any:
     """All that must be the same. Log-probabilities are rounded by what runs beside."""
     branches = [(b.tokens, b.path, b.finish_reason, b.score) for b in result.branches]
     tree = [astuple(replace(node, logprobs=[])) for node in result.tree]
-    return result.answer, branches, tree, str(result.error)
+    ends = result.stopped, result.usage.generated_tokens
+    return result.answer, branches, tree, str(result.error), ends
 
 
 def alike(one: Any, other: Any, bound: float) -> bool:

@@ -154,7 +154,7 @@ class Mixed(Search):
         for _ in range(int(case.rng.integers(1, 4))):
             step = Step(
                 int(case.rng.integers(1, 7)),
-                delimiter=case.rng.choice([None, "a", "b"]),
+                delimiter=(None, "a", "b")[int(case.rng.integers(3))],
                 end=case.end,
                 statistics=bool(case.rng.integers(2)),
             )

@@ -84,7 +84,8 @@ class _Template:
     def is_read_by(self, learned: ToolFormat) -> bool:
         """Whether a format reads what the template writes of one call and of two, if it writes
         two."""
-        for given in ([TEXTS], [NUMBERS], [TEXTS, TEXTS]):
+        tried: tuple[list[Mapping[str, Any]], ...] = ([TEXTS], [NUMBERS], [TEXTS, TEXTS])
+        for given in tried:
             text = self.called(given)
             if text is None:
                 continue

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -67,12 +68,15 @@ from ttc import (
     BlockCache,
     Branch,
     Capture,
+    DecodeGate,
     DraftModel,
+    EarlyExit,
     Engine,
     Headwise,
     Layerwise,
     Paged,
     PromptLookup,
+    QuantizedKV,
     Resident,
     Sampling,
     Sharing,
@@ -80,6 +84,7 @@ from ttc import (
     Streamed,
 )
 from ttc.errors import TTCError
+from ttc.model.loading.load import load, load_tokenizer
 from ttc.model.runner_choice import runner_for
 from ttc.model.running.runner import ModelRunner
 from ttc.passes.pass_by_pass import Passes
@@ -138,6 +143,8 @@ MODELS: dict[str, Any] = {
     ),
 }
 """Small decoders of attention layers of several kinds, and of layers that keep a state."""
+REAL = "smollm2-135m"
+"""The default model with its weights, which no draw has."""
 IN_FLOAT32 = ("jamba", "qwen3_next", "mamba2")
 """They compute their states in float32, whatever the type of the model."""
 SHARES = {"llama": 6, "gpt2": 4, "mistral": 4, "lfm2": 3, "gemma3": 2, "jamba": 2}
@@ -210,8 +217,10 @@ SEARCHES: dict[str, Search] = {
     "deep_conf": DeepConf(
         mode="online", n=6, max_tokens=12, window=4, warmup=2, block=2, least_votes=2, step_tokens=4
     ),
+    "diverse_prompts": DiversePrompts(
+        n=4, max_tokens=9, phrasings=("a {question} a", "b {question} bc"), hints=("a", "bc", "d")
+    ),
     "mixed": Mixed(),
-    "diverse_prompts": DiversePrompts(n=3, max_tokens=9, hints=("a", "bc", "d")),
 }
 VERIFIERS = ("at_once", "pass_by_pass")
 MEMORIES: dict[str, Any] = {
@@ -222,6 +231,22 @@ MEMORIES: dict[str, Any] = {
     "paged": Paged,
     "headwise": Headwise,
     "capture": Capture,
+}
+"""Policies that change no result."""
+APPROXIMATE_MEMORIES: dict[str, Any] = {
+    "quantized": QuantizedKV,
+    "streaming_heads": partial(
+        Headwise,
+        streaming_heads=str(Path(__file__).with_name("streaming_heads.json")),
+        sink_tokens=2,
+        window_tokens=8,
+    ),
+}
+"""Policies that no draw has."""
+SHARINGS = {
+    "exact": Sharing("exact"),
+    "none": Sharing("none"),
+    "similar": Sharing("similar", tau=0.5, probe_layers=1, same_numbers=False),
 }
 PLACEMENTS: dict[str, Any] = {
     "streamed": Streamed(),
@@ -242,6 +267,8 @@ class Combination:
         apart: so many steps of the drivers lie between one problem's coming and the next one's.
         cancelled: a problem that is let go of after so many steps of the driver as `at_step`.
         restarted: after so many results the rest is solved by another engine.
+        gate: branches that trail stop decoding; approximate, as sharing="similar" and
+            verifier="leaves_early" are. No draw has these.
     """
 
     seed: int = 0
@@ -270,6 +297,7 @@ class Combination:
     cancelled: int | None = None
     at_step: int = 0
     restarted: int | None = None
+    gate: bool = False
 
     @property
     def rounded(self) -> bool:
@@ -285,14 +313,15 @@ class Combination:
     def plain(self) -> Combination:
         """The same problems and search, solved in the plainest way."""
         return Combination(
-            self.seed,
-            self.model,
-            self.compiled,
-            self.search,
-            self.verifier,
-            self.problems,
-            self.prompt_tokens,
-            self.spends,
+            seed=self.seed,
+            model=self.model,
+            compiled=self.compiled,
+            search=self.search,
+            verifier=self.verifier,
+            problems=self.problems,
+            prompt_tokens=self.prompt_tokens,
+            spends=self.spends,
+            gate=self.gate,
         )
 
 
@@ -384,8 +413,24 @@ class PassByPass(AtOnce):
         return self.scores(branches, logprobs)
 
 
+@dataclass(frozen=True)
+class LeavesEarly(AtOnce):
+    """Rates likewise, by a pass that branches leave before the last layer."""
+
+    def rate(
+        self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
+    ) -> list[list[float]]:
+        exit = EarlyExit(rule="ranking", l_min=1, patience=1)
+        logprobs = backend.score(branches, [[[65], [66]]] * len(branches), exit=exit)
+        return self.scores(branches, logprobs)
+
+
 @cache
 def model_of(name: str, dtype: torch.dtype) -> Any:
+    if name == REAL:
+        model, _ = load(name, dtype=dtype)
+        model.generation_config.eos_token_id = None
+        return model
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(MODELS[name]()).eval().requires_grad_(False)
     model.generation_config.eos_token_id = None
@@ -418,8 +463,20 @@ class Letters:
         return "".join("abcdefgh"[token % 8] for token in tokens)
 
 
+@cache
+def tokenizer_of(model: str) -> Any:
+    return load_tokenizer(model) if model == REAL else Letters()
+
+
 def problems_of(c: Combination) -> list[Problem]:
     """Questions of about as many tokens, which begin alike two by two."""
+    if c.model == REAL:
+        return [
+            Problem(
+                f"Ann has {n + 3} apples and buys {c.seed + 9} more. How many?", f"{c.seed}-{n}"
+            )
+            for n in range(c.problems)
+        ]
     questions = []
     for number in range(c.problems):
         common = small_models.tokens(1000 * c.seed + number // 2, c.prompt_tokens)
@@ -430,7 +487,7 @@ def problems_of(c: Combination) -> list[Problem]:
 
 def engine_of(c: Combination, budget_gib: float | None, host_budget_gib: float | None) -> Engine:
     sizes: dict[str, Any] = {}
-    if c.memory != "resident":
+    if c.memory not in ("resident", "quantized"):
         sizes = {"block_tokens": c.block_tokens, "prefetch": c.prefetch}
         sizes["host_budget_gib"] = host_budget_gib
     options: dict[str, Any] = {}
@@ -450,9 +507,10 @@ def engine_of(c: Combination, budget_gib: float | None, host_budget_gib: float |
         options["speculation"] = DraftModel(model=draft, max_rows=16)
     return Engine(
         model,
-        Letters(),
-        memory=MEMORIES[c.memory](budget_gib, **sizes),
-        sharing=Sharing(c.sharing),  # type: ignore[arg-type]
+        tokenizer_of(c.model),
+        memory=(MEMORIES | APPROXIMATE_MEMORIES)[c.memory](budget_gib, **sizes),
+        sharing=SHARINGS[c.sharing],
+        gate=DecodeGate(theta=0.1, r_gap=0.02, min_tokens=3) if c.gate else None,
         prefill_tokens=c.prefill_tokens,
         runner=runner,
         **options,
@@ -460,9 +518,10 @@ def engine_of(c: Combination, budget_gib: float | None, host_budget_gib: float |
 
 
 def verifier_of(c: Combination) -> Verifier | None:
-    verifiers = {None: None, "at_once": AtOnce, "pass_by_pass": PassByPass}
-    kind = verifiers[c.verifier]
-    return None if kind is None else kind(exact=not c.rounded)
+    if c.verifier is None:
+        return None
+    kinds = {"at_once": AtOnce, "pass_by_pass": PassByPass, "leaves_early": LeavesEarly}
+    return kinds[c.verifier](exact=not c.rounded)
 
 
 def results(

@@ -154,6 +154,10 @@ def parser() -> argparse.ArgumentParser:
     mixed_up.add_argument("--draws", type=int, default=200)
     mixed_up.add_argument("--first", type=int, default=0, help="the first draw's seed")
     mixed_up.add_argument("--settings", help="one combination as JSON, as a failure tells it")
+    golden = commands.add_parser(
+        "golden", help="searches with every policy and feature: as they were recorded?"
+    )
+    golden.add_argument("--record", action="store_true", help="record what they give now instead")
     real = commands.add_parser(
         "search", help="real searches and their steps, beside generate, vLLM and linear layers"
     )
@@ -376,6 +380,12 @@ def _combinations(arguments: argparse.Namespace) -> int:
     from experiments.lab.bench import combinations
 
     return combinations.run(arguments.first, arguments.draws, arguments.settings)
+
+
+def _golden(arguments: argparse.Namespace) -> int:
+    from experiments.lab.bench import golden
+
+    return golden.run(arguments.record)
 
 
 def _gpu_resources(arguments: argparse.Namespace) -> None:
@@ -645,6 +655,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "roofline": _roofline,
     "gpu-part": _gpu_part,
     "combinations": _combinations,
+    "golden": _golden,
     "hybrid": _hybrid,
     "default_task": _default_task,
     "speculative": _speculative,

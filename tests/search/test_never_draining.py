@@ -4,7 +4,6 @@ each other."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.standins.mixed_search import Mixed
 from search import BeamSearch, BestFirst, BestOfN, DiversePrompts, Search, SelfConsistency, solve
 from search.admission import PROBLEMS, ProblemAdmission
 from search.base import Case, SearchSteps
@@ -33,7 +33,7 @@ from ttc import (
     Result,
     Sampling,
 )
-from ttc.protocols import Expand, Problem, Rate, Release, Step
+from ttc.protocols import Expand, Problem, Rate, Step
 from ttc.residency.resident import Resident
 from ttc.tree.branch import MOST_ROWS
 
@@ -69,36 +69,6 @@ class Waiting:
         self.generate = engine.generate
         for name in CALLS:
             setattr(self, name, getattr(engine, name))
-
-
-@dataclass(frozen=True)
-class Mixed(Search):
-    """Steps of other lengths, samplings, delimiters and statistics in each request, by the
-    problem's own numbers."""
-
-    def run(self, root: Branch, case: Case) -> SearchSteps:
-        going = [root]
-        for _ in range(int(case.rng.integers(1, 4))):
-            step = Step(
-                int(case.rng.integers(1, 7)),
-                delimiter=case.rng.choice([None, "a", "B"]),
-                end=case.end,
-                statistics=bool(case.rng.integers(2)),
-            )
-            sampling = Sampling(
-                float(case.rng.choice([0.0, 0.7, 1.3])), top_k=int(case.rng.choice([0, 5]))
-            )
-            counts = [int(case.rng.integers(0, 4)) for _ in going]
-            children = yield Expand(going, counts, step, sampling)
-            yield Release(going)
-            if not children:
-                return []
-            yield Rate(children)
-            going = [branch for branch in children if not branch.finished][:3]
-            if not going:
-                return list(children)
-            yield Release([branch for branch in children if branch not in going])
-        return going
 
 
 SEARCHES: list[Search] = [

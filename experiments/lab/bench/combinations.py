@@ -27,6 +27,7 @@ import transformers as hf
 
 from experiments.cli.output import say, show
 from experiments.standins import small_models
+from experiments.standins.mixed_search import Mixed
 from search import (
     ABMCTS,
     DVTS,
@@ -38,25 +39,19 @@ from search import (
     BestFirst,
     BestOfN,
     BudgetForcing,
-    Case,
     CertaintyProbe,
     DeepConf,
     DiversePrompts,
-    Expand,
     Greedy,
     ParticleFilter,
     ParticleGibbs,
     PhiDecoding,
     Problem,
-    Rate,
-    Release,
     Result,
     Revision,
     Search,
-    SearchSteps,
     SelfConsistency,
     SelfRefine,
-    Step,
     TreeOfThoughts,
 )
 from search.admission import ProblemAdmission
@@ -78,7 +73,6 @@ from ttc import (
     PromptLookup,
     QuantizedKV,
     Resident,
-    Sampling,
     Sharing,
     Split,
     Streamed,
@@ -149,36 +143,6 @@ IN_FLOAT32 = ("jamba", "qwen3_next", "mamba2")
 """They compute their states in float32, whatever the type of the model."""
 SHARES = {"llama": 6, "gpt2": 4, "mistral": 4, "lfm2": 3, "gemma3": 2, "jamba": 2}
 """How often models are drawn; the others, which take longer, half as often as 1."""
-
-
-@dataclass(frozen=True)
-class Mixed(Search):
-    """A search of a user's: steps of other lengths, samplings, delimiters and widths in each
-    request, by the problem's own numbers."""
-
-    def run(self, root: Branch, case: Case) -> SearchSteps:
-        going = [root]
-        for _ in range(int(case.rng.integers(1, 4))):
-            step = Step(
-                int(case.rng.integers(1, 7)),
-                delimiter=(None, "a", "b")[int(case.rng.integers(3))],
-                end=case.end,
-                statistics=bool(case.rng.integers(2)),
-            )
-            sampling = Sampling(
-                float(case.rng.choice([0.0, 0.7, 1.3])), top_k=int(case.rng.choice([0, 5]))
-            )
-            counts = [int(case.rng.integers(0, 4)) for _ in going]
-            children = yield Expand(going, counts, step, sampling)
-            yield Release(going)
-            if not children:
-                return []
-            yield Rate(children)
-            going = [branch for branch in children if not branch.finished][:3]
-            if not going:
-                return list(children)
-            yield Release([branch for branch in children if branch not in going])
-        return going
 
 
 STEPS: dict[str, Any] = {"step_tokens": 6, "max_steps": 3, "delimiter": "a"}

@@ -22,10 +22,10 @@ demo: $(READY)  ## solve problems with the default model, search and verifier; S
 	@echo
 	@$(BIN)/python -m experiments.compare --brief outputs/sums-greedy-seed0 outputs/sums-$(SEARCH)-arithmetic-seed0
 
-test: $(READY)  ## every part once, in 3 to 4 minutes on two cores with AVX-512
+test: $(READY)  ## every part once, in some minutes on two cores with AVX-512
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: $(READY)  ## every test, in about 20 minutes on two cores with AVX-512
+test-all: $(READY)  ## every test, in 30 to 60 minutes on two cores with AVX-512
 	$(BIN)/python -m pytest
 
 test-newest:  ## `make test` on the newest Python that is found; without one it is skipped

@@ -1,7 +1,8 @@
 """How many characters of code each room has, beside its budget in mass.toml; exit code 1 where a
 room has more, has no budget, or is gone.
 
-A file is in the room with the longest name that its path begins with.
+A file is in the room with the longest name that its path begins with. The paths of parts are rooms
+(ttc/parts.toml).
 """
 
 import sys
@@ -20,24 +21,38 @@ def room_of(file: str, rooms: set[str]) -> str:
     return next((folder for folder in (file, *folders) if folder in rooms), folders[0])
 
 
+def kinds() -> dict[str, str]:
+    """Of the paths of parts, "parts" or "laboratory"."""
+    parts = tomllib.loads((ROOT / "ttc" / "parts.toml").read_text(encoding="utf-8"))
+    return {
+        path: "laboratory" if name == "laboratory" else "parts"
+        for name, part in parts.items()
+        for path in part["paths"]
+        if path.startswith(PACKAGES)
+    }
+
+
 def main() -> int:
     budgets = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    rooms = {room for kind in budgets.values() for room in kind}
+    optional = kinds()
     sizes = Counter[str]()
     for file in sorted(file for name in PACKAGES for file in (ROOT / name).rglob("*")):
         if file.suffix in CODE:
             text = file.read_text(encoding="utf-8")
-            sizes[room_of(file.relative_to(ROOT).as_posix(), rooms)] += len(text)
-    faults = [f"{room} has no budget" for room in sorted(sizes.keys() - rooms)]
-    for kind, budget in budgets.items():
-        for room, most in budget.items():
-            print(f"{sizes[room]:>10,} of {most:>9,}  {room}")
-            if sizes[room] > most:
-                faults.append(f"{room} has {sizes[room]:,} characters, and its budget is {most:,}")
-            if not sizes[room]:
+            room = room_of(file.relative_to(ROOT).as_posix(), {*budgets, *optional})
+            sizes[room] += len(text)
+    faults = [f"{room} has no budget" for room in sorted(sizes.keys() - budgets.keys())]
+    for kind in ("core", "parts", "laboratory"):
+        rooms = [room for room in budgets if optional.get(room, "core") == kind]
+        for room in rooms:
+            size, most = sizes[room], budgets[room]
+            print(f"{size:>10,} of {most:>9,}  {room}")
+            if size > most:
+                faults.append(f"{room} has {size:,} characters, and its budget is {most:,}")
+            if not size and room not in optional:  # a part may have been deleted
                 faults.append(f"{room} has a budget and no code")
-        total = sum(sizes[room] for room in budget)
-        print(f"{total:>10,} of {sum(budget.values()):>9,}  {kind}\n")
+        total = sum(sizes[room] for room in rooms)
+        print(f"{total:>10,} of {sum(budgets[room] for room in rooms):>9,}  {kind}\n")
     for fault in faults:
         print(f"{fault}: change .ci/mass.toml, and say why in the commit")
     return bool(faults)

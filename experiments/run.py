@@ -37,7 +37,7 @@ def launch() -> int:
     from experiments.runs.schema import register
     from experiments.runs.summary_tables import sweep_table
     from experiments.runs.sweep import (
-        Outcome,
+        JobOutcome,
         Outcomes,
         for_each_job,
         job_title,
@@ -73,13 +73,13 @@ def launch() -> int:
                     folder = None if config.run.shard else str(run_folder(config))
                     if sweep and folder is not None:
                         note_job(Path(folder), outcomes.place.name, number, overrides)
-                    outcomes.add(number, Outcome(overrides, summary, folder))
+                    outcomes.add(number, JobOutcome(overrides, summary, folder))
             except (Exception, SystemExit) as error:
                 text = explained(error)
                 if not sweep:
                     raise SystemExit(printable(f"error: {text}")) from error
                 say(f"error: {text}")  # the other jobs of a sweep go on
-                outcomes.add(number, Outcome(overrides, text.splitlines()[0], None))
+                outcomes.add(number, JobOutcome(overrides, text.splitlines()[0], None))
 
         try:
             with outcomes.watched(words):

@@ -47,7 +47,7 @@ PRIOR = NormalInverseChiSquared(m=0.0, kappa=1.0, nu=1.0, tau2=0.1)
 
 
 @dataclass(eq=False)
-class Node:
+class AnswerNode:
     """An answer, or the root.
 
     branch: its text. starts: where its next child starts, for each model: the root, or the answer
@@ -58,12 +58,12 @@ class Node:
     """
 
     branch: Branch
-    parent: Node | None = None
+    parent: AnswerNode | None = None
     rewards: list[float] = field(default_factory=list)
     starts: dict[str, Branch] = field(default_factory=dict)
     generated: list[float] = field(default_factory=list)
     continued: list[float] = field(default_factory=list)
-    children: list[Node] = field(default_factory=list)
+    children: list[AnswerNode] = field(default_factory=list)
     closed: set[str] = field(default_factory=set)
 
     def back_up(self, reward: float) -> None:
@@ -113,7 +113,7 @@ class ABMCTS(Search):
         check_words(feedback=self.feedback)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        top = Node(root)
+        top = AnswerNode(root)
         answers = list[Branch]()
         top.starts[root.model] = root
         written = dict[str, list[float]]()
@@ -132,7 +132,7 @@ class ABMCTS(Search):
                     )
                 answers.append(answer)
                 written.setdefault(model, []).append(score)
-                child = Node(answer, node)
+                child = AnswerNode(answer, node)
                 node.children.append(child)
                 child.back_up(score)
         except BudgetExceeded:
@@ -140,7 +140,7 @@ class ABMCTS(Search):
                 raise
         return answers
 
-    def descend(self, top: Node, rng: np.random.Generator) -> Node:
+    def descend(self, top: AnswerNode, rng: np.random.Generator) -> AnswerNode:
         return descend(top, rng)
 
     def model(self, case: Case, root: Branch, written: Mapping[str, Sequence[float]]) -> str:
@@ -152,8 +152,8 @@ class ABMCTS(Search):
         return case.models[int(np.argmax(draws))]
 
     def _start(
-        self, node: Node, model: str, case: Case
-    ) -> Generator[Request, Any, tuple[Branch, Node]]:
+        self, node: AnswerNode, model: str, case: Case
+    ) -> Generator[Request, Any, tuple[Branch, AnswerNode]]:
         """Where the node's next child starts; that of the nearest node above it where the model's
         context has no room."""
         while model not in node.starts:
@@ -169,7 +169,7 @@ class ABMCTS(Search):
             node = node.parent
         return node.starts[model], node
 
-    def _open(self, node: Node, model: str, case: Case) -> Generator[Request, Any, None]:
+    def _open(self, node: AnswerNode, model: str, case: Case) -> Generator[Request, Any, None]:
         """Ask for a better answer than the node's, or a first one. Raises ContextExceeded without
         room."""
         start = node.branch
@@ -187,7 +187,7 @@ class ABMCTS(Search):
         node.starts[model] = start
 
 
-def descend(node: Node, rng: np.random.Generator) -> Node:
+def descend(node: AnswerNode, rng: np.random.Generator) -> AnswerNode:
     while node.children:
         generate, go_on = (
             PRIOR.given(rewards).draw(rng) for rewards in (node.generated, node.continued)

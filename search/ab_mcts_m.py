@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from search.ab_mcts import ABMCTS, Node
+from search.ab_mcts import ABMCTS, AnswerNode
 from search.base import Case
 from ttc.tree.branch import Branch
 
@@ -41,7 +41,7 @@ class ABMCTSM(ABMCTS):
     Use it where: as `ab_mcts`, with few answers.
     """
 
-    def descend(self, top: Node, rng: np.random.Generator) -> Node:
+    def descend(self, top: AnswerNode, rng: np.random.Generator) -> AnswerNode:
         node = top
         while node.children:
             draws = draw_scores([child.rewards for child in node.children], rng)

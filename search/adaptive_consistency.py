@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from search.base import COUNT, Case, Limit, Search, SearchSteps, expand
-from search.selection import C, Chosen, answer_of, vote
+from search.selection import C, Winner, answer_of, vote
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
-from ttc.text.reader import ballots_by
+from ttc.text.equality import ballots_by
 from ttc.tree.branch import Branch
 
 
@@ -76,7 +76,7 @@ class AdaptiveConsistency(Search):
         first, second = sorted([*counts.values(), 0, 0], reverse=True)[:2]
         return majority_probability(first, second) >= self.confidence
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
         return vote(candidates, extract)
 
 

@@ -51,7 +51,7 @@ def most_rows(backend: Backend) -> int:
 
 
 @dataclass
-class Admission:
+class ProblemAdmission:
     """The batch that searches decode in, and how many more problems may begin.
 
     concurrency: the most problems under way, None for as many as there is room for.
@@ -81,7 +81,7 @@ class Admission:
     @classmethod
     def of(
         cls, backend: Backend, concurrency: int | None = None, max_rows: int | None = None
-    ) -> Admission:
+    ) -> ProblemAdmission:
         if not isinstance(backend, RunsBatches):
             from search.generate_batch import GenerateBatch
 

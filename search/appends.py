@@ -23,7 +23,7 @@ class Given(NamedTuple):
     tokens: list[int]
 
 
-class Family(NamedTuple):
+class Siblings(NamedTuple):
     """The children of one `Append`, and the tokens that each is given."""
 
     active: ActiveSearch
@@ -39,7 +39,7 @@ class Appends:
     engine: Backend
 
     def answer(self, requests: Sequence[tuple[ActiveSearch, Append]]) -> Task:
-        families: list[Family] = []
+        families: list[Siblings] = []
         for active, request in requests:
             try:
                 texts = request.texts()
@@ -57,7 +57,7 @@ class Appends:
                 if not family.active.over:
                     yield self._appended(family)
 
-    def _appended(self, family: Family) -> tuple[int, Progress]:
+    def _appended(self, family: Siblings) -> tuple[int, Progress]:
         active, request, children, tokens = family
         for child, text, added in zip(children, request.texts(), tokens, strict=True):
             if request.turn:
@@ -69,7 +69,7 @@ class Appends:
         active.advance(children)
         return active.index, progress
 
-    def _forked(self, active: ActiveSearch, request: Append, given: Sequence[Given]) -> Family:
+    def _forked(self, active: ActiveSearch, request: Append, given: Sequence[Given]) -> Siblings:
         children = []
         for branch, (keep, _) in zip(request.branches, given, strict=True):
             dropped = len(branch.tokens) - keep
@@ -84,16 +84,16 @@ class Appends:
                 child.begin_answer()
             if request.ends_thinking:
                 child.thinking_ended = len(child.tokens)
-        return Family(active, request, children, [tokens for _, tokens in given])
+        return Siblings(active, request, children, [tokens for _, tokens in given])
 
-    def _extended(self, families: Sequence[Family]) -> list[tuple[Prefill, Sequence[Family]]]:
+    def _extended(self, families: Sequence[Siblings]) -> list[tuple[Prefill, Sequence[Siblings]]]:
         """What gives the children their texts; each family by itself where not all can have it."""
         if not families:
             return []
         try:
             return [(self._begin_extend(families), families)]
         except InvalidInput:
-            begun = list[tuple[Prefill, Sequence[Family]]]()
+            begun = list[tuple[Prefill, Sequence[Siblings]]]()
         for family in families:
             try:
                 begun.append((self._begin_extend([family]), [family]))
@@ -102,7 +102,7 @@ class Appends:
                 family.active.refuse(error)
         return begun
 
-    def _begin_extend(self, families: Sequence[Family]) -> Prefill:
+    def _begin_extend(self, families: Sequence[Siblings]) -> Prefill:
         children = [child for family in families for child in family.children]
         tokens = [given for family in families for given in family.tokens]
         return begin_extend(self.engine, children, tokens)

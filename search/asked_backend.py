@@ -39,7 +39,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Pending:
     """What is asked: a text of a step, or a score, of a branch."""
 
     kind: Kind
@@ -62,12 +62,12 @@ class Desk:
     before: what was told before, as a checkpoint has it: where that is asked for, it is told.
     """
 
-    open: dict[str, Asked] = field(default_factory=dict)
+    open: dict[str, Pending] = field(default_factory=dict)
     told: dict[str, Told] = field(default_factory=dict)
     unread: dict[str, None] = field(default_factory=dict)
     before: dict[str, Told] = field(default_factory=dict)
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: Pending) -> None:
         """Ask for something; what was told before is told at once."""
         self.open[asked.id] = asked
         if (told := self.before.pop(asked.id, None)) is not None:
@@ -81,7 +81,7 @@ class Desk:
     def scored(self, branch: Branch) -> tuple[float, ...]:
         """How a branch's generator, or whoever was asked, has rated it; () for nothing yet."""
         for kind in ("score", "text"):
-            told = self.told.get(Asked(kind, branch).id)
+            told = self.told.get(Pending(kind, branch).id)
             if told is not None and told.scores:
                 return told.scores
         return ()
@@ -89,7 +89,7 @@ class Desk:
     def forget(self, branches: Iterable[Branch]) -> None:
         for branch in branches:
             for kind in ("text", "score"):
-                name = Asked(kind, branch).id
+                name = Pending(kind, branch).id
                 self.open.pop(name, None)
                 self.unread.pop(name, None)
 
@@ -185,7 +185,7 @@ class AskedBatch:
 
     def __init__(self, desk: Desk, encode: Callable[[str], list[int]]):
         self.desk, self.encode = desk, encode
-        self.works: dict[str, tuple[Asked, int]] = {}
+        self.works: dict[str, tuple[Pending, int]] = {}
 
     def add(
         self,
@@ -201,7 +201,7 @@ class AskedBatch:
             raise InvalidInput(f"Step.statistics=True: {AskedBackend.lacks['statistics']}")
         limits = [step.max_tokens] * len(branches) if limits is None else limits
         for branch, limit in zip(branches, limits, strict=True):
-            asked = Asked("text", branch, Step(limit, step.delimiters, step.end), sampling)
+            asked = Pending("text", branch, Step(limit, step.delimiters, step.end), sampling)
             self.works[asked.id] = asked, limit
             self.desk.ask(asked)
 
@@ -224,7 +224,7 @@ class AskedBatch:
     def __len__(self) -> int:
         return len(self.works)
 
-    def _write(self, asked: Asked, limit: int, told: Told) -> None:
+    def _write(self, asked: Pending, limit: int, told: Told) -> None:
         branch, step = asked.branch, asked.step
         assert step is not None
         text, reason = cut(told.text, step)
@@ -255,7 +255,7 @@ class AskedVerifier:
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> Passes[list[tuple[float, ...]]]:
-        asked = [Asked("score", branch) for branch in branches]
+        asked = [Pending("score", branch) for branch in branches]
         fresh = {one.id: one for one in asked if not self.desk.scored(one.branch)}
         for one in fresh.values():
             self.desk.ask(one)

@@ -14,8 +14,8 @@ from numbers import Real
 from threading import Event, RLock
 from typing import Any, Unpack
 
-from search.admission import Admission
-from search.asked_backend import Asked, AskedBackend, AskedVerifier, Desk, Kind, Told
+from search.admission import ProblemAdmission
+from search.asked_backend import AskedBackend, AskedVerifier, Desk, Kind, Pending, Told
 from search.base import Search
 from search.checkpoint import Checkpoint, described
 from search.config import SearchConfig
@@ -90,7 +90,7 @@ class AskTell:
             verifier = AskedVerifier(self._desk)
         backend = AskedBackend(self._desk, models)
         options = replace(options, verifier=verifier, cancel=self._stopped)
-        self._driver = Driver(backend, Admission.of(backend), strict=True)
+        self._driver = Driver(backend, ProblemAdmission.of(backend), strict=True)
         self._index = self._driver.add(problem, SearchConfig.of(search, backend, options))
         self._go_on()
         if self._checkpoint is not None and (left := sorted(self._desk.before)):
@@ -191,7 +191,7 @@ class AskTell:
         if self._checkpoint is not None:
             replace(self._checkpoint, told=self._desk.told, stopped=self._stopped.is_set()).save()
 
-    def _trial(self, asked: Asked) -> Trial:
+    def _trial(self, asked: Pending) -> Trial:
         branch, active = asked.branch, self._driver.active[self._index]
         template, said, start = active.chats[branch]
         rated = asked.kind == "score"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from search.selection import C, Chosen, Voting, answer_of, best_first, whole
+from search.selection import C, Voting, Winner, answer_of, best_first, whole
 from ttc.checks import NUMBERS, PLAIN, check_flag, check_is, check_kind, check_whole, is_number
 from ttc.errors import InvalidInput
 from ttc.protocols import (
@@ -27,7 +27,7 @@ from ttc.protocols import (
     Vary,
 )
 from ttc.sampling import Sampling
-from ttc.text.reader import AnswerReader
+from ttc.text.equality import AnswerReader
 from ttc.text.thoughts import Mode, Thoughts
 from ttc.tree.branch import Branch, check_branches
 
@@ -212,7 +212,7 @@ class Search(ABC):
     def run(self, root: Branch, case: Case) -> SearchSteps:
         """The algorithm, from a branch that holds the prompt."""
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
         """The best candidate and its answer, by `search.selection.best_first`.
 
         candidates: in the order of their paths.

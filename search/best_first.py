@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from search.base import COUNT, Case, SearchSteps, StepwiseSearch, expand
-from search.selection import C, Chosen, complete, ranked
+from search.selection import C, Winner, complete, ranked
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Extract, Rate, Release
 from ttc.tree.branch import Branch
@@ -60,5 +60,5 @@ class BestFirst(StepwiseSearch):
                 raise
         return complete(ranked([*finished, *opened]), case.extract)
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
         return super().choose(complete(candidates, extract), extract)

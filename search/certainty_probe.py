@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from search.base import COUNT, Case, Search, SearchSteps
-from search.selection import C, Chosen
+from search.selection import C, Winner
 from ttc.errors import BudgetExceeded, ContextExceeded, InvalidInput
 from ttc.protocols import Append, Expand, Extract, Release, Step
 from ttc.text.boxes import boxed
-from ttc.text.reader import ballots_by
+from ttc.text.equality import ballots_by
 from ttc.tree.branch import Branch
 
 PROBE = "... Oh, I suddenly got the answer to the whole problem, **Final Answer**\n\n\\[ \\boxed{"
@@ -96,7 +96,7 @@ class CertaintyProbe(Search):
         content = boxed(whole)
         return None if content is None else extract(f"\\boxed{{{content}}}")
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
         best, answer = super().choose(candidates, extract)
         said: str | None = None if best is None else getattr(best, "answer_text", best.text)
         if said is not None and self.suffix in said:  # the chain may name other answers before

@@ -24,8 +24,8 @@ from ttc.protocols import (
     WritesAhead,
 )
 from ttc.sampling import random_key
+from ttc.text.equality import AnswerReader
 from ttc.text.prompt import PromptTemplate
-from ttc.text.reader import AnswerReader
 from ttc.text.thoughts import Thoughts
 
 

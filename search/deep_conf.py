@@ -16,8 +16,8 @@ from search.base import COUNT, Case, Limit, Search, SearchSteps, expand
 from search.selection import (
     C,
     Candidate,
-    Chosen,
     Measure,
+    Winner,
     ballots_of,
     confidence_vote,
     samples_of,
@@ -157,7 +157,7 @@ class DeepConf(Search):
                 totals[vote] += self.lowest(sample)
         return max(totals.values()) >= self.consensus * sum(totals.values())
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
         samples = samples_of(candidates, extract, [confidences(c) for c in candidates])
         keep = self.keep if self.mode == "offline" else 1.0  # online, the others are gone already
         place = confidence_vote(samples, keep, self.measure, self.window)

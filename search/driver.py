@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TypeVar
 
 from search.active_search import ActiveSearch
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.base import Request
 from search.beginnings import Beginnings
 from search.config import SearchConfig
@@ -56,7 +56,7 @@ class Driver:
     """
 
     engine: Backend
-    admission: Admission
+    admission: ProblemAdmission
     strict: bool = False
     contained: bool = False
     each_token: bool = False

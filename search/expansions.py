@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from search.active_search import ActiveSearch
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.prefills import Events
 from search.under_way import BeginDecoding, UnderWay
 from ttc.errors import BranchRefused, RemoteError, VerifierError
@@ -32,7 +32,7 @@ class Expansions:
     """
 
     engine: Backend
-    admission: Admission
+    admission: ProblemAdmission
     under_way: UnderWay
     begin_decoding: BeginDecoding
     decoding: dict[Branch, ActiveSearch] = field(default_factory=dict)

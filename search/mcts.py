@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from search.base import COUNT, Case, Limit, Request, SearchSteps, StepwiseSearch, expand
 from search.growing import drop_repeated
-from search.selection import C, Chosen, Voting, best_first, by_path, complete, vote
+from search.selection import C, Voting, Winner, best_first, by_path, complete, vote
 from ttc.approximate.branch_confidence import mean_of_own
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release
@@ -30,23 +30,23 @@ def puct(value: float, prior: float, visits: int, parent_visits: int) -> float:
 
 
 @dataclass(eq=False)
-class Node:
+class StateNode:
     """A state of the tree. total: of the values of its visits. prior: P, its share among its
     siblings."""
 
     branch: Branch
-    parent: Node | None = None
+    parent: StateNode | None = None
     prior: float = 1.0
     visits: int = 0
     total: float = 0.0
-    children: list[Node] = field(default_factory=list)
+    children: list[StateNode] = field(default_factory=list)
 
     @property
     def value(self) -> float:
         """The mean over its visits; its rating before the first."""
         return self.total / self.visits if self.visits else self.branch.score or 0.0
 
-    def lineage(self) -> list[Node]:
+    def lineage(self) -> list[StateNode]:
         return [self, *(self.parent.lineage() if self.parent else [])]
 
 
@@ -101,8 +101,8 @@ class MCTS(StepwiseSearch):
         return ("logprobs",) if self.rule == "puct" else ()
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        top = Node(root)
-        rollouts, states = list[tuple[Branch, Node]](), list[Node]()
+        top = StateNode(root)
+        rollouts, states = list[tuple[Branch, StateNode]](), list[StateNode]()
         try:
             for _ in range(self.iterations):
                 node = top
@@ -141,12 +141,12 @@ class MCTS(StepwiseSearch):
     def voting(self) -> Voting | None:
         return "weighted" if self.answer == "weighted_majority" else None
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
         if self.voting is None:
             return super().choose(candidates, extract)
         return vote(candidates, extract, weighted=True)
 
-    def _expand(self, node: Node, case: Case) -> Generator[Request, Any, list[Node]]:
+    def _expand(self, node: StateNode, case: Case) -> Generator[Request, Any, list[StateNode]]:
         """The children of a state, equal ones left out, rated."""
         step = case.step(self.step_tokens, self.delimiter)
         children = yield from expand([node.branch], self.beam_width, step, self.sampling)
@@ -157,12 +157,12 @@ class MCTS(StepwiseSearch):
         start = len(node.branch.generated)
         weights = [math.exp(mean_of_own(child.logprobs[start:])) for child in children]
         return [
-            Node(child, node, weight / sum(weights))
+            StateNode(child, node, weight / sum(weights))
             for child, weight in zip(children, weights, strict=True)
         ]
 
-    def _select(self, parent: Node) -> Node:
-        def number(child: Node) -> float:
+    def _select(self, parent: StateNode) -> StateNode:
+        def number(child: StateNode) -> float:
             if self.rule == "puct":
                 return puct(child.value, child.prior, child.visits, parent_visits)
             return uct(child.value, child.visits, parent_visits, self.exploration)
@@ -171,7 +171,7 @@ class MCTS(StepwiseSearch):
         return max(parent.children, key=lambda child: comparable(number(child)))
 
     def _most_visited(
-        self, top: Node, ends: Sequence[tuple[Branch, Node]], extract: Extract
+        self, top: StateNode, ends: Sequence[tuple[Branch, StateNode]], extract: Extract
     ) -> list[Branch]:
         """The best rated answer under the most visited state that has one."""
         node = top

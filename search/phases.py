@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from search.active_search import ActiveSearch
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.prefills import Events, Task, begin_extend, passes_of
 from search.several_models import backend_of
 from search.thinking import GoesOn, ThinkingStep, UnlimitedStep
@@ -29,7 +29,7 @@ class PhasedSteps:
     """
 
     engine: Backend
-    admission: Admission
+    admission: ProblemAdmission
     under_way: UnderWay
     begin_decoding: BeginDecoding
     end_steps: Callable[[Sequence[Branch]], Events]

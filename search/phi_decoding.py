@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch, expand
+from search.base import COUNT, Case, SearchSteps, StepwiseSearch, expand
 from search.growing import by_parent
 from search.mur import signal
 from ttc.errors import BudgetExceeded
@@ -21,10 +21,16 @@ from ttc.tree.branch import Branch
 
 ROUNDS = 20
 """The most rounds of k-means; a few texts stand still after two or three."""
+SIGMAS = 1.0
+"""A step that is less likely than the mean by more standard deviations is left out."""
+TEMPERATURE = 0.1
+"""Of the softmax of advantages, from which chains are drawn."""
+AGREED = 0.7
+"""The share of the foresights in one cluster from which on no more are looked at."""
 
 
 @dataclass(eq=False)
-class Candidate:
+class Chain:
     """A chain with one step more, and its foresight: the rest of the answer, as it was sampled.
 
     before: what the foresight of the chain was worth. A candidate that has ended is its own
@@ -57,15 +63,15 @@ class PhiDecoding(StepwiseSearch):
 
     One of `beam_size` chains of at most `max_steps` steps is the answer. For each step,
     `beam_width` candidates are sampled for each chain. Those whose step is less
-    likely than the mean by more than `sigma_rate` standard deviations are left out. Of each other
+    likely than the mean by more than a standard deviation are left out. Of each other
     the rest of the answer is sampled, at most `finish_tokens` tokens: its foresight. The next
     chains are drawn with the mean of two probabilities: the softmax of the foresights' advantages
-    over `draw_temperature`, and the softmax of the shares of the clusters that they are in.
+    over 0.1, and the softmax of the shares of the clusters that they are in.
     Advantage: the foresight's mean log-probability, less that of the chain's last foresight.
     Clusters: those of k-means over TF-IDF vectors, `clusters` of them. Where enough candidates have
     an advantage, the others are not drawn.
 
-    After `least_steps` steps, no more are looked at once a cluster holds more than `stop_share` of
+    After `least_steps` steps, no more are looked at once a cluster holds more than 70% of
     the foresights. The foresights of the chains are their ends; one of the larger of two clusters
     of these is drawn by its advantage.
 
@@ -81,18 +87,12 @@ class PhiDecoding(StepwiseSearch):
         "clusters": COUNT,
         "finish_tokens": COUNT,
         "least_steps": COUNT,
-        "sigma_rate": Limit(0),
-        "stop_share": Limit(0, 1),
-        "draw_temperature": Limit(0, above=True),
     }
 
     beam_size: int = 4
     beam_width: int = 4
     clusters: int = 3
-    sigma_rate: float = 1.0
-    draw_temperature: float = 0.1
     least_steps: int = 4
-    stop_share: float = 0.7
     step_tokens: int = 256
     max_steps: int = 8
     delimiter: str | None = "\n\n"
@@ -102,8 +102,8 @@ class PhiDecoding(StepwiseSearch):
     needs: ClassVar[tuple[Need, ...]] = ("logprobs",)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
-        chains = [Candidate(root, 0.0)]
-        new = list[Candidate]()
+        chains = [Chain(root, 0.0)]
+        new = list[Chain]()
         step = case.step(self.step_tokens, self.delimiter)
         rest = case.answer(self.finish_tokens)
         with suppress(BudgetExceeded):  # the ends of the chains so far are drawn from
@@ -114,7 +114,7 @@ class PhiDecoding(StepwiseSearch):
                 width = self.beam_width * (self.beam_size if number == 1 else 1)
                 worth = {chain.branch: 0.0 if number == 1 else chain.value for chain in going}
                 children = yield from expand(list(worth), width, step, self.sampling)
-                new = [Candidate(b, worth[b.parent]) for b in children if b.parent is not None]
+                new = [Chain(b, worth[b.parent]) for b in children if b.parent is not None]
                 new, unlikely = self.likely(new, case.rng)
                 yield Release([candidate.branch for candidate in unlikely])
                 open_ends = [c.branch for c in new if not c.branch.finished]
@@ -138,50 +138,50 @@ class PhiDecoding(StepwiseSearch):
         return [answer.foresight]
 
     def likely(
-        self, candidates: list[Candidate], rng: np.random.Generator
-    ) -> tuple[list[Candidate], list[Candidate]]:
+        self, candidates: list[Chain], rng: np.random.Generator
+    ) -> tuple[list[Chain], list[Chain]]:
         """Pruning in width: the candidates that are looked at further, at least `beam_size`, more
         by how likely their steps are; and the others."""
         signals = np.array([signal(candidate.branch) for candidate in candidates])
         if not len(signals):
             return [], []
-        keep = signals > signals.mean() - self.sigma_rate * signals.std()
+        keep = signals > signals.mean() - SIGMAS * signals.std()
         lacking = min(self.beam_size, len(signals)) - int(keep.sum())
         if lacking > 0:
             others = np.flatnonzero(~keep)
-            chances = softmax(signals[others] / self.draw_temperature)
+            chances = softmax(signals[others] / TEMPERATURE)
             keep[rng.choice(others, lacking, replace=False, p=chances)] = True
         kept = [c for c, stays in zip(candidates, keep, strict=True) if stays]
         return kept, [c for c, stays in zip(candidates, keep, strict=True) if not stays]
 
-    def drawn(self, candidates: list[Candidate], rng: np.random.Generator) -> list[Candidate]:
+    def drawn(self, candidates: list[Chain], rng: np.random.Generator) -> list[Chain]:
         """The `beam_size` chains that go on, in the order of the candidates."""
         count = min(self.beam_size, len(candidates))
         better = [candidate for candidate in candidates if candidate.advantage > 0]
-        chances = softmax([c.advantage / self.draw_temperature for c in candidates])
+        chances = softmax([c.advantage / TEMPERATURE for c in candidates])
         if len(better) >= count:
             candidates = better
             labels = clusters([c.text for c in candidates], self.clusters, rng)
             shares = [labels.count(label) / len(labels) for label in labels]
-            likely = softmax([c.advantage / self.draw_temperature for c in candidates])
+            likely = softmax([c.advantage / TEMPERATURE for c in candidates])
             chances = (likely + softmax(shares)) / 2
         places = rng.choice(len(candidates), count, replace=False, p=chances)
         return [candidates[place] for place in sorted(places)]
 
-    def agreed(self, candidates: Sequence[Candidate], rng: np.random.Generator) -> bool:
+    def agreed(self, candidates: Sequence[Chain], rng: np.random.Generator) -> bool:
         """Pruning in depth: whether most foresights are in one cluster."""
         labels = clusters([candidate.text for candidate in candidates], self.clusters, rng)
-        return max(map(labels.count, labels)) > self.stop_share * len(labels)
+        return max(map(labels.count, labels)) > AGREED * len(labels)
 
-    def end(self, chains: Sequence[Candidate], rng: np.random.Generator) -> Candidate:
+    def end(self, chains: Sequence[Chain], rng: np.random.Generator) -> Chain:
         labels = clusters([chain.text for chain in chains], 2, rng)
         largest = Counter(labels).most_common(1)[0][0]
         alike = [c for c, label in zip(chains, labels, strict=True) if label == largest]
-        chances = softmax([chain.advantage / self.draw_temperature for chain in alike])
+        chances = softmax([chain.advantage / TEMPERATURE for chain in alike])
         return alike[int(rng.choice(len(alike), p=chances))]
 
 
-def _branches(candidates: Sequence[Candidate], kept: Sequence[Candidate]) -> list[Branch]:
+def _branches(candidates: Sequence[Chain], kept: Sequence[Chain]) -> list[Branch]:
     """The branches of candidates that no kept one needs."""
     needed = {branch for c in kept for branch in (c.branch, c.foresight)}
     all_of = dict.fromkeys(branch for c in candidates for branch in (c.branch, c.foresight))

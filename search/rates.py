@@ -14,7 +14,7 @@ from ttc.passes.pass_by_pass import Interrupted, Passes, interruptible
 from ttc.protocols import Aggregation, Backend, Rate
 from ttc.usage import Usage
 
-Asked = Sequence[tuple[ActiveSearch, Rate]]
+RateRequests = Sequence[tuple[ActiveSearch, Rate]]
 """Ratings, each with the search that asks for it."""
 
 StepScores = list[list[float]]
@@ -27,7 +27,7 @@ class Rates:
 
     engine: Backend
 
-    def answer(self, requests: Asked) -> Task:
+    def answer(self, requests: RateRequests) -> Task:
         """Scores for all that one verifier rates, in one call where none of them fails."""
         alike: dict[tuple[int, Aggregation], list[tuple[ActiveSearch, Rate]]] = defaultdict(list)
         for active, request in requests:
@@ -40,7 +40,7 @@ class Rates:
         rater, question = active.config.rater, active.problem.question
         return rater.price(request.branches, question, self.engine)
 
-    def _rate(self, requests: Asked) -> Task:
+    def _rate(self, requests: RateRequests) -> Task:
         paid = [(active, request) for active, request in requests if self._pays(active, request)]
         try:
             given = yield from self._scores(paid)
@@ -76,7 +76,7 @@ class Rates:
             active.run_out("max_tokens")
         return False
 
-    def _scores(self, requests: Asked) -> Passes[list[StepScores | VerifierError]]:
+    def _scores(self, requests: RateRequests) -> Passes[list[StepScores | VerifierError]]:
         """The step scores of each problem's branches, or why there are none. All have one
         verifier."""
         if not requests:
@@ -146,5 +146,5 @@ def _keep(active: ActiveSearch, request: Rate, scores: StepScores) -> None:
         active.tree.rated(branch)
 
 
-def _not_over(requests: Asked) -> Asked:
+def _not_over(requests: RateRequests) -> RateRequests:
     return [(active, request) for active, request in requests if not active.over]

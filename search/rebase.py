@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import ClassVar, Literal, get_args
 
 from search.base import Case, Limit, SearchSteps, StepwiseSearch, expand
-from search.selection import C, Chosen, Voting, complete, vote
+from search.selection import C, Voting, Winner, complete, vote
 from ttc.protocols import Aggregation, Extract, Rate, Release
 from ttc.results import comparable
 from ttc.tree.branch import Branch
@@ -68,7 +68,7 @@ class REBASE(StepwiseSearch):
     def voting(self) -> Voting | None:
         return "weighted" if self.answer == "weighted_majority" else None
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
         if self.voting is None:
             return super().choose(complete(candidates, extract), extract)
         return vote(complete(candidates, extract), extract, weighted=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from search.base import COUNT, Case, Request, Search, SearchSteps, expand
-from search.selection import C, Chosen, ranked, vote
+from search.selection import C, Winner, ranked, vote
 from search.turns import REVISE, ask, check_words
 from ttc.errors import BudgetExceeded, ContextExceeded
 from ttc.protocols import Aggregation, Append, Extract, Rate, Release
@@ -65,7 +65,7 @@ class Revision(Search):
                 raise
         return [_winner(chain, case.extract) for chain in chains]
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
         return vote(candidates, extract, weighted=True)
 
     def _answers(self, starts: Sequence[Branch], n: int, case: Case) -> SearchSteps:

@@ -22,8 +22,7 @@ import numpy as np
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
 from ttc.results import comparable
-from ttc.text.equality import canonical
-from ttc.text.reader import ballots_by
+from ttc.text.equality import ballots_by, canonical
 
 Measure = Literal["mean", "tail", "lowest", "bottom"]
 Figure = Literal["score", "logprob", "self_certainty"]
@@ -56,7 +55,7 @@ class Candidate(Protocol):
 
 
 C = TypeVar("C", bound=Candidate)
-Chosen = tuple[C | None, str | None]
+Winner = tuple[C | None, str | None]
 """The chosen candidate and its answer, None for none."""
 
 
@@ -141,7 +140,7 @@ def samples_of(
     return samples
 
 
-def vote(candidates: Sequence[C], extract: Extract, weighted: bool = False) -> Chosen[C]:
+def vote(candidates: Sequence[C], extract: Extract, weighted: bool = False) -> Winner[C]:
     """The best-scored candidate among those with the answer that has most votes, and this answer.
 
     extract: reads an answer, and says which are the same (see `ballots_by`). weighted: votes weigh

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, get_args
 
 from search.base import Case, Limit, Search, SearchSteps, expand
-from search.selection import C, Chosen, Voting, vote
+from search.selection import C, Voting, Winner, vote
 from search.tool_votes import ToolVote, vote_on_calls
 from ttc.protocols import Aggregation, Extract, Need, Rate
 from ttc.tree.branch import Branch
@@ -61,7 +61,7 @@ class SelfConsistency(Search):
             yield Rate(branches, self.aggregation)
         return branches
 
-    def choose(self, candidates: Sequence[C], extract: Extract) -> Chosen[C]:
+    def choose(self, candidates: Sequence[C], extract: Extract) -> Winner[C]:
         if self.tool_vote != "none":
             return vote_on_calls(
                 candidates, extract, self.weighted, self.tool_vote, self.exclude_args

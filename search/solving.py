@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack, overload
 
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.base import Search
 from search.config import SearchConfig
 from search.driver import Driver
@@ -68,7 +68,7 @@ def solve(
     answer_kind: how answers are read (see `extract_answer`); votes group by the grader's equality
         of that kind.
     extract: a function of the text that reads answers instead; votes group them by their spelling,
-        unless it is a `ttc.text.reader.AnswerReader(extract=..., same=...)`.
+        unless it is a `ttc.text.equality.AnswerReader(extract=..., same=...)`.
     thinking_marks: what tells the model's thoughts, of which no answer is read, from its answers:
         `ttc.ThinkingMarks`, None for those that the model's chat template or vocabulary names,
         False for none.
@@ -218,7 +218,9 @@ def _events(
     strict: bool,
     tokens: bool = False,
 ) -> Events:
-    driver = Driver(engine, Admission.of(engine, concurrency, max_rows), strict, each_token=tokens)
+    driver = Driver(
+        engine, ProblemAdmission.of(engine, concurrency, max_rows), strict, each_token=tokens
+    )
     repeats = Counter[str]()
     for problem in problems:
         repeat = 0 if problem.id else repeats[str(problem.question)]

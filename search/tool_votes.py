@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Literal
 
-from search.selection import C, Chosen, Sample, score_weights, vote, whole
+from search.selection import C, Sample, Winner, score_weights, vote, whole
 from ttc.protocols import Extract
 from ttc.results import comparable
 from ttc.tool_calls import ToolCall, spelt
@@ -22,7 +22,7 @@ def vote_on_calls(
     weighted: bool,
     how: ToolVote,
     excluded: Collection[str] = (),
-) -> Chosen[C]:
+) -> Winner[C]:
     """The best-scored candidate among those that call what most of them call; its answer is the
     calls as text. Where most candidates call nothing, the vote on the answers of those.
 

@@ -32,6 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
     tiers.IS_FAST = config.option.markexpr == "not slow"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from tests.helpers import tiers
+
+    quick = {item.path for item in items if item.get_closest_marker("slow") is None}
+    tiers.ALL_SLOW = {item.path for item in items} - quick
+
+
 def pytest_runtest_teardown() -> None:
     """A benchmark that a test ran may have set the number of threads; it is not for the others."""
     if torch.get_num_threads() != THREADS:

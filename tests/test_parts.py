@@ -18,11 +18,9 @@ from ttc.errors import MissingPart
 from ttc.lazy import public_names
 from ttc.parts import PACKAGES, handled, handler, missing, missing_for, table
 
-PARTS = pytest.mark.parametrize("part", table())
-
-NOT_YET: tuple[str, ...] = ()
-"""Parts that other files still import. The list may only get shorter."""
-ALONE = pytest.mark.parametrize("part", [part for part in table() if part not in NOT_YET])
+HERE = [part for part, entry in table().items() if (parts.ROOT / entry["paths"][0]).exists()]
+"""The parts that were not deleted."""
+PARTS = pytest.mark.parametrize("part", HERE)
 
 
 def listed() -> Iterator[tuple[str, str, str]]:
@@ -32,7 +30,7 @@ def listed() -> Iterator[tuple[str, str, str]]:
 
 
 def test_the_table_says_what_the_parts_handle() -> None:
-    told = {handled: part for part, entry in table().items() for handled in entry["handles"]}
+    told = {handled: part for part in HERE for handled in table()[part]["handles"]}
     assert sorted(told) == sorted(f"{kind}={name}" for kind, name, _ in listed())
     for kind, name, place in listed():
         own = [parts.module(Path(path)) for path in table()[told[f"{kind}={name}"]]["paths"]]
@@ -43,9 +41,9 @@ def test_the_table_says_what_the_parts_handle() -> None:
 
 @PARTS
 def test_a_part_has_its_files_and_the_parts_that_it_needs(part: str) -> None:
-    entry = table()[part]
+    entry, gone = table()[part], parts.paths(set(table()) - set(HERE))
     for path in entry["paths"]:
-        assert (parts.ROOT / path).exists(), path
+        assert (parts.ROOT / path).exists() or parts.is_in(Path(path), gone), path
     assert (parts.ROOT / entry["paths"][0] / "part.py").exists()
     assert set(entry.get("needs", ())) <= set(table()) - {part}
 
@@ -69,7 +67,7 @@ LISTS = [Path(package, "__init__.py") for package in PACKAGES]
 """The files that list the public names, for type checkers alone."""
 
 
-@ALONE
+@PARTS
 def test_nothing_imports_a_part_but_what_is_deleted_with_it(part: str) -> None:
     own = [Path(path) for path in parts.paths({part})]
     modules = tuple(parts.module(path) for path in own)
@@ -83,7 +81,7 @@ def test_nothing_imports_a_part_but_what_is_deleted_with_it(part: str) -> None:
 
 
 @pytest.mark.slow
-@ALONE
+@PARTS
 def test_all_else_works_without_a_part(part: str) -> None:
     assert parts.tried(part, parts.checks()) == {}
 
@@ -125,7 +123,7 @@ def test_a_setting_of_a_missing_part_names_it(monkeypatch: pytest.MonkeyPatch) -
     assert explained(raised.value) == "no speculation=other"
 
 
-@pytest.mark.parametrize("name", handled()["command"])
+@pytest.mark.parametrize("name", handled().get("command", ()))
 def test_the_command_of_a_missing_part_ends_with_a_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

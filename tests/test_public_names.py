@@ -18,6 +18,42 @@ from tests.helpers.processes import finished
 PACKAGES = ("ttc", "search", "verifiers")
 
 
+SHARED_NAMES = {
+    "Request": "in the batch what vLLM calls so, in a search what it yields (docs/architecture.md)",
+    "Row": "of a batch and of a table, in packages that do not know each other",
+}
+"""Types of one name in several files, and why."""
+
+
+def types_by_name() -> dict[str, dict[Path, bool]]:
+    """The files that define each public type, and whether it is a protocol there. The laboratory's
+    files are left out: each is a command by itself."""
+    found: dict[str, dict[Path, bool]] = {}
+    for package in (*PACKAGES, "experiments"):
+        for file in Path(str(importlib.import_module(package).__file__)).parent.rglob("*.py"):
+            if "lab" in file.parts:
+                continue
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                names = {ast.unparse(target) for target in getattr(node, "targets", ())}
+                if isinstance(node, ast.ClassDef):
+                    names = {node.name}
+                protocol = isinstance(node, ast.ClassDef) and "Protocol" in map(
+                    ast.unparse, node.bases
+                )
+                for name in names:
+                    if re.fullmatch("[A-Z][a-z][A-Za-z0-9]*", name):
+                        found.setdefault(name, {})[file] = protocol
+    return found
+
+
+def test_a_type_has_a_name_of_its_own() -> None:
+    """But for what a part gives to the core: there it has the name of the core's protocol."""
+    several = {
+        name for name, files in types_by_name().items() if len(files) - any(files.values()) > 1
+    }
+    assert several == {*SHARED_NAMES} and len(several) <= 10
+
+
 @pytest.mark.parametrize("name", PACKAGES)
 def test_importing_a_package_loads_no_torch(name: str) -> None:
     code = (

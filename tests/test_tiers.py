@@ -1,6 +1,5 @@
 """`make test` has a part of everything, and CI runs the rest too."""
 
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,13 @@ from tests.helpers.tiers import examples, slow, some_quick
 
 ROOT = Path(__file__).parents[1]
 SLOW_FILES = {
+    "tests/experiments/lab/test_bench_gpu_resources.py",
     "tests/experiments/lab/test_bench_kv_storage.py",
     "tests/experiments/server/test_serve_soak.py",
     "tests/search/test_real_model.py",
     "tests/search/test_steady_token.py",
     "tests/search/test_types.py",
-    "tests/ttc/model/test_default_model.py",
+    "tests/ttc/model/loading/test_default_model.py",
     "tests/ttc/placement/test_placed_loading.py",
     "tests/ttc/test_tiles.py",
     "tests/verifiers/programs/test_ratings_by_pass.py",
@@ -45,14 +45,12 @@ def test_the_fast_tier_has_a_quarter_of_the_examples(monkeypatch: pytest.MonkeyP
 
 
 def test_every_file_of_tests_has_one_in_the_fast_tier(request: pytest.FixtureRequest) -> None:
-    config = request.config
-    if config.option.markexpr or config.option.keyword or config.args != config.getini("testpaths"):
+    option, args = request.config.option, request.config.args
+    is_a_tier = option.markexpr in ("", "not slow") and args == request.config.getini("testpaths")
+    if option.keyword or not is_a_tier:
         pytest.skip("only a part of the tests is run")
-    tiers = defaultdict(set)
-    for item in request.session.items:
-        tiers[str(item.path.relative_to(ROOT))].add(item.get_closest_marker("slow") is not None)
     here = {file for file in SLOW_FILES if (ROOT / file).exists()}  # others are of a missing part
-    assert {file for file, tier in tiers.items() if tier == {True}} == here
+    assert {str(file.relative_to(ROOT)) for file in tiers.ALL_SLOW} == here
 
 
 def test_ci_runs_every_test() -> None:

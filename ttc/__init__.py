@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from ttc.tools.base import Tool as Tool, ToolError as ToolError, Tools as Tools
     from ttc.tools.calculator import CalculatorTools as CalculatorTools
     from ttc.tools.mcp import McpTools as McpTools
-    from ttc.tools.python import PythonTools as PythonTools
+    from ttc.tools.programs.python import PythonTools as PythonTools
     from ttc.tree.branch import Branch as Branch, Substitution as Substitution
     from ttc.tree.eviction import BlockCache as BlockCache
     from ttc.tree.sharing import Sharing as Sharing

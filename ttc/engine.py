@@ -14,11 +14,10 @@ import torch
 from ttc.attention.hf_hook import lent
 from ttc.checks import check_flag, check_is
 from ttc.memory.manager import KVMemory
-from ttc.model.binding import bind_policy
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
-from ttc.model.runner import ModelRunner
-from ttc.model.runner_choice import Choice, runner_for
+from ttc.model.runner_choice import RunnerChoice, bind_policy, runner_for
+from ttc.model.running.runner import ModelRunner
 from ttc.parts import handler
 from ttc.passes.arguments import (
     checked_continuations,
@@ -47,8 +46,8 @@ from ttc.usage import Usage
 
 if TYPE_CHECKING:
     from ttc.approximate.early_exit import EarlyExit, ExitReport
-    from ttc.model.device_map import DeviceMap
-    from ttc.model.lens import Lens
+    from ttc.model.loading.device_map import DeviceMap
+    from ttc.model.running.lens import Lens
     from ttc.placement.auto import Auto, Chosen
     from ttc.placement.base import Placement
     from ttc.scheduler.seams import Drafts
@@ -69,8 +68,7 @@ class Engine:
     cache: what keeps the KV of idle branches within a number of blocks, None for no limit.
     sharing: what branches share, `Sharing("exact")` by default.
     gate: what stops branches that have fallen behind as they decode, None for nothing.
-    runner: what runs the model's layers, by name (see `ttc.model.runner_choice.runner_for`) or an
-        object.
+    runner: what runs the model's layers, by name (see `ttc.model.runner_choice`) or an object.
     generation_settings: whether tokens are drawn as the model's generation_config asks (a
         repetition penalty, banned words, a least length, ...), as transformers' `generate` does.
         Its end tokens count in any case.
@@ -97,7 +95,7 @@ class Engine:
         cache: BlockCache | None = None,
         sharing: Sharing | None = None,
         gate: Gate | None = None,
-        runner: Choice | ModelRunner = "modules",
+        runner: RunnerChoice | ModelRunner = "modules",
         generation_settings: bool = True,
         int8_activations: bool = False,
         split_special_tokens: bool = False,
@@ -178,7 +176,7 @@ class Engine:
         memory: as the constructor takes it, or "auto" or an `ttc.Auto` to have both chosen
             (`engine.chosen`).
         """
-        from ttc.model.device_map import devices_of
+        from ttc.model.loading.device_map import devices_of
         from ttc.placement.auto import settled
         from ttc.placement.placed_loading import load_runner
 

@@ -16,7 +16,7 @@ OURS = ("search", "verifiers", "ttc", "experiments", "conf")
 TYPED = ("<stdin>", "<string>", "<ipython-input")
 """How Python names code that is in no file begin."""
 
-Place = tuple[str, int]
+SourceLine = tuple[str, int]
 """A file and a line."""
 
 
@@ -51,7 +51,7 @@ def raised_by_user(error: BaseException) -> bool:
 def origin_of_generator(steps: Any) -> str | None:
     """Where a generator of the user's waits at its `yield`; where its code begins if it has
     ended."""
-    places: list[Place] = []
+    places: list[SourceLine] = []
     while (code := getattr(steps, "gi_code", None)) is not None:
         frame = steps.gi_frame
         line = code.co_firstlineno if frame is None else frame.f_lineno
@@ -60,19 +60,19 @@ def origin_of_generator(steps: Any) -> str | None:
     return _last_of_user(places)
 
 
-def _places(error: BaseException) -> list[Place]:
+def _places(error: BaseException) -> list[SourceLine]:
     """From the first of this project's frames on: those before it are of its callers."""
     walked = traceback.walk_tb(error.__traceback__)
     places = [(frame.f_code.co_filename, line) for frame, line in walked]
     return list(dropwhile(lambda place: _whose(place[0]) != "ours", places)) or places
 
 
-def _last_of_user(places: list[Place]) -> str | None:
+def _last_of_user(places: list[SourceLine]) -> str | None:
     users = [place for place in places if _whose(place[0]) == "user"]
     return _shown(users[-1]) if users else None
 
 
-def _shown(place: Place) -> str:
+def _shown(place: SourceLine) -> str:
     """The file as it is called from the current folder, if it lies there."""
     file, line = place
     path, here = Path(file), Path.cwd()

@@ -43,6 +43,8 @@ INCONSISTENT = 0.3
 REUSED = 0.7
 UNUSED = 0.7
 """What a score is multiplied by for what `ArithmeticVerifier` says of each."""
+CREDIT = 0.3
+"""The part of the way to 1 that an equation which holds takes a score."""
 
 LOOK_BACK_CHARS = 200
 """A stated answer may begin so far before the step in which it ends."""
@@ -60,7 +62,7 @@ class ArithmeticVerifier:
     - `INCONSISTENT` if the stated answer is not the result of the last equation;
     - `UNUSED` for each number of the question that stands in no equation by then;
     - `idle` for each step with neither equation nor answer.
-    Every equation that holds takes the score `credit` of the way to 1. An equation that a step's
+    Every equation that holds takes the score `CREDIT` of the way to 1. An equation that a step's
     end cuts off is judged when it is complete. Takes time linear in the text.
 
     Rates: each step: whether its equations hold, by rules.
@@ -71,7 +73,6 @@ class ArithmeticVerifier:
     answer_kinds: ClassVar[tuple[str, ...]] = ("number", "strict", "math")
 
     neutral: float = 0.5
-    credit: float = 0.3
     wrong: float = 0.05
     idle: float = 0.9
 
@@ -159,7 +160,7 @@ class _Account:
     def add(self, equations: Iterable[Equation], weights: ArithmeticVerifier) -> None:
         for equation in equations:
             if equation.holds:
-                self.sound += (1 - self.sound) * weights.credit
+                self.sound += (1 - self.sound) * CREDIT
             else:
                 self.penalty *= weights.wrong
             for number in equation.numbers:

@@ -17,9 +17,9 @@ from torch import Tensor
 from ttc.checks import check_is
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.loading import load, load_headed
+from ttc.model.loading.load import load, load_headed
+from ttc.model.loading.reward_heads import HeadedModel
 from ttc.model.packed_linear import pack_linears
-from ttc.model.reward_heads import HeadedModel
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend

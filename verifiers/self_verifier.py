@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ttc.approximate.early_exit import EarlyExit
-from ttc.calibration.layer_profile import Profile, layer_profile
+from ttc.calibration.layer_profile import BranchProfile, layer_profile
 from ttc.checks import check_is
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
@@ -138,7 +138,7 @@ class SelfVerifier:
 
     def profiles(
         self, branches: Sequence[Branch], questions: Sequence[str], engine: Engine
-    ) -> list[Profile]:
+    ) -> list[BranchProfile]:
         """What each layer says of each branch that is asked in full; after the last one, its
         rating."""
         yes, no = spellings(engine, "yes"), spellings(engine, "no")

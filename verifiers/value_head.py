@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.loading import load, load_headed
+from ttc.model.loading.load import load, load_headed
+from ttc.model.loading.reward_heads import HeadedModel
 from ttc.model.packed_linear import PackedLinear, pack_linears
-from ttc.model.reward_heads import HeadedModel
 from verifiers.reward_model import RewardModel
 from verifiers.reward_model_pass import read_apart
 

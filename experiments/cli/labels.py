@@ -13,10 +13,10 @@ KINDS = ("_target_", "name")
 """Settings that say what their group is, as `search._target_` and `model.name`."""
 LONGEST_VALUE = 24
 
-Settings = Mapping[str, Any]
+LabelSettings = Mapping[str, Any]
 
 
-def telling_settings(rows: Sequence[Settings]) -> list[str]:
+def telling_settings(rows: Sequence[LabelSettings]) -> list[str]:
     """The dotted keys that tell rows apart, those that name a class or a model first.
 
     Where two rows have another class in a group, the class tells them apart, and not its settings.
@@ -45,13 +45,13 @@ def short_value(key: str, value: Any) -> str:
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
 
 
-def labels(rows: Sequence[Settings]) -> list[str]:
+def labels(rows: Sequence[LabelSettings]) -> list[str]:
     """A label for each row, as `BestOfN n=4`. Rows that are all alike have none."""
     keys = telling_settings(rows)
     return [label(row, keys) for row in rows]
 
 
-def label(row: Settings, keys: Sequence[str]) -> str:
+def label(row: LabelSettings, keys: Sequence[str]) -> str:
     return " ".join(_parts(row, short_keys(keys)))
 
 
@@ -76,7 +76,7 @@ def typed_settings(overrides: Sequence[str]) -> dict[str, str]:
     return {key.replace("/", "."): value for key, _, value in parts}
 
 
-def _parts(row: Settings, keys: Mapping[str, str]) -> Iterator[str]:
+def _parts(row: LabelSettings, keys: Mapping[str, str]) -> Iterator[str]:
     for key, name in keys.items():
         if key in row:
             value = short_value(key, row[key])
@@ -84,7 +84,7 @@ def _parts(row: Settings, keys: Mapping[str, str]) -> Iterator[str]:
             yield value if bare else f"{name}={value}"
 
 
-def _tells(key: str, rows: Sequence[Settings]) -> bool:
+def _tells(key: str, rows: Sequence[LabelSettings]) -> bool:
     """Whether rows that are of one kind in all groups around a key differ in it."""
     values: dict[str, set[str]] = {}
     for row in rows:

@@ -16,7 +16,7 @@ from hydra.errors import (
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from experiments.cli.removed import removal
+from experiments.cli.removed import removal, removed_setting
 from ttc.errors import TTCError
 from ttc.origin import at, error_text, origin, raised_by_user
 from ttc.parts import missing_for
@@ -93,6 +93,8 @@ def _unknown_choice(error: MissingConfigException) -> str:
 
 
 def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
+    if gone := removed_setting(error.full_key or ""):
+        return gone
     part = error.parent_node
     if part is None or not OmegaConf.is_dict(part):
         return str(error).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Choices that earlier versions had, and what to use in their place."""
+"""Choices and settings that earlier versions had, and what to use in their place."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ REMOVED: dict[str, tuple[str, str]] = {
 }
 """By the choice: the path of its class, and what to do instead."""
 
+REMOVED_SETTINGS = {
+    "search.sigma_rate": "phi_decoding leaves out steps below one standard deviation, as its paper",
+    "search.draw_temperature": "phi_decoding draws at 0.1, as its paper",
+    "search.stop_share": "phi_decoding stops where 70% of the foresights agree, as its paper",
+    "verifier.credit": "an equation that holds takes a score 0.3 of the way to 1",
+}
+"""By the setting: what is done now."""
+
 
 def removal(group: str, name: str) -> str | None:
     """What to tell of a choice, by its name or the path of its class; None if it was not
@@ -33,3 +41,9 @@ def removal(group: str, name: str) -> str | None:
         if of == group and name in (known, path):
             return f"{group}={name} was removed; {instead}"
     return None
+
+
+def removed_setting(key: str) -> str | None:
+    """What to tell of a setting; None if it was not removed."""
+    now = REMOVED_SETTINGS.get(key)
+    return now and f"{key} was removed: {now}; leave it out"

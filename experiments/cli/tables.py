@@ -168,7 +168,7 @@ STYLE = (
     "body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:80em;padding:0 1em}"
     "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.25em "
     ".5em;border-bottom:1px solid #ccc;text-align:right;vertical-align:bottom}"
-    "td{white-space:nowrap}td.long{white-space:normal}"
+    "td{white-space:nowrap}td.long{white-space:normal;overflow-wrap:anywhere;min-width:12em}"
     "td:first-child,th:first-child{text-align:left}"
 )
 

@@ -25,7 +25,7 @@ THOUGHT_WIDTH = 24
 
 
 @dataclass(frozen=True)
-class Step:
+class DrawnStep:
     """A node as it is drawn. state: "growing" while its step is under way, else as `Node.status`
     has it. thought: how many characters at the beginning of the text are thought."""
 
@@ -36,7 +36,7 @@ class Step:
     thought: int = 0
 
 
-def steps_under_way(active: ActiveSearch) -> list[Step]:
+def steps_under_way(active: ActiveSearch) -> list[DrawnStep]:
     """The nodes of a problem under way, with what is being written."""
     growing = set(active.growing)
     steps = []
@@ -44,23 +44,24 @@ def steps_under_way(active: ActiveSearch) -> list[Step]:
         if branch in growing:
             before = "" if branch.parent is None else branch.parent.text
             text = branch.text.removeprefix(before)
-            steps.append(Step(node, text, "growing", thought=thought_in(text, branch)))
+            steps.append(DrawnStep(node, text, "growing", thought=thought_in(text, branch)))
         else:
             done = "finished" if branch.finished and node.status == "kept" else node.status
-            steps.append(Step(node, node.text, done, thought=node.thought))
+            steps.append(DrawnStep(node, node.text, done, thought=node.thought))
     return steps
 
 
-def steps_of(result: Result) -> list[Step]:
+def steps_of(result: Result) -> list[DrawnStep]:
     best = None if result.best is None else list(result.best.path)
     return [
-        Step(node, node.text, node.status, node.path == best, node.thought) for node in result.tree
+        DrawnStep(node, node.text, node.status, node.path == best, node.thought)
+        for node in result.tree
     ]
 
 
-def drawn(question: str, steps: Sequence[Step]) -> Tree:
+def drawn(question: str, steps: Sequence[DrawnStep]) -> Tree:
     """The tree: what is alive step by step, equal branches as one; what was pruned as a number."""
-    children: dict[int | None, list[Step]] = defaultdict(list)
+    children: dict[int | None, list[DrawnStep]] = defaultdict(list)
     for step in steps:
         children[step.node.parent].append(step)
     alive = _alive(steps)
@@ -72,7 +73,7 @@ def drawn(question: str, steps: Sequence[Step]) -> Tree:
     return tree
 
 
-def _alive(steps: Sequence[Step]) -> set[int]:
+def _alive(steps: Sequence[DrawnStep]) -> set[int]:
     """The ids of nodes that were not pruned, and of those above them."""
     alive: set[int] = set()
     for step in reversed(steps):
@@ -86,13 +87,13 @@ def _alive(steps: Sequence[Step]) -> set[int]:
 def _grow(
     tree: Tree,
     parent: int,
-    children: Mapping[int | None, list[Step]],
+    children: Mapping[int | None, list[DrawnStep]],
     alive: set[int],
     span: tuple[float, float],
 ) -> None:
     living = [step for step in children[parent] if step.node.id in alive]
     pruned = [step for step in children[parent] if step.node.id not in alive]
-    alike: dict[tuple[object, ...], list[Step]] = {}
+    alike: dict[tuple[object, ...], list[DrawnStep]] = {}
     for step in living:
         leaf = not children[step.node.id]
         same = step.text, step.node.score, step.state, step.chosen
@@ -112,11 +113,11 @@ def _grow(
         tree.add(Text(f"{len(pruned)} pruned{score}", style="dim"))
 
 
-def _rank(step: Step) -> float:
+def _rank(step: DrawnStep) -> float:
     return comparable(step.node.score)
 
 
-def _label(step: Step, count: int, span: tuple[float, float]) -> Text:
+def _label(step: DrawnStep, count: int, span: tuple[float, float]) -> Text:
     label = Text(no_wrap=True, overflow="ellipsis")
     if step.node.model:
         label.append(f"{step.node.model} ", style="dim")

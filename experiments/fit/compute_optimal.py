@@ -33,7 +33,7 @@ SAMPLING = ("search.BestOfN", "search.SelfConsistency")
 
 
 @dataclass(frozen=True)
-class Table:
+class Measurements:
     """What was measured: a row for each problem.
 
     ease: the mean score of its first samples. estimate: what these took, in tokens. correct,
@@ -45,14 +45,14 @@ class Table:
     correct: np.ndarray
     tokens: np.ndarray
 
-    def rows(self, which: np.ndarray) -> Table:
-        return Table(
+    def rows(self, which: np.ndarray) -> Measurements:
+        return Measurements(
             self.ease[which], self.estimate[which], self.correct[which], self.tokens[which]
         )
 
 
 @dataclass(frozen=True)
-class Choice:
+class BinChoice:
     """The strategy of each bin, by its place, and the edges between the bins."""
 
     edges: list[float]
@@ -62,7 +62,7 @@ class Choice:
         return np.array(self.strategies)[np.searchsorted(self.edges, ease, side="right")]
 
 
-def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
+def measured(runs: Sequence[Run], samples: int) -> tuple[Measurements, Run, int]:
     """The table, the run that the first samples are from, and how many problems all runs have.
 
     Those without so many scored samples are not in the table.
@@ -89,7 +89,7 @@ def measured(runs: Sequence[Run], samples: int) -> tuple[Table, Run, int]:
     records = [[run.records[name] for run in runs] for name in problems]
     right = [list(map(is_right, row)) for row in records]
     spent = [list(map(_spent, row)) for row in records]
-    table = Table(
+    table = Measurements(
         np.array(ease), np.array(estimates), np.array(right, float), np.array(spent, float)
     )
     return table, source, len(common)
@@ -127,14 +127,14 @@ def scored_samples(run: Run, problem: str, count: int) -> list[dict[str, Any]]:
     return branches
 
 
-def best_fixed(table: Table, budget: float) -> int:
+def best_fixed(table: Measurements, budget: float) -> int:
     """The most accurate strategy whose mean tokens lie within the budget; of equals the cheaper
     one."""
     tokens = table.tokens.mean(0)
     return _best(table.correct.mean(0), tokens, tokens <= budget, budget)
 
 
-def fit(table: Table, bins: int, budget: float) -> Choice:
+def fit(table: Measurements, bins: int, budget: float) -> BinChoice:
     """The best strategy of each quantile bin; the first samples count towards the budget."""
     edges = np.quantile(table.ease, np.arange(1, bins) / bins)
     places = np.searchsorted(edges, table.ease, side="right")
@@ -144,7 +144,7 @@ def fit(table: Table, bins: int, budget: float) -> Choice:
         rows = table.rows(places == i) if (places == i).any() else table
         tokens = rows.tokens.mean(0) + rows.estimate.mean()
         chosen.append(_best(rows.correct.mean(0), tokens, tokens <= budget, budget))
-    return Choice(edges.tolist(), chosen)
+    return BinChoice(edges.tolist(), chosen)
 
 
 def _best(accuracy: np.ndarray, tokens: np.ndarray, allowed: np.ndarray, budget: float) -> int:
@@ -156,7 +156,7 @@ def _best(accuracy: np.ndarray, tokens: np.ndarray, allowed: np.ndarray, budget:
     return min(np.flatnonzero(allowed).tolist(), key=lambda i: (-accuracy[i], tokens[i]))
 
 
-def two_fold(table: Table, bins: int, budget: float, seed: int) -> dict[str, Any]:
+def two_fold(table: Measurements, bins: int, budget: float, seed: int) -> dict[str, Any]:
     """Accuracy and tokens of the fitted choice and of the best fixed strategy, each on the half of
     the problems that it was not fitted on."""
     halves = np.array_split(np.random.default_rng(seed).permutation(len(table.ease)), 2)

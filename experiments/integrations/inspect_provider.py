@@ -31,7 +31,7 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolChoice, ToolInfo
 from rich.markup import escape
 
-from experiments.integrations.solver import Asked, Solver, Verbatim
+from experiments.integrations.solver import AnswerOptions, Solver, Verbatim
 from ttc.errors import InvalidInput, TTCError
 from ttc.protocols import Problem
 from ttc.results import Result
@@ -93,7 +93,7 @@ class SearchModel(ModelAPI):
         except TTCError as error:
             raise Refused(str(error)) from error
         self.tokenizer = self.solver.backend.tokenizer
-        self.together = Together(self._solve)
+        self.together = CallBatcher(self._solve)
         self.asked_before: Counter[tuple[Any, ...]] = Counter()
         self.limiter: CapacityLimiter | None = None
 
@@ -149,7 +149,7 @@ class SearchModel(ModelAPI):
             )
         )
 
-    def _solve(self, requests: Sequence[tuple[Problem, Asked]]) -> list[Result]:
+    def _solve(self, requests: Sequence[tuple[Problem, AnswerOptions]]) -> list[Result]:
         results: dict[str, Result] = {}
         template = Verbatim(chat_turns=getattr(self.tokenizer, "chat_template", None) is not None)
         for asked in dict.fromkeys(asked for _, asked in requests):
@@ -194,7 +194,7 @@ class SearchModel(ModelAPI):
         )
 
 
-class Together:
+class CallBatcher:
     """Calls from many threads, answered in batches: who comes first works for all who wait by
     then."""
 
@@ -227,9 +227,9 @@ class Together:
                 future.set_result(answer)
 
 
-def _asked(config: GenerateConfig) -> Asked:
+def _asked(config: GenerateConfig) -> AnswerOptions:
     given = [
         (name, getattr(config, name)) for name in SAMPLING if getattr(config, name) is not None
     ]
     sampling = tuple(given) if config.temperature else ()
-    return Asked(config.max_tokens, tuple(config.stop_seqs or ()), sampling)
+    return AnswerOptions(config.max_tokens, tuple(config.stop_seqs or ()), sampling)

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from experiments.cli.output import say
 from experiments.integrations.answers import Answers
-from experiments.integrations.solver import Asked, Solver, Verbatim
+from experiments.integrations.solver import AnswerOptions, Solver, Verbatim
 from experiments.runs.provenance import commit
 from ttc import __version__
 from ttc.engine import Engine
@@ -237,7 +237,7 @@ class SearchLM(TemplateLM):
         # as the harness does after its own `think_end_token`
         return (result.best.answer_text or "").lstrip()
 
-    def read_options(self, options: dict[str, Any]) -> tuple[list[str], Asked]:
+    def read_options(self, options: dict[str, Any]) -> tuple[list[str], AnswerOptions]:
         """A task's `generation_kwargs` as a stop list and as what is asked of the search."""
         given = dict(normalize_gen_kwargs(options, self.max_gen_toks))
         has_eos = self.tokenizer.eos_token_id is not None
@@ -257,7 +257,7 @@ class SearchLM(TemplateLM):
                 f"max_gen_toks, do_sample, {', '.join(SAMPLING)}"
             )
         end = tuple(filter(None, until))
-        asked = Asked(max_tokens, end, tuple(sampling.items()) if samples else ())
+        asked = AnswerOptions(max_tokens, end, tuple(sampling.items()) if samples else ())
         self.solver.check(asked)
         return until, asked
 

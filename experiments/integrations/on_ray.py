@@ -40,7 +40,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-class Worker:
+class RayWorker:
     """Solves shards in one of Ray's processes, where the model stays loaded."""
 
     def __init__(self, overrides: Sequence[str]):
@@ -135,7 +135,7 @@ def solve(
 def _solved(
     shards: Sequence[str], workers: int, gpus: float, cpus: float, overrides: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-    """What a `Worker` returns of each shard, as they end."""
+    """What a `RayWorker` returns of each shard, as they end."""
     import ray
 
     ray.data.DataContext.get_current().enable_progress_bars = False
@@ -143,7 +143,7 @@ def _solved(
         [{"shard": shard} for shard in shards], override_num_blocks=len(shards)
     )
     solved = parts.map(
-        Worker,
+        RayWorker,
         fn_constructor_args=(list(overrides),),
         compute=ray.data.ActorPoolStrategy(size=workers),
         num_gpus=gpus or None,

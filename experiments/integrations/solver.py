@@ -104,7 +104,7 @@ class Verbatim(PromptTemplate):
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerOptions:
     """What a program asks of an answer; what the search's own settings say goes first.
 
     max_tokens: of the answer, None for the search's. end: strings that end it. sampling:
@@ -160,7 +160,7 @@ class Solver:
         )
         return cls(backend, search, options, config.run.batch, named, identity)
 
-    def check(self, asked: Asked) -> Search:
+    def check(self, asked: AnswerOptions) -> Search:
         """The search that answers what is asked. Raises InvalidInput where a task samples and the
         search does not."""
         names = {f.name for f in fields(self.search)}
@@ -180,7 +180,7 @@ class Solver:
             raise InvalidInput(f"the task asks for {dict(asked.sampling)}: {error}") from error
 
     def solve(
-        self, problems: Sequence[Problem], template: PromptTemplate, asked: Asked
+        self, problems: Sequence[Problem], template: PromptTemplate, asked: AnswerOptions
     ) -> Iterator[Result]:
         options = replace(self.options, template=template, end=asked.end)
         config = SearchConfig.of(self.check(asked), self.backend, options)

@@ -82,7 +82,7 @@ def ask(arguments: argparse.Namespace) -> int:
         resolved,
         solve_options,
     )
-    from experiments.runs.grading import Reading
+    from experiments.runs.grading import AnswerReading
     from experiments.runs.hydra_command import composed
     from experiments.runs.question_kind import question_kind
     from experiments.runs.screen import show_logged
@@ -117,7 +117,7 @@ def ask(arguments: argparse.Namespace) -> int:
         say(why)
     backend = make_backend(config)
     try:
-        options = solve_options(config, Reading.of(config.dataset), verifier, template)
+        options = solve_options(config, AnswerReading.of(config.dataset), verifier, template)
         result = watched(arguments.question, SearchConfig.of(search, backend, options), backend)
     finally:
         if isinstance(backend, Served):
@@ -135,12 +135,12 @@ def watched(
     from rich.live import Live
 
     from experiments.cli.tree_view import drawn, steps_of, steps_under_way
-    from search.admission import Admission
+    from search.admission import ProblemAdmission
     from search.driver import Driver
     from ttc.results import Problem
 
     console = console or Console()
-    driver = Driver(backend, Admission.of(backend, 1), strict=True)
+    driver = Driver(backend, ProblemAdmission.of(backend, 1), strict=True)
     shown = 0.0
     result: Result | None = None
     number = driver.add(Problem(question), config)

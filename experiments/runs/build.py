@@ -15,7 +15,7 @@ from experiments.runs.auto_memory import auto_of, is_auto
 from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_examples
 from experiments.runs.default_verifier import default_verifier
-from experiments.runs.grading import Reading
+from experiments.runs.grading import AnswerReading
 from experiments.runs.schema import VERIFIERS, CalibratedExitConfig, schema_of
 from search import Search
 from search.budget import LIMITS, Budget
@@ -25,10 +25,10 @@ from ttc.calibration.exit_calibration import ExitCalibration
 from ttc.calibration.gate_calibration import GateCalibration
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.model.device_map import Over, devices_of
 from ttc.model.generation_settings import GenerationSettings
-from ttc.model.loading import chosen_device, load_generation_config, load_tokenizer
-from ttc.model.runner import ModelRunner
+from ttc.model.loading.device_map import Over, devices_of
+from ttc.model.loading.load import chosen_device, load_generation_config, load_tokenizer
+from ttc.model.running.runner import ModelRunner
 from ttc.parts import handler, missing_for
 from ttc.placement.auto import settled
 from ttc.placement.base import Placement
@@ -160,7 +160,7 @@ def make_budget(config: DictConfig) -> Budget:
 
 def solve_options(
     config: DictConfig,
-    reading: Reading,
+    reading: AnswerReading,
     verifier: Verifier | None = None,
     template: PromptTemplate | None = None,
 ) -> SolveOptions:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.runs.generated import generated_problems
-from experiments.runs.grading import IsCorrect, Reading
+from experiments.runs.grading import AnswerReading, IsCorrect
 from experiments.runs.private import LEFT_OUT, texts_left_out, without_quotes
 from experiments.runs.readers import check_fields_are_read, find_reader, own_id, text_of
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
@@ -36,17 +36,17 @@ FILLER = (
 
 
 @dataclass(frozen=True)
-class Task:
+class LoadedTask:
     """failures: (id, reason) of rows that could not become problems. is_correct: raises
     InvalidInput where a user's grader fails."""
 
     problems: list[Problem]
     failures: list[tuple[str, str]]
-    reading: Reading
+    reading: AnswerReading
     is_correct: IsCorrect
 
 
-def graded(task: Task, result: Result) -> dict[str, Any]:
+def graded(task: LoadedTask, result: Result) -> dict[str, Any]:
     """A result's answer, and whether it is right; also when only the asked-for form counts."""
     return {
         "answer": result.answer,
@@ -55,14 +55,14 @@ def graded(task: Task, result: Result) -> dict[str, Any]:
     }
 
 
-def load_task(config: DatasetConfig) -> Task:
+def load_task(config: DatasetConfig) -> LoadedTask:
     """The problems of a configuration. A row that cannot be used fails as a problem of its own."""
     task = _load(config)
     padded = [replace(p, question=_padded(p.question, config.pad_chars)) for p in task.problems]
     return replace(task, problems=padded)
 
 
-def part_of(task: Task, shard: Shard | None) -> Task:
+def part_of(task: LoadedTask, shard: Shard | None) -> LoadedTask:
     """The problems of a shard. Raises InvalidInput for one without any."""
     if shard is None:
         return task
@@ -82,14 +82,14 @@ def _padded(question: str, chars: int) -> str:
     return (FILLER * (1 + missing // len(FILLER)))[:missing] + "\n\n" + question
 
 
-def _load(config: DatasetConfig) -> Task:
+def _load(config: DatasetConfig) -> LoadedTask:
     if config.offset < 0:
         raise InvalidInput(f"dataset.offset={config.offset} must be 0 or more")
     if config.limit is not None and config.limit < 1:
         raise InvalidInput(
             f"dataset.limit={config.limit} must be at least 1; leave it out for all problems"
         )
-    reading = Reading.of(config)
+    reading = AnswerReading.of(config)
     stop = None if config.limit is None else config.offset + config.limit
     check_fields_are_read(config)
     if config.task is not None:
@@ -106,7 +106,7 @@ def _load(config: DatasetConfig) -> Task:
             )
         problems, full_score = generated_problems(config, stop)
         is_correct = reading.is_correct if config.grader else full_score
-        return checked_grader(Task(problems, [], reading, is_correct))
+        return checked_grader(LoadedTask(problems, [], reading, is_correct))
     rows = _rows(config)
     if not rows[config.offset :]:
         raise InvalidInput(
@@ -131,10 +131,12 @@ def _load(config: DatasetConfig) -> Task:
         )
     first = problems[0]
     with texts_left_out(config.private, (first.question, first.answer, *first.metadata.values())):
-        return checked_grader(Task(problems, failures, reading, _grader(problems, config, reading)))
+        return checked_grader(
+            LoadedTask(problems, failures, reading, _grader(problems, config, reading))
+        )
 
 
-def _grader(problems: list[Problem], config: DatasetConfig, reading: Reading) -> IsCorrect:
+def _grader(problems: list[Problem], config: DatasetConfig, reading: AnswerReading) -> IsCorrect:
     """What grades: programs are run, other answers compared."""
     if config.answer_kind != "code" or config.grader is not None:
         return reading.is_correct
@@ -142,7 +144,7 @@ def _grader(problems: list[Problem], config: DatasetConfig, reading: Reading) ->
     return grader
 
 
-def checked_grader(task: Task) -> Task:
+def checked_grader(task: LoadedTask) -> LoadedTask:
     """The task, once a user's grader has graded a gold answer, so that a wrong one is known
     early."""
     if task.reading.same is not None:

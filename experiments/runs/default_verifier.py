@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-DEFAULT = "self"
+DEFAULT = "confidence"
+"""As measured (docs/verifiers.md, "The default")."""
 BY_KIND = {
     **dict.fromkeys(("number", "strict", "math"), "arithmetic"),
     "code": "execution",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.build import make_tools, thinking_marks, tokenizer_of
-from experiments.runs.data import Task
+from experiments.runs.data import LoadedTask
 from experiments.runs.private import marked
 from experiments.runs.summary import kinds_of_errors, shown_kind
 from ttc.parts import handler
@@ -17,7 +17,7 @@ from ttc.wording import number_of
 SHOWN = 3
 
 
-def describe(config: DictConfig, template: PromptTemplate, task: Task) -> str:
+def describe(config: DictConfig, template: PromptTemplate, task: LoadedTask) -> str:
     """The resolved configuration, the first three prompts, and the rows that fail, by their
     kind of error. Prompts of a private data set are shown with run.show_questions=true alone."""
     tokenizer = tokenizer_of(config)

@@ -54,8 +54,8 @@ def _parts(problem: Problem) -> list[str]:
 def model_fingerprint(name: str) -> dict[str, str]:
     """The size and a hash of each file of a model, or its revision on the hub; {} for one that is
     not in the cache yet."""
-    from ttc.model.default_model import SMOLLM2, SMOLLM2_PACKAGE, SMOLLM2_VERSION
-    from ttc.model.model_files import local_path
+    from ttc.model.loading.default_model import SMOLLM2, SMOLLM2_PACKAGE, SMOLLM2_VERSION
+    from ttc.model.loading.model_files import local_path
 
     if name == SMOLLM2:
         return {SMOLLM2_PACKAGE: f"version {SMOLLM2_VERSION}"}

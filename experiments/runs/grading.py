@@ -15,8 +15,7 @@ from ttc.errors import InvalidInput
 from ttc.origin import at, origin
 from ttc.protocols import Extract, Problem, Result
 from ttc.text.answers import extract_answer
-from ttc.text.equality import Same, same_answer
-from ttc.text.reader import AnswerReader
+from ttc.text.equality import AnswerReader, Same, same_answer
 
 IsCorrect = Callable[[Problem, str | None], bool]
 """Whether an answer to a problem is right. No answer never is."""
@@ -26,7 +25,7 @@ REMEMBERED = 4096
 
 
 @dataclass(frozen=True)
-class Reading:
+class AnswerReading:
     """How answers are read out of texts, and which of them are one answer in a vote.
 
     kind: the answer_kind. extract: `dataset.extract`, which reads in its place. same:
@@ -38,7 +37,7 @@ class Reading:
     same: Same | None = None
 
     @classmethod
-    def of(cls, config: DatasetConfig) -> Reading:
+    def of(cls, config: DatasetConfig) -> AnswerReading:
         """Raises InvalidInput for an unknown kind, and for functions that cannot be used."""
         extract_answer("", config.answer_kind)
         return cls(config.answer_kind, user_extract(config.extract), user_grader(config.grader))

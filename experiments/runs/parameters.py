@@ -11,7 +11,7 @@ from typing import Any
 def count_parameters(name: str) -> int | None:
     """The parameters of a folder, a .gguf file or a model in the hub's cache; None where its files
     do not tell. Tied weights count once, as they are stored."""
-    from ttc.model.model_files import local_path
+    from ttc.model.loading.model_files import local_path
 
     path = local_path(name)
     if path is None:

@@ -26,7 +26,7 @@ from experiments.runs.build import (
     solve_options,
 )
 from experiments.runs.config_values import as_dict
-from experiments.runs.data import Task, load_task, part_of
+from experiments.runs.data import LoadedTask, load_task, part_of
 from experiments.runs.dry_run import describe
 from experiments.runs.example import example, telling
 from experiments.runs.fingerprint import fingerprint, model_fingerprint, reward_fingerprint
@@ -36,7 +36,7 @@ from experiments.runs.provenance import commit, machine
 from experiments.runs.readers import same_choices
 from experiments.runs.reading import read_records
 from experiments.runs.records import RunFolder
-from experiments.runs.screen import Progress, show_logged
+from experiments.runs.screen import ProgressBar, show_logged
 from experiments.runs.seeds_alike import SeedsAlike, Twin
 from experiments.runs.shards import Shard, threads
 from experiments.runs.summary import failed, summary_of
@@ -95,7 +95,7 @@ class Job:
     search: Any
     verifier: Any
     template: PromptTemplate
-    task: Task
+    task: LoadedTask
     shard: Shard | None
 
     @classmethod
@@ -256,7 +256,7 @@ class Job:
         results = results_of(engine, search_config, problems, concurrency=config.run.batch)
         with (
             closing(results),
-            Progress(config.dataset.name, self.total, folder.records, engine) as progress,
+            ProgressBar(config.dataset.name, self.total, folder.records, engine) as progress,
         ):
             for result in results:
                 progress.solved(result.usage.generated_tokens)

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from experiments.runs.data import Task, graded
+from experiments.runs.data import LoadedTask, graded
 from experiments.runs.private import without_texts
 from experiments.runs.records import own_figures, tree_node
 from experiments.runs.summary import WITHOUT_END, failed
@@ -17,6 +17,7 @@ from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Result
 from ttc.residency.capture import Capture
 from ttc.results import BranchRecord
+from ttc.text.thinking_models import ANY
 
 TIMING = (
     "forward_passes",
@@ -29,11 +30,15 @@ TIMING = (
 """The parts of a problem's usage that depend on the machine and on what else ran."""
 
 
-def full_record(result: Result, task: Task, config: DictConfig, engine: Backend) -> Any:
+def full_record(result: Result, task: LoadedTask, config: DictConfig, engine: Backend) -> Any:
     """The record of a problem that a run has solved: `problem_record`, the exact prompt, and what
     cut the text off."""
     record = problem_record(result, task, config.run.record_tokens)
     record["prompt"] = None if result.best is None else result.prompt
+    if config.model.thinking_marks is None:
+        for row, branch in zip(record["branches"], result.branches, strict=True):
+            if ends_a_thought(branch.answer_text or ""):
+                row["thought_unknown"] = True
     if config.dataset.private:
         without_texts(record, result.problem.metadata.values())
     record["truncated_by"] = _truncated_by(result, config.run)
@@ -47,7 +52,7 @@ def full_record(result: Result, task: Task, config: DictConfig, engine: Backend)
     return record
 
 
-def problem_record(result: Result, task: Task, with_tokens: bool = False) -> dict[str, Any]:
+def problem_record(result: Result, task: LoadedTask, with_tokens: bool = False) -> dict[str, Any]:
     """What is known of a problem without the run. with_tokens: see `tree_node`."""
     problem = result.problem
     usage = result.usage.to_dict()
@@ -86,7 +91,15 @@ def problem_record(result: Result, task: Task, with_tokens: bool = False) -> dic
     }
 
 
-def votes_by_path(result: Result, task: Task, answers: Sequence[str | None]) -> list[str | None]:
+def ends_a_thought(answer: str) -> bool:
+    """Whether an answer holds a mark with which known models end a thought: this model names no
+    marks, or others."""
+    return any(cut.thinks is False for cut in ANY.cuts(answer))
+
+
+def votes_by_path(
+    result: Result, task: LoadedTask, answers: Sequence[str | None]
+) -> list[str | None]:
     """What each branch's answer votes for, grouped in the order of their paths as a search does."""
     paths = [branch.path for branch in result.branches]
     places = sorted(range(len(paths)), key=paths.__getitem__)
@@ -95,7 +108,9 @@ def votes_by_path(result: Result, task: Task, answers: Sequence[str | None]) -> 
     return [votes[place] for place in range(len(paths))]
 
 
-def _grades(result: Result, task: Task) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
+def _grades(
+    result: Result, task: LoadedTask
+) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
     """Each branch's answer and whether it is right; the same of the result; and its error, which is
     that of a function of the user's own where one fails on a branch."""
     problem = result.problem

@@ -65,7 +65,7 @@ them, never an answer."""
 TEXTS = ("question", "prompt", "gold", "answer")
 """What is not `kept` of a record."""
 
-BRANCH = ("path", "correct", "finish_reason", "looped", "thought_end")
+BRANCH = ("path", "correct", "finish_reason", "looped", "thought_end", "thought_unknown")
 """What is kept of a branch beside its answer."""
 
 BRIEF_CHARS = 64

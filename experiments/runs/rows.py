@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ttc.errors import InvalidInput
-from ttc.model.hub import reached
+from ttc.model.loading.hub import reached
 from ttc.wording import number_of
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import verifiers
 from experiments.cli.choices import public_classes, written
 from experiments.runs.default_verifier import default_verifier
 from experiments.runs.run_name import register_names
-from ttc.approximate.early_exit import Rule
+from ttc.approximate.early_exit import ExitRule
 from ttc.parts import handlers, missing
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency
@@ -342,7 +342,7 @@ def register() -> None:
                 store.store(group=group, name=name, node=settings)
     for name, target in VERIFIERS.items():
         store.store(group="verifier/inner", name=name, node=schema_of(target))
-    for rule in get_args(Rule):
+    for rule in get_args(ExitRule):
         store.store(group="verifier/exit", name=rule, node=schema_of(ttc.EarlyExit)(rule=rule))
     store.store(group="verifier/exit", name="calibrated", node=CalibratedExitConfig)
     store.store(name="calibrate_schema", node=extended("calibrate", CalibrateConfig))

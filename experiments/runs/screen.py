@@ -99,7 +99,7 @@ class Rhythm:
         return True
 
 
-class Progress:
+class ProgressBar:
     """How far a run is: a bar on a terminal, elsewhere a plain line now and then.
 
     total: the problems of the run. records: those that are done, which grows as the run goes on.
@@ -134,7 +134,7 @@ class Progress:
         self._stop = Event()
         self._thread = Thread(target=self._watch, name="progress", daemon=True)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         self.started = time.monotonic()
         self.rhythm = Rhythm(self.rhythm.every_s)
         self.show()

@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Number = Annotated[float, Field(gt=-1e18, lt=1e18)]
 
 
-class ToolCall(TypedDict, total=False):
+class ToolCallShape(TypedDict, total=False):
     name: Required[str]
     arguments: dict[str, Any]
     answer: str | None
@@ -23,7 +23,7 @@ class ToolCall(TypedDict, total=False):
     error: str | None
 
 
-class Branch(TypedDict, total=False):
+class BranchShape(TypedDict, total=False):
     path: Required[list[Count]]
     answer: Required[str | None]
     correct: Required[bool]
@@ -32,8 +32,9 @@ class Branch(TypedDict, total=False):
     thought: str
     thinking_tokens: Count
     thought_end: str | None
+    thought_unknown: bool
     looped: bool
-    tool_calls: list[ToolCall]
+    tool_calls: list[ToolCallShape]
     vote: str | None
     score: Number | None
     step_scores: list[Number]
@@ -54,7 +55,7 @@ class TreeNode(TypedDict, total=False):
     status: str
     start: Count
     thought: Count
-    tool_calls: list[ToolCall]
+    tool_calls: list[ToolCallShape]
     own_tokens: Count
     token_ids: list[Count]
     logprobs: list[Number | None]
@@ -103,7 +104,7 @@ class Record(TypedDict, total=False):
     truncated: bool
     truncated_by: str | None
     stopped: str | None
-    branches: list[Branch]
+    branches: list[BranchShape]
     tree: Annotated[list[TreeNode], AfterValidator(_is_tree)]
     usage: dict[str, Count]
     timing: Timing
@@ -118,7 +119,7 @@ class Dataset(TypedDict, total=False):
     path: str | None
 
 
-class Search(TypedDict, total=False):
+class SearchShape(TypedDict, total=False):
     delimiter: str | None
 
 
@@ -127,12 +128,12 @@ class RunSettings(TypedDict, total=False):
     shard: str | None
 
 
-class Settings(TypedDict, total=False):
+class ConfigShape(TypedDict, total=False):
     """config.yaml."""
 
     model: Required[Named]
     dataset: Dataset | None
-    search: Search | None
+    search: SearchShape | None
     verifier: dict[str, Any] | None
     memory: dict[str, Any] | None
     placement: dict[str, Any] | None
@@ -154,7 +155,7 @@ class Summary(TypedDict, total=False):
 
 
 RECORD = TypeAdapter(Record)
-SETTINGS = TypeAdapter(Settings)
+SETTINGS = TypeAdapter(ConfigShape)
 SUMMARY = TypeAdapter(Summary)
 PROVENANCE = TypeAdapter(list[Made])
 FINGERPRINT = TypeAdapter(dict[str, dict[str, str]])

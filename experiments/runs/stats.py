@@ -264,26 +264,27 @@ def maj_at_k(votes: Sequence[tuple[int, bool]], invalid: int, k: int) -> float:
     counts in part.
 
     votes: for each answer, how many of the n samples gave it, and whether it is right. invalid:
-    samples without an answer. Subsets are weighed by polynomials, one for each answer, in which x^i
-    stands for i of its votes in the subset and y for a tie with the right answer. The weight of i
+    samples without an answer. For each number of votes that the right answer may have, subsets are
+    weighed by polynomials, one for each rival: an answer that can have as many. The weight of i
     votes of n is their chance where each sample is drawn with the chance k/n by itself: all
     subsets of k are equally likely then, and no number is too large. What is less likely than
-    `NEGLIGIBLE` is left out. The time grows with k^2 and the number of answers.
+    `NEGLIGIBLE` is left out. The time grows with n k^2 at most.
     """
     n = sum(count for count, _ in votes) + invalid
+    weights = {count: _binomial(count, k / n) for count, _ in votes}
     total = _binomial(n, k / n)[k]
     share = 0.0
     for place, (count, right) in enumerate(votes):
         if not right:
             continue
-        others = [
-            _binomial(other, k / n)[: k + 1] for i, (other, _) in enumerate(votes) if i != place
-        ]
-        own = _binomial(count, k / n)[: k + 1] / total
-        for votes_right in np.flatnonzero(own > NEGLIGIBLE).tolist():
-            if votes_right:
-                ways = _subsets(others, _binomial(invalid, k / n), votes_right, k - votes_right)
-                share += float(own[votes_right] * (ways / np.arange(1, len(ways) + 1)).sum())
+        others = [other for i, (other, _) in enumerate(votes) if i != place]
+        own = weights[count][: k + 1] / total
+        for ahead in np.flatnonzero(own > NEGLIGIBLE).tolist():
+            if ahead:
+                rivals = [weights[other] for other in others if other >= ahead]
+                free = n - count - sum(other for other in others if other >= ahead)
+                ways = _subsets(rivals, _binomial(free, k / n), ahead, k - ahead)
+                share += float(own[ahead] * (ways / np.arange(1, len(ways) + 1)).sum())
     return round(share, 10)  # the chances are as exact as that
 
 
@@ -300,21 +301,23 @@ def _binomial(count: int, chance: float) -> np.ndarray:
     return weights
 
 
-def _subsets(
-    others: Sequence[np.ndarray], invalid: np.ndarray, votes: int, size: int
-) -> np.ndarray:
-    """The weight of the subsets of `size` other samples that give no other answer more than
-    `votes`, by the number of answers that have as many: (ties + 1,). others, invalid: the weights
-    of each number of votes."""
-    ties = min(len(others), size // votes)
-    ways = np.zeros((size + 1, ties + 1))
-    most = min(len(invalid), size + 1)
-    ways[:most, 0] = invalid[:most]
-    for other in others:
-        longer = other[0] * ways
-        for i in range(1, min(len(other), votes, size + 1)):
-            longer[i:] += other[i] * ways[:-i]
-        if votes < min(len(other), size + 1):
-            longer[votes:, 1:] += other[votes] * ways[:-votes, :-1]
+def _subsets(rivals: Sequence[np.ndarray], free: np.ndarray, votes: int, size: int) -> np.ndarray:
+    """The weight of the subsets of `size` other samples that give no rival more than `votes`, by
+    the number of rivals that have as many: (ties + 1,).
+
+    rivals: of each other answer with that many samples, the weights of each number of votes. free:
+    those of all other samples together.
+    """
+    ties = min(len(rivals), size // votes)
+    most = min(size, len(rivals) * (votes - 1))
+    ways = np.zeros((most + 1, ties + 1))  # by the votes of rivals that have fewer, and by ties
+    ways[0, 0] = 1.0
+    for weights in rivals:
+        longer = weights[0] * ways
+        for i in range(1, min(votes, most + 1)):
+            longer[i:] += weights[i] * ways[:-i]
+        longer[:, 1:] += weights[votes] * ways[:, :-1]
         ways = longer
-    return ways[size]
+    left = size - votes * np.arange(ties + 1) - np.arange(most + 1)[:, None]
+    possible = (left >= 0) & (left < len(free))
+    return np.where(possible, ways * free[np.where(possible, left, 0)], 0.0).sum(axis=0)

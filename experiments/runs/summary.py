@@ -196,6 +196,8 @@ def branch_counts(records: Sequence[dict[str, Any]]) -> dict[str, int]:
     that could be read, how many have no end, and how many went in circles. tied_votes: problems
     where several answers have the most votes.
 
+    thoughts_unknown, where there are any: how many hold an end of thinking that is no mark of the
+    model's, as neither its chat template nor its vocabulary names one.
     thoughts_closed_by_limit, thoughts_cut: how many thoughts were ended at their limit, and how
     many have no end. Neither is there where records do not say how thoughts ended, as older ones.
     """
@@ -210,6 +212,8 @@ def branch_counts(records: Sequence[dict[str, Any]]) -> dict[str, int]:
         "tied_votes": sum(is_tied(votes(counted(record))[0]) for record in records),
         "looped": sum(branch.get("looped", False) for branch in branches),
     }
+    if unknown := sum(branch.get("thought_unknown", False) for branch in branches):
+        counts["thoughts_unknown"] = unknown
     if None in ends:
         return counts
     thoughts = {"thoughts_closed_by_limit": ends.count("limit"), "thoughts_cut": ends.count("cut")}

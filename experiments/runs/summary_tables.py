@@ -47,6 +47,7 @@ def _advice(summary: dict[str, Any], settings: Collection[str]) -> Iterator[str]
         "no_answer_read": "look at the texts, and at dataset.instruction" if have_ends else room,
         "without_an_end": room,
         "looped": "raise search.temperature",
+        "thoughts_unknown": 'name the marks, as model.thinking_marks=\'["<think>","</think>"]\'',
         "thoughts_closed_by_limit": "raise search.thinking_tokens",
         "thoughts_cut": f"{room}, or set search.thinking_tokens",
     }

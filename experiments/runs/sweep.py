@@ -170,7 +170,7 @@ def row_labels(jobs: Sequence[Sequence[str]]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """overrides: what was typed for the job. result: its summary, or why it failed. folder: of a
     whole run, None for a shard and for a job that failed."""
 
@@ -214,7 +214,7 @@ class Outcomes:
                 where.add(str(folder.parent))
         return f"{number_of(count, 'problem')} in {', '.join(sorted(where))}" if count else ""
 
-    def add(self, number: int, outcome: Outcome) -> None:
+    def add(self, number: int, outcome: JobOutcome) -> None:
         self._write(f"{number:06}.json", asdict(outcome))
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
@@ -266,9 +266,9 @@ class Outcomes:
                 say(f"recorded so far: {done}")
                 last, since = done, time.monotonic()
 
-    def all(self) -> list[Outcome]:
+    def all(self) -> list[JobOutcome]:
         """In the order of the jobs."""
         return [
-            Outcome(**json.loads(file.read_text(encoding="utf-8")))
+            JobOutcome(**json.loads(file.read_text(encoding="utf-8")))
             for file in sorted(self.place.glob("*.json"))
         ]

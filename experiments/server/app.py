@@ -23,7 +23,7 @@ from experiments.server.metrics import Metrics
 from experiments.server.offer import PLAIN, Offer
 from experiments.server.prepare import Preparer
 from experiments.server.refusal import Refusal
-from experiments.server.replies import Reply
+from experiments.server.replies import ServerReply
 from experiments.server.requests import Body, ChatBody, CompletionBody, body_of, read
 from experiments.server.service import STOPPING, Service, Ticket
 from search.options import SolveOptions
@@ -108,7 +108,7 @@ class Api:
             body = read(kind, await body_of(request, self.max_body_bytes))
             name, search = self.offer.search(body)
             prepared = await asyncio.to_thread(self.preparer.prepare, body, name, search)
-            reply = Reply(self.service.engine, prepared)
+            reply = ServerReply(self.service.engine, prepared)
             follow = body.stream and name == PLAIN and reply.follows
             tickets = [
                 Ticket(

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from experiments.server.metrics import Metrics
 from experiments.server.refusal import CLIENT_LEFT, Refusal
-from experiments.server.replies import Reply, comment, event
+from experiments.server.replies import ServerReply, comment, event
 from experiments.server.service import Service, Ticket
 from ttc.results import Result
 
@@ -30,7 +30,7 @@ class Exchange:
     service: Service
     metrics: Metrics
     tickets: list[Ticket]
-    reply: Reply
+    reply: ServerReply
     began: float
 
     async def whole(self, request: Request) -> JSONResponse:

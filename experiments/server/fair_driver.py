@@ -10,7 +10,7 @@ from math import ceil, inf
 from typing import NamedTuple, TypeVar
 
 from search.active_search import ActiveSearch
-from search.admission import PROBLEMS, Admission, most_rows
+from search.admission import PROBLEMS, ProblemAdmission, most_rows
 from search.config import SearchConfig
 from search.driver import Driver
 from search.prefills import Events
@@ -87,10 +87,10 @@ class FairDriver(Driver):
     def of(cls, engine: Backend, concurrency: int | None, pace: Pace | None = None) -> FairDriver:
         """concurrency: the most problems under way, None for as many as there is room for."""
         if not isinstance(engine, RunsBatches):
-            return cls(engine, Admission.of(engine, concurrency), contained=True)
+            return cls(engine, ProblemAdmission.of(engine, concurrency), contained=True)
         at_first = PROBLEMS if concurrency is None else inf
         most = most_rows(engine)
-        admission = Admission(engine.running_batch(None), concurrency, most, at_first)
+        admission = ProblemAdmission(engine.running_batch(None), concurrency, most, at_first)
         return cls(engine, admission, contained=True, max_rows=most, pace=pace)
 
     def add_from(

@@ -20,7 +20,7 @@ from experiments.runs.build import (
     solve_options,
 )
 from experiments.runs.config_values import as_dict
-from experiments.runs.grading import Reading
+from experiments.runs.grading import AnswerReading
 from experiments.runs.screen import show_logged
 from experiments.server.access import show_log
 from experiments.server.app import Api
@@ -47,7 +47,7 @@ def run(config: DictConfig, choice: str) -> None:
     listening = bind(config.serve.host, config.serve.port)
     with listening:
         verifier = make_verifier(config)
-        reading = Reading.of(config.dataset)
+        reading = AnswerReading.of(config.dataset)
         backend = make_backend(config)
         if verifier is not None:
             try_verifier(verifier, backend, "What is 1 + 1?")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from secrets import randbelow
 from typing import Any, ClassVar
 
-from experiments.runs.grading import Reading
+from experiments.runs.grading import AnswerReading
 from experiments.server.conversation import Conversation
 from experiments.server.refusal import Refusal
 from experiments.server.requests import MAX_WHOLE, Body, ChatBody, CompletionBody, shown
@@ -177,7 +177,7 @@ class Preparer:
             extract_answer("", kind)  # refuses an unknown kind
         except InvalidInput as error:
             raise Refusal.of(error, "answer_kind") from error
-        return Reading(kind).options()
+        return AnswerReading(kind).options()
 
     def _tools(self, body: Body) -> Any:
         """Those that the client runs, else those of the server."""

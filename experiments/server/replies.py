@@ -40,7 +40,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServerReply:
     """How one request is answered."""
 
     engine: Backend

@@ -44,7 +44,7 @@ computed with them within a machine's own numbers."""
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
-class Part(BaseModel):
+class ContentPart(BaseModel):
     """A piece of a message."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -52,7 +52,7 @@ class Part(BaseModel):
     text: str
 
 
-class Function(BaseModel):
+class FunctionDefinition(BaseModel):
     """What is told of a tool."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -66,7 +66,7 @@ class ToolBody(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
 
 class CalledFunction(BaseModel):
@@ -94,7 +94,7 @@ class Call(BaseModel):
     function: CalledFunction
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """A message of a chat. `developer` is today's name of `system`.
 
     tool_calls: of the assistant. tool_call_id, name: which of them a tool's message answers.
@@ -103,13 +103,13 @@ class Message(BaseModel):
     # clients send an assistant's message back as they got it
     model_config = ConfigDict(extra="ignore", strict=True)
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
     @model_validator(mode="after")
-    def _null_of_the_assistant_alone(self) -> Message:
+    def _null_of_the_assistant_alone(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"the {self.role}'s content is null; send a text")
         return self
@@ -188,7 +188,7 @@ class ChatBody(Body):
     """A body of /v1/chat/completions. chat_template_kwargs: further variables for the chat
     template. tools: those that the client runs; `tool_choice` "none" leaves them out."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     tools: list[ToolBody] = Field([], max_length=128)
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: bool = True

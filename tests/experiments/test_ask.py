@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.tree import Tree
 
-from experiments.cli.tree_view import Step, drawn, steps_of
+from experiments.cli.tree_view import DrawnStep, drawn, steps_of
 from experiments.runs.ask import main, watched
 from search import BeamSearch, BestOfN, solve
 from search.config import SearchConfig
@@ -71,8 +71,8 @@ def picture(tree: Tree) -> list[str]:
 
 def step(
     id: int, parent: int | None, text: str, score: float | None, state: str, chosen: bool = False
-) -> Step:
-    return Step(Node(id, parent, [], text, score=score), text, state, chosen)
+) -> DrawnStep:
+    return DrawnStep(Node(id, parent, [], text, score=score), text, state, chosen)
 
 
 def test_the_tree_shows_what_lives_and_counts_what_was_pruned() -> None:
@@ -101,8 +101,8 @@ def test_thoughts_are_parted_from_answers() -> None:
     long = "so it may be 4, or 5, but not 6"
     steps = [
         step(0, None, "", None, "root"),
-        Step(Node(1, 0, [], ""), "<think>4?", "growing", thought=9),
-        Step(Node(2, 0, [], ""), f"<think>{long}</think>It is 4.", "finished", thought=46),
+        DrawnStep(Node(1, 0, [], ""), "<think>4?", "growing", thought=9),
+        DrawnStep(Node(2, 0, [], ""), f"<think>{long}</think>It is 4.", "finished", thought=46),
         step(3, 0, "It is 5.", None, "finished"),
     ]
     assert picture(drawn("What is it?", steps)) == [

@@ -21,7 +21,7 @@ from tests.helpers.engines import words_engine
 from tests.helpers.tokenizers import KnownWords
 from ttc import EarlyExit, Engine, InvalidInput, Problem
 from ttc.calibration.exit_calibration import ExitCalibration, agrees, calibrate_exit, chosen, replay
-from ttc.calibration.layer_profile import Profile
+from ttc.calibration.layer_profile import BranchProfile
 from verifiers import ConfidenceGatedVerifier, SelfVerifier
 
 PROBLEMS = [Problem(q) for q in ("a", "b is a", "c b a", "a a b", "it is a b", "c c c")]
@@ -67,8 +67,8 @@ def test_what_cannot_be_observed_is_left_out_or_refused(engine: Engine) -> None:
 
 
 def test_the_report_says_what_an_exit_does() -> None:
-    def branch(*p: float) -> Profile:
-        return Profile([3.0, 1.0, 0.5, 0.5], [0.0] * 4, list(p), 10)
+    def branch(*p: float) -> BranchProfile:
+        return BranchProfile([3.0, 1.0, 0.5, 0.5], [0.0] * 4, list(p), 10)
 
     steady = [[branch(0.9, 0.9, 0.9, 0.9), branch(0.1, 0.1, 0.1, 0.1)]] * 8
     text = report_exit(
@@ -148,7 +148,10 @@ def test_a_calibration_and_the_run_that_uses_it(
 
 
 def profiles() -> list[Any]:
-    p = [Profile([4.0, 3.0, 2.9], [4.0, 3.0, 2.9], [0.5, share, share], 9) for share in (0.2, 0.8)]
+    p = [
+        BranchProfile([4.0, 3.0, 2.9], [4.0, 3.0, 2.9], [0.5, share, share], 9)
+        for share in (0.2, 0.8)
+    ]
     return [p, p]
 
 

@@ -20,6 +20,7 @@ from experiments.cli.help import page
 from experiments.runs import schema
 from experiments.runs.sweep import for_each_job
 from tests.helpers.configurations import configuration
+from tests.helpers.parts import installed
 from tests.helpers.processes import LIMIT_S, finished, started
 from ttc.errors import InvalidInput
 
@@ -301,8 +302,9 @@ def test_what_a_terminal_cannot_show_is_shown_by_its_code() -> None:
     program = "from experiments.cli.command import perform; perform(lambda: print('√'), 'x')"
     done = finished([sys.executable, "-c", program], env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and done.stdout == "\\u221a\n"
-    helped = finished(words, cwd=tempfile.gettempdir())
-    assert helped.returncode == 0 and "Write the tables" in helped.stdout
+    if installed("command", "report"):
+        helped = finished(words, cwd=tempfile.gettempdir())
+        assert helped.returncode == 0 and "Write the tables" in helped.stdout
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")

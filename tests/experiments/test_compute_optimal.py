@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from experiments.fit.compute_optimal import Table, best_fixed, fit, parsed, report, two_fold
+from experiments.fit.compute_optimal import Measurements, best_fixed, fit, parsed, report, two_fold
 from experiments.runs.schema import register
 from search import BestOfN, solve
 from tests.helpers.backends import FakeBackend
@@ -21,12 +21,12 @@ from tests.helpers.searches import ByQuestion
 from ttc import InvalidInput
 
 
-def table(problems: int = 40) -> Table:
+def table(problems: int = 40) -> Measurements:
     """Hard problems (ease below 0.5) are solved by strategy 1 alone, for 100 tokens; the others by
     0, for 10."""
     ease = np.linspace(0, 1, problems, endpoint=False)
     hard = ease < 0.5
-    return Table(
+    return Measurements(
         ease,
         np.full(problems, 5.0),
         np.stack([~hard, hard], axis=1).astype(float),
@@ -54,7 +54,7 @@ def test_two_folds_compare_on_problems_that_were_not_fitted_on() -> None:
     assert found["fitted"][3] == pytest.approx(5 + 55, abs=5)
     assert found["difference"][1] > 0.3
     rng = np.random.default_rng(1)
-    noise = Table(
+    noise = Measurements(
         rng.random(400),
         np.zeros(400),
         rng.integers(0, 2, (400, 3)).astype(float),
@@ -65,7 +65,9 @@ def test_two_folds_compare_on_problems_that_were_not_fitted_on() -> None:
 
 
 def test_scores_that_are_all_equal_make_one_bin() -> None:
-    same = Table(np.full(20, 0.5), np.zeros(20), np.tile([0.0, 1.0], (20, 1)), np.ones((20, 2)))
+    same = Measurements(
+        np.full(20, 0.5), np.zeros(20), np.tile([0.0, 1.0], (20, 1)), np.ones((20, 2))
+    )
     assert fit(same, bins=5, budget=10).of(same.ease).tolist() == [1] * 20
 
 

@@ -13,13 +13,13 @@ from search import BestOfN, solve
 from tests.helpers.backends import FakeBackend
 from ttc.results import Result
 from ttc.text.prompt import STEP_BY_STEP, WORDS, PromptTemplate
-from verifiers import ArithmeticVerifier, SelfVerifier
+from verifiers import ArithmeticVerifier, ConfidenceVerifier, SelfVerifier
 
 RATERS = {
     "number": ArithmeticVerifier,
     "math": ArithmeticVerifier,
-    "choice": SelfVerifier,
-    "text": SelfVerifier,
+    "choice": ConfidenceVerifier,
+    "text": ConfidenceVerifier,
 }
 
 

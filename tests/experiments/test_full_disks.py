@@ -12,7 +12,7 @@ import pytest
 
 from experiments.cli.refusals import reason
 from experiments.cli.temporary import temporary_folder
-from experiments.runs.sweep import Outcome, Outcomes
+from experiments.runs.sweep import JobOutcome, Outcomes
 from ttc import TTCError
 
 WAY = r"cannot write temporary files to .* \(.*\); make room there, or .* TMPDIR=/big/folder"
@@ -36,7 +36,7 @@ def test_a_sweep_whose_folder_went_away_names_it(tmp_path: Path) -> None:
     with pytest.raises(TTCError, match=WAY):
         outcomes.begin(0, tmp_path)
     with pytest.raises(TTCError, match=WAY):
-        outcomes.add(0, Outcome([], "an error", None))
+        outcomes.add(0, JobOutcome([], "an error", None))
 
 
 def test_a_full_disk_without_a_files_name_is_a_line() -> None:

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from experiments.cli.command import perform
-from experiments.cli.tree_view import Step, drawn
+from experiments.cli.tree_view import DrawnStep, drawn
 from experiments.eval.compare.command import compare
 from experiments.eval.compare.command import parsed as parsed_comparison
 from experiments.eval.select import main as select
 from experiments.runs.ask import main as ask
 from experiments.runs.problem_loop import run
-from experiments.runs.screen import Progress, show_logged, with_progress
+from experiments.runs.screen import ProgressBar, show_logged, with_progress
 from tests.experiments.test_compare import problems, save
 from tests.helpers.runs import composed, save_model, save_rows
 from ttc.errors import InvalidInput
@@ -96,8 +96,8 @@ def test_a_question_is_answered(
 def test_the_tree_on_a_terminal_has_rich_s_own_commands_alone() -> None:
     text = " ".join(HOSTILE)
     steps = [
-        Step(Node(0, None, [], ""), "", "root"),
-        Step(Node(1, 0, [0], text, score=0.5), text, "growing"),
+        DrawnStep(Node(0, None, [], ""), "", "root"),
+        DrawnStep(Node(1, 0, [0], text, score=0.5), text, "growing"),
     ]
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     console.print(drawn(text, steps))
@@ -142,7 +142,7 @@ def test_progress_and_what_is_logged(capsys: pytest.CaptureFixture[str]) -> None
     assert list(with_progress([1, 2], HOSTILE[0], every_s=0.0)) == [1, 2]
     show_logged()
     logging.getLogger("ttc").warning("a template says %s", HOSTILE[1])
-    progress = Progress(HOSTILE[1], 1, {}, None, out=sys.stderr)
+    progress = ProgressBar(HOSTILE[1], 1, {}, None, out=sys.stderr)
     progress.note(HOSTILE[2])
     check(capsys.readouterr().err, r"\x1b]52;c;cm0=\x07: 0 of 2", r"says \x1b[2J", r"\x9b2J")
     check(progress.bar_format(), r"\x1b[2J")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import experiments
+from tests.helpers.parts import installed
 from tests.helpers.processes import finished
 
 ROOT = Path(experiments.__file__).parents[1]
@@ -52,9 +53,12 @@ def test_another_projects_package_is_named_with_the_way_out(tmp_path: Path) -> N
     assert "an environment of its own" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "words", [["calibrate"], ["bench", "sampling"], ["paper", "rksc"], ["run", "search=greedy"]]
-)
+COMMANDS = [["calibrate"], ["run", "search=greedy"]]
+COMMANDS += [["bench", "sampling"]] * bool(installed("command", "bench"))
+COMMANDS += [["paper", "rksc"]] * bool(installed("command", "paper"))
+
+
+@pytest.mark.parametrize("words", COMMANDS)
 def test_every_command_says_so_before_it_does_anything(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "search.py").write_text("print('not to be run')")
     done = command(tmp_path, words=words)

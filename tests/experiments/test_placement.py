@@ -20,7 +20,7 @@ from ttc.placement.split import SplitRunner
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder with a small model."""
     deeper("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr("ttc.model.loading.read_tokenizer", lambda *_: Letters())
+    monkeypatch.setattr("ttc.model.loading.load.read_tokenizer", lambda *_: Letters())
     monkeypatch.setattr(experiments.runs.build, "last_loaded", {})
     return f"model.name={tmp_path}"
 

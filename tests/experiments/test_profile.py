@@ -15,7 +15,7 @@ import experiments.fit.profile
 import ttc.calibration.measure_device as measuring
 from experiments.fit.profile import report
 from experiments.runs.provenance import machine
-from ttc.calibration.measure_device import Attention, Memory
+from ttc.calibration.measure_device import AttentionSpeed, Memory
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES, PLAIN, Profile, read
 from ttc.errors import InvalidInput
@@ -43,7 +43,7 @@ def made_up(
     dtype: object,
     runner: str,
     memory: Memory,
-    attention: Attention,
+    attention: AttentionSpeed,
     pack: bool = True,
 ) -> DeviceProfile:
     found = device(
@@ -63,7 +63,7 @@ def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(measuring, "profile_memory", lambda where: Memory(40e9, 2**25, 150e9))
     monkeypatch.setattr(
-        measuring, "profile_attention", lambda where, dtype: Attention({1: 20e9}, {}, 0.0)
+        measuring, "profile_attention", lambda where, dtype: AttentionSpeed({1: 20e9}, {}, 0.0)
     )
     monkeypatch.setattr(measuring, "profile_device", made_up)
     monkeypatch.setattr(

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 
 import pytest
 
 from experiments.runs.provenance import code_hash, kernel_text, provenance
+from tests.helpers.measured_code import importable_module, written
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module `measured_code` that can be rewritten."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "measured_code", raising=False)
-    return tmp_path / "measured_code.py"
-
-
-def written(file: Path, text: str) -> str:
-    file.write_text(text)
-    importlib.invalidate_caches()
-    code_hash.cache_clear()
-    return code_hash("measured_code")
+    return importable_module(tmp_path, monkeypatch)
 
 
 def test_comments_docstrings_and_layout_change_no_hash_and_code_does(module: Path) -> None:

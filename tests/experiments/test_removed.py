@@ -1,4 +1,4 @@
-"""Choices that were removed are refused by name, with what to use instead."""
+"""Choices and settings that were removed are refused by name, with what to use instead."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 from experiments.cli.choices import choices
 from experiments.cli.refusals import reason
-from experiments.cli.removed import REMOVED
+from experiments.cli.removed import REMOVED, REMOVED_SETTINGS
 from experiments.runs.hydra_command import composed
 from tests.experiments.test_compare import compared, record, save
 from ttc.results import Problem, Result
 
 
-def refusal(word: str) -> str:
+def refusal(*words: str) -> str:
     with pytest.raises(Exception) as refused:
-        composed([word])
+        composed(list(words))
     return reason(refused.value) or ""
 
 
@@ -44,6 +44,14 @@ def test_results_with_counts_that_are_gone_are_read() -> None:
     values = result.to_dict()
     values["usage"]["evicted_tokens"] = 7
     assert Result.from_dict(values).usage == result.usage
+
+
+@pytest.mark.parametrize("key", REMOVED_SETTINGS)
+def test_a_removed_setting_is_refused_with_what_is_done_now(key: str) -> None:
+    choice = "search=phi_decoding" if key.startswith("search") else "verifier=arithmetic"
+    assert f"{key} was removed: {REMOVED_SETTINGS[key]}; leave it out" in refusal(
+        choice, f"{key}=0.5"
+    )
 
 
 def test_folders_of_runs_with_what_was_removed_can_be_compared(tmp_path: Path) -> None:

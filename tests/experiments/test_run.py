@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 
 from experiments.run import launch
 from experiments.runs.problem_loop import run
-from experiments.runs.sweep import Outcome, Outcomes
+from experiments.runs.sweep import JobOutcome, Outcomes
 from tests.helpers.benches import save_tiny_model
 from tests.helpers.configurations import configuration
 from tests.helpers.processes import finished, run_until_killed, started
@@ -201,8 +201,8 @@ def test_a_sweep_tells_each_job_that_begins_or_ends_elsewhere_once(tmp_path: Pat
         outcomes.begin(0, tmp_path / "a", "job 1 of 2: n=4")
         assert list(outcomes.news(told)) == ["job 1 of 2: n=4 has begun, its log: unknown"]
         outcomes.begin(1, tmp_path / "b", "job 2 of 2: n=8")
-        outcomes.add(0, Outcome(["n=4"], {"accuracy": 1.0}, "a"))
-        outcomes.add(1, Outcome(["n=8"], "no room", None))
+        outcomes.add(0, JobOutcome(["n=4"], {"accuracy": 1.0}, "a"))
+        outcomes.add(1, JobOutcome(["n=8"], "no room", None))
         assert list(outcomes.news(told)) == [
             "job 1 of 2 is done",
             "job 2 of 2: n=8 has begun, its log: unknown",

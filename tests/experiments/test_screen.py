@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from experiments.runs import screen
-from experiments.runs.screen import Progress, as_bytes, as_time, short
+from experiments.runs.screen import ProgressBar, as_bytes, as_time, short
 from experiments.runs.summary import summarise
 from experiments.runs.summary_tables import failures, sweep_table, table
 from experiments.runs.sweep import job_title
@@ -47,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_plain_line_holds_every_number(clock: Any) -> None:
     records = {str(i): record(correct=i < 3) for i in range(4)}
-    progress = Progress("sums", 20, records, Engine(), out=io.StringIO())
+    progress = ProgressBar("sums", 20, records, Engine(), out=io.StringIO())
     progress.solved(400)
     clock.s = 10.0
     progress.show()
@@ -60,7 +60,7 @@ def test_a_plain_line_holds_every_number(clock: Any) -> None:
 
 def test_tokens_move_within_a_batch_and_never_back(clock: Any) -> None:
     engine = Engine()
-    progress = Progress("sums", 20, {}, engine, out=io.StringIO())
+    progress = ProgressBar("sums", 20, {}, engine, out=io.StringIO())
     progress.show()
     assert (
         progress.tokens == 100 and progress.left_s is None and "right" not in progress.plain_line()
@@ -75,7 +75,7 @@ def test_tokens_move_within_a_batch_and_never_back(clock: Any) -> None:
 
 def test_where_there_is_no_terminal_lines_come_now_and_then(clock: Any) -> None:
     out = io.StringIO()
-    progress = Progress("sums", 20, {}, Engine(), out=out, every_s=30.0)
+    progress = ProgressBar("sums", 20, {}, Engine(), out=out, every_s=30.0)
     for clock.s in (0.0, 29.0, 30.0, 31.0, 59.0, 60.0, 61.0):
         progress.show()
     lines = out.getvalue().splitlines()
@@ -115,7 +115,7 @@ def test_the_bar_fits_80_columns_however_large_its_numbers(clock: Any) -> None:
     out, engine = Terminal(), Engine()
     engine.kv_bytes = lambda: 123 << 30  # type: ignore[method-assign]
     records = {str(i): record(correct=True, tokens=123_456) for i in range(1_000)}
-    progress = Progress("a-data-set-{with}-a-very-long-name", 12_345, records, engine, out=out)
+    progress = ProgressBar("a-data-set-{with}-a-very-long-name", 12_345, records, engine, out=out)
     progress.solved(123_456_000)
     clock.s = 40_000.0
     progress.show()
@@ -132,7 +132,7 @@ def test_the_bar_fits_80_columns_however_large_its_numbers(clock: Any) -> None:
 
 def test_the_bar_moves_by_itself_while_a_batch_is_solved() -> None:
     out, engine = Terminal(), Engine()
-    with Progress("sums", 20, {}, engine, out=out):
+    with ProgressBar("sums", 20, {}, engine, out=out):
         engine.live[0].usage.generated_tokens = 7_000
         deadline = time.monotonic() + 200
         while "7.1k tok" not in out.getvalue() and time.monotonic() < deadline:

@@ -18,7 +18,7 @@ from experiments.runs.schema import DatasetConfig
 from tests.helpers.configurations import configuration
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer
-from ttc.text.reader import AnswerReader
+from ttc.text.equality import AnswerReader
 
 ROWS = [
     {"question": "Ann has 2 pens and buys 3. How many?", "answer": "2 + 3 = 5\n#### 5"},

@@ -11,16 +11,18 @@ import pytest
 
 from experiments.runs.ask import outcome
 from experiments.runs.build import thinking_marks
-from experiments.runs.data import Task, graded
-from experiments.runs.grading import Reading
+from experiments.runs.data import LoadedTask, graded
+from experiments.runs.grading import AnswerReading
 from experiments.runs.problem_loop import run
-from experiments.runs.problem_record import problem_record
+from experiments.runs.problem_record import full_record, problem_record
+from experiments.runs.summary import branch_counts, shown_counts, summarise
+from experiments.runs.summary_tables import table
 from search import Greedy, SelfConsistency, solve
 from tests.helpers.configurations import configuration
 from tests.helpers.runs import composed, save_model, save_rows
 from tests.helpers.thinking import OPENING, TURNS, Thinking, thinker
 from ttc import InvalidInput, Problem, Result, ThinkingMarks
-from ttc.text.reader import AnswerReader
+from ttc.text.equality import AnswerReader
 
 R1 = thinker(OPENING, plain=("<think>", "</think>"))
 MAGISTRAL = thinker(TURNS, ("[THINK]", "[/THINK]"))
@@ -32,9 +34,9 @@ def solved(search: Any, says: Any, gold: str, tokenizer: Any = R1, **options: An
     return result
 
 
-def task(kind: str) -> Task:
-    reading = Reading(kind)
-    return Task([], [], reading, reading.is_correct)
+def task(kind: str) -> LoadedTask:
+    reading = AnswerReading(kind)
+    return LoadedTask([], [], reading, reading.is_correct)
 
 
 # ---------------------------------------------------------------- grades and records
@@ -58,6 +60,31 @@ def test_no_grade_is_given_for_a_thought(
     result = solved(Greedy(), [text], gold, answer_kind=kind)
     grades = graded(task(kind), result)
     assert (grades["correct"], grades["correct_strict"]) == (correct, strict)
+
+
+@pytest.mark.parametrize(
+    ("said", "tokenizer", "settings", "unknown"),
+    [
+        ("<think>So</think>It is 18.", thinker(TURNS), (), True),  # as MiniMax-M1 writes
+        ("<reasoning>So</reasoning>18", R1, (), True),  # another model's marks in an answer
+        ("It is 18.", thinker(TURNS), (), False),
+        ("So</think>It is 18.", R1, (), False),
+        ("<think>So</think>It is 18.", thinker(TURNS), ("model.thinking_marks=false",), False),
+    ],
+)
+def test_thoughts_of_a_model_that_names_no_marks_are_told(
+    tmp_path: Path, said: str, tokenizer: Any, settings: tuple[str, ...], unknown: bool
+) -> None:
+    if "reasoning" in said:
+        said = f"So</think>{said}"
+    result = solved(Greedy(), [said], "18", tokenizer)
+    config = composed(tmp_path, *settings, search=("search=greedy",))
+    record = full_record(result, task("number"), config, Thinking([said], tokenizer))
+    assert record["branches"][0].get("thought_unknown", False) == unknown
+    shown = shown_counts(branch_counts([record]))
+    assert ("1 thoughts unknown" in shown) == unknown
+    advice = table("r", summarise([record]) | {"seconds": 0.0})
+    assert ("name the marks, as model.thinking_marks" in advice) == unknown
 
 
 def test_marks_that_texts_leave_out_are_graded_alike() -> None:

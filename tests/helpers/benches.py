@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ttc.model.loading import load_tokenizer
+from ttc.model.loading.load import load_tokenizer
 
 
 def save_tiny_model(folder: Path, context: int = 1024) -> str:

@@ -31,7 +31,7 @@ def link_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """
     clock = Clock()
     monkeypatch.setattr("ttc.memory.link.time", clock)
-    monkeypatch.setattr("ttc.model.capture_times.perf_counter", clock.perf_counter)
+    monkeypatch.setattr("ttc.model.running.capture_times.perf_counter", clock.perf_counter)
     return clock
 
 

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 from transformers import modeling_gguf_pytorch_utils as theirs
 
-from ttc.model.gguf_keys import FAMILIES
+from ttc.model.loading.gguf_keys import FAMILIES
 
 VOCAB = 96
 ALPHABET = [chr(code) for code in range(33, 127)]

@@ -1,9 +1,9 @@
 """Parts of the project that can be deleted, and the project without one of them.
 
 `python -m tests.helpers.parts NAME` copies the project, deletes a part there with those that need
-it, and tries what is left: its layers, the imports of all modules, and a search. `--types` and
-`--tests` add mypy and the fast tests; `--guards` counts instead what stands outside each part for
-it.
+it, and tries what is left: its layers, the imports of all modules and tests, and a search.
+`--types` and `--tests` add mypy and the fast tests; `--guards` counts instead what stands outside
+each part for it.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def delete(part: str, folder: Path) -> None:
         if target.is_dir():
             shutil.rmtree(target)
         else:
-            target.unlink()
+            target.unlink(missing_ok=True)
 
 
 def checks(types: bool = False, tests: bool = False) -> Iterator[tuple[str, list[str]]]:
@@ -165,6 +165,7 @@ def checks(types: bool = False, tests: bool = False) -> Iterator[tuple[str, list
     yield "names", [python, "-c", NAMES]
     yield "layers", [str(bin / "lint-imports"), "--no-cache"]
     yield "search", [python, "-c", SEARCH]
+    yield "collecting", [python, "-m", "pytest", "-n", "0", "--collect-only", "-qq"]
     if types:
         yield "types", [python, "-m", "mypy"]
     if tests:

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from tests.helpers.backends import FakeBackend
-from ttc.model.default_model import smollm2_folder
 from ttc.model.limits import ModelLimits
+from ttc.model.loading.default_model import smollm2_folder
 from ttc.protocols import Step
 from ttc.sampling import SAMPLED, Sampling
 from ttc.tree.branch import Branch

@@ -1,12 +1,16 @@
 """Which tests `make test` runs: those that are not marked slow."""
 
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 IS_FAST = False
 """Whether this is `make test`; `tests/conftest.py` says so."""
+
+ALL_SLOW: set[Path] = set()
+"""The collected files in which every test is slow; `tests/conftest.py` finds them."""
 
 
 def examples(most: int) -> int:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search import ABMCTS, Result, solve
-from search.ab_mcts import PRIOR, Node, descend
+from search.ab_mcts import PRIOR, AnswerNode, descend
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.scripted import Scores
@@ -103,10 +103,10 @@ def test_a_drawn_mean_has_students_distribution(
 
 
 def test_a_reward_counts_at_the_node_and_at_all_above_it() -> None:
-    top = Node(Branch([1], None, 0, None, str))  # type: ignore[arg-type]
-    first = Node(top.branch, top)
-    second = Node(top.branch, first)
-    third = Node(top.branch, second)
+    top = AnswerNode(Branch([1], None, 0, None, str))  # type: ignore[arg-type]
+    first = AnswerNode(top.branch, top)
+    second = AnswerNode(top.branch, first)
+    third = AnswerNode(top.branch, second)
     for node, reward in ((first, 0.5), (second, 0.7), (third, 0.9)):
         assert node.parent is not None
         node.parent.children.append(node)
@@ -121,7 +121,7 @@ def test_a_node_without_children_gets_one_without_a_draw() -> None:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(f"{name} was drawn")
 
-    node = Node(Branch([1], None, 0, None, str))  # type: ignore[arg-type]
+    node = AnswerNode(Branch([1], None, 0, None, str))  # type: ignore[arg-type]
     assert descend(node, NoRandom()) is node  # type: ignore[arg-type]
 
 

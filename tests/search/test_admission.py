@@ -9,7 +9,7 @@ import pytest
 
 from search import BestOfN, Greedy, SelfConsistency, solve
 from search import admission as room
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
@@ -19,7 +19,7 @@ from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tiers import some_quick
 from ttc import Branch, Engine, Problem, Resident
 from ttc.protocols import Backend
-from ttc.scheduler import growth
+from ttc.scheduler import running_tails
 
 LIMIT = 32_000
 ENDS = ("a", "e", "i", "o", "u", "n", "s", "t", "r")
@@ -39,7 +39,7 @@ class Asks:
 
 
 def driver(engine: Engine, search: Any, problems: int, **options: Any) -> Driver:
-    driving = Driver(engine, Admission.of(engine))
+    driving = Driver(engine, ProblemAdmission.of(engine))
     config = SearchConfig.of(search, engine, SolveOptions.of(**options))
     for number in range(problems):
         driving.add(Problem(f"{number} + 1"), config)
@@ -66,7 +66,7 @@ def test_64_branches_with_a_limit_of_32_000_tokens_begin_together() -> None:
         list(driving.step())
         most = max(most, len(driving.admission.batch.rows))  # type: ignore[attr-defined]
     assert most == 64
-    assert engine.memory.device.peak_bytes < 64 * 2 * growth.FIRST_TOKENS * 128
+    assert engine.memory.device.peak_bytes < 64 * 2 * running_tails.FIRST_TOKENS * 128
     driving.close()
     assert_nothing_left(engine, [])
 
@@ -77,9 +77,9 @@ def test_what_was_thought_too_little_changes_no_result(
 ) -> None:
     """Steps seem short when problems begin; then there is room for one branch alone, and for
     `spare` tokens more."""
-    for module in (growth, room):
+    for module in (running_tails, room):
         monkeypatch.setattr(module, "SHORT_TOKENS", 3)
-    monkeypatch.setattr(growth, "FIRST_TOKENS", 2)
+    monkeypatch.setattr(running_tails, "FIRST_TOKENS", 2)
     problems = [f"{number} + 1" for number in range(5)]
     search = BestOfN(n=3, max_tokens=60)
     roomy, tight = (

@@ -20,7 +20,7 @@ from search import (
     solve,
     solve_each,
 )
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.budget import Spending
 from search.config import SearchConfig
 from search.driver import Driver
@@ -159,7 +159,7 @@ def test_other_problems_go_on_as_if_nothing_had_been(number: int) -> None:
         Reads(),
         threading.Event(),
     )
-    driver = Driver(engine, Admission.of(engine))
+    driver = Driver(engine, ProblemAdmission.of(engine))
     for i, question in enumerate(questions):
         options = SolveOptions(verifier=verifier, template=PLAIN, cancel=cancel if i == 1 else None)
         driver.add(Problem(question), SearchConfig.of(search, engine, options))
@@ -285,7 +285,7 @@ def test_a_rating_that_is_broken_off_is_made_again_for_the_others() -> None:
         )
         for q in "12"
     ]
-    driver = Driver(engine, Admission.of(engine))
+    driver = Driver(engine, ProblemAdmission.of(engine))
     for i, question in enumerate("123"):
         options = SolveOptions(verifier=verifier, template=PLAIN, cancel=cancel if i == 2 else None)
         driver.add(Problem(question), SearchConfig.of(search, engine, options))
@@ -306,7 +306,7 @@ def test_a_rating_that_is_broken_off_is_made_again_for_the_others() -> None:
 
 def test_each_step_of_a_driver_makes_one_pass_at_most() -> None:
     engine = make_engine(context=160, prefill_tokens=8)
-    driver = Driver(engine, Admission.of(engine))
+    driver = Driver(engine, ProblemAdmission.of(engine))
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=4)
     for question in ("1" * 50, "2" * 30):
         driver.add(

@@ -23,7 +23,7 @@ from search import (
     Step,
     solve,
 )
-from search.admission import WINDOW, Admission
+from search.admission import WINDOW, ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
 from search.generate_batch import GenerateBatch
@@ -84,7 +84,7 @@ ALONE = {(kind, question): None for kind in range(len(KINDS)) for question in QU
 
 
 def driver(engine: Any, **options: Any) -> Driver:
-    return Driver(engine, Admission.of(engine), **options)
+    return Driver(engine, ProblemAdmission.of(engine), **options)
 
 
 def add(to: Driver, kind: int, question: str) -> int:
@@ -197,7 +197,7 @@ def test_a_search_at_fault_fails_its_own_problem_alone(question: str, error: str
 
 
 def test_what_a_wide_search_asked_for_is_forgotten_in_time() -> None:
-    admission = Admission(GenerateBatch(FakeBackend()), None, 64)
+    admission = ProblemAdmission(GenerateBatch(FakeBackend()), None, 64)
     admission.note_expansion(64, 10, 10)
     admission.note_end()
     assert admission.count(1, 100) == 1

@@ -4,7 +4,6 @@ each other."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.standins.mixed_search import Mixed
 from search import BeamSearch, BestFirst, BestOfN, DiversePrompts, Search, SelfConsistency, solve
-from search.admission import PROBLEMS, Admission
+from search.admission import PROBLEMS, ProblemAdmission
 from search.base import Case, SearchSteps
 from search.generate_batch import GenerateBatch
 from tests.helpers.backends import FakeBackend
@@ -33,7 +33,7 @@ from ttc import (
     Result,
     Sampling,
 )
-from ttc.protocols import Expand, Problem, Rate, Release, Step
+from ttc.protocols import Expand, Problem, Rate, Step
 from ttc.residency.resident import Resident
 from ttc.tree.branch import MOST_ROWS
 
@@ -69,36 +69,6 @@ class Waiting:
         self.generate = engine.generate
         for name in CALLS:
             setattr(self, name, getattr(engine, name))
-
-
-@dataclass(frozen=True)
-class Mixed(Search):
-    """Steps of other lengths, samplings, delimiters and statistics in each request, by the
-    problem's own numbers."""
-
-    def run(self, root: Branch, case: Case) -> SearchSteps:
-        going = [root]
-        for _ in range(int(case.rng.integers(1, 4))):
-            step = Step(
-                int(case.rng.integers(1, 7)),
-                delimiter=case.rng.choice([None, "a", "B"]),
-                end=case.end,
-                statistics=bool(case.rng.integers(2)),
-            )
-            sampling = Sampling(
-                float(case.rng.choice([0.0, 0.7, 1.3])), top_k=int(case.rng.choice([0, 5]))
-            )
-            counts = [int(case.rng.integers(0, 4)) for _ in going]
-            children = yield Expand(going, counts, step, sampling)
-            yield Release(going)
-            if not children:
-                return []
-            yield Rate(children)
-            going = [branch for branch in children if not branch.finished][:3]
-            if not going:
-                return list(children)
-            yield Release([branch for branch in children if branch not in going])
-        return going
 
 
 SEARCHES: list[Search] = [
@@ -325,7 +295,7 @@ class Batch(GenerateBatch):
 
 
 def test_the_first_problem_says_what_others_need() -> None:
-    admission = Admission(Batch(10_000), None, 64)
+    admission = ProblemAdmission(Batch(10_000), None, 64)
     assert (admission.count(0, 0), admission.count(0, 100), admission.count(1, 100)) == (0, 1, 0)
     admission.note_expansion(8, 100, 30)
     # 5,000 tokens hold 8 problems of 580 each
@@ -343,7 +313,7 @@ def test_the_first_problem_says_what_others_need() -> None:
 
 
 def test_states_count_along_the_prompt_and_twice_for_each_branch() -> None:
-    admission = Admission(Batch(10_000, states=True), None, None)
+    admission = ProblemAdmission(Batch(10_000, states=True), None, None)
     admission.note_expansion(8, 1023, 30)
     assert admission.count(1, 100) == 28  # 500 states hold 29 problems of 1 + 2 * 8
     admission.note_expansion(8, 2048, 30, kept=8)
@@ -351,29 +321,34 @@ def test_states_count_along_the_prompt_and_twice_for_each_branch() -> None:
 
 
 def test_until_a_problem_has_ended_only_a_few_begin() -> None:
-    admission = Admission.of(make_engine())
+    admission = ProblemAdmission.of(make_engine())
     admission.note_expansion(1, 10, 10)
     assert (admission.count(1, 100), admission.count(PROBLEMS, 100)) == (PROBLEMS - 1, 0)
     admission.note_end()
     assert admission.count(PROBLEMS, 1000) == MOST_ROWS
-    admission = Admission.of(make_engine(), None, 64)  # rows that are asked for are filled at once
+    admission = ProblemAdmission.of(
+        make_engine(), None, 64
+    )  # rows that are asked for are filled at once
     admission.note_expansion(1, 10, 10)
     assert admission.count(1, 100) == 64
 
 
 def test_what_is_given_is_the_most() -> None:
-    admission = Admission(Batch(10.0), 3, None)
+    admission = ProblemAdmission(Batch(10.0), 3, None)
     admission.note_expansion(100, 100, 100)
     assert [admission.count(active, 9) for active in range(5)] == [3, 2, 1, 0, 0]
     engine = make_engine()
-    assert (Admission.of(engine, None, None).max_rows, Admission.of(engine, 4, None).max_rows) == (
+    assert (
+        ProblemAdmission.of(engine, None, None).max_rows,
+        ProblemAdmission.of(engine, 4, None).max_rows,
+    ) == (
         MOST_ROWS,
         None,
     )
     backend: Any = FakeBackend()
     assert (
-        Admission.of(backend, None, None).concurrency,
-        Admission.of(backend, 4, None).concurrency,
+        ProblemAdmission.of(backend, None, None).concurrency,
+        ProblemAdmission.of(backend, 4, None).concurrency,
     ) == (PROBLEMS, 4)
 
 
@@ -386,7 +361,7 @@ def test_memory_is_not_asked_where_nobody_waits() -> None:
             return super().fits(tokens, states)
 
     batch = Asked(1000.0)
-    admission = Admission(batch, None, None)
+    admission = ProblemAdmission(batch, None, None)
     admission.note_expansion(1, 10, 10)
     assert [admission.count(active, 0) for active in range(3)] == [0, 0, 0] and not batch.calls
     assert admission.count(1, 1) == 1 and batch.calls == 1

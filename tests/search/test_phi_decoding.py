@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from search import PhiDecoding, solve
-from search.phi_decoding import Candidate, clusters, softmax, tf_idf
+from search.phi_decoding import Chain, clusters, softmax, tf_idf
 from tests.helpers.backends import FakeBackend
 from ttc import Branch
 from ttc.results import Node
@@ -67,13 +67,13 @@ class Fixed:
         return int(places[0]) if size is None else places[:size]
 
 
-def candidate(text: str, logprob: float, before: float = 0.0) -> Candidate:
+def candidate(text: str, logprob: float, before: float = 0.0) -> Chain:
     backend = FakeBackend("1")
     (branch,) = backend.roots([[1]])
     for token in backend.encode(text):
         branch.append(token, logprob, 0.5)
     branch.end_step("length")
-    return Candidate(branch, before)
+    return Chain(branch, before)
 
 
 def softly(values: Sequence[float]) -> list[float]:

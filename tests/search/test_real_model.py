@@ -8,7 +8,7 @@ import torch
 
 from search import DVTS, REBASE, BeamSearch, ParticleFilter, ParticleGibbs, Search, solve
 from ttc import Engine
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.text.prompt import STEP_BY_STEP, PromptTemplate
 from verifiers import ArithmeticVerifier
 

@@ -14,7 +14,7 @@ import pytest
 from search import BeamSearch, solve
 from search.expansions import Expansions
 from ttc import Engine
-from ttc.model.fused_runner import FusedRunner
+from ttc.model.compiled.fused_runner import FusedRunner
 from verifiers import ArithmeticVerifier
 
 ROOT = Path(__file__).parents[2]

@@ -30,7 +30,7 @@ from tests.helpers.scripted import Scores
 from tests.helpers.thinking import SWITCHED, Thinking, thinker
 from tests.helpers.tiers import slow
 from ttc import Engine, InvalidInput
-from ttc.model.loading import load_tokenizer
+from ttc.model.loading.load import load_tokenizer
 from ttc.text.prompt import PromptTemplate
 
 

@@ -21,7 +21,7 @@ from search.selection import Sample, majority, vote
 from search.self_consistency import SelfConsistency
 from tests.helpers.backends import Dictated
 from ttc import Branch
-from ttc.text.reader import AnswerReader, ballots_by
+from ttc.text.equality import AnswerReader, ballots_by
 
 MATH = AnswerReader("math")
 VOTES = [r"\boxed{5 cm}", r"\boxed{x=5}", r"\boxed{5}", r"\boxed{7}", r"\boxed{7}"]

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 import ttc.attention.entry
-import ttc.model.check
+import ttc.model.check.model_check
 import ttc.residency.base
 from experiments.standins import small_models
 from tests.helpers.exactness import assert_batches_change_no_sample, assert_like_plain, grow

@@ -16,7 +16,7 @@ from tests.helpers.models import prompt, small
 from tests.helpers.ownership import assert_whole
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine, Paged, Sharing
-from ttc.model.fused_runner import FusedRunner
+from ttc.model.compiled.fused_runner import FusedRunner
 from ttc.protocols import Step
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from search import BestOfN, Greedy, solve, solve_each, try_verifier
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
@@ -134,7 +134,7 @@ def test_a_search_names_its_line(own: Any, name: str, line: int) -> None:
     """A server's driver goes on with other problems, and a call of Python raises."""
     engine = make_engine(context=160)
     search = getattr(own, name)()
-    driver = Driver(engine, Admission.of(engine, None, None), contained=True)
+    driver = Driver(engine, ProblemAdmission.of(engine, None, None), contained=True)
     driver.add(Problem("1 + 1"), SearchConfig.of(search, engine, SolveOptions(verifier=own.Fair())))
     results = [progress.result for _, progress in driver.events() if progress.result is not None]
     assert str(results[0].error).endswith(f"(own_parts.py:{line})")

@@ -21,12 +21,12 @@ WITHOUT_TILES = "cooperlake"
 
 PROGRAM = """
 import pytest, sys
-from ttc.model import layers_kernel
+from ttc.model.compiled import layers_kernel
 assert layers_kernel.names().TILE_ROWS
 sys.exit(pytest.main(sys.argv[1:]))
 """
 TESTS = [
-    "tests/ttc/model/test_fused_runner.py",
+    "tests/ttc/model/compiled/test_fused_runner.py",
     *(["tests/ttc/stored/test_stored.py"] if installed("quantized", "True") else []),
     "tests/ttc/attention/test_fused_attention.py",
     "tests/ttc/attention/test_fused_extends.py",

@@ -27,7 +27,7 @@ from tests.helpers.reward_models import (
 )  # fmt: skip
 from tests.helpers.tiers import some_quick
 from ttc import Engine, InvalidInput, ThinkingMarks, UnsupportedModel
-from ttc.model.reward_heads import HeadedModel
+from ttc.model.loading.reward_heads import HeadedModel
 from ttc.text.thoughts import Thoughts
 from verifiers import LLMJudge, OutcomeReward, QwenPRM, SkyworkPRM, ThinkPRM, ValueHead
 from verifiers.self_verifier import spellings

@@ -30,7 +30,7 @@ from tests.helpers.reward_models import (
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Headwise, InvalidInput, Layerwise, OutOfMemory, Paged, Resident
-from ttc.model.reward_heads import HeadedModel
+from ttc.model.loading.reward_heads import HeadedModel
 from ttc.tree.branch import Branch
 from verifiers import EnsembleVerifier, QwenPRM
 

@@ -25,7 +25,7 @@ from tests.helpers.reward_models import (
     sentence_tokenizer,
 )  # fmt: skip
 from ttc import InvalidInput, UnsupportedModel
-from ttc.model.reward_heads import HeadedModel
+from ttc.model.loading.reward_heads import HeadedModel
 from verifiers import MathShepherd, QwenPRM, RLHFlowPRM, SkyworkPRM, ValueHead
 from verifiers.reward_model import RewardModel, split_steps
 

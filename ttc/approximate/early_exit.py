@@ -16,10 +16,10 @@ from ttc.passes.chunks import batches, one_chunk
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun
-from ttc.passes.shrinking import ShrinkingPass, Watch
+from ttc.passes.shrinking import LayerWatch, ShrinkingPass
 from ttc.tree.branch import Branch, by_problem
 
-Rule = Literal["entropy", "ranking"]
+ExitRule = Literal["entropy", "ranking"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class EarlyExit:
     Raises InvalidInput, naming the value.
     """
 
-    rule: Rule = "entropy"
+    rule: ExitRule = "entropy"
     l_min: int = 2
     theta: float = 2.0
     eps: float = 0.1
@@ -54,8 +54,8 @@ class EarlyExit:
     positive: int = 1
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            known = ", ".join(get_args(Rule))
+        if self.rule not in get_args(ExitRule):
+            known = ", ".join(get_args(ExitRule))
             raise InvalidInput(f"rule={self.rule!r} is unknown; use one of {known}")
         for name in ("l_min", "patience", "positive"):
             value = getattr(self, name)
@@ -88,7 +88,7 @@ class ExitReport:
     depths: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     lens_rows: int = 0
-    watch: Watch | None = field(default=None, repr=False, compare=False)
+    watch: LayerWatch | None = field(default=None, repr=False, compare=False)
 
     def begin(self, branches: int, layers: int) -> None:
         self.depths = [0] * branches
@@ -246,7 +246,7 @@ def _new_run(runtime: Runtime, branch: Branch, run: list[int]) -> NewRun:
     return NewRun(branch.leaf, run, branch.usage, runtime.opening(branch, len(run) - 1))
 
 
-def _watch_of(watch: Watch | None, chosen: Sequence[int]) -> Watch | None:
+def _watch_of(watch: LayerWatch | None, chosen: Sequence[int]) -> LayerWatch | None:
     if watch is None:
         return None
     return lambda live, *look: watch([chosen[n] for n in live], *look)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ttc.errors import InvalidInput
 from ttc.residency.resident import Resident
 
-Kind = Literal["int8", "fp8"]
+CodecKind = Literal["int8", "fp8"]
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 """The largest number of each kind."""
 SCALE_BYTES = 4
@@ -32,12 +32,12 @@ class QuantizedKV(Resident):
     Other models in the same tiers, as a reward model, keep theirs as it is.
     """
 
-    kind: Kind = "int8"
+    kind: CodecKind = "int8"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind not in get_args(Kind):
-            known = " or ".join(map(repr, get_args(Kind)))
+        if self.kind not in get_args(CodecKind):
+            known = " or ".join(map(repr, get_args(CodecKind)))
             raise InvalidInput(f"memory.kind={self.kind!r} is unknown; use {known}")
 
     def _memory_options(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class QuantizedKV(Resident):
 class Bytes:
     """Rows of numbers as bytes, with the row's scale behind them (see `ttc.memory.kv.Codec`)."""
 
-    kind: Kind
+    kind: CodecKind
 
     @property
     def row_bytes(self) -> int:

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from ttc.attention.extend_plan import ExtendPlan
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.lens import rows_of
+from ttc.model.running.lens import rows_of
 from ttc.passes.chunks import Chunk, batches, one_chunk
 from ttc.passes.runtime import Runtime
 from ttc.passes.segment_writer import NewRun

@@ -14,7 +14,7 @@ from ttc.attention.kernels import Layer
 from ttc.attention.plan import DecodePlan, Plan
 
 
-class Calls(NamedTuple):
+class LayerCalls(NamedTuple):
     """A call of the CPU kernel for each layer, good for all passes of a plan while the plan
     lives."""
 
@@ -34,7 +34,7 @@ def all_layers(
     out: Tensor,
     lse: Tensor,
     threads: int,
-) -> Calls | None:
+) -> LayerCalls | None:
     """The calls by which a plan's layers attend; None where a layer's attention is more than one
     call of the kernel.
 
@@ -60,4 +60,4 @@ def all_layers(
                 return None
             own = tails.both
         fused.describe(row, counted, layer, q, *own, new, out, lse, threads)
-    return Calls(fused.kernel.function, parameters, counters)
+    return LayerCalls(fused.kernel.function, parameters, counters)

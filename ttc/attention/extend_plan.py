@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ttc.attention.entry import Entry
 from ttc.attention.fused import FusedAttention, NewKV, fused_attention
-from ttc.attention.kernels import Layer, Partial, Sight, partial_attention
+from ttc.attention.kernels import Layer, Partial, VisibleRange, partial_attention
 from ttc.attention.plan import Plan
 from ttc.memory.kv import KV
 from ttc.memory.manager import KVMemory
@@ -49,7 +49,7 @@ class ExtendPlan(Plan):
             for kv, first, count in piece.blocks:
                 self.new.append((row, count, kv, first))
                 row += count
-        self._bands: dict[tuple[int, int, Sight, torch.device], Tensor] = {}
+        self._bands: dict[tuple[int, int, VisibleRange, torch.device], Tensor] = {}
 
     def kernel_for(self, q: Tensor) -> FusedAttention | None:
         runs = [(piece.rows.start, piece.rows.stop) for piece in self.pieces]

@@ -25,16 +25,16 @@ from ttc.errors import UnsupportedModel
 IMPLEMENTATION = "ttc_tree"
 
 
-Choice = list[tuple[Any, str | None]]
+AttentionChoice = list[tuple[Any, str | None]]
 """What a model's attention was set to: each configuration in it, with the name of its attention
 implementation."""
 
-_BEFORE: WeakKeyDictionary[torch.nn.Module, Choice] = WeakKeyDictionary()
+_BEFORE: WeakKeyDictionary[torch.nn.Module, AttentionChoice] = WeakKeyDictionary()
 """What the models that run over the engine's attention were set to before."""
 
 
 @dataclass(frozen=True)
-class Place:
+class AttentionPlace:
     """What the check at load learns of an attention module that its attributes and arguments don't
     tell.
 
@@ -63,7 +63,7 @@ def current_plan() -> Any:
     return _PLAN.get()
 
 
-PLACES: WeakKeyDictionary[torch.nn.Module, Place] = WeakKeyDictionary()
+PLACES: WeakKeyDictionary[torch.nn.Module, AttentionPlace] = WeakKeyDictionary()
 """The attention modules whose number is not their `layer_idx`, or whose window or chunk they are
 not told."""
 
@@ -161,7 +161,7 @@ def attention_set_to(model: Any, implementation: str) -> Iterator[None]:
         _restore(before)
 
 
-def _choice(model: Any) -> Choice:
+def _choice(model: Any) -> AttentionChoice:
     configs = {id(model.config): model.config}
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -178,7 +178,7 @@ def _choice(model: Any) -> Choice:
     return [(config, config._attn_implementation) for config in configs.values()]
 
 
-def _restore(choice: Choice) -> None:
+def _restore(choice: AttentionChoice) -> None:
     for config, implementation in choice:
         # the property would change the parts as well
         config._attn_implementation_internal = implementation

@@ -18,7 +18,7 @@ FEW_ROWS = 256
 """Up to so many rows the written-out form beats the fused CPU kernel, which repacks all keys for
 every call."""
 
-Sight = tuple[int | None, int | None, int | None, int]
+VisibleRange = tuple[int | None, int | None, int | None, int]
 """What decides on the tokens that a layer sees: its window, chunk, recent and sink."""
 
 Partial = tuple[Tensor, Tensor]
@@ -45,7 +45,7 @@ class Layer:
     sink: int = 0
 
     @property
-    def sight(self) -> Sight:
+    def sight(self) -> VisibleRange:
         return self.window, self.chunk, self.recent, self.sink
 
     @property

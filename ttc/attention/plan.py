@@ -19,7 +19,7 @@ from ttc.attention.fused import FusedAttention, fused_attention
 from ttc.attention.kernels import (
     Layer,
     Partial,
-    Sight,
+    VisibleRange,
     merge_,
     partial_attention,
     segment_attention,
@@ -50,7 +50,9 @@ class Plan(ABC):
         self.positions = list(positions)
         self.stream = stream
         self.states: Sequence[StateBatch] = ()
-        self._spans: dict[tuple[int, Sight, torch.device], tuple[int, Tensor | None] | None] = {}
+        self._spans: dict[
+            tuple[int, VisibleRange, torch.device], tuple[int, Tensor | None] | None
+        ] = {}
         self._kernels: dict[torch.device, FusedAttention | None] = {}
         self._turns: Counter[tuple[int, ...]] = Counter()
 
@@ -218,7 +220,7 @@ class DecodePlan(Plan):
         self.places = list(rows) if places is None else list(places)
         self.in_order = self.places == list(rows)
         self.even = self.in_order and len(set(self.filled)) <= 1
-        self._masks: dict[tuple[int, int, Sight, torch.device], Tensor] = {}
+        self._masks: dict[tuple[int, int, VisibleRange, torch.device], Tensor] = {}
 
     def advance(self) -> None:
         """The pass is done: every tail has one token more."""

@@ -18,9 +18,9 @@ A task is a range of rows and what all of them attend: pieces of entries, and th
 row is -1, own keys (a decode step: the tail of the row `own row`; else the new tokens from that row
 on, causal), as many as its position is behind their start, and those of this pass. Rows that attend
 the same entries are one task, cut so that a task has at most `QUERIES` queries for a KV head; its
-keys are cut too, into even parts of about `Cut.keys`, or of n times as many where the rows are n
-tasks already; a tail is not cut, and is a part by itself where there are several, unless these are
-much longer. Where tasks share rows,
+keys are cut too, into even parts of about `KeySplit.keys`, or of n times as many where the rows are
+n tasks already; a tail is not cut, and is a part by itself where there are several, unless these
+are much longer. Where tasks share rows,
 task t leaves the sums for its row r in slot `slot + r - first row`; a task of slot -1 is alone with
 its rows and writes the result itself. On a CPU how rows are cut depends on neither the layer, nor
 the number of threads, nor the other rows, so results do not either; for a GPU see `gpu_cuts`.
@@ -51,7 +51,7 @@ beside them."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class KeySplit:
     """How keys are cut into tasks.
 
     keys: of a task, about. short_keys: an entry of at most so many keys is read with what lies
@@ -80,10 +80,10 @@ class PlanArrays:
         positions: Sequence[int],
         groups: int,
         tails: tuple[Sequence[int], Sequence[int]] | None = None,
-        cut: Cut | None = None,
+        cut: KeySplit | None = None,
         owners: tuple[Sequence[Any], Sequence[int]] | None = None,
     ):
-        self.cut = cut or Cut()
+        self.cut = cut or KeySplit()
         self.entries = entries
         self.rows = len(positions)
         self.groups = groups

@@ -33,7 +33,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Unit:
+class FetchUnit:
     """What is fetched together: some KV heads of one layer.
 
     entries: the indices of the plan's entries that are fetched. tails: whether the tails are, too.
@@ -70,7 +70,7 @@ class KVReader:
     def __init__(
         self,
         memory: KVMemory,
-        units: Sequence[Unit],
+        units: Sequence[FetchUnit],
         reads: Reads,
         *,
         prefetch: bool = True,
@@ -98,7 +98,7 @@ class KVReader:
         self.layer: int | None = None  # what is read now
 
     @staticmethod
-    def elements(memory: KVMemory, unit: Unit, reads: Reads) -> int:
+    def elements(memory: KVMemory, unit: FetchUnit, reads: Reads) -> int:
         """The numbers that a unit holds, its tails at full capacity."""
         shape = memory.shapes[unit.layer]
         tokens = sum(reads.entries[index].length for index in unit.entries)
@@ -107,7 +107,7 @@ class KVReader:
         heads = range(shape.kv_heads)[unit.heads]
         return tokens * len(heads) * (shape.key_dim + shape.value_dim)
 
-    def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
+    def read(self, layer: int) -> Iterator[tuple[FetchUnit, dict[int, LayerKV]]]:
         """The units of a layer, one after the other: (unit, entry index -> keys and values of its
         heads)."""
         self.layer = layer
@@ -138,7 +138,7 @@ class KVReader:
         self.buffers = []
         self.staged = []
 
-    def _current(self) -> tuple[Unit, Staged]:
+    def _current(self) -> tuple[FetchUnit, Staged]:
         if self.started < self.turn:
             self._start(self.turn)
         slot = self.turn % len(self.buffers)
@@ -191,5 +191,5 @@ class KVReader:
         cause = "kept" if self.keep else "stream"
         self.transfers[slot] = self.memory.link.fetch(copies, cause, after, self._later(unit))
 
-    def _later(self, unit: Unit) -> bool:
+    def _later(self, unit: FetchUnit) -> bool:
         return unit.layer != self.layer

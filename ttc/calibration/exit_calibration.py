@@ -12,11 +12,11 @@ from typing import Any, Self
 from ttc.approximate.early_exit import EarlyExit, EntropyRule, RankingRule
 from ttc.calibration.calibration_file import CalibrationFile, chosen_and_checked
 from ttc.calibration.error_bounds import check_counts, clopper_pearson, quantiles
-from ttc.calibration.layer_profile import Profile
+from ttc.calibration.layer_profile import BranchProfile
 from ttc.errors import InvalidInput
 from ttc.results import comparable
 
-Rating = Sequence[Profile]
+Rating = Sequence[BranchProfile]
 """A held-out problem: its branches as one rating saw them; of equals the first is chosen."""
 MAX_PATIENCE = 4
 """The longest patience that is tried."""

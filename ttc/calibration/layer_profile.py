@@ -15,7 +15,7 @@ from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
-class Profile:
+class BranchProfile:
     """One branch in a scoring pass; index l - 1 holds layer l.
 
     entropy: H of the lens at the branch's last row, in nats. raw_entropy: the same by the paper's
@@ -35,13 +35,13 @@ def layer_profile(
     given: Sequence[Sequence[int]],
     tokens: Sequence[Sequence[int]],
     positive: int,
-) -> list[Profile]:
+) -> list[BranchProfile]:
     """A profile of each branch, from a pass that goes through all layers and looks after each.
 
     given: what stands after a branch. tokens: its single-token continuations, of which the first
     `positive` count for P. Counted, and refused, as `Engine.score` does with an exit.
     """
-    profiles = [Profile([], [], [], 1 + len(more)) for more in given]
+    profiles = [BranchProfile([], [], [], 1 + len(more)) for more in given]
     head = engine.model.get_output_embeddings()
 
     def watch(places: Sequence[int], depth: int, states: Tensor, logits: Tensor) -> None:

@@ -26,8 +26,8 @@ from ttc.cost_model.profile_file import BY_MODULES, PLAIN
 from ttc.cost_model.unit import Pass
 from ttc.errors import TTCError
 from ttc.memory.link import Link, Transfer
-from ttc.model.partition import partition_units
-from ttc.model.runner_choice import Choice
+from ttc.model.loading.partition import partition_units
+from ttc.model.runner_choice import RunnerChoice
 from ttc.residency.base import Residency
 from ttc.residency.headwise import Headwise
 
@@ -91,7 +91,7 @@ def profile_memory(device: torch.device) -> Memory:
     return Memory(read_bandwidth(device), *(measure_cache() if device.type == "cpu" else (0, 0.0)))
 
 
-class Attention(NamedTuple):
+class AttentionSpeed(NamedTuple):
     """How fast a device attends in one dtype, and what is done between passes, whatever runs the
     other parts of the layers: see `DeviceProfile`."""
 
@@ -104,7 +104,7 @@ class Attention(NamedTuple):
     step_s: float = 0.0
 
 
-def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
+def profile_attention(device: torch.device, dtype: torch.dtype) -> AttentionSpeed:
     """Measure attention to a shared prefix, and what stands around a pass.
 
     Of attention: by rows, where the prefix is on the device and where it comes over the link, waits
@@ -130,7 +130,7 @@ def profile_attention(device: torch.device, dtype: torch.dtype) -> Attention:
     fetches_s = (by_head.seconds(1, SHORT) - streamed_least[1]) / DEPTH
     # a fetch is of the prefix and of the branch
     fetch_s = fetches_s / (heads - 1) - 2 * short_piece_s
-    return Attention(
+    return AttentionSpeed(
         _attention(dtype, least, {rows: there.seconds(rows, LONG) for rows in least}),
         _attention(
             dtype, streamed_least, {rows: streamed.seconds(rows, LONG) for rows in streamed_least}
@@ -157,9 +157,9 @@ def _drawing(timer: Callable[..., PassTimer]) -> tuple[float, float]:
 def profile_device(
     device: torch.device,
     dtype: torch.dtype,
-    runner: Choice = "auto",
+    runner: RunnerChoice = "auto",
     memory: Memory | None = None,
-    attention: Attention | None = None,
+    attention: AttentionSpeed | None = None,
     pack: bool = True,
 ) -> DeviceProfile:
     """Measure a device. One GiB of its memory is needed in 16-bit numbers.
@@ -287,7 +287,7 @@ class _Layers:
         self,
         device: torch.device,
         dtype: torch.dtype,
-        runner: Choice,
+        runner: RunnerChoice,
         pack: bool = True,
         turns: int = 1,
     ):
@@ -359,7 +359,7 @@ def _timer(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    runner: Choice = "auto",
+    runner: RunnerChoice = "auto",
     pack: bool = True,
 ) -> PassTimer:
     return PassTimer(model_config(shape, layers), device, dtype, runner, memory, pack)

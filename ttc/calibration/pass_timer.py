@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.calibration.uncomputed import uncomputed
 from ttc.engine import Engine
-from ttc.model.runner_choice import Choice, runner_for
+from ttc.model.runner_choice import RunnerChoice, runner_for
 from ttc.residency.base import Residency
 from ttc.tree.branch import Branch
 
@@ -40,7 +40,7 @@ class PassTimer:
         config: Any,
         device: torch.device,
         dtype: torch.dtype,
-        runner: Choice = "auto",
+        runner: RunnerChoice = "auto",
         memory: Residency | None = None,
         pack: bool = True,
     ):

@@ -14,7 +14,7 @@ from math import isfinite, log
 
 from ttc.errors import InvalidInput
 
-Rates = Mapping[int, float]
+SpeedTable = Mapping[int, float]
 """Floating-point operations a second, by rows."""
 
 GROUP = 2
@@ -57,9 +57,9 @@ class DeviceProfile:
 
     name: str
     bandwidth: float
-    flops: Rates
-    attention_flops: Rates = field(default_factory=dict)
-    streamed_flops: Rates = field(default_factory=dict)
+    flops: SpeedTable
+    attention_flops: SpeedTable = field(default_factory=dict)
+    streamed_flops: SpeedTable = field(default_factory=dict)
     block_overheads: Mapping[int, float] = field(default_factory=dict)
     head_s: Mapping[int, float] = field(default_factory=dict)
     l3_bytes: float = 0
@@ -149,12 +149,12 @@ class LinkProfile:
             _require_from_zero(f"{name} of the link", getattr(self, name))
 
 
-def _at_group(rates: Rates, rows: int, group: float) -> float:
+def _at_group(rates: SpeedTable, rows: int, group: float) -> float:
     alike = rows * group / GROUP
     return _at(rates, alike) * min(1.0, alike / min(rates))
 
 
-def _at(rates: Rates, rows: float) -> float:
+def _at(rates: SpeedTable, rows: float) -> float:
     known = sorted(rates)
     if rows <= known[0]:
         return rates[known[0]]

@@ -59,7 +59,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """Where weights lie. number: k of a split, or how many of the first layers stay on the device
     when the others are streamed; None where all stay. host, device: the units that run there.
     streamed: how many of the last layers come over the link in every pass. weight_bytes: on the
@@ -85,7 +85,7 @@ class Option:
     """One way to run a search. step_s: what a step of all problems under way takes; infinite for a
     way that is not possible, for the `reason`. problems: how many these are.
 
-    number, share: see `Layout`. weight_bytes: of the device's bytes, those of weights.
+    number, share: see `WeightLayout`. weight_bytes: of the device's bytes, those of weights.
     device_bytes, host_bytes: what is used of each in the end; of a way that does not fit, what it
     needs at least. link_bytes: what crosses to the device in a step.
     """
@@ -188,13 +188,13 @@ def _lack(option: Option) -> tuple[bool, float]:
 
 def _layouts(
     placement: str, units: Sequence[Unit], machine: Machine, search: Steps, share: float | None
-) -> Iterator[Layout]:
+) -> Iterator[WeightLayout]:
     """The ways to place the weights. Two buffers hold as much as two layers, so three are streamed
     at least."""
     layers = sum(unit.is_block for unit in units)
     sizes = [unit.param_bytes for unit in units]
     if placement == "resident":
-        yield Layout(placement, None, (), units, 0, (sum(sizes), 0))
+        yield WeightLayout(placement, None, (), units, 0, (sum(sizes), 0))
     elif placement == "split":
         for k in range(1, layers + 1):
             host = held_bytes(units[:k])
@@ -202,7 +202,7 @@ def _layouts(
             largest = 0.0 if machine.one_processor else stage.best_share(inf)
             for part in sorted({0.0, largest / 2, largest}) if share is None else [share]:
                 weights = sum(sizes[k:]) + ceil(part * stage.buffer_bytes), host
-                yield Layout(placement, k, units[:k], units[k:], 0, weights, part)
+                yield WeightLayout(placement, k, units[:k], units[k:], 0, weights, part)
     else:
         of_layers = [unit.param_bytes for unit in units if unit.is_block]
         buffers = BUFFERS * max(of_layers)
@@ -210,12 +210,13 @@ def _layouts(
             streamed = layers - kept
             away = sum(of_layers) * streamed // layers
             weights = sum(sizes) - away + buffers, away
-            yield Layout(placement, kept, (), units, streamed, weights)
+            yield WeightLayout(placement, kept, (), units, streamed, weights)
 
 
-def _begun(layout: Layout, memory: str, machine: Machine, search: Steps) -> int:
+def _begun(layout: WeightLayout, memory: str, machine: Machine, search: Steps) -> int:
     """How many problems a run begins by itself: as many as there are rows for, and as half of its
-    memory has room for, by what the first step asks for (see `search.admission.Admission`)."""
+    memory has room for, by what the first step asks for (see
+    `search.admission.ProblemAdmission`)."""
     tokens = search.prompt_tokens + 2 * search.branches * search.step_tokens
     states = kept_states(search)
     needed = sum(tokens * unit.kv_token_bytes + states * unit.state_bytes for unit in layout.device)
@@ -227,7 +228,7 @@ def _begun(layout: Layout, memory: str, machine: Machine, search: Steps) -> int:
 
 
 def _with_problems(
-    layout: Layout,
+    layout: WeightLayout,
     memory: str,
     kv_heads: int,
     machine: Machine,
@@ -244,7 +245,9 @@ def _with_problems(
     return option
 
 
-def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search: Steps) -> Option:
+def _option(
+    layout: WeightLayout, memory: str, kv_heads: int, machine: Machine, search: Steps
+) -> Option:
     policy = POLICIES[memory]
     rates = _rates(layout, policy, machine)
     weights, host_weights = layout.weight_bytes
@@ -311,7 +314,7 @@ def _option(layout: Layout, memory: str, kv_heads: int, machine: Machine, search
     )
 
 
-def _rates(layout: Layout, policy: Policy, machine: Machine) -> DeviceProfile:
+def _rates(layout: WeightLayout, policy: Policy, machine: Machine) -> DeviceProfile:
     """The profile of what runs the layers."""
     if layout.streamed and machine.plain is not None:
         return machine.plain
@@ -324,7 +327,7 @@ def kept_states(search: Steps) -> int:
     return 2 * search.branches + search.problems
 
 
-def _link_bytes(layout: Layout, traffic: Traffic, search: Steps) -> int:
+def _link_bytes(layout: WeightLayout, traffic: Traffic, search: Steps) -> int:
     """What crosses to the device in a step: KV, weights that stream or that the device helps with,
     and the states of a split's host."""
     blocks = layout.blocks
@@ -340,7 +343,7 @@ def _link_bytes(layout: Layout, traffic: Traffic, search: Steps) -> int:
 
 
 def _step_s(
-    layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, search: Steps
+    layout: WeightLayout, traffic: Traffic, rates: DeviceProfile, machine: Machine, search: Steps
 ) -> float:
     """The passes of all groups, and what crosses once a step as far as no group decodes
     meanwhile."""
@@ -362,7 +365,7 @@ def _helped(
 
 
 def _pass_s(
-    layout: Layout, traffic: Traffic, rates: DeviceProfile, machine: Machine, work: Pass
+    layout: WeightLayout, traffic: Traffic, rates: DeviceProfile, machine: Machine, work: Pass
 ) -> float:
     blocks, link = layout.blocks, machine.link
     layers_s = roofline_time(blocks, rates, work) - rates.pass_overhead_s

@@ -114,7 +114,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Read:
+class StreamedRead:
     """What a layer reads through buffers in every pass.
 
     load_bytes: what of it crosses.
@@ -159,7 +159,7 @@ class Traffic:
     computed, else 1. device_bytes, host_bytes: of KV in each tier in the end.
     """
 
-    reads: Sequence[Read | None] = ()
+    reads: Sequence[StreamedRead | None] = ()
     rounds: int = 1
     step_bytes: float = 0.0
     ahead_bytes: float = 0.0
@@ -201,12 +201,12 @@ def _reads(
     own: float,
     tail: float = 0.0,
     fetches: int | None = 1,
-) -> list[Read | None]:
+) -> list[StreamedRead | None]:
     """What each layer reads of the first `shared` tokens of each prompt and the first `own` of each
     branch, as far as its window reaches, with `tail` tokens of each branch's tail. fetches: None
     for as many as there are pieces."""
     search = cache.search
-    reads = list[Read | None]()
+    reads = list[StreamedRead | None]()
     prompts = search.prompts(branches)
     for block in cache.blocks:
         there = search.prompt_tokens + search.frozen_tokens
@@ -223,7 +223,9 @@ def _reads(
             of_branches = ceil(branches * of_each * branch / search.frozen_tokens)
         count = of_prompts + of_branches
         load = (prompts * prompt + branches * (branch + tail)) * block.kv_token_bytes
-        read = Read(load, prompt, branch, of_prompts, of_branches / branches, fetches or count)
+        read = StreamedRead(
+            load, prompt, branch, of_prompts, of_branches / branches, fetches or count
+        )
         reads.append(read if load else None)
     return reads
 
@@ -391,7 +393,7 @@ def _capture_tail_bytes(cache: Cache) -> float:
     return cache.tail_bytes * (1 + cache.act_bytes / cache.layer_bytes)
 
 
-def capture_times(cache: Cache, read: Read, work: Pass) -> CaptureTimes:
+def capture_times(cache: Cache, read: StreamedRead, work: Pass) -> CaptureTimes:
     """What Algorithm 1 goes by, of a layer and per token: from the profile, in a pass that reads
     this. Generating KV takes its products, a copy to where attention reads it, and as many calls as
     a block at most."""
@@ -414,7 +416,7 @@ def _capture(cache: Cache, room: float) -> Traffic:
     the host. Where it gains less than `MIN_GAIN` by these times, there are KV blocks alone."""
     search = cache.search
     rounds, size = _rounds(cache, room, _capture_tail_bytes(cache))
-    read = Read(
+    read = StreamedRead(
         load_bytes=0,
         shared_tokens=search.prompt_tokens,
         own_tokens=search.frozen_tokens,

@@ -17,7 +17,7 @@ from torch import Tensor
 from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays, addresses_of
-from ttc.cuda.gpu_arrays import SMALL_TILE, GpuArrays, Layout, Room
+from ttc.cuda.gpu_arrays import SMALL_TILE, GpuArrays, KVLayout, Room
 from ttc.cuda.gpu_cuts import cut_for
 from ttc.memory.kv import KV
 from ttc.memory.small_copies import upload
@@ -158,7 +158,7 @@ class TritonAttention:
 
     def _upload(self, device: torch.device) -> GpuArrays:
         arrays = self.arrays
-        layout = Layout.of(arrays, self.dtype)
+        layout = KVLayout.of(arrays, self.dtype)
         made = GpuArrays(Room.of(arrays), arrays.groups, len(arrays.addresses), layout, device)
         made.large_rows = arrays.max_rows
         made.fill(arrays, arrays.tasks)

@@ -96,7 +96,7 @@ def tails_of(kv: KV) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Layout:
+class KVLayout:
     """How KV lies. packed: the kind of the codec that entries are kept by, "" without one.
     alignment: what all strides of entries are a multiple of, in their numbers, and addresses, in as
     many bytes. tail_alignment: the same of tails.
@@ -108,7 +108,9 @@ class Layout:
     tail_alignment: int
 
     @classmethod
-    def of(cls, arrays: PlanArrays, dtype: torch.dtype, tails: np.ndarray | None = None) -> Layout:
+    def of(
+        cls, arrays: PlanArrays, dtype: torch.dtype, tails: np.ndarray | None = None
+    ) -> KVLayout:
         """Of a plan's entries and, where a kernel finds them by their places, tails."""
         codecs = {entry.kv.codec for entry in arrays.entries}
         codec = next(iter(codecs), None)
@@ -124,7 +126,7 @@ class Layout:
             tail_step if tails_aligned else 1,
         )
 
-    def serves(self, other: Layout) -> bool:
+    def serves(self, other: KVLayout) -> bool:
         return (
             self.packed == other.packed
             and other.alignment % self.alignment == 0
@@ -139,7 +141,9 @@ class GpuArrays:
     task. tokens, positions: of each row.
     """
 
-    def __init__(self, room: Room, groups: int, layers: int, layout: Layout, device: torch.device):
+    def __init__(
+        self, room: Room, groups: int, layers: int, layout: KVLayout, device: torch.device
+    ):
         self.room = room
         self.groups = groups
         self.layers = layers

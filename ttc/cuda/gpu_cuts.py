@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from ttc.attention.entry import Entry
-from ttc.attention.plan_arrays import Cut, even, task_rows
+from ttc.attention.plan_arrays import KeySplit, even, task_rows
 
 BLOCK = 32
 """Keys of a block, which a program reads at a time; all that follows is in the time of one."""
@@ -35,7 +35,7 @@ def cut_for(
     groups: int,
     kv_heads: int,
     device: torch.device,
-) -> Cut:
+) -> KeySplit:
     """The cut with which a layer takes least time. runs, groups: see `PlanArrays`."""
     keys: Counter[tuple[int, int]] = Counter(dict.fromkeys(runs, 0))
     for entry in entries:
@@ -45,7 +45,7 @@ def cut_for(
     loads = [(count, len(even(*rows, most))) for rows, count in keys.items()]
     programs = programs_at_once(device)
     best = min(SIZES, key=lambda size: time_of(size, loads, kv_heads, programs))
-    return Cut(best, short_keys=BLOCK)
+    return KeySplit(best, short_keys=BLOCK)
 
 
 def time_of(size: int, loads: Sequence[Load], kv_heads: int, programs: int) -> float:

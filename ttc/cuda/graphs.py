@@ -23,13 +23,13 @@ from ttc.attention.plan import DecodePlan, Plan
 from ttc.cuda.fused_gpu import TritonAttention, attend
 from ttc.cuda.gpu_arrays import (
     GpuArrays,
-    Layout,
+    KVLayout,
     Room,
     filled_up,
     room_for_rows,
     tails_of,
 )
-from ttc.model.model_changes import Watch
+from ttc.model.running.model_changes import Watch
 
 SWITCH = "TTC_GRAPHS"
 """The environment variable that turns graphs off when it is 0."""
@@ -53,7 +53,7 @@ class Graph(Protocol):
     def replay(self) -> Any: ...
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Makes graphs. `CudaRecorder` is the one that runs; tests have another."""
 
     def record(self, function: Callable[[], Tensor]) -> tuple[Tensor, Graph, Tensor]:
@@ -72,8 +72,8 @@ class CudaRecorder:
         self.first: tuple[Graph, Tensor] | None = None
 
     def record(self, function: Callable[[], Tensor]) -> tuple[Tensor, Graph, Tensor]:
-        """See `Recorder.record`. PyTorch records on no default stream. `torch.cuda.graph` is not
-        used, as it frees all memory that PyTorch keeps for later."""
+        """See `GraphRecorder.record`. PyTorch records on no default stream. `torch.cuda.graph` is
+        not used, as it frees all memory that PyTorch keeps for later."""
         with torch.cuda.device(self.device):
             self.stream = self.stream or torch.cuda.Stream()
             before = torch.cuda.current_stream()
@@ -128,11 +128,11 @@ class Graphs:
     replayed: the passes that were replays so far.
     """
 
-    def __init__(self, watch: Watch, device: torch.device, recorder: Recorder | None = None):
+    def __init__(self, watch: Watch, device: torch.device, recorder: GraphRecorder | None = None):
         self.watch = watch
         self.model = cast(Any, watch.model)
         self.device = device
-        self.recorder: Recorder = recorder or CudaRecorder(device)
+        self.recorder: GraphRecorder = recorder or CudaRecorder(device)
         self.reason = ""
         self.replayed = 0
         self.checked = False  # a replay has given what the modules give
@@ -186,7 +186,7 @@ class Graphs:
         plan: DecodePlan,
     ) -> bool:
         tails = tails_of(plan.tails)
-        layout = Layout.of(fused.arrays, fused.dtype, tails)
+        layout = KVLayout.of(fused.arrays, fused.dtype, tails)
         arrays = recorded.arrays
         if not arrays.room.holds(needed) or not arrays.layout.serves(layout):
             return False
@@ -203,7 +203,7 @@ class Graphs:
         plan: DecodePlan,
     ) -> Tensor | None:
         tails = tails_of(plan.tails)
-        layout = Layout.of(fused.arrays, fused.dtype, tails)
+        layout = KVLayout.of(fused.arrays, fused.dtype, tails)
         arrays = GpuArrays(room, fused.arrays.groups, len(tails), layout, self.device)
         arrays.fill(fused.arrays, tasks, tails)
         arrays.next_pass(tokens, plan.positions)

@@ -13,6 +13,5 @@ HANDLES = {
         "mbr_exec": "verifiers.programs.mbr_exec:MBRExec",
         "s_star": "verifiers.programs.s_star:SStar",
     },
-    "tools": {"python": "ttc.tools.python:PythonTools"},
     "grader": {"code": "experiments.programs.data:grader_of"},
 }

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
+from transformers.cache_utils import DummyLayer, DynamicCache, LinearAttentionCacheLayerMixin
 
 from ttc.memory.kv import KV
 from ttc.memory.states import State, StateBatch, StateShape
-from ttc.model.cache_windows import keeps_states
 from ttc.parts import handler
 
 FIND_TOKENS = 4
@@ -86,3 +86,24 @@ def find_recurrent(model: Any, ids: Tensor) -> Recurrent | None:
         return None
     found: Recurrent | None = handler("layers", "recurrent")(model, ids)
     return found
+
+
+def keeps_states(config: Any) -> bool:
+    """Whether any layer keeps a recurrent state in the cache that transformers makes."""
+    layers = _layers(config)
+    return any(
+        isinstance(layer, LinearAttentionCacheLayerMixin) and layer.number_of_states
+        for layer in layers
+    )
+
+
+def layers_without_tokens(config: Any) -> set[int]:
+    """The numbers of layers that mix no tokens and keep no state."""
+    return {i for i, layer in enumerate(_layers(config)) if isinstance(layer, DummyLayer)}
+
+
+def _layers(config: Any) -> list[Any]:
+    try:
+        return DynamicCache(config=config).layers
+    except Exception:  # a configuration that transformers cannot make a cache for
+        return []

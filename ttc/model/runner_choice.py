@@ -1,4 +1,4 @@
-"""Which runner a model gets, and why."""
+"""Which runner a model gets, and why; and the policy of its KV."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import warnings
 from typing import Any, Literal, get_args
 
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.model.runner import HuggingFaceRunner, ModelRunner
+from ttc.model.places import is_spread
+from ttc.model.running.runner import HuggingFaceRunner, ModelRunner
+from ttc.residency.base import Residency
+from ttc.residency.resident import Resident
 
-Choice = Literal["auto", "fused", "modules"]
+RunnerChoice = Literal["auto", "fused", "modules"]
 
 
 def runner_for(
-    model: Any, choice: Choice | ModelRunner = "modules", pack: bool = False
+    model: Any, choice: RunnerChoice | ModelRunner = "modules", pack: bool = False
 ) -> ModelRunner:
     """A runner for `model`, whose attention is set to the engine's own.
 
@@ -25,13 +28,13 @@ def runner_for(
     """
     if not isinstance(choice, str):
         return choice
-    if choice not in get_args(Choice):
+    if choice not in get_args(RunnerChoice):
         raise InvalidInput(
-            f"runner={choice!r} is unknown; use one of {', '.join(get_args(Choice))}"
+            f"runner={choice!r} is unknown; use one of {', '.join(get_args(RunnerChoice))}"
         )
     reason = "it was asked for"
     if choice != "modules":
-        from ttc.model.compiled_check import Differs, compiled_runner, why_not
+        from ttc.model.compiled.compiled_check import Differs, compiled_runner, why_not
 
         reason = why_not() if choice == "auto" else ""
     if not reason:
@@ -52,3 +55,36 @@ def runner_for(
     runner = HuggingFaceRunner(model)
     runner.reason = reason
     return runner
+
+
+# ---------------------------------------------------------------- the policy of its KV
+
+
+def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
+    """A copy of `policy` that governs the KV of a runner's model."""
+    if is_spread(runner.model):
+        check_resident(policy)
+    if not policy.regenerates:
+        return policy.bind(runner.shapes, runner.dtype, runner.device)
+    from ttc.model.running.capture_times import MeasuredTimes
+    from ttc.model.running.regeneration import Regeneration
+    from ttc.residency.capture import Capture
+
+    assert isinstance(policy, Capture)
+    first = getattr(runner, "fixed_layers", 0)
+    regeneration = Regeneration(runner.model, runner.shapes, first=first)
+    bound = policy.bind(regeneration.shapes, runner.dtype, runner.device)
+    sizes = bound.block_tokens, bound.mini_batch_tokens
+    times = MeasuredTimes(runner, regeneration, bound.memory, *sizes)
+    bound.use(regeneration, times)
+    return bound
+
+
+def check_resident(policy: Residency | None) -> None:
+    """Raise InvalidInput for a policy that moves KV, where layers lie on several devices."""
+    if policy is not None and not isinstance(policy, Resident):
+        raise InvalidInput(
+            f"{type(policy).__name__}() moves keys and values between one device and the host. "
+            "Over several devices each layer's stay beside it: memory=resident (ttc.Resident()), "
+            "or a device_map of one device"
+        )

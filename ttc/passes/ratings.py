@@ -12,12 +12,12 @@ from ttc.protocols import Backend, Verifier
 from ttc.tree.branch import Branch
 
 V = TypeVar("V")
-Scores = TypeVar("Scores", bound=Sequence[Sequence[float]])
+RatingScores = TypeVar("RatingScores", bound=Sequence[Sequence[float]])
 
 
 def pass_by_pass(
-    rating: Callable[[V, Sequence[Branch], Sequence[str], Backend], Passes[Scores]],
-) -> Callable[[V, Sequence[Branch], Sequence[str], Backend], Scores]:
+    rating: Callable[[V, Sequence[Branch], Sequence[str], Backend], Passes[RatingScores]],
+) -> Callable[[V, Sequence[Branch], Sequence[str], Backend], RatingScores]:
     """A verifier's `rate` from a generator, which yields after each pass of a model and returns the
     scores.
 
@@ -28,14 +28,14 @@ def pass_by_pass(
     @wraps(rating)
     def rate(
         verifier: V, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> Scores:
+    ) -> RatingScores:
         passes = rating(verifier, branches, questions, backend)
         try:
             while True:
                 next(passes)
                 check_interrupt()
         except StopIteration as end:
-            scores: Scores = end.value
+            scores: RatingScores = end.value
             return scores
         finally:
             passes.close()

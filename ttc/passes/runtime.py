@@ -14,7 +14,7 @@ from ttc.checks import check_is, check_kind, check_whole
 from ttc.memory.manager import KVMemory
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
-from ttc.model.runner import ModelRunner
+from ttc.model.running.runner import ModelRunner
 from ttc.passes.pass_by_pass import PassByPass
 from ttc.residency.base import Residency
 from ttc.tree.branch import Branch
@@ -22,7 +22,7 @@ from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
 
 if TYPE_CHECKING:
-    from ttc.model.lens import Lens
+    from ttc.model.running.lens import Lens
 
 
 def check_parts(

@@ -13,8 +13,8 @@ from ttc.passes.segment_writer import NewRun
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment, common_prefix
 
-Scores = list[list[list[float]]]
-Pairs = list[list[list[tuple[float, float]]]]
+Logprobs = list[list[list[float]]]
+LogprobPairs = list[list[list[tuple[float, float]]]]
 """The log-probability of each token, and of the likeliest one in its place."""
 
 
@@ -24,7 +24,7 @@ def score(
     branches: Sequence[Branch],
     given: Sequence[list[int]],
     continuations: Sequence[Sequence[list[int]]],
-) -> Passes[tuple[Scores, Scores]]:
+) -> Passes[tuple[Logprobs, Logprobs]]:
     """The log-probabilities of `Engine.score`, and of the likeliest token in each place. Two
     rounds: what all continuations of a branch share, then what is left of each. A branch that is
     released between two passes gets no more scores."""
@@ -62,7 +62,7 @@ def score(
     return _column(pairs, 0), _column(pairs, 1)
 
 
-def _column(pairs: Pairs, place: int) -> Scores:
+def _column(pairs: LogprobPairs, place: int) -> Logprobs:
     return [[[pair[place] for pair in row] for row in group] for group in pairs]
 
 
@@ -78,13 +78,13 @@ def _score_runs(
     targets: Sequence[Sequence[list[int]]],
     held: list[Segment],
     skipped: Sequence[int],
-) -> Passes[Pairs]:
+) -> Passes[LogprobPairs]:
     """Feed `runs[i]`, of `branches[i]`; row t gives the log-probability of token t of each of
     `targets[i]`, the first `skipped[i]` rows left out.
 
     The runs' segments are attached to the tree and appended to `held`, one reference each.
     """
-    pairs: Pairs = [[[] for _ in group] for group in targets]
+    pairs: LogprobPairs = [[[] for _ in group] for group in targets]
     cutter: Cutter | None = None
     try:
         with runtime.metered(branches):
@@ -107,7 +107,7 @@ def _score_chunk(
     chunk: Chunk,
     targets: Sequence[Sequence[list[int]]],
     skipped: Sequence[int],
-    pairs: Pairs,
+    pairs: LogprobPairs,
 ) -> None:
     scored = _scored_rows(chunk, skipped)
     keep = [row for _, _, rows in scored for row in rows]

@@ -17,15 +17,15 @@ from ttc.attention.hf_hook import attending
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch, Tensors
-from ttc.model.check import CHECK_TOKENS
-from ttc.model.lens import Lens, joined, parts_of, row_dim, rows_of
+from ttc.model.check.model_check import CHECK_TOKENS
 from ttc.model.recurrent_layers import Recurrent
-from ttc.model.runner import ModelRunner
+from ttc.model.running.lens import Lens, joined, parts_of, row_dim, rows_of
+from ttc.model.running.runner import ModelRunner
 
 Decide = Callable[[int, Sequence[int], Tensor], set[int]]
 """(layers computed, branches of the pass that are left, their lens logits (branches, vocab)) ->
 those that leave."""
-Watch = Callable[[Sequence[int], int, Tensor, Tensor], None]
+LayerWatch = Callable[[Sequence[int], int, Tensor, Tensor], None]
 """Sees each look: branches, layers computed, their last rows' states (branches, width), their lens
 logits."""
 
@@ -50,7 +50,7 @@ class ShrinkingPass:
         plan: ExtendPlan,
         decide: Decide,
         first_look: int,
-        watch: Watch | None = None,
+        watch: LayerWatch | None = None,
     ):
         self.lens = lens
         self.whole = plan

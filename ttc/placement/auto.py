@@ -17,10 +17,10 @@ from ttc.cost_model.profile_file import BY_MODULES, PLAIN
 from ttc.cost_model.read_now import read_now
 from ttc.cost_model.unit import Unit
 from ttc.errors import InvalidInput
-from ttc.model.binding import check_resident
-from ttc.model.device_map import Over
-from ttc.model.loading import chosen_device, configuration
-from ttc.model.partition import partition
+from ttc.model.loading.device_map import Over
+from ttc.model.loading.load import chosen_device, configuration
+from ttc.model.loading.partition import partition
+from ttc.model.runner_choice import check_resident
 from ttc.placement.base import BUDGETS, Placement
 from ttc.placement.split import Split
 from ttc.placement.streamed import Streamed

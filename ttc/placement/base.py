@@ -15,7 +15,7 @@ from ttc.checks import check_fields, check_positive
 from ttc.errors import OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.tiers import as_budget
-from ttc.model.runner import HuggingFaceRunner
+from ttc.model.running.runner import HuggingFaceRunner
 from ttc.residency.base import Residency, free_device_bytes, to_bytes
 
 Device = str | torch.device

@@ -14,11 +14,11 @@ from ttc.attention.hf_hook import attending
 from ttc.attention.plan import Plan
 from ttc.errors import UnsupportedModel
 from ttc.memory.kv import LayerShape
-from ttc.model.compiled_check import check_layers
-from ttc.model.fused_runner import CompiledLayers
-from ttc.model.llama_structure import Decoder
-from ttc.model.model_changes import Snapshot, Watch
+from ttc.model.compiled.compiled_check import check_layers
+from ttc.model.compiled.fused_runner import CompiledLayers
+from ttc.model.compiled.llama_structure import Decoder
 from ttc.model.replaced_functions import running_as
+from ttc.model.running.model_changes import Snapshot, Watch
 
 
 class CompiledHost:

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from ttc.model.device_map import Over
-from ttc.model.loading import chosen_device, load
-from ttc.model.runner import ModelRunner
-from ttc.model.runner_choice import Choice, runner_for
+from ttc.model.loading.device_map import Over
+from ttc.model.loading.load import chosen_device, load
+from ttc.model.runner_choice import RunnerChoice, runner_for
+from ttc.model.running.runner import ModelRunner
 from ttc.placement.base import PlacedRunner, Placement
 
 
 def load_runner(
     name: str | os.PathLike[str],
     placement: Placement | None = None,
-    runner: Choice | ModelRunner = "auto",
+    runner: RunnerChoice | ModelRunner = "auto",
     over: Over | None = None,
     **how: Any,
 ) -> tuple[Any, Any, ModelRunner]:

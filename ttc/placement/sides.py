@@ -11,7 +11,7 @@ from torch import nn
 
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
-from ttc.model.partition import Partition, partition
+from ttc.model.loading.partition import Partition, partition
 from ttc.model.stored import stored_bytes
 
 _PARTITIONS: WeakKeyDictionary[Any, Partition] = WeakKeyDictionary()

@@ -24,7 +24,7 @@ from ttc.cost_model.split_search import Generation, split_plan
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.tiers import as_budget
-from ttc.model.compiled_check import compiled_decoder
+from ttc.model.compiled.compiled_check import compiled_decoder
 from ttc.model.packed_linear import pack_linears
 from ttc.placement.base import (
     Device,

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ttc.errors import UnsupportedModel
 from ttc.memory.states import StateBatch, StateShape, Tensors
-from ttc.model.recording import Call, Rows
-from ttc.model.tolerance import check_same, deviation, is_precise
+from ttc.model.check.attention_check import check_same, deviation, is_precise
+from ttc.model.check.recording import AttentionCall, PackedRows
 from ttc.recurrent.modules import Recurrent
 
 SINGLE_TOKENS = 5
@@ -33,12 +33,12 @@ class Check(Protocol):
     precise: bool
 
     def replay(
-        self, calls: list[Call], rows: Rows, keep: list[int], spans: Sequence[slice]
+        self, calls: list[AttentionCall], rows: PackedRows, keep: list[int], spans: Sequence[slice]
     ) -> Tensor: ...
 
 
 def check_recurrent(
-    recurrent: Recurrent, check: Check, calls: list[Call], ids: Tensor, logits: Tensor
+    recurrent: Recurrent, check: Check, calls: list[AttentionCall], ids: Tensor, logits: Tensor
 ) -> None:
     """Find out how the modules are to run, and set them up.
 
@@ -85,7 +85,12 @@ def _check_after_opening(recurrent: Recurrent) -> None:
 
 class _Passes:
     def __init__(
-        self, recurrent: Recurrent, check: Check, calls: list[Call], ids: Tensor, logits: Tensor
+        self,
+        recurrent: Recurrent,
+        check: Check,
+        calls: list[AttentionCall],
+        ids: Tensor,
+        logits: Tensor,
     ):
         self.recurrent = recurrent
         self.check = check
@@ -134,7 +139,7 @@ class _Passes:
 
         ends = accumulate(map(len, runs))
         spans = [slice(end - len(run), end) for end, run in zip(ends, runs, strict=True)]
-        rows = Rows(pack(self.ids, 1), positions.tolist(), pack)
+        rows = PackedRows(pack(self.ids, 1), positions.tolist(), pack)
         try:
             with self.recurrent.running(batches):
                 result = self.check.replay(self.calls, rows, [*range(len(places))], spans)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ttc.model.recording import Call
+from ttc.model.check.recording import AttentionCall
 from ttc.passes.runtime import Runtime
 from ttc.recurrent.check import Check, check_recurrent
 from ttc.recurrent.modules import Recurrent
@@ -13,7 +13,7 @@ from ttc.recurrent.running_states import RunningStates
 
 
 class RecurrentLayers(Recurrent):
-    def check(self, check: Check, calls: list[Call], ids: Tensor, logits: Tensor) -> None:
+    def check(self, check: Check, calls: list[AttentionCall], ids: Tensor, logits: Tensor) -> None:
         check_recurrent(self, check, calls, ids, logits)
 
     def pass_states(

@@ -82,7 +82,7 @@ class RemoteBackend:
         requests ask for what the generation_config beside it does. split_special_tokens: as of an
         `Engine`. options: of the `Endpoint`.
         """
-        from ttc.model.loading import load_tokenizer
+        from ttc.model.loading.load import load_tokenizer
 
         endpoint = Endpoint(base_url, **options)
         loaded = load_tokenizer(tokenizer)
@@ -350,7 +350,7 @@ class RemoteBackend:
 def settings_beside(name: str, tokenizer: Any, **source: Any) -> GenerationSettings:
     """What the generation_config beside a tokenizer asks for. source: where it is read from, as for
     the tokenizer."""
-    from ttc.model.loading import load_generation_config
+    from ttc.model.loading.load import load_generation_config
 
     return GenerationSettings.of(load_generation_config(name, **source), len(tokenizer))
 

@@ -31,7 +31,7 @@ ANY_LENGTH = 2**62
 
 
 @dataclass(eq=False)
-class Work:
+class RunningStep:
     """A branch whose step is under way.
 
     start: `len(tokens)` at the step's start. left: how many tokens the server may still write.
@@ -64,9 +64,9 @@ class RemoteBatch:
     def __init__(self, server: Server, max_rows: int | None = None):
         self.server = server
         self.max_rows = inf if max_rows is None else max_rows
-        self.works: dict[Branch, Work] = {}
-        self.waiting: deque[Work] = deque()
-        self.asked: dict[Future[Reply], Work] = {}
+        self.works: dict[Branch, RunningStep] = {}
+        self.waiting: deque[RunningStep] = deque()
+        self.asked: dict[Future[Reply], RunningStep] = {}
         self.arrived: SimpleQueue[Future[Reply]] = SimpleQueue()
         self.refused: dict[Branch, ContentRefused] = {}  # to be said by the next step
         self.stops: dict[tuple[tuple[str, ...], tuple[str, ...], bool], Stops] = {}
@@ -93,7 +93,7 @@ class RemoteBatch:
             length = len(branch.tokens)
             context_left = model.left(length)
             left = limit if context_left is None else min(limit, context_left)
-            work = Work(branch, length, left, stops, sampling, logprobs, told)
+            work = RunningStep(branch, length, left, stops, sampling, logprobs, told)
             self.works[branch] = work
             self.waiting.append(work)
         self._ask()
@@ -172,7 +172,7 @@ class RemoteBatch:
             self.stops[key] = Stops(stop, end, self.server.limits, self.server.decode, loops)
         return self.stops[key]
 
-    def _break_off(self, work: Work) -> None:
+    def _break_off(self, work: RunningStep) -> None:
         if len(work.branch.tokens) > work.start:
             work.branch.end_step("interrupted")
 
@@ -197,7 +197,7 @@ class RemoteBatch:
             work.future = future
             future.add_done_callback(self.arrived.put)
 
-    def _take(self, work: Work, future: Future[Reply]) -> list[Branch]:
+    def _take(self, work: RunningStep, future: Future[Reply]) -> list[Branch]:
         try:
             reason = self._append(work, future.result())
         except ContentRefused as refusal:
@@ -212,7 +212,7 @@ class RemoteBatch:
         work.branch.end_step(reason)
         return [work.branch]
 
-    def _append(self, work: Work, reply: Reply) -> StepEnd | None:
+    def _append(self, work: RunningStep, reply: Reply) -> StepEnd | None:
         branch = work.branch
         asked = work.left
         length = len(work.branch.tokens)
@@ -249,7 +249,7 @@ class RemoteBatch:
             )
         return None
 
-    def _read(self, work: Work, reply: Reply) -> tuple[list[int], str]:
+    def _read(self, work: RunningStep, reply: Reply) -> tuple[list[int], str]:
         branch, server = work.branch, self.server
         text = self._with_thought(branch, reply) if reply.thought else reply.text
         if reply.tokens is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from ttc.errors import InvalidInput, RemoteError, RequestRefused
 from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client, Passing, shown
-from ttc.remote.replies import MOST_TOKENS, TOKEN_ID, TOP_K, Asked, Reply, check_same_text
+from ttc.remote.replies import MOST_TOKENS, TOKEN_ID, TOP_K, Expected, Reply, check_same_text
 from ttc.sampling import GREEDY, Sampling
 from ttc.text.chat import decoded
 from ttc.text.prompt import raw_tokens
@@ -162,7 +162,7 @@ class Probe:
     ) -> Future[Reply]:
         prompt = can.prompt(self.prompt, self.tokenizer)
         body = can.request(prompt, tokens, seed, sampling, stop, logprobs) | more
-        asked = Asked(len(self.tokenizer), len(self.prompt), tokens, echo="echo" in more)
+        asked = Expected(len(self.tokenizer), len(self.prompt), tokens, echo="echo" in more)
         return self.client.post("completions", body, asked.read, retries=retries)
 
 

@@ -29,7 +29,7 @@ LEAST = -1e5
 
 
 @dataclass(frozen=True)
-class Figures:
+class TokenFigures:
     """What a server says of one token.
 
     logprob: NaN where there is none (the first token of a prompt). likeliest: log-probabilities of
@@ -66,7 +66,7 @@ class Reply:
     tokens: list[int] | None
     finish: str
     stopped_by: str | int | None
-    figures: list[Figures]
+    figures: list[TokenFigures]
     prompt_tokens: int | None
     cached_tokens: int
     generated_tokens: int | None
@@ -74,7 +74,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Expected:
     """What one request has asked for, which its answer is held against.
 
     vocab_size: of the tokenizer here. prompt: its tokens. logprobs: of how many of the likeliest
@@ -221,7 +221,7 @@ def _texts(choice: dict[str, Any]) -> tuple[str, str]:
     return text, thought
 
 
-def _tokens(given: Any, figures: Sequence[Figures]) -> list[int] | None:
+def _tokens(given: Any, figures: Sequence[TokenFigures]) -> list[int] | None:
     tokens = given
     if tokens is None and figures and all(f.token is not None for f in figures):
         tokens = [f.token for f in figures]
@@ -256,7 +256,7 @@ def _count(counts: Any, name: str) -> int | None:
     return value
 
 
-def _figures(logprobs: Any) -> list[Figures]:
+def _figures(logprobs: Any) -> list[TokenFigures]:
     """Of OpenAI's form for completions, and of that for chats, which llama.cpp uses for both."""
     if not isinstance(logprobs, dict):
         return []
@@ -270,7 +270,7 @@ def _figures(logprobs: Any) -> list[Figures]:
         tops = logprobs.get("top_logprobs") or [None] * len(values)
         figures = []
         for value, likeliest, name in zip(values, tops, names, strict=True):
-            figures.append(Figures(_number(value), _numbers(likeliest or {}), _token(name)))
+            figures.append(TokenFigures(_number(value), _numbers(likeliest or {}), _token(name)))
         return figures
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise Passing(
@@ -279,10 +279,10 @@ def _figures(logprobs: Any) -> list[Figures]:
         ) from error
 
 
-def _chat_figures(entry: dict[str, Any]) -> Figures:
+def _chat_figures(entry: dict[str, Any]) -> TokenFigures:
     tops = entry["top_logprobs"]
     likeliest = _numbers({str(top.get("id", top["token"])): top["logprob"] for top in tops})
-    return Figures(_number(entry["logprob"]), likeliest, entry.get("id"))
+    return TokenFigures(_number(entry["logprob"]), likeliest, entry.get("id"))
 
 
 def _numbers(given: dict[str, Any]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.probe import probe
-from ttc.remote.replies import Asked, Reply
+from ttc.remote.replies import Expected, Reply
 from ttc.sampling import Sampling
 from ttc.text.chat import decoded, encoded
 from ttc.usage import Usage
@@ -61,7 +61,7 @@ class Server:
     ) -> Future[Reply]:
         prompt = self.can.prompt(tokens, self.tokenizer)
         body = self.can.request(prompt, max_tokens, seed, sampling, stop, logprobs) | more
-        asked = Asked(
+        asked = Expected(
             self.limits.vocab_size,
             len(tokens),
             max_tokens,

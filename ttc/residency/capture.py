@@ -13,7 +13,7 @@ import torch
 
 from ttc.attention.act_inputs import Regenerate
 from ttc.attention.entry import Entry, Reads
-from ttc.attention.stream import KVReader, Unit
+from ttc.attention.stream import FetchUnit, KVReader
 from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, mini_batches, next_is_act
 from ttc.cost_model.capture import allocation as allocation_by
 from ttc.errors import InvalidInput
@@ -292,8 +292,8 @@ class Capture(Offloading):
                 self.make_room(buffer_bytes + generated)
             return CaptureReader(self.memory, units, reads, self.regenerate, prefetch)
 
-    def _mini_batch_units(self, reads: Reads, max_tokens: int) -> list[Unit]:
-        units: list[Unit] = []
+    def _mini_batch_units(self, reads: Reads, max_tokens: int) -> list[FetchUnit]:
+        units: list[FetchUnit] = []
         known: dict[tuple[bool, tuple[int, ...]], list[list[int]]] = {}
         for layer in self.memory.layers:
             missing = tuple(self.missing_entries(layer, reads))
@@ -303,7 +303,8 @@ class Capture(Offloading):
                     [reads.entries[i] for i in missing], layer in self._acts, max_tokens
                 )
             units += [
-                Unit(layer, slice(None), tuple(missing[i] for i in batch)) for batch in known[key]
+                FetchUnit(layer, slice(None), tuple(missing[i] for i in batch))
+                for batch in known[key]
             ]
         return units
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ttc.attention.act_inputs import Regenerate
 from ttc.attention.entry import Reads
-from ttc.attention.stream import KVReader, Staged, Unit
+from ttc.attention.stream import FetchUnit, KVReader, Staged
 from ttc.memory.kv import LayerKV, LayerShape
 from ttc.memory.manager import KVMemory
 
-Copies = list[tuple[Tensor, Tensor]]
+CopyList = list[tuple[Tensor, Tensor]]
 
 
 class CaptureReader(KVReader):
@@ -29,7 +29,7 @@ class CaptureReader(KVReader):
     def __init__(
         self,
         memory: KVMemory,
-        units: Sequence[Unit],
+        units: Sequence[FetchUnit],
         reads: Reads,
         regenerate: Regenerate | None,
         prefetch: bool,
@@ -47,7 +47,7 @@ class CaptureReader(KVReader):
             raise
 
     @staticmethod
-    def elements(memory: KVMemory, unit: Unit, reads: Reads) -> int:
+    def elements(memory: KVMemory, unit: FetchUnit, reads: Reads) -> int:
         shape = memory.shapes[unit.layer]
         entries = (reads.entries[index] for index in unit.entries)
         return sum(
@@ -55,7 +55,7 @@ class CaptureReader(KVReader):
             for e in entries
         )
 
-    def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
+    def read(self, layer: int) -> Iterator[tuple[FetchUnit, dict[int, LayerKV]]]:
         self.layer = layer
         for _ in range(self.per_layer[layer]):
             unit, staged = self._current()
@@ -70,7 +70,7 @@ class CaptureReader(KVReader):
         self.inputs = []
         self.near = []
 
-    def _generated(self, unit: Unit) -> dict[int, LayerKV]:
+    def _generated(self, unit: FetchUnit) -> dict[int, LayerKV]:
         slot = self.turn % len(self.buffers)
         inputs, near = self.inputs[slot], self.near[slot]
         if inputs is None:
@@ -102,7 +102,7 @@ class CaptureReader(KVReader):
             self.places[key] = torch.cat(spans).to(self.memory.link.device)
         return self.places[key]
 
-    def _current(self) -> tuple[Unit, Staged]:
+    def _current(self) -> tuple[FetchUnit, Staged]:
         if self.started < self.turn:
             self._start(self.turn)
         self._start_ahead()
@@ -133,14 +133,14 @@ class CaptureReader(KVReader):
         both = act_copies or kv_copies
         self.transfers[slot] = memory.link.fetch(kv_copies, "kv", after, later) if both else None
 
-    def _start_inputs(self, unit: Unit, slot: int) -> tuple[Copies, int]:
+    def _start_inputs(self, unit: FetchUnit, slot: int) -> tuple[CopyList, int]:
         width = self.memory.shapes[unit.layer].input_dim or 0
         acts = _act_entries(unit, self.reads)
         tokens = sum(self.reads.entries[index].length for index in acts)
         inputs = self.buffers[slot][: tokens * width].view(tokens, width)
         self.inputs[slot] = inputs if acts else None
         self.near[slot] = {}
-        copies: Copies = []
+        copies: CopyList = []
         first = 0
         for index in acts:
             entry = self.reads.entries[index]
@@ -155,9 +155,9 @@ class CaptureReader(KVReader):
             first += entry.length
         return copies, tokens * width
 
-    def _stage_kv(self, unit: Unit, buffer: Tensor) -> tuple[Copies, Staged]:
+    def _stage_kv(self, unit: FetchUnit, buffer: Tensor) -> tuple[CopyList, Staged]:
         shape = self.memory.shapes[unit.layer]
-        copies: Copies = []
+        copies: CopyList = []
         staged = Staged()
         offset = 0
         for index in unit.entries:
@@ -184,10 +184,10 @@ def stored(shape: LayerShape, room: Tensor, new: tuple[Tensor, Tensor]) -> Layer
     return places
 
 
-def _act_entries(unit: Unit, reads: Reads) -> list[int]:
+def _act_entries(unit: FetchUnit, reads: Reads) -> list[int]:
     return [index for index in unit.entries if unit.layer in reads.entries[index].kv.acts]
 
 
-def generated_bytes(memory: KVMemory, unit: Unit, reads: Reads) -> int:
+def generated_bytes(memory: KVMemory, unit: FetchUnit, reads: Reads) -> int:
     tokens = sum(reads.entries[index].length for index in _act_entries(unit, reads))
     return tokens * memory.layer_bytes_per_token[unit.layer]

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 
 from ttc.attention.entry import Reads
-from ttc.attention.stream import KVReader, Unit, View
+from ttc.attention.stream import FetchUnit, KVReader, View
 from ttc.memory.kv import KV, LayerShape
 from ttc.residency.base import Paths
 from ttc.residency.offloading import Offloading
@@ -73,7 +73,7 @@ class Headwise(Offloading):
         )
         return max(sizes, default=0)
 
-    def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[Unit]:
+    def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[FetchUnit]:
         if not missing:
             return []
         entries = reads.entries
@@ -91,9 +91,9 @@ class Headwise(Offloading):
             for first in range(heads.start, heads.stop, size):
                 group = slice(first, min(first + size, heads.stop))
                 if not streaming:
-                    units.append(Unit(layer, group, tuple(missing)))
+                    units.append(FetchUnit(layer, group, tuple(missing)))
                 elif near:
-                    units.append(Unit(layer, group, near, view=view))
+                    units.append(FetchUnit(layer, group, near, view=view))
         return units
 
     def group_size(self, layer: int, tokens: int) -> int:

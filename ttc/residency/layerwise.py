@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ttc.attention.entry import Entry, Reads, private_entries
-from ttc.attention.stream import Unit
+from ttc.attention.stream import FetchUnit
 from ttc.memory.kv import KV
 from ttc.memory.tiers import Block
 from ttc.residency.base import Paths
@@ -162,14 +162,14 @@ class Layerwise(Offloading):
 
     # ---------------------------------------------------------------- a pass
 
-    def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[Unit]:
-        return [Unit(layer, slice(None), tuple(missing))] if missing else []
+    def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[FetchUnit]:
+        return [FetchUnit(layer, slice(None), tuple(missing))] if missing else []
 
-    def all_units(self, reads: Reads, with_views: bool = True) -> list[Unit]:
+    def all_units(self, reads: Reads, with_views: bool = True) -> list[FetchUnit]:
         """Also the tails of the layers that are not resident."""
         by_layer = {unit.layer: unit for unit in super().all_units(reads, with_views)}
         for layer, copy in enumerate(reads.tails.kv.device if reads.tails is not None else ()):
             if copy is None:
-                unit = by_layer.get(layer, Unit(layer, slice(None), ()))
+                unit = by_layer.get(layer, FetchUnit(layer, slice(None), ()))
                 by_layer[layer] = replace(unit, tails=True)
         return [by_layer[layer] for layer in sorted(by_layer)]

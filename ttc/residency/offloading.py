@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttc.attention.entry import Reads
-from ttc.attention.stream import KVReader, Unit, View
+from ttc.attention.stream import FetchUnit, KVReader, View
 from ttc.memory.tiers import Block
 from ttc.residency.base import Paths, Residency, free_device_bytes, machine_bytes, to_bytes
 from ttc.residency.beam_scheduling import balanced_rounds
@@ -203,7 +203,7 @@ class Offloading(Residency):
         for entry in reads.entries:
             self.memory.link.wait(entry.kv.fetched)
 
-    def all_units(self, reads: Reads, with_views: bool = True) -> list[Unit]:
+    def all_units(self, reads: Reads, with_views: bool = True) -> list[FetchUnit]:
         layers = self.memory.layers
         units = (
             unit
@@ -212,14 +212,14 @@ class Offloading(Residency):
         )
         return [unit for unit in units if with_views or unit.view is None]
 
-    def largest(self, units: Sequence[Unit], reads: Reads) -> int:
+    def largest(self, units: Sequence[FetchUnit], reads: Reads) -> int:
         elements = (KVReader.elements(self.memory, unit, reads) for unit in units)
         return max(elements, default=0) * self.memory.itemsize
 
-    def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[Unit]:
+    def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[FetchUnit]:
         """The units in which a layer's missing entries (by index) are fetched: here each by
         itself."""
-        return [Unit(layer, slice(None), (index,)) for index in missing]
+        return [FetchUnit(layer, slice(None), (index,)) for index in missing]
 
     def missing_entries(self, layer: int, reads: Reads) -> list[int]:
         shape = self.memory.shapes[layer]

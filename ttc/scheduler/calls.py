@@ -4,7 +4,7 @@ call needs it, others have made way, and the cache stays within its capacity."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -208,9 +208,17 @@ class Calls:
         """Calls that others have begun are finished first where room is tight: it was theirs when
         they began."""
         if not self.runtime.residency.roomy:
-            for call in list(self.runtime.under_way):
+            self._finish_begun()
+
+    def _finish_begun(self) -> bool:
+        """Finish the calls that others have begun; says whether there were any. Whoever made one
+        is told what has stopped it."""
+        begun = [call for call in self.runtime.under_way if not call.running]
+        for call in begun:
+            with suppress(Exception):
                 while not call.running and not call.step():
                     pass
+        return bool(begun)
 
     def _make_way(self, needed: Sequence[Branch] = ()) -> None:
         """needed: the branches of a call, which are not to decode while it begins."""
@@ -227,11 +235,18 @@ class Calls:
 
     def _let_go_of_others(self, branches: Sequence[Branch]) -> bool:
         """Have all that decode wait; where nobody did, `let_go` of a branch that is not one of
-        these. Says whether there may be more room now."""
+        these; where there is none, finish the calls that others have begun, in the room of these.
+        Says whether there may be more room now."""
         at_work = [batch for batch in list(self.batches) if batch.at_work]
         for batch in at_work:
             batch.preempt()
-        return bool(at_work) or self.let_go(branches)
+        if at_work or self.let_go(branches):
+            return True
+        if all(call.running for call in self.runtime.under_way):
+            return False
+        for branch in branches:
+            self.runtime.tree.let_go(branch)
+        return self._finish_begun()
 
     def let_go(self, keep: Sequence[Branch]) -> bool:
         """Free the KV of a branch that is not one of `keep`, to be computed again when it goes on:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ttc.attention.entry import shared_entries
 from ttc.memory.kv import KV
 from ttc.model.processors import Processor
-from ttc.model.runner import ModelRunner
+from ttc.model.running.runner import ModelRunner
 from ttc.passes.runtime import Runtime
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ttc.errors import UnsupportedModel
-from ttc.model.gguf_file import GgufFile, gguf_file
-from ttc.model.gguf_weights import check_tensors, processor, weights
+from ttc.model.loading.gguf_file import GgufFile, gguf_file
+from ttc.model.loading.gguf_weights import check_tensors, processor, weights
 from ttc.stored import kernel
 from ttc.stored.experts import (
     PARTS,

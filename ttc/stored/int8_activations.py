@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ttc.compiling import library
 from ttc.errors import InvalidInput
-from ttc.model.fused_runner import FusedRunner
-from ttc.model.runner import ModelRunner
+from ttc.model.compiled.fused_runner import FusedRunner
+from ttc.model.running.runner import ModelRunner
 from ttc.placement.split import SplitRunner
 from ttc.stored.kernel import KINDS, shared
 from ttc.stored.layers import Multiplying, StoredLinear

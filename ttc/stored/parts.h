@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "../vectors.h"
-#include "../model/product.h"
+#include "../model/compiled/product.h"
 
 namespace {
 

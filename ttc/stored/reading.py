@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from ttc.errors import InvalidInput
-from ttc.model.model_files import whole_folder
+from ttc.model.loading.model_files import whole_folder
 from ttc.stored.gguf_loading import bytes_in_file, read_stored, why_not
 from ttc.stored.mxfp4_loading import bytes_in_folder, check_method, read_folder
 

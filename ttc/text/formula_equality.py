@@ -15,7 +15,7 @@ from typing import Any
 
 import mpmath
 
-from ttc.text.formulas import Tree
+from ttc.text.formulas import Expr
 from ttc.text.matrices import worked_out
 
 DIGITS = 60
@@ -58,7 +58,7 @@ class NoValue(Exception):
     """A formula that has no value at a point, or one without bounds."""
 
 
-def equal_formulas(left: Tree, right: Tree) -> bool:
+def equal_formulas(left: Expr, right: Expr) -> bool:
     left, right = worked_out(left), worked_out(right)
     with mpmath.workdps(DIGITS):
         if _same(_plain(left), _plain(right)):
@@ -72,7 +72,7 @@ def equal_formulas(left: Tree, right: Tree) -> bool:
 # the forms of answers
 
 
-def _plain(tree: Tree) -> Tree:
+def _plain(tree: Expr) -> Expr:
     """A tree with its forms told apart: both signs of ±, names of equations, intervals of
     inequalities."""
     if _has(tree, "pm", "mp"):
@@ -97,11 +97,11 @@ def _plain(tree: Tree) -> Tree:
     return tree
 
 
-def _parts(tree: Tree) -> Sequence[Tree]:
+def _parts(tree: Expr) -> Sequence[Expr]:
     return tree[2:] if tree[0] == "list" else (tree,)
 
 
-def _with_sign(tree: Tree, sign: int) -> Tree:
+def _with_sign(tree: Expr, sign: int) -> Expr:
     if tree[0] in ("pm", "mp"):
         added = sign if tree[0] == "pm" else -sign
         left, right = (_with_sign(part, sign) for part in tree[1:])
@@ -109,23 +109,23 @@ def _with_sign(tree: Tree, sign: int) -> Tree:
     return tuple(_with_sign(part, sign) if isinstance(part, tuple) else part for part in tree)
 
 
-def _has(tree: Tree, *kinds: str) -> bool:
+def _has(tree: Expr, *kinds: str) -> bool:
     return any(node[0] in kinds for node in _nodes(tree))
 
 
-def _nodes(tree: Tree) -> Iterator[Tree]:
+def _nodes(tree: Expr) -> Iterator[Expr]:
     yield tree
     for part in tree:
         if isinstance(part, tuple):
             yield from _nodes(part)
 
 
-def _mixes_cases(tree: Tree) -> bool:
+def _mixes_cases(tree: Expr) -> bool:
     names = {node[1] for node in _nodes(tree) if node[0] == "sym"}
     return len({name.lower() for name in names}) < len(names)
 
 
-def _lowered(tree: Tree) -> Tree:
+def _lowered(tree: Expr) -> Expr:
     if tree[0] in ("sym", "apply"):
         name = tree[1].lower()
         constant = tree[0] == "sym" and name in ("e", "i")
@@ -133,7 +133,7 @@ def _lowered(tree: Tree) -> Tree:
     return tuple(_lowered(part) if isinstance(part, tuple) else part for part in tree)
 
 
-def _same(left: Tree, right: Tree) -> bool:
+def _same(left: Expr, right: Expr) -> bool:
     if left == right:
         return True
     named = _same_named(left, right)
@@ -153,7 +153,7 @@ def _same(left: Tree, right: Tree) -> bool:
     return left[0] == right[0] and left[0] in _COMPARED and _COMPARED[left[0]](left, right)
 
 
-def _same_named(left: Tree, right: Tree) -> bool | None:
+def _same_named(left: Expr, right: Expr) -> bool | None:
     """Whether equations that name a value are equal to others or to a value; None where neither
     names one, or the equations may say the same in other words."""
     one, other = _named(left), _named(right)
@@ -166,29 +166,29 @@ def _same_named(left: Tree, right: Tree) -> bool | None:
     return None
 
 
-def _element(tree: Tree) -> Tree:
+def _element(tree: Expr) -> Expr:
     """A set's only element, where it is a number."""
     alone = tree[0] == "set" and len(tree) == 2 and tree[1][0] in _SCALARS
     return tree[1] if alone else tree
 
 
-def _same_brackets(left: Tree, right: Tree) -> bool:
+def _same_brackets(left: Expr, right: Expr) -> bool:
     if left[1:3] != right[1:3] and len(left) == 5:
         return False
     return _in_order(left[3:], right[3:])
 
 
-def _same_matrices(left: Tree, right: Tree) -> bool:
+def _same_matrices(left: Expr, right: Expr) -> bool:
     return len(left) == len(right) and all(map(_in_order, left[1:], right[1:]))
 
 
-def _same_ratios(left: Tree, right: Tree) -> bool:
+def _same_ratios(left: Expr, right: Expr) -> bool:
     first = ("/", left[1], right[1])
     quotients = [("/", *pair) for pair in zip(left[2:], right[2:], strict=False)]
     return len(left) == len(right) and all(_same(first, each) for each in quotients)
 
 
-def _is_listed(several: Tree, other: Tree) -> bool:
+def _is_listed(several: Expr, other: Expr) -> bool:
     """Whether parts without brackets are those of another answer: in any order, but in order where
     it has brackets, where dots stand between them, or each has a name of its own."""
     parts = several[2:]
@@ -217,11 +217,11 @@ def _is_listed(several: Tree, other: Tree) -> bool:
     return False
 
 
-def _in_order(left: Sequence[Tree], right: Sequence[Tree]) -> bool:
+def _in_order(left: Sequence[Expr], right: Sequence[Expr]) -> bool:
     return len(left) == len(right) and all(map(_same, left, right))
 
 
-def _in_any_order(left: Sequence[Tree], right: Sequence[Tree]) -> bool:
+def _in_any_order(left: Sequence[Expr], right: Sequence[Expr]) -> bool:
     if len(left) != len(right):
         return False
     others = list(right)
@@ -233,15 +233,15 @@ def _in_any_order(left: Sequence[Tree], right: Sequence[Tree]) -> bool:
     return True
 
 
-def _once(parts: Sequence[Tree]) -> list[Tree]:
-    kept: list[Tree] = []
+def _once(parts: Sequence[Expr]) -> list[Expr]:
+    kept: list[Expr] = []
     for part in parts:
         if not any(_same(part, other) for other in kept):
             kept.append(part)
     return kept
 
 
-def _same_relations(left: Tree, right: Tree) -> bool:
+def _same_relations(left: Expr, right: Expr) -> bool:
     if len(left) != len(right):
         return False
     if left[1] == right[1] and _in_order(left[2:], right[2:]):
@@ -260,7 +260,7 @@ def _same_relations(left: Tree, right: Tree) -> bool:
     return bool(left[1][0] == sign)
 
 
-_COMPARED: dict[str, Callable[[Tree, Tree], bool]] = {
+_COMPARED: dict[str, Callable[[Expr, Expr], bool]] = {
     "relation": _same_relations,
     "set": lambda left, right: _in_any_order(_once(left[1:]), _once(right[1:])),
     "brackets": _same_brackets,
@@ -273,7 +273,7 @@ _COMPARED: dict[str, Callable[[Tree, Tree], bool]] = {
 # equations and inequalities
 
 
-def _named(tree: Tree) -> tuple[Tree, Tree] | None:
+def _named(tree: Expr) -> tuple[Expr, Expr] | None:
     """The name and the value of an equation that gives one: x = 5, 5 = x, f(x) = 2x, m + n = 7.
     Of a true sum (2 + 3 = 5) its value, which is its own name."""
     if tree[0] != "relation" or set(tree[1]) != {"="}:
@@ -289,7 +289,7 @@ def _named(tree: Tree) -> tuple[Tree, Tree] | None:
     return None
 
 
-def _is_name(tree: Tree) -> bool:
+def _is_name(tree: Expr) -> bool:
     kinds = {node[0] for node in _nodes(tree) if isinstance(node[0], str)}
     if tree[0] == "apply":
         return True
@@ -297,7 +297,7 @@ def _is_name(tree: Tree) -> bool:
     return bool(_symbols(tree)) and kinds <= allowed
 
 
-def _outside_calls(tree: Tree) -> Iterator[Tree]:
+def _outside_calls(tree: Expr) -> Iterator[Expr]:
     """The letters of a name; those that a function is of are none of them."""
     if tree[0] == "sym":
         yield tree
@@ -307,11 +307,11 @@ def _outside_calls(tree: Tree) -> Iterator[Tree]:
                 yield from _outside_calls(part)
 
 
-def _symbols(tree: Tree) -> set[str]:
+def _symbols(tree: Expr) -> set[str]:
     return {node[1] for node in _nodes(tree) if node[0] == "sym"}
 
 
-def _factor(left: Tree, right: Tree) -> Any:
+def _factor(left: Expr, right: Expr) -> Any:
     """The number that one formula is times another one, or None."""
     if _symbols(left) != _symbols(right) or not _symbols(left):
         return None
@@ -325,13 +325,13 @@ def _factor(left: Tree, right: Tree) -> Any:
     return mpmath.re(factors[0]) if close else None
 
 
-Interval = tuple[bool, Tree, Tree, bool]
+FormulaInterval = tuple[bool, Expr, Expr, bool]
 """Whether its ends are open, and the ends."""
-_INFINITE: Tree = ("const", "oo")
-_MINUS_INFINITE: Tree = ("neg", _INFINITE)
+_INFINITE: Expr = ("const", "oo")
+_MINUS_INFINITE: Expr = ("neg", _INFINITE)
 
 
-def _region(tree: Tree) -> tuple[str, list[Interval]] | None:
+def _region(tree: Expr) -> tuple[str, list[FormulaInterval]] | None:
     """The intervals that an answer stands for, with the letter that they are for ("" for any)."""
     if tree[0] == "region":
         return tree[1], list(tree[2])
@@ -351,15 +351,15 @@ def _region(tree: Tree) -> tuple[str, list[Interval]] | None:
     return None
 
 
-def _interval(open_left: bool, left: Tree, right: Tree, open_right: bool) -> Interval:
+def _interval(open_left: bool, left: Expr, right: Expr, open_right: bool) -> FormulaInterval:
     return open_left or _is_infinite(left), left, right, open_right or _is_infinite(right)
 
 
-def _is_infinite(tree: Tree) -> bool:
+def _is_infinite(tree: Expr) -> bool:
     return tree in (_INFINITE, _MINUS_INFINITE)
 
 
-def _solved(tree: Tree) -> tuple[str, list[Interval]] | None:
+def _solved(tree: Expr) -> tuple[str, list[FormulaInterval]] | None:
     signs, parts = tree[1], tree[2:]
     if len(signs) == 1 and set(signs) == {"="} and parts[0][0] == "sym":  # x in an interval
         inner = (
@@ -391,8 +391,8 @@ def _solved(tree: Tree) -> tuple[str, list[Interval]] | None:
 
 
 def _solved_absolute(
-    signs: Sequence[str], parts: Sequence[Tree]
-) -> tuple[str, list[Interval]] | None:
+    signs: Sequence[str], parts: Sequence[Expr]
+) -> tuple[str, list[FormulaInterval]] | None:
     """|x - 1| < 2 as -1 < x < 3, 1 <= |x| <= 3 as two intervals."""
     place = next(place for place, part in enumerate(parts) if part[:2] == ("call", "abs"))
     if len(signs) > 2 or (len(signs) == 2 and place != 1) or "" in map(_direction, signs):
@@ -422,11 +422,11 @@ def _direction(sign: str) -> str:
     return sign[0] if sign in ("<", "<=", ">", ">=") else ""
 
 
-def _moved(end: Tree, shift: Sequence[Tree]) -> Tree:
+def _moved(end: Expr, shift: Sequence[Expr]) -> Expr:
     return end if _is_infinite(end) or not shift else ("+", end, *(("neg", each) for each in shift))
 
 
-def _solved_linear(sign: str, difference: Tree) -> tuple[str, Tree, Tree] | None:
+def _solved_linear(sign: str, difference: Expr) -> tuple[str, Expr, Expr] | None:
     """2x - 4 < 0 as x < 2, where one letter has numbers alone beside it."""
     names = _symbols(difference)
     if len(names) != 1:
@@ -438,7 +438,7 @@ def _solved_linear(sign: str, difference: Tree) -> tuple[str, Tree, Tree] | None
     if None in values or not slope or two - one != slope or three - two != slope:
         return None
     root = -start / slope
-    value: Tree = ("/", ("num", str(abs(root.numerator))), ("num", str(root.denominator)))
+    value: Expr = ("/", ("num", str(abs(root.numerator))), ("num", str(root.denominator)))
     return (
         sign if slope > 0 else _FLIPPED[sign],
         ("sym", name),
@@ -446,7 +446,7 @@ def _solved_linear(sign: str, difference: Tree) -> tuple[str, Tree, Tree] | None
     )
 
 
-def _replaced(tree: Tree, name: str, digits: str) -> Tree:
+def _replaced(tree: Expr, name: str, digits: str) -> Expr:
     if tree == ("sym", name):
         return ("num", digits)
     return tuple(
@@ -454,7 +454,7 @@ def _replaced(tree: Tree, name: str, digits: str) -> Tree:
     )
 
 
-def _without_points(tree: Tree) -> tuple[str, list[Interval]] | None:
+def _without_points(tree: Expr) -> tuple[str, list[FormulaInterval]] | None:
     region, points = _region(tree[1]), tree[2]
     if region is None or len(region[1]) != 1 or points[0] != "set":
         return None
@@ -470,7 +470,7 @@ def _without_points(tree: Tree) -> tuple[str, list[Interval]] | None:
     return region[0], [*intervals, _interval(open_left, left, right, open_right)]
 
 
-def _joined(regions: list[tuple[str, list[Interval]]], word: str) -> Tree | None:
+def _joined(regions: list[tuple[str, list[FormulaInterval]]], word: str) -> Expr | None:
     """Inequalities for one letter as one region: all parts with "or", what two have in common with
     "and" or a comma. Points and several letters are none."""
     names = {name for name, _ in regions}
@@ -490,7 +490,7 @@ def _joined(regions: list[tuple[str, list[Interval]]], word: str) -> Tree | None
     return None
 
 
-def _is_below(left: Tree, right: Tree) -> bool:
+def _is_below(left: Expr, right: Expr) -> bool:
     values = [_values(tree)[0] for tree in (left, right)]
     return None not in values and bool(mpmath.re(values[0]) < mpmath.re(values[1]))
 
@@ -514,7 +514,7 @@ def _same_regions(left: Any, right: Any) -> bool:
 # values
 
 
-def _same_values(left: Tree, right: Tree) -> bool:
+def _same_values(left: Expr, right: Expr) -> bool:
     if left[0] == "base" or right[0] == "base":
         return _same_digits(left, right)
     percents = [tree[1] for tree in (left, right) if tree[0] == "percent"]
@@ -544,7 +544,7 @@ def _same_values(left: Tree, right: Tree) -> bool:
     return compared > 0
 
 
-def _same_digits(left: Tree, right: Tree) -> bool:
+def _same_digits(left: Expr, right: Expr) -> bool:
     """Digits of a base are equal to the same digits, of the same base where both name one."""
     digits = [
         tree[1].rstrip("0").rstrip(".") if "." in tree[1] else tree[1]
@@ -555,7 +555,7 @@ def _same_digits(left: Tree, right: Tree) -> bool:
     return len(digits) == 2 and digits[0] == digits[1] and len(bases) == 1
 
 
-def _is_rounded(left: Tree, right: Tree) -> bool:
+def _is_rounded(left: Expr, right: Expr) -> bool:
     return any(
         node[0] == "num" and ("." in node[1] or "e" in node[1].lower())
         for tree in (left, right)
@@ -577,7 +577,7 @@ def _are_integers(*values: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _values(tree: Tree) -> tuple[Any, ...]:
+def _values(tree: Expr) -> tuple[Any, ...]:
     """A formula's values at the points, None where there is none. Without letters it has one."""
     names = sorted({node[1] for node in _nodes(tree) if node[0] == "sym"})
     varies = bool(names) or _has(tree, "apply")
@@ -592,7 +592,7 @@ def _values(tree: Tree) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _exact(tree: Tree) -> Fraction | None:
+def _exact(tree: Expr) -> Fraction | None:
     """The value of whole numbers and their sums, products, quotients and powers, else None."""
     kind, parts = tree[0], tree[1:]
     if kind == "num":
@@ -634,7 +634,7 @@ def _number_of(name: str, point: int) -> Any:
     return -value if point >= POSITIVE and digest[20] % 2 ^ point % 2 else value
 
 
-def _value(tree: Tree, numbers: dict[str, Any]) -> Any:
+def _value(tree: Expr, numbers: dict[str, Any]) -> Any:
     kind, parts = tree[0], tree[1:]
     if kind == "num":
         return mpmath.mpf(parts[0])
@@ -754,7 +754,7 @@ def _no_value() -> Any:
     raise NoValue("a ratio of several")
 
 
-def _called(name: str, arguments: Sequence[Tree], numbers: dict[str, Any]) -> Any:
+def _called(name: str, arguments: Sequence[Expr], numbers: dict[str, Any]) -> Any:
     if name == "det":
         rows = [[_value(part, numbers) for part in row] for row in arguments[0][1:]]
         if len({len(rows), *map(len, rows)}) > 1 or len(rows) > 8:

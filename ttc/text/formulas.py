@@ -17,7 +17,7 @@ from typing import Any
 
 from ttc.text.typed_math import with_commands
 
-Tree = tuple[Any, ...]
+Expr = tuple[Any, ...]
 
 MAX_CHARS = 2000
 """Longer answers are no formulas."""
@@ -127,7 +127,7 @@ class Unread(Exception):
     """A part that is no formula."""
 
 
-def read_formula(answer: str) -> Tree | None:
+def read_formula(answer: str) -> Expr | None:
     """The tree of an answer that is a formula as a whole, else None."""
     plain = answer.strip()
     if len(plain) > MAX_CHARS:
@@ -195,7 +195,7 @@ class _Reader:
 
     # answers
 
-    def whole(self) -> Tree:
+    def whole(self) -> Expr:
         while self.accept("=", "\\approx", "\\simeq"):
             pass
         tree = self.answers()
@@ -205,7 +205,7 @@ class _Reader:
             return ("list", ",", *tree[1:])
         return tree
 
-    def answers(self) -> Tree:
+    def answers(self) -> Expr:
         """Statements with commas between; where these stand within semicolons, lists of them."""
         groups = [self.listed()]
         while self.accept(";"):
@@ -216,7 +216,7 @@ class _Reader:
             return ("list", ",", *groups)
         return ("list", ",", *(("brackets", "(", ")", *_listed(group)) for group in groups))
 
-    def listed(self) -> Tree:
+    def listed(self) -> Expr:
         parts = [self.statement()]
         word = ","
         while sign := self.separator():
@@ -239,7 +239,7 @@ class _Reader:
             else:
                 return found
 
-    def statement(self) -> Tree:
+    def statement(self) -> Expr:
         self.depth += 1
         if self.depth > DEEPEST:
             raise Unread("too deep")
@@ -258,7 +258,7 @@ class _Reader:
             signs, parts = (["="], parts[:2]) if named else (signs[:exact], parts[: exact + 1])
         return ("relation", tuple(signs), *parts) if signs else parts[0]
 
-    def union(self) -> Tree:
+    def union(self) -> Expr:
         parts = [self.ratio()]
         while self.accept("\\cup"):
             parts.append(self.ratio())
@@ -267,15 +267,15 @@ class _Reader:
             tree = ("minus", tree, self.ratio())
         return tree
 
-    def ratio(self) -> Tree:
+    def ratio(self) -> Expr:
         parts = [self.sum()]
         while not self.in_set and self.accept(":"):
             parts.append(self.sum())
         return parts[0] if len(parts) == 1 else ("ratio", *parts)
 
-    def sum(self) -> Tree:
+    def sum(self) -> Expr:
         if self.kind() == "command" and self.peek() in ("\\pm", "\\mp"):
-            parts: list[Tree] = [("num", "0")]
+            parts: list[Expr] = [("num", "0")]
         else:
             parts = [self.product()]
         while True:
@@ -290,7 +290,7 @@ class _Reader:
             else:
                 return parts[0] if len(parts) == 1 else ("+", *parts)
 
-    def product(self) -> Tree:
+    def product(self) -> Expr:
         factors = [self.unary()]
         while True:
             if self.kind() in ("sign", "command") and self.peek() in _TIMES:
@@ -324,14 +324,14 @@ class _Reader:
         others = ("begin", "{", "langle", "mathbb")
         return any(command[1:] in table for table in (*tables, others)) or command in _AROUND
 
-    def unary(self) -> Tree:
+    def unary(self) -> Expr:
         signs = 0
         while self.kind() == "sign" and self.peek() in "+-":
             signs += self.take() == "-"
         part = self.power()
         return ("neg", part) if signs % 2 else part
 
-    def power(self) -> Tree:
+    def power(self) -> Expr:
         base = self.postfix(self.atom())
         while self.accept("^", "**"):
             if self.is_degree():
@@ -349,7 +349,7 @@ class _Reader:
         self.at = start
         return False
 
-    def exponent(self) -> Tree:
+    def exponent(self) -> Expr:
         if self.accept("{"):
             return self.until("}")
         negative = self.accept("-")
@@ -359,7 +359,7 @@ class _Reader:
             part = ("^", part, self.exponent())
         return ("neg", part) if negative else part
 
-    def until(self, closing: str) -> Tree:
+    def until(self, closing: str) -> Expr:
         self.depth += 1
         bars, self.bars = self.bars, int(closing == "|")
         part = self.answers()
@@ -370,7 +370,7 @@ class _Reader:
         self.expect(closing)
         return part
 
-    def postfix(self, part: Tree) -> Tree:
+    def postfix(self, part: Expr) -> Expr:
         while True:
             if self.accept("!"):
                 part = ("!", part)
@@ -383,7 +383,7 @@ class _Reader:
 
     # atoms
 
-    def atom(self, single: bool = False) -> Tree:
+    def atom(self, single: bool = False) -> Expr:
         kind, value = self.kind(), self.peek()
         if kind == "number":
             self.at += 1
@@ -404,7 +404,7 @@ class _Reader:
             return ("call", "abs", self.until("|"))
         raise Unread(value)
 
-    def grouped(self) -> Tree:
+    def grouped(self) -> Expr:
         """A group of LaTeX, or a set as people type it."""
         bars, self.bars = self.bars, 0
         inside = self.answers()
@@ -412,7 +412,7 @@ class _Reader:
         self.expect("}")
         return ("set", *inside[2:]) if inside[0] == "list" else inside
 
-    def number(self, digits: str, single: bool) -> Tree:
+    def number(self, digits: str, single: bool) -> Expr:
         if self.accept("_"):
             base = self.name_part()
             return ("base", digits, base)
@@ -433,7 +433,7 @@ class _Reader:
         self.at = start
         return number
 
-    def letters(self, single: bool) -> Tree:
+    def letters(self, single: bool) -> Expr:
         run = self.peek()
         place = self.at
         if len(run) > LONGEST_RUN:
@@ -479,7 +479,7 @@ class _Reader:
                 (kind, run[length:], False),
             ]
 
-    def text(self) -> Tree:
+    def text(self) -> Expr:
         content = self.take().strip()
         plain = content.strip("()") if len(content) == 3 else content
         if plain in _FUNCTIONS:
@@ -494,7 +494,7 @@ class _Reader:
             return ("num", plain)
         raise Unread(content)
 
-    def symbol(self, name: str) -> Tree:
+    def symbol(self, name: str) -> Expr:
         if self.accept("_"):
             name += "_" + self.name_part()
         while self.accept("'"):
@@ -531,7 +531,7 @@ class _Reader:
             parts.append(value.strip())
         return "".join(parts[:-1]).removeprefix("\\")
 
-    def bracketed(self, opening: str) -> Tree:
+    def bracketed(self, opening: str) -> Expr:
         """What stands in brackets: a formula, or several parts."""
         bars, self.bars = self.bars, 0
         in_set, self.in_set = self.in_set, False
@@ -548,7 +548,7 @@ class _Reader:
             raise Unread(closing)
         return inside
 
-    def argument(self) -> Tree:
+    def argument(self) -> Expr:
         """One argument of a LaTeX command: a group, or one sign."""
         if self.accept("{"):
             return self.until("}")
@@ -565,14 +565,14 @@ class _Reader:
             return self.atom(single=True)
         raise Unread(value)
 
-    def fraction(self) -> Tree:
+    def fraction(self) -> Expr:
         return ("/", self.argument(), self.argument())
 
-    def function(self, name: str) -> Tree:
+    def function(self, name: str) -> Expr:
         if name == "sqrt":
             return self.root()
-        base: Tree | None = None
-        exponent: Tree | None = None
+        base: Expr | None = None
+        exponent: Expr | None = None
         for _ in range(2):
             if self.accept("_"):
                 base = self.log_base()
@@ -591,15 +591,20 @@ class _Reader:
             arguments = list(arguments[0][3:])
         if len(arguments) != 1 and name not in _SEVERAL:
             raise Unread(name)
-        call: Tree = ("call", name, *arguments, *([base] if base and name in ("log", "lg") else []))
+        call: Expr = (
+            "call",
+            name,
+            *arguments,
+            *([base] if base and name in ("log", "lg") else []),
+        )
         return call if exponent is None else ("^", call, exponent)
 
-    def log_base(self) -> Tree:
+    def log_base(self) -> Expr:
         if self.kind() == "number" and self.peek(1) in ("(", "{", "|"):
             return ("num", self.take())
         return self.argument()
 
-    def arguments(self) -> list[Tree]:
+    def arguments(self) -> list[Expr]:
         if self.accept("("):
             return [self.bracketed("(")]
         if self.accept("{"):
@@ -615,8 +620,8 @@ class _Reader:
     def begins_function(self) -> bool:
         return self.peek().lstrip("\\") in _FUNCTIONS and self.peek() != "\\sqrt"
 
-    def root(self) -> Tree:
-        degree: Tree | None = None
+    def root(self) -> Expr:
+        degree: Expr | None = None
         if self.accept("["):
             degree = self.answers()
             self.expect("]")
@@ -632,7 +637,7 @@ class _Reader:
             raise Unread("sqrt")
         return ("call", "sqrt", inside) if degree is None else ("call", "root", inside, degree)
 
-    def command(self, command: str) -> Tree:
+    def command(self, command: str) -> Expr:
         name = command[1:]
         if name in _FRACTIONS:
             return self.fraction()
@@ -653,21 +658,21 @@ class _Reader:
             return ("sym", name + "".join(self.take() for _ in range(self.kind() == "letters")))
         raise Unread(command)
 
-    def binomial(self) -> Tree:
+    def binomial(self) -> Expr:
         return ("call", "binom", self.argument(), self.argument())
 
-    def number_set(self) -> Tree:
+    def number_set(self) -> Expr:
         letter = self.argument()
         if letter[0] == "sym" and letter[1] in _SETS:
             return ("const", _SETS[letter[1]])
         raise Unread("mathbb")
 
-    def vector(self) -> Tree:
+    def vector(self) -> Expr:
         inside = self.answers()
         self.expect("\\rangle")
         return ("brackets", "(", ")", *(inside[2:] if inside[0] == "list" else (inside,)))
 
-    def accented(self, name: str) -> Tree:
+    def accented(self, name: str) -> Expr:
         start = self.at
         self.argument()
         inner = "".join(value for _, value, _ in self.tokens[start : self.at] if value not in "{}")
@@ -675,7 +680,7 @@ class _Reader:
             raise Unread(name)
         return self.symbol(f"{'bar' if name == 'overline' else name}:{inner}")
 
-    def set(self) -> Tree:
+    def set(self) -> Expr:
         if self.accept("\\}"):
             return ("const", "empty")
         bars, self.bars = self.bars, 1
@@ -693,13 +698,13 @@ class _Reader:
         self.bars, self.in_set = bars, in_set
         return ("set", *(inside[2:] if inside[0] == "list" else (inside,)))
 
-    def matrix(self) -> Tree:
+    def matrix(self) -> Expr:
         kind = self.environment()
         if kind == "array" and self.accept("{"):
             while not self.accept("}"):
                 self.take()
-        rows: list[Tree] = []
-        row: list[Tree] = []
+        rows: list[Expr] = []
+        row: list[Expr] = []
         while True:
             row.append(self.statement())
             if self.accept("&"):
@@ -724,7 +729,7 @@ class _Reader:
         return name
 
 
-_SPECIAL: dict[str, Callable[[_Reader], Tree]] = {
+_SPECIAL: dict[str, Callable[[_Reader], Expr]] = {
     **dict.fromkeys(_BINOMIALS, _Reader.binomial),
     "mathbb": _Reader.number_set,
     "{": _Reader.set,
@@ -758,17 +763,17 @@ def _tokens(answer: str) -> list[tuple[str, str, bool]]:
     return tokens
 
 
-def _are_rows(opening: str, closing: str, parts: Tree) -> bool:
+def _are_rows(opening: str, closing: str, parts: Expr) -> bool:
     """Whether lists within a list are a matrix: [[1, 2], [3, 4]]."""
     lists = all(part[:3] == ("brackets", "[", "]") for part in parts)
     return (opening, closing) == ("[", "]") and lists and len({len(part) for part in parts}) == 1
 
 
-def _listed(tree: Tree) -> Tree:
+def _listed(tree: Expr) -> Expr:
     return tree[2:] if tree[0] == "list" else (tree,)
 
 
-def _fraction_of(before: str, repeated: str) -> Tree:
+def _fraction_of(before: str, repeated: str) -> Expr:
     """0.1(6) as a fraction: 15/90."""
     whole, _, digits = before.partition(".")
     nines = 10 ** len(repeated) - 1

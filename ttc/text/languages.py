@@ -75,12 +75,13 @@ ENGLISH = Language(
         r"|to\s++be)\s++){0,2}+(?:the\s++)?+(?:only\s++)?+(?:most\s++)?+"
         r"(?:(?:correct|right|best|accurate|appropriate|intended)\b"
         r"|(?:answer|solution)\b(?!\s++to\s++a))"
+        r"|is\s++the\s++only\s++(?:option|choice|one|statement|answer)\b"
         r"|(?:survives|remains|is\s++left)(?=\s*+(?:[.,;:!)]|$))"
     ),
     choose=(
         r"(?:choose|pick|select|chose|go\s++(?:with|for)|going\s++with|settle\s++(?:on|for)"
         r"|opt\s++for|conclude\s++(?:that\s++it\s++is|with)|leaves(?:\s++us\s++with)?|vote\s++for"
-        r"|mark|(?:fits|works|matches)\s++best\s++is|best\s++(?:fit|match|choice)\s++is|(?:it|this)\s++(?:is|must\s++be|should\s++be|has\s++to\s++be))"
+        r"|mark|(?:i'd|i\s++would)\s++say|best\s++(?:fits|matches)\s++is|(?:fits|works|matches)\s++best\s++is|best\s++(?:fit|match|choice)\s++is|(?:it|this)\s++(?:is|must\s++be|should\s++be|has\s++to\s++be))"
         r"(?:\s++(?:option|choice|letter|answer))?+"
     ),
     wrong=(
@@ -103,9 +104,10 @@ ENGLISH = Language(
 OF = "of|de|des|du|von|di|van|av|af|из|от|z|dari"
 """What stands between a share and the whole: 20% of 150."""
 
+DOZEN = "dozens?|docenas?|dúzias?|douzaines?|dutzend|Dutzend|dozzin[ae]|dozijn|дюжин[аы]?"
 RESTATES = (
     r"which\s(?:is|are|equals|makes|gives|comes\sto)|that\s(?:is|makes)|i\.\s?e\.|or|soit"
-    r"|c'est-à-dire|es\sdecir|o\ssea|ou\sseja|isto\sé|das\s(?:ist|sind|macht)|d\.\s?h\.|cioè|ossia"
+    r"|c'est-à-dire|es\sdecir|o\ssea|ou\sseja|isto\sé|das\s(?:ist|sind|macht)|also|d\.\s?h\.|cioè|ossia"
     r"|czyli|то\sесть|т\.\s?е\.|dus|yani|yaitu"
 )
 """What stands before the result of the sum that was stated: 20% of 150, which is 30."""
@@ -354,7 +356,8 @@ LANGUAGES = (
         ),
         right="(?:является |— |- )?(?:правильн|верн)(?:ый|ая|ым|ое|о|ен)",
         choose=(
-            "выбираю|выбираем|выберу|выбрать|(?:правильным|верным)(?: ответом| вариантом)? является"
+            "верен только|правилен только|выбираю|выбираем|выберу|выбрать"
+            "|(?:правильным|верным)(?: ответом| вариантом)? является"
         ),
         wrong="(?:— |является |- )?(?:неверн|неправильн|ошибочн|не )",
         denied="неправильный|неверный|другой|неправильные|неверные|если|ошибочный",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ttc.text.formulas import Tree
+from ttc.text.formulas import Expr
 
 MOST_NODES = 20_000
 """Larger results are left as they are written: a product's parts are repeated in each entry."""
@@ -10,7 +10,7 @@ MOST_NODES = 20_000
 _NO_NUMBERS = ("list", "set", "brackets", "union", "minus", "relation", "dots")
 
 
-def worked_out(tree: Tree) -> Tree:
+def worked_out(tree: Expr) -> Expr:
     """A tree in which each sum, product or power of matrices is the matrix that it gives."""
     tree = tuple(worked_out(part) if isinstance(part, tuple) else part for part in tree)
     parts = tree[1:]
@@ -28,7 +28,7 @@ def worked_out(tree: Tree) -> Tree:
     return tree
 
 
-def _sum(matrices: tuple[Tree, ...]) -> Tree | None:
+def _sum(matrices: tuple[Expr, ...]) -> Expr | None:
     shapes = {tuple(map(len, matrix[1:])) for matrix in matrices}
     if len(shapes) > 1 or sum(map(_nodes, matrices)) > MOST_NODES:
         return None
@@ -36,14 +36,14 @@ def _sum(matrices: tuple[Tree, ...]) -> Tree | None:
     return ("matrix", *(tuple(("+", *entry) for entry in zip(*row, strict=True)) for row in rows))
 
 
-def _product(factors: tuple[Tree, ...]) -> Tree | None:
-    product: Tree | None = factors[0]
+def _product(factors: tuple[Expr, ...]) -> Expr | None:
+    product: Expr | None = factors[0]
     for factor in factors[1:]:
         product = None if product is None else _times(product, factor)
     return product
 
 
-def _times(left: Tree, right: Tree) -> Tree | None:
+def _times(left: Expr, right: Expr) -> Expr | None:
     """The product of two matrices, or of a matrix and a number."""
     if right[0] != "matrix":
         left, right = right, left
@@ -68,9 +68,9 @@ def _times(left: Tree, right: Tree) -> Tree | None:
     )
 
 
-def _pairs(row: Tree, column: Tree) -> list[Tree]:
+def _pairs(row: Expr, column: Expr) -> list[Expr]:
     return [("*", left, right) for left, right in zip(row, column, strict=True)]
 
 
-def _nodes(tree: Tree) -> int:
+def _nodes(tree: Expr) -> int:
     return 1 + sum(_nodes(part) for part in tree if isinstance(part, tuple))

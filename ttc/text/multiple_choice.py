@@ -92,6 +92,8 @@ def _letter_of(text: str, statement: Statement, signs: Letters) -> str | None:
     letter = signs.get(sign) or signs.get(sign.upper(), "") if sign else None
     if not letter or not _ends(text, at) or _is_wrong(text, at + 1):
         return None
+    if sign in "가나다라마" and text[at - 1].isalpha():  # 정답이다: "is the answer"
+        return None
     if statement.hashes or (not statement.linked and statement.language is ENGLISH):
         return letter if _LINE_END.match(text, at + 1) else None
     if not statement.linked and not statement.language.bare:

@@ -6,7 +6,7 @@ import re
 from functools import cache
 
 from ttc.text.boxes import after_cut, boxed
-from ttc.text.languages import OF, RESTATES
+from ttc.text.languages import DOZEN, OF, RESTATES
 from ttc.text.numbers import (
     CURRENCIES,
     MAGNITUDE,
@@ -62,19 +62,22 @@ _SUM = re.compile(
     r"=(?!=)[ \t]*+"
 )
 _OPERAND = (
-    r"[\s($*_\\]*+\d[\d,]*+(?:\.\d++)?+(?:/\d++)?+\\?%?+"
+    r"[\s($*_\\]*+\d[\d,]*+(?:\.\d++)?+(?:/\d++)?+(?:\s?\\?%)?+"
     rf"(?:[ /]++(?!(?:{OF}|{RESTATES}|x)(?!\w))[^\W\d_]++){{0,3}}+[)\s]*+"
 )
 _OPERATOR = rf"(?:[-−–+*/×÷x]|(?:{OF})\b|\\times\b|\\cdot\b)"
-_DOZENS = (
-    rf"[\s*_]*+(?:\d++|{NUMBER_WORD})\sdozens?(?:\s(?!(?:{RESTATES})(?!\w))[A-Za-z]++){{0,2}}+"
+_THINGS = rf"(?:\s(?!(?:{RESTATES})(?!\w))[A-Za-z]++){{0,2}}+"
+_MULTIPLE = (
+    rf"[\s*_]*+(?:(?:\d++|{NUMBER_WORD})\s(?:{DOZEN}){_THINGS}"
+    rf"|(?:{NUMBER_WORD})[ -](?:halves|thirds?|quarters?|fourths?|fifths?)\sof\s\$?\d++{_THINGS}"
+    r"|\d++!)"
 )
 _WORDED_SUM = re.compile(
     rf"{_OPERAND}(?:{_OPERATOR}{_OPERAND})++(?:=(?!=)|,?\s?(?:{RESTATES}),?\s)[ \t]*+"
-    rf"|{_DOZENS}(?:\s?=|,?\s(?:{RESTATES}),?\s(?={_OPENING}\d))"
+    rf"|{_MULTIPLE}(?:\s?=|,?\s(?:{RESTATES}),?\s(?={_OPENING}\d))"
 )
 """A sum of numbers with units, up to its result: 3 boxes * 4 apples = 12, 20% of 150, which is 30,
-two dozen eggs, i.e. 24."""
+two dozen eggs, i.e. 24, three quarters of 60, or 45."""
 _GOES_ON = re.compile(rf"[ )]*+{_OPERATOR}[ (]*+\$?\d")
 _HEADING = re.compile(r"\d{1,2}[.)][ \t]++[A-Za-z*]")
 _FIRST_OF_A_LIST = re.compile(r"1[.)][ \t]++[A-Za-z*]")

@@ -12,7 +12,7 @@ from ttc.text.math_equality import MAX_CHARS as MOST_CHARS
 from ttc.text.math_equality import math_equal
 from ttc.text.numbers import MAX_CHARS, as_number, plain_spelling
 from ttc.text.typed_math import in_latex
-from ttc.text.units import PERCENT, Unit, conversion, split_unit
+from ttc.text.units import PERCENT, MeasureUnit, conversion, split_unit
 from ttc.text.written_answers import (
     date_of,
     in_signs,
@@ -83,7 +83,7 @@ class _Answer:
     """An answer of kind "math" as it is compared. bare: without its unit."""
 
     bare: str
-    unit: Unit | None
+    unit: MeasureUnit | None
     number: Fraction | None
     is_percent: bool
     is_formula: bool

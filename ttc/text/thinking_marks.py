@@ -32,7 +32,7 @@ class Cut(NamedTuple):
     thinks: bool | None
 
 
-class Piece(NamedTuple):
+class TextSpan(NamedTuple):
     """What lies between two marks, from `start` to `end` (excluded)."""
 
     start: int
@@ -155,13 +155,13 @@ def _expression(mark: Mark, starts: str) -> str:
     return f"{start}(?:(?!{starts}).){{0,{HEADER_CHARS}}}?{end}"
 
 
-def pieces(length: int, cuts: Sequence[Cut], begun: bool) -> list[Piece]:
+def pieces(length: int, cuts: Sequence[Cut], begun: bool) -> list[TextSpan]:
     """What lies between the marks of so many characters or tokens, empty pieces left out."""
-    between = list[Piece]()
+    between = list[TextSpan]()
     start, thought = 0, begun
     for cut in (*cuts, Cut(length, length, None)):
         if cut.start > start:
-            between.append(Piece(start, cut.start, thought))
+            between.append(TextSpan(start, cut.start, thought))
         start = cut.end
         thought = thought if cut.thinks is None else cut.thinks
     return between

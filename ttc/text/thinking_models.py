@@ -152,7 +152,8 @@ ANY = _all_tags()
 
 def marks_of(tokenizer: Any) -> ThinkingMarks | None:
     """The marks of a tokenizer's model: of a known family by its chat template, else as the
-    template writes a thought, else by the vocabulary; None for none."""
+    template writes a thought, else by the vocabulary, else by the tag that a prompt opens; None for
+    none."""
     template = template_text(tokenizer)
     for family in FAMILIES:
         if all(sign in template for sign in family.signs):
@@ -164,7 +165,7 @@ def marks_of(tokenizer: Any) -> ThinkingMarks | None:
     for family in FAMILIES:
         if not family.written and all(is_token(sign, tokenizer) for sign in family.signs):
             return family.marks
-    return None
+    return _opened_marks(tokenizer) if template else None
 
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -196,7 +197,29 @@ def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
     wraps = (
         (head,) if head and plain.startswith(prompt) and head not in (begin, end.strip()) else ()
     )
+    if begin == end.strip():
+        raise InvalidInput(
+            f"the chat template writes {begin!r} before and after a thought, so that its end "
+            "cannot be told from its beginning; name marks with thinking_marks, or false for none"
+        )
     return ThinkingMarks((begin,) if begin else (), end.strip(), wraps)
 
 
+def _opened_marks(tokenizer: Any) -> ThinkingMarks | None:
+    """The tag that a prompt ends with, where it stands before no answer of the past and is no name
+    of an answer; None where it ends with none."""
+    try:
+        prompt = chat_text(QUESTION, tokenizer)
+        answer = {"role": "assistant", "content": ANSWER}
+        past = chat_text([*QUESTION, answer], tokenizer, UNANSWERED)
+    except InvalidInput:
+        return None
+    tag = _OPENING_TAG.search(prompt)
+    if tag is None or tag[1].lower() in _OF_ANSWERS or tag[0].strip() in past:
+        return None
+    return ThinkingMarks(f"<{tag[1]}>", f"</{tag[1]}>")
+
+
+_OF_ANSWERS = ("ai", "answer", "assistant", "bot", "model", "output", "response", "solution")
+_OPENING_TAG = re.compile(r"<([^</>\s|]+)>\s*\Z")
 _CLOSING_TAG = re.compile(r"</([^<>\s]+)>")

@@ -106,7 +106,7 @@ _NUMERIC = re.compile(r"\d|\\pi|π|\bpi\b|\\sqrt|\\frac")
 
 
 @dataclass(frozen=True)
-class Unit:
+class MeasureUnit:
     """dimensions: of a known one, ((name, power), ...), and how many of them it is. words: those
     that it is written in, in the singular."""
 
@@ -121,23 +121,23 @@ class Unit:
         return size + " ".join(f"{name}^{power}" for name, power in self.dimensions)
 
 
-PERCENT = Unit(frozenset({"percent"}))
+PERCENT = MeasureUnit(frozenset({"percent"}))
 
 
 @lru_cache(maxsize=2**14)
-def split_unit(answer: str) -> tuple[str, Unit | None]:
+def split_unit(answer: str) -> tuple[str, MeasureUnit | None]:
     """An answer without its unit, and the unit. An answer without a number has none."""
     plain = answer.strip().rstrip(".")
     if len(plain) > MAX_CHARS or not _NUMERIC.search(plain):
         return answer, None
     if ordinal := _ORDINAL.search(plain):
-        return plain[: ordinal.start()].strip(), Unit(frozenset({"th"}))
+        return plain[: ordinal.start()].strip(), MeasureUnit(frozenset({"th"}))
     return (
         _without_money(plain) or _without_degrees(plain) or _without_words(plain) or (answer, None)
     )
 
 
-def _without_money(plain: str) -> tuple[str, Unit | None] | None:
+def _without_money(plain: str) -> tuple[str, MeasureUnit | None] | None:
     if money := _MONEY.match(plain):
         rest = money[1] + plain[money.end() :]
         sign = money[2] or money[3] or "$"
@@ -151,7 +151,7 @@ def _without_money(plain: str) -> tuple[str, Unit | None] | None:
     return plain[: money.start()].strip(), unit_of(_SIGNS[money[1].lstrip("\\")])
 
 
-def _without_degrees(plain: str) -> tuple[str, Unit | None] | None:
+def _without_degrees(plain: str) -> tuple[str, MeasureUnit | None] | None:
     degree = _DEGREE.search(plain)
     if degree is None or not (before := plain[: degree.start()].strip()):
         return None
@@ -160,7 +160,7 @@ def _without_degrees(plain: str) -> tuple[str, Unit | None] | None:
     return before, unit_of(f"degree {(degree[1] or degree[2] or '').strip()}")
 
 
-def _without_words(plain: str) -> tuple[str, Unit | None] | None:
+def _without_words(plain: str) -> tuple[str, MeasureUnit | None] | None:
     found = _AT_END.search(plain)
     if found and found[2] and (pi := _PI.match(plain, found.start(2))):
         found = _AT_END.search(plain, pi.end())
@@ -188,7 +188,7 @@ def _is_phrase(written: str, before: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def unit_of(written: str) -> Unit | None:
+def unit_of(written: str) -> MeasureUnit | None:
     """The unit that words name; None where they say more than a unit does."""
     small = written.lower().replace(".", "").replace("\\", "").strip()
     small = _SHORT.get(small, small)
@@ -199,7 +199,7 @@ def unit_of(written: str) -> Unit | None:
     if len(words) == 1 and len(words[0]) == 1 and words[0] not in _KNOWN:
         return None
     kept = frozenset(word for word in words if word not in _POWERS and word not in _ANY)
-    return Unit(kept) if known is None else Unit(kept, *known)
+    return MeasureUnit(kept) if known is None else MeasureUnit(kept, *known)
 
 
 def _dimensions(written: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
@@ -234,7 +234,7 @@ def _singular(word: str) -> str:
     return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 2 else word
 
 
-def conversion(left: Unit | None, right: Unit | None) -> Fraction | None:
+def conversion(left: MeasureUnit | None, right: MeasureUnit | None) -> Fraction | None:
     """How many of the right unit one of the left is; None where they are of other things. A unit
     that is not written may be any."""
     if left is None or right is None or not left.words or not right.words:

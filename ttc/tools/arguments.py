@@ -86,7 +86,7 @@ class NamedJson:
     """A name, what the template writes after it, and a JSON object of the arguments."""
 
     def read(self, text: str, place: int) -> list[Reading]:
-        name = NAME.match(text, place)
+        name = NAME.match(text, _skip(text, place))
         if name is None:
             return []
         start = text.find("{", name.end(), name.end() + HEADER_CHARS)
@@ -108,7 +108,7 @@ class NamedLoose:
     quote: str
 
     def read(self, text: str, place: int) -> list[Reading]:
-        name = NAME.match(text, place)
+        name = NAME.match(text, _skip(text, place))
         if name is None or text[name.end() : name.end() + 1] != "{":
             return []
         try:
@@ -145,7 +145,7 @@ class PythonCalls:
 
 _CALL = re.compile(r"[\[,\s]*([\w.]+)\(\s*")
 _ARGUMENT = re.compile(r"[,\s]*(\w+)\s*=\s*")
-_FOLLOWS = r"(?=(?:(?<!\s)\s*|(?<=\s))(?:,\s*\w+\s*=|\)\s*(?:[\],<]|\[/|$)))"
+_FOLLOWS = r"(?=(?:(?<!\s)\s*|(?<=\s))(?:,\s*\w+\s*=|\)\s*(?:[\],<`]|\[/|$)))"
 _ENDS = {quote: re.compile(quote + _FOLLOWS) for quote in ("'", '"', "")}
 """What ends a value: a quote, or nothing, before the next argument or the end of the call."""
 
@@ -216,7 +216,8 @@ class Pairs:
 
     before, after: what stands around the name of an argument. value: what stands before the value,
         where a word on its type stands between. close: what stands after it, with `KEY` for the
-        argument's name. end: what ends a call.
+        argument's name. end: what ends a call. head: what stands between the call's name and the
+        first argument. as_json: whether values are JSON, texts in quotes too.
     """
 
     before: str
@@ -224,9 +225,11 @@ class Pairs:
     value: str
     close: str
     end: str
+    head: str = ""
+    as_json: bool = False
 
     def read(self, text: str, place: int) -> list[Reading]:
-        name = NAME.match(text, place)
+        name = NAME.match(text, _skip(text, place))
         if name is None:
             return []
         arguments = dict[str, Any]()
@@ -244,12 +247,17 @@ class Pairs:
 
     def _to_pair(self, text: str, place: int) -> int:
         """The place of the first argument, or of the end of a call without any."""
+        at = _skip(text, place)
+        if self.head.strip() and text.startswith(self.head.strip(), at):
+            place = at + len(self.head.strip())
+        if not self.before.strip():
+            return _skip(text, place)
         marks = [mark for mark in (self.before.strip(), self.end.strip()) if mark]
         found = [text.find(mark, place, place + HEADER_CHARS) for mark in marks]
         return min((at for at in found if at >= 0), default=place)
 
     def _pair(self, text: str, start: int) -> tuple[str, Any, int] | None:
-        after = self.after.strip() or "\n"
+        after = self.after.strip() or self.after[:1] or "\n"
         place = text.find(after, start, start + HEADER_CHARS)
         if place < 0:
             return None
@@ -261,6 +269,8 @@ class Pairs:
                 return None
             place += len(self.value.strip())
         close = self.close.replace(KEY, key).strip()
+        if self.as_json:
+            return _json_pair(text, key, _skip(text, place), close)
         last = text.find(close, place)
         while last >= 0 and not self._follows(text, last + len(close)):
             last = text.find(close, last + 1)  # the value holds the mark
@@ -302,6 +312,15 @@ class Pairs:
         at = _skip(text, place)
         marks = (self.before.strip(), self.end.strip())
         return at == len(text) or any(mark and text.startswith(mark, at) for mark in marks)
+
+
+def _json_pair(text: str, key: str, place: int, close: str) -> tuple[str, Any, int] | None:
+    try:
+        value, end = json.JSONDecoder(strict=False).raw_decode(text, place)
+    except (ValueError, RecursionError):
+        return None
+    end = _skip(text, end)
+    return (key, value, end + len(close)) if text.startswith(close, end) else None
 
 
 def _skip(text: str, place: int) -> int:

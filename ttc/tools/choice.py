@@ -34,7 +34,7 @@ def format_of(
 
     options: what else the chat template takes. told: whether the template tells the model of tools.
     Raises InvalidInput for a chat template that tells of tools and does not show how its model
-    calls them.
+    calls them, and for one whose calls no format here reads.
     """
     if isinstance(tools.format, ToolFormat):
         return tools.format
@@ -46,7 +46,11 @@ def format_of(
     template = template_text(tokenizer)
     if all(sign in template for sign in CHANNELS):
         return BY_NAME["gpt_oss"]
-    learned, refusal = learn(tokenizer, options) if template else (None, "")
+    way_out = f"name the format (tools.format={', '.join(BY_NAME)}), or use another model"
+    try:
+        learned, refusal = learn(tokenizer, options) if template else (None, "")
+    except InvalidInput as error:
+        raise InvalidInput(f"{error}; {way_out}") from None
     if learned is not None:
         return learned
     for sign, name in SIGNS.items():
@@ -56,8 +60,7 @@ def format_of(
         return HERMES
     raise InvalidInput(
         "the chat template tells the model of tools, but does not show how the model calls them"
-        f"{refusal}{_marks(template)}; name the format (tools.format={', '.join(BY_NAME)}), or use "
-        "another model"
+        f"{refusal}{_marks(template)}; {way_out}"
     )
 
 

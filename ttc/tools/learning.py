@@ -36,14 +36,21 @@ def learn(tokenizer: Any, options: Mapping[str, Any]) -> tuple[ToolFormat | None
     it refuses calls.
 
     options: what the template is given beside the messages.
+    Raises InvalidInput where it writes calls that no format here reads.
     """
-    refusal = ""
+    refusal, unread = "", ""
     for as_text in (False, True):
         template = _Template(tokenizer, options, as_text)
         learned = template.format()
-        if learned is not None:
+        if learned is not None and template.is_read_by(learned):
             return learned, ""
         refusal = refusal or template.refusal
+        unread = unread or template.called([TEXTS]) or ""
+    if unread:
+        call = _example(unread.partition(template.end_of_turn() or "\n")[0])
+        raise InvalidInput(
+            f"the chat template writes calls in a way that is not known: {call:.200}"
+        )
     return None, refusal
 
 
@@ -73,6 +80,20 @@ class _Template:
         close = rest.partition(end)[0].strip()
         example = _example(opening + one[len(opening) :].partition(end)[0])
         return Marked(mark, arguments, close, section, self.as_text, example)
+
+    def is_read_by(self, learned: ToolFormat) -> bool:
+        """Whether a format reads what the template writes of one call and of two, if it writes
+        two."""
+        tried: tuple[list[Mapping[str, Any]], ...] = ([TEXTS], [NUMBERS], [TEXTS, TEXTS])
+        for given in tried:
+            text = self.called(given)
+            if text is None:
+                continue
+            read = learned.calls(text)
+            wanted = [(name, _as_texts(each)) for name, each in zip(NAMES, given, strict=False)]
+            if [(call.name, _as_texts(call.arguments)) for call in read] != wanted:
+                return False
+        return True
 
     def called(
         self, calls: Sequence[Mapping[str, Any]], sayings: Sequence[str] = (SAID, "")
@@ -156,36 +177,43 @@ class _Template:
         next_pair = between[1].replace("alpha", KEY)
         if next_pair != between[3].replace("beta", KEY):
             return "", None, ""
+        after, value = self._around_kind(between[0])
+        quote = '"' if value == '"' and next_pair.startswith('"') else ""
+        next_pair = next_pair.removeprefix(quote)
         before = common_end(first, next_pair)
         close = next_pair.removesuffix(before)
         rest = text[holes[-1][1] :].replace("gamma", KEY, 1 if KEY in close else 0)
-        if not close.strip() or not rest.startswith(close.rstrip()):
+        closed = quote + close.rstrip()
+        if not closed.strip() or not rest.startswith(closed):
             return "", None, ""
-        rest = rest[len(close.rstrip()) :]
-        end = self._end_of_call(rest, close)
-        after, value = self._around_kind(between[0])
-        return opening, Pairs(before, after, value, close, end), rest
+        rest = rest[len(closed) :]
+        end = self._end_of_call(rest, closed)
+        head = first.removesuffix(before)
+        pairs = Pairs(before, after, value.removeprefix(quote), close, end, head, bool(quote))
+        return opening, pairs, rest
 
-    def _end_of_call(self, rest: str, close: str) -> str:
+    def _end_of_call(self, rest: str, closed: str) -> str:
         """What ends a call, of all that follows its last argument: what follows a call's in a turn
-        with two, too."""
+        with two, too. closed: what ends an argument."""
         ended = rest.partition(self.end_of_turn())[0] if self.end_of_turn() else rest
         two = self.called([TEXTS, TEXTS])
         if two is not None:
             between = two.partition("GAMMA3")[2].partition(NAMES[1])[0]
-            between = between.replace("gamma", KEY).removeprefix(close.rstrip())
+            between = between.replace("gamma", KEY).removeprefix(closed)
             ended = common_start(ended.lstrip(), between.lstrip())
         return ended.split()[0] if ended.split() else ""
 
     def _around_kind(self, text: str) -> tuple[str, str]:
         """What stands between an argument's name and its value, in two around a word on the value's
-        type, where there is one."""
+        type, where there is one; the quote of texts alone is the second."""
         numbers = self.called([NUMBERS])
         if numbers is None or "31337" not in numbers:
             return text, ""
         of_number = numbers.partition("alpha")[2].partition("31337")[0]
         if of_number == text or not of_number:
             return text, ""
+        if text == f'{of_number}"':
+            return of_number, '"'
         after = common_start(text, of_number)
         return after, common_end(text.removeprefix(after), of_number.removeprefix(after))
 
@@ -221,7 +249,7 @@ def _python(text: str) -> tuple[str, Arguments | None, str]:
         return "", None, ""
     rest = text[start:].partition("GAMMA3")[2]
     after = rest[rest.find(")") + 1 :].lstrip("]")
-    mark = re.match(r"\s*(<[^<>\s]*>|\[/[A-Z_]+\])", after)
+    mark = re.match(r"\s*(<[^<>\s]*>|\[/[A-Z_]+\]|`{3,})", after)
     end = "" if mark is None else mark[1]
     return text[:start].rstrip("[ "), PythonCalls(end), after
 
@@ -233,6 +261,10 @@ def _loose(text: str) -> tuple[str, Arguments | None, str]:
     quote = text[start:].partition("{alpha:")[2].partition("ALPHA1")[0]
     rest = text[start:].partition("GAMMA3" + quote + "}")[2]
     return (text[:start], NamedLoose(quote), rest) if quote and rest else ("", None, "")
+
+
+def _as_texts(arguments: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) for key, value in arguments.items()}
 
 
 def _places(text: str, words: Sequence[str]) -> list[tuple[int, int]] | None:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-from experiments.eval.compare.rows import Row
+from experiments.eval.compare.rows import ComparedRow
 from experiments.runs.finished import Run
 from experiments.runs.parameters import flops, run_parameters
 from experiments.runs.stats import accuracy, holm, paired, unpaired
@@ -25,7 +25,7 @@ from experiments.runs.summary import (
 TOKENS = ("generated_tokens", "verifier_tokens", "prompt_tokens")
 
 
-def row_figures(row: Row) -> dict[str, Any]:
+def row_figures(row: ComparedRow) -> dict[str, Any]:
     """Accuracy with its interval, pass@k, maj@k, and costs per problem; means over the row's
     runs."""
     names = list(row.values)
@@ -55,7 +55,7 @@ def row_figures(row: Row) -> dict[str, Any]:
     }
 
 
-def pair_figures(rows: Sequence[Row], every: bool = False) -> list[dict[str, Any]]:
+def pair_figures(rows: Sequence[ComparedRow], every: bool = False) -> list[dict[str, Any]]:
     """Each row minus the first, or minus every row before it, over the problems of both, with p
     adjusted over them all. Rows without a problem in common are compared as independent samples."""
     pairs = [_pair(row, base) for base, row in combinations(rows, 2) if every or base is rows[0]]
@@ -64,10 +64,10 @@ def pair_figures(rows: Sequence[Row], every: bool = False) -> list[dict[str, Any
     return pairs
 
 
-def repeat_figures(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def repeat_figures(rows: Sequence[ComparedRow]) -> list[dict[str, Any]]:
     """How alike the records are of a row and of the first one with its configuration, over the
     problems and seeds of both."""
-    first: dict[str, Row] = {}
+    first: dict[str, ComparedRow] = {}
     found = []
     for row in rows:
         base = first.setdefault(row.configuration, row)
@@ -117,7 +117,7 @@ def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
     return kept
 
 
-def _pair(row: Row, base: Row) -> dict[str, Any]:
+def _pair(row: ComparedRow, base: ComparedRow) -> dict[str, Any]:
     marks = [
         {name: mark for run in side.runs for name, mark in run.problems.items()}
         for side in (row, base)

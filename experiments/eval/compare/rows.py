@@ -46,7 +46,7 @@ LONGEST_NAME = 24
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """A configuration with its runs, which differ in the seed alone."""
 
     name: str
@@ -116,7 +116,7 @@ def short_place(folders: Sequence[Path]) -> list[Path]:
     return list(folders)
 
 
-def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> list[Row]:
+def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> list[ComparedRow]:
     """The rows in the order of their first folders. places: as `run_folders` reads them. names:
     labels for the rows.
 
@@ -137,10 +137,10 @@ def load_rows(places: Sequence[Path], names: Sequence[str] | None = None) -> lis
         times[of_seed] += 1
     defaults = _names(list(groups.values()))
     shown = defaults if names is None else given_labels(names, defaults)
-    return [Row(name, group) for name, group in zip(shown, groups.values(), strict=True)]
+    return [ComparedRow(name, group) for name, group in zip(shown, groups.values(), strict=True)]
 
 
-def with_baseline(rows: Sequence[Row], name: str) -> list[Row]:
+def with_baseline(rows: Sequence[ComparedRow], name: str) -> list[ComparedRow]:
     """The rows, that of this label or folder first. Raises InvalidInput where there is none."""
     given = Path(name).resolve()
     for row in rows:
@@ -152,7 +152,7 @@ def with_baseline(rows: Sequence[Row], name: str) -> list[Row]:
 
 
 def check_comparable(
-    rows: Sequence[Row], different_problems: bool = False, different_prompts: bool = False
+    rows: Sequence[ComparedRow], different_problems: bool = False, different_prompts: bool = False
 ) -> None:
     """Raise InvalidInput, which names the difference, for runs on other problems or with other
     prompts than the first.
@@ -174,7 +174,7 @@ def check_comparable(
             )
 
 
-def differing_settings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def differing_settings(rows: Sequence[ComparedRow]) -> dict[str, dict[str, Any]]:
     configs = [_settings(row.runs[0]) for row in rows]
     keys = sorted({key for config in configs for key in config})
     apart = [

@@ -13,7 +13,7 @@ from experiments.cli.labels import labels, short_keys, short_value, telling_sett
 from experiments.cli.tables import Table, amount, as_csv, as_typed, p_value, page, percent, points
 from experiments.eval.compare.figures import frontier, pair_figures, repeat_figures, row_figures
 from experiments.eval.compare.rows import (
-    Row,
+    ComparedRow,
     check_comparable,
     differing_settings,
     load_rows,
@@ -55,7 +55,7 @@ def remarks(name: str, figures: Figures) -> Iterator[str]:
         yield f"{name}: branches: {told}."
 
 
-def comparison(rows: Sequence[Row], every_pair: bool = False) -> Figures:
+def comparison(rows: Sequence[ComparedRow], every_pair: bool = False) -> Figures:
     """All figures of a comparison, as JSON has them."""
     return {
         "about": [ABOUT, ABOUT_PAIRS],
@@ -96,12 +96,12 @@ def compared(folders: Sequence[Path], names: Sequence[str]) -> str:
     return "\n\n".join([*shown, f"costs, pass@k, files and a plot: {command}"])
 
 
-def _called(rows: Sequence[Row], names: Mapping[Path, str]) -> list[Row]:
+def _called(rows: Sequence[ComparedRow], names: Mapping[Path, str]) -> list[ComparedRow]:
     """The rows under these names, where the names tell them apart."""
     given = [names[row.runs[0].folder] for row in rows]
     if not all(given) or len(set(given)) < len(given):
         return list(rows)
-    return [Row(name, row.runs) for name, row in zip(given, rows, strict=True)]
+    return [ComparedRow(name, row.runs) for name, row in zip(given, rows, strict=True)]
 
 
 def write(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.runs.finished import Run
 from experiments.runs.reading import check_whole
 from experiments.runs.records import chosen_branch
+from experiments.runs.rows import Row
 from ttc.errors import InvalidInput
 from ttc.sampling import random_key
-
-Row = dict[str, Any]
 
 
 def trajectories(run: Run) -> list[Row]:

@@ -6,14 +6,12 @@ https://huggingface.co/docs/trl/dataset_formats
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from experiments.runs.finished import Run
 from experiments.runs.reading import check_whole
+from experiments.runs.rows import Row
 from experiments.runs.summary import failed
 from ttc.errors import InvalidInput
-
-Row = dict[str, Any]
 
 
 def stepwise_supervision(run: Run) -> list[Row]:

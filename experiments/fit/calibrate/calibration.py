@@ -33,7 +33,7 @@ from ttc.approximate.branch_confidence import confidence, gap_ratio
 from ttc.calibration.error_bounds import CONFIDENCE
 from ttc.calibration.exit_calibration import ExitCalibration, calibrate_exit
 from ttc.calibration.gate_calibration import GateCalibration, Observation, calibrate
-from ttc.calibration.layer_profile import Profile, look_layers
+from ttc.calibration.layer_profile import BranchProfile, look_layers
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Problem, Verifier
@@ -226,7 +226,7 @@ def observe_exits(
     engine: Backend,
     options: SolveOptions = DEFAULTS,
     concurrency: int | None = None,
-) -> list[list[Profile]]:
+) -> list[list[BranchProfile]]:
     """The profiles of the branches of each solved problem, asked through all layers. Raises
     InvalidInput for a search that rates a problem more than once."""
     if search.compares_ratings:
@@ -246,7 +246,7 @@ class _Profiled:
     """Rates by all layers; keeps the profiles of each problem, by its root."""
 
     verifier: SelfVerifier
-    seen: dict[int, list[Profile]] = field(default_factory=dict)
+    seen: dict[int, list[BranchProfile]] = field(default_factory=dict)
 
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
@@ -257,7 +257,7 @@ class _Profiled:
         return [[profile.p[-1]] for profile in profiles]
 
 
-def _look_layers(engine: Engine, ratings: Sequence[Sequence[Profile]]) -> float:
+def _look_layers(engine: Engine, ratings: Sequence[Sequence[BranchProfile]]) -> float:
     rows = [profile.rows for rating in ratings for profile in rating]
     return look_layers(engine, fmean(rows)) if rows else 0.0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.fit.train_verifier.auc import auc, auc_within
-from experiments.fit.train_verifier.problems import Part
+from experiments.fit.train_verifier.problems import ProblemSet
 from experiments.runs.stats import paired, wilson
 from search.rating import aggregate
 from search.selection import Sample, best, majority, weighted_majority
@@ -17,7 +17,7 @@ from ttc.tree.branch import Branch, by_problem
 
 
 @dataclass
-class Together:
+class SharedCandidates:
     """Rates by several verifiers, so that all choose among the same candidates; the search goes by
     the first.
 
@@ -66,7 +66,9 @@ class Candidates:
         return place is not None and self.right[place]
 
 
-def candidates(results: Sequence[Result], together: Together, part: Part) -> list[Candidates]:
+def candidates(
+    results: Sequence[Result], together: SharedCandidates, part: ProblemSet
+) -> list[Candidates]:
     tested = []
     for result in results:
         rated = [] if result.best is None else together.seen.get(result.best.root_id, [])

@@ -63,7 +63,7 @@ def check_peft() -> None:
 
 
 @dataclass(frozen=True)
-class Example:
+class TrainingExample:
     """Equal solutions, as the head reads them.
 
     tokens: the text. reads: where in it each step ends. targets: (steps,) from 0 to 1, the mean of
@@ -103,16 +103,16 @@ class LoraFit:
         }
 
 
-def examples(head: ValueHead, solved: Sequence[Solution], labels: Labels) -> list[Example]:
+def examples(head: ValueHead, solved: Sequence[Solution], labels: Labels) -> list[TrainingExample]:
     """Each different text once, with the mean of its solutions' targets."""
     together: dict[tuple[str, tuple[str, ...]], list[list[float]]] = defaultdict(list)
     for one in solved:
         together[one.problem.question, tuple(one.steps)].append(one.targets(labels))
-    read = list[Example]()
+    read = list[TrainingExample]()
     for (question, steps), targets in together.items():
         layout = head.laid_out(question, list(steps), None)
         means = torch.tensor(targets).mean(0).tolist()
-        read.append(Example(layout.tokens, layout.reads, means, len(targets)))
+        read.append(TrainingExample(layout.tokens, layout.reads, means, len(targets)))
     return read
 
 
@@ -189,7 +189,7 @@ class LoraTraining:
         adapters = [p for p in self.adapted.parameters() if p.requires_grad]
         return [*adapters, *self.linear.parameters()]
 
-    def _rows(self, solved: Sequence[Example]) -> Rows:
+    def _rows(self, solved: Sequence[TrainingExample]) -> Rows:
         """What the head sees at the end of each step, of the model as it is now."""
         counts = _weighted(solved)[1]
         states = [part.cpu() for part in self._each_batch(solved, self._states)]
@@ -201,7 +201,7 @@ class LoraTraining:
         losses = validation_losses(rows, validation)
         fit(rows, min(losses, key=lambda strength: losses[strength])).put(self.linear)
 
-    def _note(self, made: LoraFit, epoch: int, held_out: Sequence[Example]) -> list[Tensor]:
+    def _note(self, made: LoraFit, epoch: int, held_out: Sequence[TrainingExample]) -> list[Tensor]:
         """Note the validation loss after an epoch. Returns the weights where it is the least so
         far, else nothing."""
         made.validation[epoch] = self.mean_loss(held_out)
@@ -216,12 +216,12 @@ class LoraTraining:
         made.epoch = epoch
         return [parameter.detach().clone() for parameter in self._parameters()]
 
-    def _batches(self, rows: list[Example]) -> Iterator[list[Example]]:
+    def _batches(self, rows: list[TrainingExample]) -> Iterator[list[TrainingExample]]:
         drawn = torch.randperm(len(rows), generator=self.order).tolist()
         for first in range(0, len(rows), self.settings.batch):
             yield [rows[place] for place in drawn[first : first + self.settings.batch]]
 
-    def _states(self, batch: Sequence[Example]) -> Tensor:
+    def _states(self, batch: Sequence[TrainingExample]) -> Tensor:
         """What the head sees at the end of each step of a batch: (steps, width)."""
         tokens = nn.utils.rnn.pad_sequence(
             [torch.tensor(one.tokens) for one in batch], batch_first=True
@@ -232,40 +232,40 @@ class LoraTraining:
         states = self.body(tokens.to(device), attention_mask=mask.to(device)).last_hidden_state
         return torch.cat([states[row, one.reads] for row, one in enumerate(batch)]).float()
 
-    def _log_odds(self, batch: Sequence[Example]) -> Tensor:
+    def _log_odds(self, batch: Sequence[TrainingExample]) -> Tensor:
         """That each step is right, of all steps of a batch: (steps,)."""
         wrong, right = self.linear(self._states(batch)).unbind(-1)
         return right - wrong
 
     @torch.no_grad()
     def _each_batch(
-        self, rows: Sequence[Example], of: Callable[[Sequence[Example]], Tensor]
+        self, rows: Sequence[TrainingExample], of: Callable[[Sequence[TrainingExample]], Tensor]
     ) -> list[Tensor]:
         size = self.settings.batch
         return [of(rows[first : first + size]) for first in range(0, len(rows), size)]
 
-    def _loss(self, batch: Sequence[Example]) -> Tensor:
+    def _loss(self, batch: Sequence[TrainingExample]) -> Tensor:
         """Mean cross-entropy over the steps of the batch's solutions."""
         log_odds = self._log_odds(batch)
         targets, counts = (part.to(log_odds) for part in _weighted(batch))
         summed = binary_cross_entropy_with_logits(log_odds, targets, counts, reduction="sum")
         return summed / counts.sum()
 
-    def mean_loss(self, rows: Sequence[Example]) -> float:
+    def mean_loss(self, rows: Sequence[TrainingExample]) -> float:
         """Over the steps of all solutions, in nats."""
         odds = [part.cpu() for part in self._each_batch(rows, self._log_odds)]
         targets, counts = _weighted(rows)
         return loss(torch.cat(odds).repeat_interleave(counts), targets.repeat_interleave(counts))
 
 
-def _weighted(rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
+def _weighted(rows: Sequence[TrainingExample]) -> tuple[Tensor, Tensor]:
     """The target of each step, and how many solutions have the step: (steps,) both."""
     targets = [target for one in rows for target in one.targets]
     counts = [one.count for one in rows for _ in one.targets]
     return torch.tensor(targets), torch.tensor(counts)
 
 
-def _targets(rows: Sequence[Example]) -> Tensor:
+def _targets(rows: Sequence[TrainingExample]) -> Tensor:
     """The target of each step of each solution: (steps,)."""
     targets, counts = _weighted(rows)
     return targets.repeat_interleave(counts)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_task
-from experiments.runs.grading import IsCorrect, Reading
+from experiments.runs.grading import AnswerReading, IsCorrect
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
 from ttc.wording import number_of
@@ -24,13 +24,13 @@ problems."""
 
 
 @dataclass(frozen=True)
-class Part:
+class ProblemSet:
     """Some problems. is_correct: their grader, of a problem and an answer. reading: how answers are
     read."""
 
     problems: list[Problem]
     is_correct: IsCorrect
-    reading: Reading
+    reading: AnswerReading
 
     def is_right(self, problem: Problem, text: str) -> bool:
         return self.grades(problem, self.reading.voting(problem)(text))
@@ -49,14 +49,14 @@ class Problems:
     """source: how the settings of the problems to train on differ from the test set's. dropped: how
     many of them were left out, as their questions are in the test set or came before."""
 
-    train: Part
-    validation: Part
-    test: Part
+    train: ProblemSet
+    validation: ProblemSet
+    test: ProblemSet
     source: str
     dropped: int
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, ProblemSet]:
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
@@ -90,9 +90,9 @@ def load_problems(config: DictConfig) -> Problems:
         )
     train, validation = split(usable, settings.validation, config.run.seed)
     return Problems(
-        Part(train, trained.is_correct, trained.reading),
-        Part(validation, trained.is_correct, trained.reading),
-        Part(tested.problems, tested.is_correct, tested.reading),
+        ProblemSet(train, trained.is_correct, trained.reading),
+        ProblemSet(validation, trained.is_correct, trained.reading),
+        ProblemSet(tested.problems, tested.is_correct, tested.reading),
         " ".join(f"dataset.{name}={value}" for name, value in changes.items()),
         dropped,
     )

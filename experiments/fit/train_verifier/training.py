@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from experiments.cli.output import say, show
 from experiments.fit.train_verifier.card import card, tables
 from experiments.fit.train_verifier.evaluation import (
-    Together,
+    SharedCandidates,
     accuracy,
     candidates,
     choices,
@@ -27,7 +27,7 @@ from experiments.fit.train_verifier.evaluation import (
 )
 from experiments.fit.train_verifier.fitting import Fit, Rows, train
 from experiments.fit.train_verifier.lora import LoraFit, LoraSettings, LoraTraining, check_peft
-from experiments.fit.train_verifier.problems import Part, Problems, load_problems
+from experiments.fit.train_verifier.problems import Problems, ProblemSet, load_problems
 from experiments.fit.train_verifier.rollouts import Labels, Rollouts, Solution, solutions
 from experiments.runs.build import (
     check_run,
@@ -37,7 +37,7 @@ from experiments.runs.build import (
     resolved,
     thinking_marks,
 )
-from experiments.runs.grading import Reading
+from experiments.runs.grading import AnswerReading
 from experiments.runs.provenance import provenance
 from experiments.runs.records import as_json, as_lines
 from experiments.runs.screen import show_logged, with_progress
@@ -45,7 +45,7 @@ from search import BestOfN, Search, solve
 from ttc.checks import check_whole
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.protocols import Problem, Result, Verifier
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thoughts import Thoughts
@@ -73,7 +73,9 @@ def run(config: DictConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
         f"problems: {counts}; left out, as in the test set or twice in the data: {problems.dropped}"
     )
     start = time.perf_counter()
-    work = Work(config, make_engine(config), make_template(config), problems.test.reading, lora)
+    work = TrainingJob(
+        config, make_engine(config), make_template(config), problems.test.reading, lora
+    )
     solved = {name: work.labelled(rollouts, part, name) for name, part in problems.parts.items()}
     folder.mkdir(parents=True, exist_ok=True)
     head, fitted = work.trained(solved, folder)
@@ -184,13 +186,13 @@ def _check_folder(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingJob:
     """What is done with the model."""
 
     config: DictConfig
     engine: Engine
     template: PromptTemplate
-    reading: Reading
+    reading: AnswerReading
     lora: LoraSettings | None = None
 
     @property
@@ -230,7 +232,7 @@ class Work:
         )
         return results
 
-    def labelled(self, rollouts: Rollouts, part: Part, name: str) -> list[Solution]:
+    def labelled(self, rollouts: Rollouts, part: ProblemSet, name: str) -> list[Solution]:
         results = self.solved(rollouts, part.problems, None, f"solutions to {name}")
         separator = self.config.train.separator
         tokenizer = self.engine.tokenizer
@@ -296,12 +298,12 @@ class Work:
         }
 
     def compared(
-        self, searches: dict[str, Search], verifiers: dict[str, Verifier], test: Part
+        self, searches: dict[str, Search], verifiers: dict[str, Verifier], test: ProblemSet
     ) -> dict[str, Any]:
         """The first search is best-of-n: all verifiers, and votes, choose among its samples. The
         second one is run with each verifier."""
         (sampled, best_of_n), (stepwise, search) = searches.items()
-        together = Together(verifiers)
+        together = SharedCandidates(verifiers)
         names = list(verifiers)
         tested = candidates(
             self.solved(best_of_n, test.problems, together, sampled), together, test

@@ -38,7 +38,7 @@ from experiments.standins.small_models import (
 from experiments.standins.small_trees import ONE_RUN, difference, grow, references
 from ttc.engine import Engine
 from ttc.errors import UnsupportedModel
-from ttc.model.check import WAY_OUT
+from ttc.model.check.model_check import WAY_OUT
 
 SECONDS = 180
 CHUNKED = 2.0

@@ -16,7 +16,7 @@ from typing import Any
 
 import experiments.runs.problem_loop  # noqa: F401  the record names the code that a run uses
 from experiments.eval.compare.figures import pair_figures, row_figures
-from experiments.eval.compare.rows import Row
+from experiments.eval.compare.rows import ComparedRow
 from experiments.eval.compare.show import draw as accuracy_against_compute
 from experiments.lab.bench.dtypes import default_dtype
 from experiments.runs.finished import Run
@@ -50,7 +50,7 @@ def run(
     for seed in seeds:
         for name in names:
             runs[name].append(_run(name, problems, seed, budget, folder))
-    rows = [Row(SEARCHES[name][0], made) for name, made in runs.items()]
+    rows = [ComparedRow(SEARCHES[name][0], made) for name, made in runs.items()]
     words = f"--problems {problems} --seeds {','.join(map(str, seeds))} --budget {budget}"
     if set(names) != set(SEARCHES):
         words += f" --searches {','.join(names)}"

@@ -17,8 +17,8 @@ from experiments.runs.provenance import provenance
 from ttc.attention.plan import Plan
 from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.engine import Engine
-from ttc.model.cpu_program import Program
-from ttc.model.loading import load
+from ttc.model.compiled.cpu_program import Program
+from ttc.model.loading.load import load
 from ttc.model.packed_linear import PackedProduct
 from ttc.scheduler import batch
 

@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from experiments.fit.compute_optimal import Table, fit
+from experiments.fit.compute_optimal import Measurements, fit
 from experiments.lab.bench.word_problems import write_problems
 from experiments.runs.build import resolved
 from experiments.runs.schema import register
@@ -214,7 +214,7 @@ class Setting:
             parts.append((search, problems[own::2]))
         return parts
 
-    def _table(self, tokens: int, rows: Sequence[Figures]) -> Table:
+    def _table(self, tokens: int, rows: Sequence[Figures]) -> Measurements:
         """What the strategies did at this budget."""
         known = {
             row["search"]: row
@@ -230,7 +230,7 @@ class Setting:
         ease = np.array(known["best_of_n"]["first_scores"])
         correct = np.array([[float(one) for one in row["outcomes"]] for row in found]).T
         used = np.array([row["generated_tokens"] + row["verifier_tokens"] for row in found])
-        return Table(ease, np.zeros(len(ease)), correct, np.tile(used, (len(ease), 1)))
+        return Measurements(ease, np.zeros(len(ease)), correct, np.tile(used, (len(ease), 1)))
 
 
 def default_task(problems: int, budgets: Sequence[int]) -> Setting:

@@ -17,7 +17,7 @@ from experiments.runs.provenance import provenance
 from experiments.runs.schema import register
 from search import BestFirst, solve
 from ttc import BlockCache, Engine
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.protocols import Result
 from verifiers import ArithmeticVerifier
 

@@ -27,6 +27,7 @@ import transformers as hf
 
 from experiments.cli.output import say, show
 from experiments.standins import small_models
+from experiments.standins.mixed_search import Mixed
 from search import (
     ABMCTS,
     DVTS,
@@ -53,7 +54,7 @@ from search import (
     SelfRefine,
     TreeOfThoughts,
 )
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
 from search.options import SolveOptions
@@ -77,9 +78,9 @@ from ttc import (
     Streamed,
 )
 from ttc.errors import TTCError
-from ttc.model.loading import load, load_tokenizer
-from ttc.model.runner import ModelRunner
+from ttc.model.loading.load import load, load_tokenizer
 from ttc.model.runner_choice import runner_for
+from ttc.model.running.runner import ModelRunner
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Verifier
@@ -142,6 +143,8 @@ IN_FLOAT32 = ("jamba", "qwen3_next", "mamba2")
 """They compute their states in float32, whatever the type of the model."""
 SHARES = {"llama": 6, "gpt2": 4, "mistral": 4, "lfm2": 3, "gemma3": 2, "jamba": 2}
 """How often models are drawn; the others, which take longer, half as often as 1."""
+
+
 STEPS: dict[str, Any] = {"step_tokens": 6, "max_steps": 3, "delimiter": "a"}
 """Steps end at a letter, so that searches are soon out of step with each other."""
 WORDS = "aha"
@@ -181,6 +184,7 @@ SEARCHES: dict[str, Search] = {
     "diverse_prompts": DiversePrompts(
         n=4, max_tokens=9, phrasings=("a {question} a", "b {question} bc"), hints=("a", "bc", "d")
     ),
+    "mixed": Mixed(),
 }
 VERIFIERS = ("at_once", "pass_by_pass")
 MEMORIES: dict[str, Any] = {
@@ -220,9 +224,11 @@ class Combination:
     """One draw.
 
     seed: of prompts and samples. compiled: attention or whole layers, in float32. verifier: how its
-        passes are made. budget, host_budget: of KV on the device and on the host, in multiples of
+        passes are made. spends: the most tokens that a search may spend on a problem. budget,
+        host_budget: of KV on the device and on the host, in multiples of
         the most that one of the problems takes alone; None for no limit. capacity: blocks of the
         cache. callers: searches are shared out among so many who drive the engine in turn.
+        apart: so many steps of the drivers lie between one problem's coming and the next one's.
         cancelled: a problem that is let go of after so many steps of the driver as `at_step`.
         restarted: after so many results the rest is solved by another engine.
         gate: branches that trail stop decoding; approximate, as sharing="similar" and
@@ -236,6 +242,7 @@ class Combination:
     verifier: str | None = None
     problems: int = 1
     prompt_tokens: int = 12
+    spends: int | None = None
     memory: str = "resident"
     budget: float | None = None
     host_budget: float | None = None
@@ -247,6 +254,7 @@ class Combination:
     speculation: str | None = None
     placement: str | None = None
     callers: int = 1
+    apart: int = 0
     concurrency: int | None = None
     max_rows: int | None = None
     prefill_tokens: int = 512
@@ -276,6 +284,7 @@ class Combination:
             verifier=self.verifier,
             problems=self.problems,
             prompt_tokens=self.prompt_tokens,
+            spends=self.spends,
             gate=self.gate,
         )
 
@@ -299,6 +308,7 @@ def drawn(seed: int) -> Combination:
         verifier=r.choice([*VERIFIERS, *[None] * (not SEARCHES[search].needs_verifier)]),
         problems=problems,
         prompt_tokens=r.choice([3, 12, 20, 36]),
+        spends=r.choice([None, None, None, 25]),
     )
     r = random.Random(f"settings of {seed}")
 
@@ -318,6 +328,7 @@ def drawn(seed: int) -> Combination:
         speculation=perhaps(0.3, "prompt_lookup", "draft_model"),
         placement=perhaps(0.2, *PLACEMENTS),
         callers=r.choice([1, 1, 1, 2]),
+        apart=r.choice([0, 0, 1, 4]),
         concurrency=perhaps(0.3, 1, 2, 3),
         max_rows=perhaps(0.25, 3, 5, 9),
         prefill_tokens=r.choice([12, 64, 512, 512]),
@@ -481,18 +492,21 @@ def results(
     c: Combination, engine: Engine, problems: Sequence[Problem]
 ) -> Generator[tuple[str, Result], None, None]:
     """Of the problems that were not cancelled, as they end, by their ids."""
-    options = SolveOptions.of(verifier=verifier_of(c), seed=c.seed, end=["bc"])
+    options = SolveOptions.of(verifier=verifier_of(c), seed=c.seed, end=["bc"], max_tokens=c.spends)
     config = SearchConfig.of(SEARCHES[c.search], engine, options)
     drivers = [
-        Driver(engine, Admission.of(engine, c.concurrency, c.max_rows)) for _ in range(c.callers)
+        Driver(engine, ProblemAdmission.of(engine, c.concurrency, c.max_rows))
+        for _ in range(c.callers)
     ]
+    coming = list(enumerate(problems))
     names: dict[tuple[int, int], str] = {}
-    for number, problem in enumerate(problems):
-        caller = number % c.callers
-        names[caller, drivers[caller].add(problem, config)] = str(problem.id)
     step = 0
     try:
-        while any(driver.busy for driver in drivers):
+        while coming or any(driver.busy for driver in drivers):
+            while coming and step >= coming[0][0] * c.apart:
+                number, problem = coming.pop(0)
+                caller = number % c.callers
+                names[caller, drivers[caller].add(problem, config)] = str(problem.id)
             for caller, driver in enumerate(drivers):
                 for (of, index), name in names.items():
                     if step == c.at_step and of == caller and name == f"{c.seed}-{c.cancelled}":
@@ -510,7 +524,8 @@ def seen(result: Result) -> Any:
     """All that must be the same. Log-probabilities are rounded by what runs beside."""
     branches = [(b.tokens, b.path, b.finish_reason, b.score) for b in result.branches]
     tree = [astuple(replace(node, logprobs=[])) for node in result.tree]
-    return result.answer, branches, tree, str(result.error)
+    ends = result.stopped, result.usage.generated_tokens
+    return result.answer, branches, tree, str(result.error), ends
 
 
 def alike(one: Any, other: Any, bound: float) -> bool:

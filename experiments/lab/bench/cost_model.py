@@ -19,7 +19,7 @@ from ttc.cost_model.profile_file import read
 from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.unit import Pass
 from ttc.errors import TTCError
-from ttc.model.partition import partition_units
+from ttc.model.loading.partition import partition_units
 
 CONTEXT = {"max_position_embeddings": 16384, "tie_word_embeddings": True}
 SHAPES: dict[str, tuple[type, dict[str, int]]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ttc.model.loading import configuration
+from ttc.model.loading.load import configuration
 from ttc.model.packed_linear import has_bfloat16
 
 

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from experiments.cli.output import say, show
+from experiments.lab.bench import combinations
 from experiments.lab.bench.combinations import (
     APPROXIMATE_MEMORIES,
     MEMORIES,
     REAL,
-    SEARCHES,
     Combination,
     alike,
     engine_of,
@@ -38,6 +38,8 @@ from ttc.errors import InvalidInput, OutOfMemory, TTCError
 
 RECORD = Path(__file__).with_name("golden.json")
 MODELS = ("llama", "gemma3", "gpt2", "deepseek_v3", "lfm2")
+SEARCHES = [name for name in combinations.SEARCHES if name != "mixed"]
+"""The searches of the product; that one is a test's own."""
 POLICIES = (*MEMORIES, *APPROXIMATE_MEMORIES)
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -65,7 +67,7 @@ BOUND, BOUND_IN_FLOAT32 = 1e-6, 1e-4
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case gives. digest: of all that is not rounded, or the error that refuses the case.
+    """What a case gives. digest: of texts, trees and ends, or the error that refuses the case.
     chosen: of each problem the text that was chosen. figures: of each problem the
     log-probabilities' and the scores' sums over the tree, and the candidates' scores."""
 
@@ -80,7 +82,7 @@ class Outcome:
     @classmethod
     def of(cls, found: Iterable[tuple[str, Result]]) -> Outcome:
         ended = [result for _, result in sorted(found, key=lambda pair: pair[0])]
-        kept = json.dumps([_without_figures(seen(result)) for result in ended])
+        kept = json.dumps([_without_figures(seen(result)[:-1]) for result in ended])
         digest = hashlib.sha256(kept.encode()).hexdigest()[:10]
         chosen = ["" if result.best is None else result.best.text for result in ended]
         return cls(digest, chosen, [_figures(result) for result in ended])
@@ -113,7 +115,7 @@ def cases(model: str, search: str) -> dict[str, Combination]:
             for case in chosen
         }
     plain = replace(plain, block_tokens=8, capacity=4)
-    first = [*SEARCHES].index(search)
+    first = SEARCHES.index(search)
     return {
         feature: replace(plain, memory=POLICIES[(first + n) % len(POLICIES)], **settings)
         for n, (feature, settings) in enumerate(FEATURES.items())

@@ -23,8 +23,8 @@ from experiments.lab.bench.search import NO_PEER, PEER, Figures, measured
 from experiments.runs.provenance import commit, provenance
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
-from ttc.model.loading import load
-from ttc.model.model_files import local_path
+from ttc.model.loading.load import load
+from ttc.model.loading.model_files import local_path
 from ttc.protocols import Step
 from ttc.sampling import Sampling
 

@@ -22,7 +22,7 @@ from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Resident, Sampli
 from ttc.cost_model.dims import KVShape
 from ttc.cost_model.transfer import Workload, beam_scheduling_bytes, token_by_token_bytes
 from ttc.errors import InvalidInput, OutOfMemory
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.model.packed_linear import pack_linears
 from ttc.residency.base import Residency
 from ttc.trace import Trace

@@ -34,7 +34,7 @@ from ttc.cost_model.profile_file import BY_MODULES, PLAIN, Profile, read
 from ttc.cost_model.read_now import at_bandwidth
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import InvalidInput
-from ttc.model.partition import partition
+from ttc.model.loading.partition import partition
 from ttc.model.runner_choice import runner_for
 from ttc.placement.auto import Planned
 from ttc.placement.split import SplitRunner

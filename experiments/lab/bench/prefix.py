@@ -23,7 +23,7 @@ from experiments.lab.records import UNNOTED, parts
 from experiments.runs.provenance import provenance
 from ttc.cost_model.bandwidth import read_bandwidth
 from ttc.engine import Engine
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.model.runner_choice import runner_for
 
 CASES = ((64, 1), (256, 8), (256, 32), (1024, 8), (1024, 32), (4096, 8), (4096, 32))

@@ -25,7 +25,7 @@ from experiments.runs.provenance import commit, provenance
 from experiments.standins.random_gguf import MIXED, Shape, write_llama
 from ttc.cost_model.bandwidth import best_of_five, read_bandwidth
 from ttc.errors import InvalidInput, TTCError
-from ttc.model.default_model import smollm2_file
+from ttc.model.loading.default_model import smollm2_file
 
 ONE_B = Shape(layers=16, width=2048, inner=8192, heads=32, kv_heads=8, vocab=128_256, context=4096)
 """The sizes of Llama-3.2-1B."""

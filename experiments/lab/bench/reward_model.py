@@ -19,8 +19,8 @@ from experiments.runs.provenance import provenance
 from experiments.runs.schema import register
 from search import BeamSearch, solve
 from ttc import Backend, Branch, Engine, Result, Sharing
-from ttc.model.loading import load_tokenizer
-from ttc.model.reward_heads import HeadedModel
+from ttc.model.loading.load import load_tokenizer
+from ttc.model.loading.reward_heads import HeadedModel
 from verifiers import QwenPRM
 from verifiers.reward_model_pass import Layout
 

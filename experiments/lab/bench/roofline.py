@@ -19,7 +19,7 @@ from ttc.attention.plan import DecodePlan
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.calibration.uncomputed import uncomputed
 from ttc.engine import Engine
-from ttc.model.partition import partition_units
+from ttc.model.loading.partition import partition_units
 from ttc.protocols import Step
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from experiments.runs.provenance import provenance
 from experiments.standins.array_sampling import draw_by_arrays
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.sampling import Sampling, draw, draw_with_torch, random_key, random_states
 
 ROWS = (1, 16, 256)

@@ -36,7 +36,7 @@ from ttc.remote.batch import RemoteBatch
 from ttc.remote.capabilities import Capabilities
 from ttc.remote.client import Client
 from ttc.remote.endpoint import Endpoint
-from ttc.remote.replies import Asked, Reply
+from ttc.remote.replies import Expected, Reply
 from ttc.remote.server import Server
 from ttc.sampling import Sampling
 
@@ -249,7 +249,7 @@ def measure_http(requests: int, tokens: int) -> dict[str, Any]:
             list(range(500)), tokens, 0, Sampling(), ["\n\n"], 1
         )
         try:
-            read = Asked(VOCABULARY, 500, tokens).read
+            read = Expected(VOCABULARY, 500, tokens).read
             client.post("completions", body, read).result()
             wall, cpu = time.perf_counter(), time.process_time()
             for future in [client.post("completions", body, read) for _ in range(requests)]:

@@ -33,8 +33,8 @@ from search import BeamSearch, BestFirst, BestOfN, Search, solve, solve_each
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
-from ttc.model.loading import load_tokenizer
-from ttc.model.model_files import local_path
+from ttc.model.loading.load import load_tokenizer
+from ttc.model.loading.model_files import local_path
 from ttc.protocols import Problem
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import MOST_ROWS

@@ -32,9 +32,9 @@ from experiments.lab.bench.budgets import (
 )
 from experiments.lab.bench.dtypes import default_dtype
 from experiments.runs.build import make_engine, make_template, make_verifier
-from experiments.runs.data import Task, graded, load_task
+from experiments.runs.data import LoadedTask, graded, load_task
 from experiments.runs.fingerprint import data_fingerprint, model_fingerprint
-from experiments.runs.grading import Reading
+from experiments.runs.grading import AnswerReading
 from experiments.runs.provenance import commit, machine, provenance
 from experiments.runs.stats import holm, mcnemar, wilson
 from experiments.runs.summary import failed
@@ -171,14 +171,16 @@ def solved(
         verifier=make_verifier(config) if search.needs_verifier else None,
         seed=config.run.seed,
         template=make_template(config),
-        **Reading.of(config.dataset).options(),
+        **AnswerReading.of(config.dataset).options(),
         end=tuple(config.dataset.end),
         max_tokens=tokens,
         concurrency=IN_FLIGHT,
     )
 
 
-def measure(config: DictConfig, parts: Sequence[Part], task: Task, allowance: Allowance) -> Figures:
+def measure(
+    config: DictConfig, parts: Sequence[Part], task: LoadedTask, allowance: Allowance
+) -> Figures:
     """One search within one budget on all problems; tokens are means over them.
 
     outcomes: for each problem in its order 1 where it was solved, else 0. first_scores: the mean

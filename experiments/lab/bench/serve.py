@@ -30,7 +30,7 @@ import httpx2
 from experiments.cli.output import say
 from experiments.runs.provenance import provenance
 from ttc.errors import TTCError
-from ttc.model.model_files import local_path
+from ttc.model.loading.model_files import local_path
 
 ALONE_REQUESTS = 8
 """Requests of a client that chats where there is no other."""

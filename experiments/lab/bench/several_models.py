@@ -18,14 +18,14 @@ from torch import nn
 
 from experiments.lab.bench.dtypes import default_dtype
 from experiments.runs.build import make_template, make_verifier, resolved
-from experiments.runs.data import Task, graded, load_task
-from experiments.runs.grading import Reading
+from experiments.runs.data import LoadedTask, graded, load_task
+from experiments.runs.grading import AnswerReading
 from experiments.runs.hydra_command import composed
 from experiments.runs.provenance import provenance
 from experiments.runs.stats import mcnemar, wilson
 from search import ABMCTS, ABMCTSM, Search, solve
 from ttc.engine import Engine
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.results import Result
 
 MODEL = "smollm2-135m"
@@ -81,7 +81,7 @@ def rounded() -> Engine:
     return Engine(model, tokenizer)
 
 
-def measured(config: Any, search: Search, engines: Engines, task: Task) -> dict[str, Any]:
+def measured(config: Any, search: Search, engines: Engines, task: LoadedTask) -> dict[str, Any]:
     """outcomes: 1 for each problem that was solved, else 0. answers: how many each model wrote."""
     results: list[Result] = solve(
         search,
@@ -90,7 +90,7 @@ def measured(config: Any, search: Search, engines: Engines, task: Task) -> dict[
         verifier=make_verifier(config),
         seed=config.run.seed,
         template=make_template(config),
-        **Reading.of(config.dataset).options(),
+        **AnswerReading.of(config.dataset).options(),
         end=tuple(config.dataset.end),
         max_generated_tokens=TOKENS,
         concurrency=CONCURRENCY,

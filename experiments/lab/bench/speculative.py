@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.runs.provenance import provenance
 from ttc import Branch, DraftModel, Engine, PromptLookup, Sampling
-from ttc.model.default_model import smollm2_file
+from ttc.model.loading.default_model import smollm2_file
 from ttc.speculation.base import Draft
 from ttc.text.prompt import PromptTemplate
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ttc.attention.plan import DecodePlan, Plan
 from ttc.engine import Engine
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.model.packed_linear import PackedLinear, pack_linears
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch

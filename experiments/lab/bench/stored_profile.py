@@ -27,7 +27,7 @@ from ttc.cost_model.profile_file import read
 from ttc.cost_model.read_now import at_bandwidth
 from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.unit import Pass
-from ttc.model.partition import partition_units
+from ttc.model.loading.partition import partition_units
 
 DTYPE = torch.bfloat16
 LAYERS, ROWS, CONTEXTS = 4, (1, 16), (128, 1024)

@@ -101,7 +101,7 @@ def qwen3(name: str) -> tuple[Unit, ...]:
     """The partition units of a model of `QWEN3`."""
     from transformers import Qwen3Config
 
-    from ttc.model.partition import partition_units
+    from ttc.model.loading.partition import partition_units
 
     return partition_units(
         Qwen3Config(

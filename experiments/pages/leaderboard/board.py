@@ -12,10 +12,10 @@ from typing import Any
 from experiments.cli.tables import Table, amount, as_csv, as_typed, page, percent
 from experiments.eval.cells import Cell
 from experiments.eval.compare.figures import row_figures
-from experiments.eval.compare.rows import OF_A_SEED, Row, prompt_settings
-from experiments.eval.compare.show import remarks
+from experiments.eval.compare.rows import OF_A_SEED, ComparedRow, prompt_settings
+from experiments.eval.compare.show import Figures, remarks
 from experiments.eval.predictions import RULES, predictions_of
-from experiments.pages.leaderboard.plan import Plan
+from experiments.pages.leaderboard.plan import Leaderboard
 from experiments.runs.finished import Run
 from experiments.runs.records import as_json
 from experiments.runs.summary import KS
@@ -28,10 +28,8 @@ ABOUT = (
     "problem."
 )
 
-Figures = dict[str, Any]
 
-
-def board_rows(plan: Plan, refused: Collection[str] = ()) -> list[Figures]:
+def board_rows(plan: Leaderboard, refused: Collection[str] = ()) -> list[Figures]:
     """A row of each cell that has results. refused: the cells whose folders hold those of other
     settings."""
     folders = [(cell, plan.folder / cell.name) for cell in plan.cells if cell.name not in refused]
@@ -43,7 +41,7 @@ def board_rows(plan: Plan, refused: Collection[str] = ()) -> list[Figures]:
 
 
 def cell_row(cell: Cell, run: Run) -> Figures:
-    figures = row_figures(Row(cell.name, [run]))
+    figures = row_figures(ComparedRow(cell.name, [run]))
     for name in ("row", "runs", "seeds", "folders"):  # of rows over several runs
         del figures[name]
     goes = run.summary.get("made_by", [])
@@ -89,7 +87,7 @@ def write_predictions(run: Run, out: Path) -> None:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def check_folder(plan: Plan) -> None:
+def check_folder(plan: Leaderboard) -> None:
     """Raise InvalidInput where the folder has the tables of cells that the plan does not have."""
     file = plan.folder / "leaderboard.json"
     try:
@@ -105,7 +103,7 @@ def check_folder(plan: Plan) -> None:
         )
 
 
-def write_board(plan: Plan, rows: Sequence[Figures], errors: dict[str, str]) -> list[Path]:
+def write_board(plan: Leaderboard, rows: Sequence[Figures], errors: dict[str, str]) -> list[Path]:
     """Write leaderboard.md, .csv, .json and .html, and a folder of every cell's predictions."""
     sections = tables(rows, errors)
     files = [plan.folder / f"leaderboard.{form}" for form in ("md", "csv", "json", "html")]
@@ -173,7 +171,7 @@ def _over_seeds(dataset: str, rows: Sequence[Figures]) -> Table:
     preds = [name for n in KS for rule in RULES if (name := f"pred_{rule}@{n}") in known]
     lines = []
     for name, group in groups.items():
-        figures = row_figures(Row("", [Run.load(Path(row["folder"])) for row in group]))
+        figures = row_figures(ComparedRow("", [Run.load(Path(row["folder"])) for row in group]))
         interval = " to ".join(map(percent, figures["accuracy_95"]))
         costs = [amount(figures[part]) for part in ("generated_tokens", "verifier_tokens", "flops")]
         shown = [_percent_right(group, pred) for pred in preds]

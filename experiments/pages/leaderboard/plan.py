@@ -30,7 +30,7 @@ OWN = ("run.name", "run.seed", "run.output_dir")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Leaderboard:
     """A leaderboard: its name, the folder of its runs, and its cells, those of one model in a
     row."""
 
@@ -40,7 +40,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListEntry:
     """One entry of a list. label: its name in folders. overrides: what it sets. title: its name
     beside the others of its list; None for what they differ in."""
 
@@ -49,7 +49,7 @@ class Entry:
     title: str | None = None
 
 
-def read_plan(file: Path) -> Plan:
+def read_plan(file: Path) -> Leaderboard:
     """Raises InvalidInput for a file that cannot be read as a leaderboard."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -90,10 +90,10 @@ def read_plan(file: Path) -> Plan:
             f"two cells are called {twice[0]}; give their entries a name each, as {{name: ..., "
             "...}"
         )
-    return Plan(name, folder, cells)
+    return Leaderboard(name, folder, cells)
 
 
-def with_labels(plan: Plan, names: Sequence[str]) -> Plan:
+def with_labels(plan: Leaderboard, names: Sequence[str]) -> Leaderboard:
     """The plan whose rows are called so, in the order of the file.
 
     Raises InvalidInput where the names do not fit the rows.
@@ -103,7 +103,7 @@ def with_labels(plan: Plan, names: Sequence[str]) -> Plan:
     return replace(plan, cells=[replace(cell, title=called[cell.title]) for cell in plan.cells])
 
 
-def _cell(parts: Sequence[Entry], seed: int, common: Sequence[str], folder: Path) -> Cell:
+def _cell(parts: Sequence[ListEntry], seed: int, common: Sequence[str], folder: Path) -> Cell:
     named = dict(
         zip(("model", "dataset", "search", "budget"), (part.label for part in parts), strict=True)
     )
@@ -119,7 +119,7 @@ def _cell(parts: Sequence[Entry], seed: int, common: Sequence[str], folder: Path
     return Cell(name, named, seed, [*common, *overrides, *place], title)
 
 
-def _titled(entries: Sequence[Entry]) -> Iterator[Entry]:
+def _titled(entries: Sequence[ListEntry]) -> Iterator[ListEntry]:
     """The entries of a list with titles, which one entry does not need."""
     typed = [typed_settings(entry.overrides) for entry in entries]
     titles = [entry.title or label for entry, label in zip(entries, labels(typed), strict=True)]
@@ -141,14 +141,14 @@ def _seeds(value: Any) -> list[int]:
     return value
 
 
-def _entry(value: Any, group: str, key: str) -> Entry:
+def _entry(value: Any, group: str, key: str) -> ListEntry:
     """A choice of the group, a model's name, or a mapping of settings, which may hold a `name`."""
     if isinstance(value, str):
         if value in choices(group):
-            return Entry(value, [f"{group}={value}"])
+            return ListEntry(value, [f"{group}={value}"])
         if group == "model":
             chosen = ["model=hf", f"model.name={as_override(value)}"]
-            return Entry(_label(value), chosen, value.rpartition("/")[2])
+            return ListEntry(_label(value), chosen, value.rpartition("/")[2])
         if gone := removal(group, value):
             raise InvalidInput(f"{key}: {gone}")
         raise InvalidInput(
@@ -160,9 +160,9 @@ def _entry(value: Any, group: str, key: str) -> Entry:
     return _mapping(value, key, str(value.get(group, "")))
 
 
-def _budget(value: Any) -> Entry:
+def _budget(value: Any) -> ListEntry:
     if type(value) is int:
-        return Entry(f"{value}tokens", [f"run.max_tokens={value}"])
+        return ListEntry(f"{value}tokens", [f"run.max_tokens={value}"])
     if not isinstance(value, dict):
         raise InvalidInput(
             f"budgets: {value!r} is neither a number of tokens nor a mapping of settings"
@@ -170,13 +170,13 @@ def _budget(value: Any) -> Entry:
     return _mapping(value, "budgets", "")
 
 
-def _mapping(value: Mapping[str, Any], key: str, head: str) -> Entry:
+def _mapping(value: Mapping[str, Any], key: str, head: str) -> ListEntry:
     overrides = _settings({k: v for k, v in value.items() if k != "name"}, key)
     rest = overrides_suffix(
         [o for o in overrides if o.partition("=")[0] not in GROUPS.values()], ()
     )
     given = str(value["name"]) if value.get("name") else None
-    return Entry(_label(given or (head + rest).strip("-")), overrides, given)
+    return ListEntry(_label(given or (head + rest).strip("-")), overrides, given)
 
 
 def _settings(value: Any, key: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.tables import Table
-from experiments.recipes.processbench.samples import PARTS, Sample
+from experiments.recipes.processbench.samples import PARTS, LabelledSample
 from ttc.errors import InvalidInput
 
 DRAWS = 10_000
@@ -50,7 +50,7 @@ NOTES = (
 
 
 @dataclass(frozen=True)
-class Figures:
+class PartFigures:
     """Of one part. wrong, right: accuracy on solutions with a wrong step, and on right ones; None
     where there are none. f1_95: an interval."""
 
@@ -74,8 +74,8 @@ def f1(wrong: float, right: float) -> float:
 
 
 def figures_of(
-    part: str, samples: Sequence[Sample], scores: Mapping[str, Any], threshold: float
-) -> Figures:
+    part: str, samples: Sequence[LabelledSample], scores: Mapping[str, Any], threshold: float
+) -> PartFigures:
     """Of the samples of a part that have been rated. One that cannot be rated counts as missed."""
     done = [sample for sample in samples if sample.part == part and sample.id in scores]
     wrong, right = _hits(done, scores, threshold)
@@ -86,11 +86,11 @@ def figures_of(
     if wrong_share is not None and right_share is not None:
         both = f1(wrong_share, right_share)
         f1_95 = interval(wrong, right)
-    return Figures(part, len(done), unrated, wrong_share, right_share, both, f1_95)
+    return PartFigures(part, len(done), unrated, wrong_share, right_share, both, f1_95)
 
 
 def _hits(
-    samples: Sequence[Sample], scores: Mapping[str, Any], threshold: float
+    samples: Sequence[LabelledSample], scores: Mapping[str, Any], threshold: float
 ) -> tuple[list[bool], list[bool]]:
     """Whether each solution with a wrong step, and each right one, is seen for what it is."""
     hits: dict[bool, list[bool]] = {True: [], False: []}
@@ -112,7 +112,9 @@ def interval(wrong: Sequence[bool], right: Sequence[bool]) -> tuple[float, float
     return float(low), float(high)
 
 
-def best_threshold(samples: Sequence[Sample], scores: Mapping[str, Any], part: str) -> float:
+def best_threshold(
+    samples: Sequence[LabelledSample], scores: Mapping[str, Any], part: str
+) -> float:
     """The threshold with the highest F1 on a part, the lowest of equals. Raises InvalidInput where
     the part has no solution of a kind."""
     rated = [s for s in samples if s.part == part and isinstance(scores.get(s.id), list)]
@@ -132,7 +134,7 @@ def best_threshold(samples: Sequence[Sample], scores: Mapping[str, Any], part: s
     return best
 
 
-def table(title: str, rows: Sequence[Figures], model: str) -> Table:
+def table(title: str, rows: Sequence[PartFigures], model: str) -> Table:
     """A column for each part: ours, and the published rows, that of the same model marked."""
     mean = [row.f1 for row in rows if row.f1 is not None]
     average = f"{100 * sum(mean) / len(mean):.1f}" if len(mean) == len(PARTS) else "-"
@@ -153,7 +155,7 @@ def _share(value: float | None) -> str:
     return "none" if value is None else f"{value:.1%}"
 
 
-def _cell(row: Figures) -> str:
+def _cell(row: PartFigures) -> str:
     if row.f1 is None or row.f1_95 is None:
         return "-"
     low, high = row.f1_95

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from experiments.cli.output import say, show
 from experiments.recipes.processbench.figures import best_threshold, figures_of, table
 from experiments.recipes.processbench.rating import rated, reads_steps
-from experiments.recipes.processbench.samples import PARTS, Sample, load_samples
+from experiments.recipes.processbench.samples import PARTS, LabelledSample, load_samples
 from experiments.runs.build import make_engine, make_template, make_verifier, resolved
 from experiments.runs.config_values import as_dict
 from experiments.runs.fingerprint import model_fingerprint, reward_fingerprint
@@ -65,7 +65,7 @@ def check_threshold(threshold: Any) -> None:
 
 
 def _inputs(
-    config: DictConfig, samples: list[Sample], verifier: Verifier
+    config: DictConfig, samples: list[LabelledSample], verifier: Verifier
 ) -> dict[str, dict[str, str]]:
     marks = {s.id: hashlib.sha256(repr(s).encode()).hexdigest()[:16] for s in samples}
     model = {} if reads_steps(verifier) else model_fingerprint(config.model.name)
@@ -73,7 +73,9 @@ def _inputs(
     return {"data": marks, "model": model, "verifier": reward}
 
 
-def _rate(config: DictConfig, folder: RunFolder, verifier: Verifier, samples: list[Sample]) -> None:
+def _rate(
+    config: DictConfig, folder: RunFolder, verifier: Verifier, samples: list[LabelledSample]
+) -> None:
     left = [sample for sample in samples if sample.id not in folder.records]
     if done := len(samples) - len(left):
         say(f"{done} of {len(samples)} were rated already")
@@ -89,7 +91,7 @@ def _rate(config: DictConfig, folder: RunFolder, verifier: Verifier, samples: li
         say(f"{len(folder.records)} of {len(samples)}")
 
 
-def _record(sample: Sample, scores: list[float] | str, private: bool) -> dict[str, Any]:
+def _record(sample: LabelledSample, scores: list[float] | str, private: bool) -> dict[str, Any]:
     failed = isinstance(scores, str)
     if isinstance(scores, str) and private:
         scores = without_quotes(scores, (sample.problem, *sample.steps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from experiments.recipes.processbench.samples import Sample
+from experiments.recipes.processbench.samples import LabelledSample
 from search.rating import Rater
 from ttc.errors import InvalidInput, TTCError, VerifierError
 from ttc.protocols import Backend, Verifier
@@ -28,7 +28,7 @@ def reads_steps(verifier: Verifier) -> bool:
 
 
 def rated(
-    samples: Sequence[Sample],
+    samples: Sequence[LabelledSample],
     verifier: Verifier,
     backend: Backend | None = None,
     template: PromptTemplate | None = None,
@@ -46,7 +46,7 @@ def rated(
 
 
 def _rated(
-    samples: Sequence[Sample],
+    samples: Sequence[LabelledSample],
     verifier: Verifier,
     backend: Backend | None,
     template: PromptTemplate | None,
@@ -67,7 +67,7 @@ def _rated(
 
 
 def _by_beginnings(
-    sample: Sample, verifier: Verifier, backend: Backend, template: PromptTemplate | None
+    sample: LabelledSample, verifier: Verifier, backend: Backend, template: PromptTemplate | None
 ) -> list[float]:
     prompt = (template or PromptTemplate()).tokens(sample.problem, backend.tokenizer)
     rater = Rater(verifier)

@@ -18,7 +18,7 @@ FIELDS = ("id", "problem", "steps", "label")
 
 
 @dataclass(frozen=True)
-class Sample:
+class LabelledSample:
     """label: the index of the first wrong step, -1 where all are right."""
 
     id: str
@@ -28,7 +28,7 @@ class Sample:
     label: int
 
 
-def load_samples(data: str | None, limit: int | None = None) -> list[Sample]:
+def load_samples(data: str | None, limit: int | None = None) -> list[LabelledSample]:
     """The samples of a file, of a folder with a file for each part, or of the hub.
 
     limit: so many of each part. Raises InvalidInput for rows that are none of ProcessBench's, and
@@ -62,7 +62,7 @@ def _rows(data: str | None) -> Iterator[Row]:
         yield from rows_of_file(data, "processbench.data")
 
 
-def _sample(row: Row, number: int) -> Sample:
+def _sample(row: Row, number: int) -> LabelledSample:
     def refused(what: str) -> InvalidInput:
         return InvalidInput(
             f"processbench.data, row {number}: {what}; give ProcessBench's own files, with the "
@@ -85,4 +85,4 @@ def _sample(row: Row, number: int) -> Sample:
         raise refused(f"the id {name!r} is none of {', '.join(PARTS)}, as gsm8k-0")
     for text in (row["problem"], *steps):
         check_text(text, "the text")
-    return Sample(name, part, row["problem"], tuple(steps), label)
+    return LabelledSample(name, part, row["problem"], tuple(steps), label)

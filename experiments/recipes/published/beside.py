@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.tables import Table, amount, percent
-from experiments.eval.compare.rows import Row
+from experiments.eval.compare.rows import ComparedRow
 from experiments.eval.predictions import predictions_of
 from experiments.recipes.published.recipe import Arm, Recipe
 from experiments.runs.build import make_search, resolved
@@ -53,7 +53,7 @@ def _first(name: str, record: dict[str, Any]) -> float:
 
 def estimate(runs: Sequence[Run], name: str) -> Estimate:
     """A measure over the problems of runs that differ in seed or shard, with its 95% interval."""
-    row = Row("", list(runs))
+    row = ComparedRow("", list(runs))
     figures = row.each(measure(name))
     return accuracy(list(figures.values()), row.sources(list(figures)))
 

@@ -34,7 +34,7 @@ from experiments.integrations.solver import Solver, configuration
 from search import Greedy, SelfConsistency
 from tests.helpers.thinking import OPENING, Thinking, thinker
 from ttc import Engine, InvalidInput
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 
 TASKS = Path(__file__).parent / "harness_tasks"
 NAMES = ("sums_generate", "sums_choices", "sums_text")

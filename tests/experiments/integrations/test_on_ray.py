@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from experiments.eval.merge import merging
-from experiments.integrations.on_ray import Worker, solve
+from experiments.integrations.on_ray import RayWorker, solve
 from experiments.runs.problem_loop import run
 from experiments.runs.records import run_folder
 from tests.helpers.records import roughly, without_costs
@@ -50,7 +50,7 @@ def records(folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_worker_gives_back_the_files_of_its_shard(tmp_path: Path) -> None:
     words = place(tmp_path)
-    found = Worker(words)({"shard": "2/3"})
+    found = RayWorker(words)({"shard": "2/3"})
     config = composed(
         tmp_path, "search=self_consistency", "search.n=2", "search.max_tokens=8", "run.shard=2/3"
     )
@@ -69,7 +69,7 @@ def test_a_worker_gives_back_the_files_of_its_shard(tmp_path: Path) -> None:
         "file-1",
         "file-4",
     ]
-    failed = Worker(words)({"shard": "9/9"})
+    failed = RayWorker(words)({"shard": "9/9"})
     assert failed["folder"] is None and "is left without a problem" in failed["texts"][0]
 
 
@@ -134,5 +134,5 @@ def test_a_folder_for_temporary_files_that_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    (text,) = Worker(["search=greedy"])({"shard": "1/2"})["texts"]
+    (text,) = RayWorker(["search=greedy"])({"shard": "1/2"})["texts"]
     assert text.startswith("cannot write temporary files to")

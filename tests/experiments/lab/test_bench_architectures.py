@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import transformers as hf
 
-import ttc.model.check
+import ttc.model.check.model_check
 from experiments.lab.bench import architectures
 from experiments.standins import small_models
 from tests.helpers.models import FAMILIES
 from tests.helpers.tiers import slow, some_quick
-from ttc.model.masks import Sight
-from ttc.model.model_changes import Watch
+from ttc.model.check.masks import Sight
+from ttc.model.running.model_changes import Watch
 
 RECORD = Path("experiments/lab/results/architectures.json")
 EXACT = [
@@ -114,12 +114,12 @@ def test_without_the_check_of_masks_the_sweep_would_call_a_model_wrong(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        ttc.model.check,
+        ttc.model.check.model_check,
         "check_masks",
         lambda calls, *_: [Sight(call.told_window) for call in calls],
     )
-    monkeypatch.setattr(ttc.model.check, "check_windows", lambda *_: None)
-    monkeypatch.setattr(ttc.model.check, "check_function", lambda *_: None)
+    monkeypatch.setattr(ttc.model.check.model_check, "check_windows", lambda *_: None)
+    monkeypatch.setattr(ttc.model.check.model_check, "check_function", lambda *_: None)
     row = architectures.examine(case)
     assert row["verdict"] == "wrong" and row["worst_nats"] > 0.1
 
@@ -127,7 +127,7 @@ def test_without_the_check_of_masks_the_sweep_would_call_a_model_wrong(
 def test_without_the_check_of_the_caches_windows_the_sweep_would_call_a_model_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ttc.model.check, "check_windows", lambda *_: None)
+    monkeypatch.setattr(ttc.model.check.model_check, "check_windows", lambda *_: None)
     row = architectures.examine("moshi")
     assert row["verdict"] == "wrong" and row["worst_nats"] > 0.1
     assert row["compared_with"] == ["generate", "one run"]

@@ -17,7 +17,7 @@ from experiments.lab.bench.scale import (
     table,
 )
 from search import BestOfN, solve
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from ttc import Problem
 from ttc.tree.branch import MOST_ROWS
 
@@ -55,8 +55,8 @@ def test_usage_is_what_the_servers_have_written() -> None:
 
 def test_as_many_branches_grow_as_the_servers_answer_at_once() -> None:
     many = DrawnBackend(Servers(100))
-    assert Admission.of(many).max_rows == 100 * SLOTS > MOST_ROWS
-    assert Admission.of(DrawnBackend(Servers(1))).max_rows == MOST_ROWS
+    assert ProblemAdmission.of(many).max_rows == 100 * SLOTS > MOST_ROWS
+    assert ProblemAdmission.of(DrawnBackend(Servers(1))).max_rows == MOST_ROWS
     row = measure(BestOfN(n=64, max_tokens=8), 60, 100)
     assert row["requests"] == 60 * 64 and MOST_ROWS < row["most_requests_at_once"] <= 100 * SLOTS
 

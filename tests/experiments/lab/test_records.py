@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from experiments.lab.records import changed_modules, named, parts
 from experiments.lab.report.tables import RESULTS, changes_since, origin
-from experiments.runs.provenance import code_hash
+from tests.helpers.measured_code import importable_module, written
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module `measured_code` that can be rewritten."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "measured_code", raising=False)
-    return tmp_path / "measured_code.py"
-
-
-def written(file: Path, text: str) -> str:
-    file.write_text(text)
-    importlib.invalidate_caches()
-    code_hash.cache_clear()
-    return code_hash("measured_code")
+    return importable_module(tmp_path, monkeypatch)
 
 
 def test_a_record_tells_which_modules_changed_or_went(module: Path) -> None:

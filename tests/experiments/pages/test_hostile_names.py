@@ -8,7 +8,7 @@ import pytest
 
 from experiments.eval.cells import Cell
 from experiments.pages.leaderboard import command as board
-from experiments.pages.leaderboard.plan import Plan
+from experiments.pages.leaderboard.plan import Leaderboard
 from tests.experiments.test_compare import problems, save
 from tests.experiments.test_hostile_text import HOSTILE, check
 
@@ -21,7 +21,8 @@ def test_a_leaderboard_names_its_models(
     )
     save(tmp_path, "c", problems([1, 0]))
     monkeypatch.setattr(
-        "experiments.pages.leaderboard.plan.read_plan", lambda file: Plan("b", tmp_path, [cell])
+        "experiments.pages.leaderboard.plan.read_plan",
+        lambda file: Leaderboard("b", tmp_path, [cell]),
     )
     monkeypatch.setattr(
         "experiments.eval.cells.run_cells", lambda cells: ({"c": HOSTILE[3]}, set())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.programs.data import CodeGrader
-from experiments.runs.data import Task, load_task
+from experiments.runs.data import LoadedTask, load_task
 from tests.experiments.test_data import jsonl
 from tests.experiments.test_defaults_by_kind import check_defaults
 from tests.helpers.configurations import configuration
@@ -76,11 +76,11 @@ METHOD = {
 }
 
 
-def load(choice: str, path: Path | str) -> Task:
+def load(choice: str, path: Path | str) -> LoadedTask:
     return load_task(configuration("run", f"dataset={choice}", f"dataset.path={path}").dataset)
 
 
-def right(task: Task, program: str) -> bool:
+def right(task: LoadedTask, program: str) -> bool:
     return task.is_correct(task.problems[0], program)
 
 

@@ -22,7 +22,7 @@ from experiments.recipes.processbench.figures import (
     table,
 )
 from experiments.recipes.processbench.job import run
-from experiments.recipes.processbench.samples import PARTS, Sample, load_samples
+from experiments.recipes.processbench.samples import PARTS, LabelledSample, load_samples
 from tests.helpers.configurations import configuration
 from tests.helpers.reward_models import HEADERS, byte_tokenizer, policy, seeded
 from tests.helpers.reward_models import configuration as model_config
@@ -247,7 +247,7 @@ def test_a_folder_of_the_four_files_is_read_in_their_order(tmp_path: Path) -> No
         save_rows(tmp_path / f"{part}.json", [row(f"{part}-{i}") for i in range(3)])
     samples = load_samples(str(tmp_path), limit=2)
     assert [s.id for s in samples] == [f"{part}-{i}" for part in PARTS for i in range(2)]
-    assert samples[0] == Sample("gsm8k-0", "gsm8k", QUESTION, tuple(STEPS), -1)
+    assert samples[0] == LabelledSample("gsm8k-0", "gsm8k", QUESTION, tuple(STEPS), -1)
 
 
 def test_the_hubs_parquet_files_are_read(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_wrong_files_and_settings_are_refused(tmp_path: Path) -> None:
 def test_f1_is_that_of_the_authors_program() -> None:
     """Two of three wrong solutions found, one of two right ones: 2ab / (a + b)."""
     samples = [
-        Sample(f"math-{i}", "math", "?", ("a", "b"), label)
+        LabelledSample(f"math-{i}", "math", "?", ("a", "b"), label)
         for i, label in enumerate([0, 1, 1, -1, -1])
     ]
     scores = {
@@ -327,8 +327,8 @@ def test_the_interval_holds_f1_and_shrinks_with_samples() -> None:
 
 def test_the_best_threshold_is_found_on_one_part() -> None:
     samples = [
-        Sample("gsm8k-0", "gsm8k", "?", ("a",), 0),
-        Sample("gsm8k-1", "gsm8k", "?", ("a",), -1),
+        LabelledSample("gsm8k-0", "gsm8k", "?", ("a",), 0),
+        LabelledSample("gsm8k-1", "gsm8k", "?", ("a",), -1),
     ]
     scores: dict[str, Any] = {"gsm8k-0": [3.0], "gsm8k-1": [5.0]}
     threshold = best_threshold(samples, scores, "gsm8k")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.server.conversation import Conversation
-from experiments.server.requests import Message
+from experiments.server.requests import ChatMessage
 from tests.helpers.chats import tokenizer
 from ttc import InvalidInput
 
@@ -18,7 +18,7 @@ NO_SYSTEM = (
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_system_message_goes_before_the_words_of_the_user(role: str) -> None:
     own = tokenizer((), "bytes", None, "</s>", template=NO_SYSTEM)
-    earlier = (Message(role=role, content="be short").as_template(),)  # type: ignore[arg-type]
+    earlier = (ChatMessage(role=role, content="be short").as_template(),)  # type: ignore[arg-type]
     assert Conversation(earlier=earlier).text("1 + 1?", own) == "<be short\n\n1 + 1?>"
     of_server = Conversation(system="be kind", earlier=earlier)
     assert of_server.text("1 + 1?", own) == "<be short\n\nbe kind\n\n1 + 1?>"

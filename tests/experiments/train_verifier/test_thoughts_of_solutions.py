@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from experiments.fit.train_verifier.evaluation import Together, candidates
-from experiments.fit.train_verifier.problems import Part
+from experiments.fit.train_verifier.evaluation import SharedCandidates, candidates
+from experiments.fit.train_verifier.problems import ProblemSet
 from experiments.fit.train_verifier.rollouts import Rollouts, solutions
-from experiments.runs.grading import Reading
+from experiments.runs.grading import AnswerReading
 from search import BestOfN, solve
 from tests.experiments.test_thoughts import MAGISTRAL, R1, solved, task
 from tests.helpers.scripted import Scores
@@ -46,9 +46,9 @@ def test_solutions_are_right_by_their_answers(tokenizer: Any, end: str) -> None:
 
 
 def test_candidates_of_a_verifier_answer_after_their_thoughts() -> None:
-    together = Together({"score": Scores(lambda branch: float(branch.path[0]))})
+    together = SharedCandidates({"score": Scores(lambda branch: float(branch.path[0]))})
     said = ["The answer is 3", "3?</think>The answer is 4."]
     result = solved(BestOfN(n=2), said, "3", verifier=together)
-    part = Part([], task("number").is_correct, Reading("number"))
+    part = ProblemSet([], task("number").is_correct, AnswerReading("number"))
     (found,) = candidates([result], together, part)
     assert found.answers == [None, "4"] and found.right == [False, False]

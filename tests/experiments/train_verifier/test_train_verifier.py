@@ -19,7 +19,7 @@ from peft import PeftModel
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from experiments.fit.train_verifier.auc import auc, auc_within
-from experiments.fit.train_verifier.evaluation import Candidates, Together, choices
+from experiments.fit.train_verifier.evaluation import Candidates, SharedCandidates, choices
 from experiments.fit.train_verifier.fitting import Rows, fit, loss, train
 from experiments.fit.train_verifier.lora import LoraSettings, LoraTraining
 from experiments.fit.train_verifier.problems import load_problems, split, unseen
@@ -33,8 +33,8 @@ from tests.helpers.processes import finished
 from tests.helpers.scripted import Scripted
 from tests.helpers.tiers import examples, slow
 from ttc import Branch, InvalidInput, Problem
-from ttc.model.loading import load
-from ttc.text.reader import AnswerReader
+from ttc.model.loading.load import load
+from ttc.text.equality import AnswerReader
 from verifiers import ValueHead
 
 # ---------------------------------------------------------------- rollouts and labels
@@ -326,7 +326,7 @@ def test_verifiers_that_rate_together_rate_as_each_alone() -> None:
     root = backend.root([1])
     branches: list[Branch] = backend.fork(root, 2)
     backend.generate(branches, 4)
-    together = Together({"long": Length(), "short": Shortness()})
+    together = SharedCandidates({"long": Length(), "short": Shortness()})
     assert together.rate(branches, ["?", "?"], backend) == Length().rate(branches, ["?"], backend)
     assert together.seen == {
         root.root_id: [(b.text, {"long": 2.0, "short": -2.0}) for b in branches]

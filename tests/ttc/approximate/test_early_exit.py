@@ -36,7 +36,7 @@ from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, Paged, UnsupportedModel
 from ttc.approximate.early_exit import EarlyExit, EntropyRule
-from ttc.model.check import CHECK_TOKENS
+from ttc.model.check.model_check import CHECK_TOKENS
 from verifiers import SelfVerifier
 
 # -------------------------------------------------------------------- against plain transformers

@@ -16,7 +16,7 @@ from ttc.attention.entry import Reads
 from ttc.attention.fused import SWITCH
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
-from ttc.attention.stream import KVReader, Unit
+from ttc.attention.stream import FetchUnit, KVReader
 from ttc.memory.kv import LayerShape
 from ttc.passes.shrinking import Remaining
 
@@ -85,7 +85,7 @@ def test_entries_that_stream_in_are_merged_with_what_the_kernel_finds(layer: Lay
     case = ExtendCase(LayerShape(2, 16, 16), 2, TREE, COUNTS, torch.float32)
     for entry in case.entries[1:4]:
         case.memory.evict(entry.kv, "test")
-    units = [Unit(0, slice(0, 1), (1, 2, 3)), Unit(0, slice(1, 2), (1, 2, 3))]
+    units = [FetchUnit(0, slice(0, 1), (1, 2, 3)), FetchUnit(0, slice(1, 2), (1, 2, 3))]
     stream = KVReader(case.memory, units, Reads(case.entries, case.positions))
     case.check(layer, 1e-5, stream=stream)
     stream.close()

@@ -32,16 +32,16 @@ from ttc.calibration.exit_calibration import (
     stable_entropies,
 )
 from ttc.calibration.gate_calibration import GateCalibration, Observation, calibrate
-from ttc.calibration.layer_profile import Profile, layer_profile
+from ttc.calibration.layer_profile import BranchProfile, layer_profile
 
 
-def profile(p: list[float], entropy: list[float] | None = None) -> Profile:
-    return Profile(
+def profile(p: list[float], entropy: list[float] | None = None) -> BranchProfile:
+    return BranchProfile(
         entropy or [1 / layer for layer in range(1, len(p) + 1)], [math.nan] * len(p), p, 1
     )
 
 
-def same_p(*p: list[float]) -> list[Profile]:
+def same_p(*p: list[float]) -> list[BranchProfile]:
     return [profile(list(values)) for values in p]
 
 

@@ -22,14 +22,14 @@ from tests.helpers.exits import (
 from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine
-from ttc.calibration.layer_profile import Profile, layer_profile, look_layers, weight_count
+from ttc.calibration.layer_profile import BranchProfile, layer_profile, look_layers, weight_count
 from ttc.model.packed_linear import can_pack, pack_linears
 from ttc.tree.branch import Branch
 
 
 def profiles(
     engine: Engine, branches: list[Branch], given: list[list[int]], positive: int = 1
-) -> list[Profile]:
+) -> list[BranchProfile]:
     return layer_profile(engine, branches, given, [CANDIDATES] * len(branches), positive)
 
 

@@ -11,7 +11,7 @@ from ttc.calibration import measure_device
 from ttc.calibration.measure_device import ProfileBeside, profile_device, profile_link
 from ttc.calibration.pass_timer import LEAST, MOST, PassTimer
 from ttc.errors import TTCError
-from ttc.model.partition import partition_units
+from ttc.model.loading.partition import partition_units
 
 CPU = torch.device("cpu")
 

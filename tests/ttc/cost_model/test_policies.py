@@ -13,8 +13,8 @@ from ttc.cost_model.policies import (
     MINI_BATCH_TOKENS,
     POLICIES,
     Cache,
-    Read,
     Steps,
+    StreamedRead,
     capture_times,
 )
 from ttc.cost_model.unit import Unit
@@ -39,7 +39,7 @@ RATES = DeviceProfile(
 )
 LINK = LinkProfile(to_device_bandwidth=10, to_host_bandwidth=10)
 SEARCH = Steps(prompt_tokens=10, output_tokens=12, branches=1, step_tokens=4)
-READ = Read(0, shared_tokens=10, own_tokens=4, shared_pieces=1, own_pieces=1)
+READ = StreamedRead(0, shared_tokens=10, own_tokens=4, shared_pieces=1, own_pieces=1)
 # 1,000 products at 50 a second; 17 tokens attended at 16 each, 272 at 50; two pieces. A pass's
 # overhead is no layer's.
 FORWARD_S = 20 + 272 / 50 + 3 + 2 * 0.5

@@ -37,7 +37,7 @@ from ttc import (
 from ttc.cuda.ahead import SHARE
 from ttc.protocols import Step
 from ttc.sampling import queue_draw
-from ttc.scheduler import growth, rows
+from ttc.scheduler import rows, running_tails
 from ttc.scheduler.batch import RunningBatch
 from ttc.trace import Trace
 
@@ -308,7 +308,7 @@ def test_rows_that_join_have_the_pass_made_again() -> None:
 
 def test_full_tails_become_segments_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SHORT_TOKENS", "FIRST_TOKENS", "SHORT_STEP_TOKENS"):
-        monkeypatch.setattr(growth, name, 3)
+        monkeypatch.setattr(running_tails, name, 3)
     found = compared([Ask((20, 20, 20), stop=("z", "a", "b")), Ask((9,), after=3)])
     batch, _ = found.batches
     assert launched(batch) - used(batch) <= 1  # that of the rows that were joined
@@ -340,7 +340,7 @@ def test_schedules_come_to_the_same_with_passes_ahead(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SHORT_TOKENS", "FIRST_TOKENS", "SHORT_STEP_TOKENS"):
-            patch.setattr(growth, name, room)
+            patch.setattr(running_tails, name, room)
         compared(asked, events, eos)
 
 

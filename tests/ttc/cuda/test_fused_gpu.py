@@ -21,7 +21,7 @@ from tests.helpers.models import build, prompt
 from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling
-from ttc.approximate.quantized_kv import Bytes, Kind
+from ttc.approximate.quantized_kv import Bytes, CodecKind
 from ttc.attention import extend_plan, plan
 from ttc.attention.entry import Entry
 from ttc.attention.hf_hook import attending, tree_attention
@@ -29,7 +29,7 @@ from ttc.attention.kernels import Layer
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.cuda import fused_gpu
 from ttc.cuda.fused_gpu import TritonAttention, attend
-from ttc.cuda.gpu_arrays import GpuArrays, Layout, filled_up, tails_of
+from ttc.cuda.gpu_arrays import GpuArrays, KVLayout, filled_up, tails_of
 from ttc.memory.kv import LayerShape
 from ttc.protocols import Step
 
@@ -84,7 +84,7 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_keys_and_values_in_bytes_are_read_as_they_are(kind: Kind) -> None:
+def test_keys_and_values_in_bytes_are_read_as_they_are(kind: CodecKind) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         tree: Segments = [(70, 0, 3), (20, 1, 3)]
         case = DecodeCase(LayerShape(2, 24, 16), 3, tree, 3, 5, dtype, DEVICE)
@@ -199,7 +199,7 @@ def test_a_pass_that_is_filled_up_leaves_what_the_model_takes_without_a_copy() -
     assert isinstance(fused, TritonAttention)
     tasks, room = filled_up(fused.arrays)
     tails = tails_of(case.tails)
-    layout = Layout.of(fused.arrays, dtype, tails)
+    layout = KVLayout.of(fused.arrays, dtype, tails)
     assert layout.alignment == layout.tail_alignment == 8  # keys are read 16 bytes at a time
     arrays = GpuArrays(room.with_more(), 2, 1, layout, DEVICE)
     arrays.fill(fused.arrays, tasks, tails)

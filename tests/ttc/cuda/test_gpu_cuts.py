@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ttc.attention.entry import Entry
-from ttc.attention.plan_arrays import Cut, PlanArrays
+from ttc.attention.plan_arrays import KeySplit, PlanArrays
 from ttc.cuda import gpu_cuts
 from ttc.cuda.gpu_cuts import BLOCK, MERGE, START, cut_for, time_of
 from ttc.memory.kv import KV
@@ -46,7 +46,7 @@ def test_short_segments_are_read_with_each_of_two_below_them() -> None:
     entries = [entry(300, 0, 4), entry(20, 0, 2, 300), entry(90, 2, 4, 300)]
     runs = [(row, row + 1) for row in range(4)]
 
-    def tasks(cut: Cut) -> list[tuple[int, int, list[int]]]:
+    def tasks(cut: KeySplit) -> list[tuple[int, int, list[int]]]:
         arrays = PlanArrays(entries, runs, [400] * 4, 2, (range(4), [3] * 4), cut)
         return [
             (a, b, arrays.pieces[first:end, 0].tolist())
@@ -54,6 +54,6 @@ def test_short_segments_are_read_with_each_of_two_below_them() -> None:
         ]
 
     plain = [(0, 4, [0]), (0, 2, [1]), (2, 4, [2]), *((row, row + 1, []) for row in range(4))]
-    assert sorted(tasks(Cut(512))) == sorted(plain)
+    assert sorted(tasks(KeySplit(512))) == sorted(plain)
     folded = [(0, 4, [0]), (0, 1, [1]), (1, 2, [1]), (2, 4, [2]), (2, 3, []), (3, 4, [])]
-    assert sorted(tasks(Cut(512, short_keys=32))) == sorted(folded)
+    assert sorted(tasks(KeySplit(512, short_keys=32))) == sorted(folded)

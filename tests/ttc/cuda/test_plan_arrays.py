@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.tiers import examples
 from ttc.attention.entry import Entry
-from ttc.attention.plan_arrays import Cut, PlanArrays
+from ttc.attention.plan_arrays import KeySplit, PlanArrays
 from ttc.cuda import gpu_cuts
 from ttc.cuda.gpu_cuts import PROGRAMS, cut_for
 from ttc.memory.kv import KV
@@ -37,7 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_cuts, "programs_at_once", lambda device: PROGRAMS * UNITS)
 
 
-def programs(branches: int, own_tokens: int, tail: int, cut: Cut | None = None) -> list[int]:
+def programs(branches: int, own_tokens: int, tail: int, cut: KeySplit | None = None) -> list[int]:
     """The keys that each program of a step walks: branches on one prompt, each with a text of its
     own and a tail. cut: None for that of a GPU."""
     entries = [Entry(KV(0, PROMPT), 0, PROMPT, slice(0, branches))]
@@ -73,7 +73,7 @@ def test_long_texts_are_programs_for_all_processors(
 
 
 def test_a_short_text_and_its_tail_are_one_program() -> None:
-    assert sorted(set(programs(2, SHORT_TOKENS, 50, Cut()))) == [PROMPT, SHORT_TOKENS + 51]
+    assert sorted(set(programs(2, SHORT_TOKENS, 50, KeySplit()))) == [PROMPT, SHORT_TOKENS + 51]
 
 
 def test_segments_are_cut_into_even_parts_wherever_they_end() -> None:
@@ -83,7 +83,7 @@ def test_segments_are_cut_into_even_parts_wherever_they_end() -> None:
         Entry(KV(0, length), start, length, slice(0, 1))
         for start, length in zip(starts, lengths, strict=True)
     ]
-    arrays = PlanArrays(entries, [(0, 1)], [1030], GROUPS, ([0], [6]), Cut(256))
+    arrays = PlanArrays(entries, [(0, 1)], [1030], GROUPS, ([0], [6]), KeySplit(256))
     parts = [arrays.pieces[first:end].tolist() for _, _, first, end, _, _ in arrays.tasks.tolist()]
     assert parts == [
         [[0, 0, 256]],
@@ -110,9 +110,13 @@ def trees(draw: st.DrawFn, first: int = 0, end: int = 12, start: int = 0) -> lis
 
 
 @settings(max_examples=examples(50), deadline=None)
-@given(trees(), st.sampled_from([1, 3, 8, 64]), st.sampled_from([Cut(), Cut(256, short_keys=32)]))
+@given(
+    trees(),
+    st.sampled_from([1, 3, 8, 64]),
+    st.sampled_from([KeySplit(), KeySplit(256, short_keys=32)]),
+)
 def test_each_row_attends_each_key_of_its_entries_once(
-    entries: list[Entry], groups: int, cut: Cut
+    entries: list[Entry], groups: int, cut: KeySplit
 ) -> None:
     runs = [(row, row + 1) for row in range(12)]
     arrays = PlanArrays(entries, runs, [9000] * 12, groups, (range(12), [3] * 12), cut)

@@ -18,4 +18,4 @@ def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def letters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is loaded has a token for each character."""
-    monkeypatch.setattr("ttc.model.loading.read_tokenizer", lambda *_: Letters())
+    monkeypatch.setattr("ttc.model.loading.load.read_tokenizer", lambda *_: Letters())

@@ -112,7 +112,9 @@ def test_the_settings_say_how_to_run_what_was_chosen(folder: Path) -> None:
 def test_nothing_is_loaded_of_what_cannot_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ttc.model.loading.load", lambda *_, **__: pytest.fail("weights were read"))
+    monkeypatch.setattr(
+        "ttc.model.loading.load.load", lambda *_, **__: pytest.fail("weights were read")
+    )
     with pytest.raises(
         OutOfMemory, match=r"no placement and memory policy fits: .* need least, [\d,]+ bytes"
     ):

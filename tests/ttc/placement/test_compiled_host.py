@@ -18,8 +18,8 @@ from ttc import Auto, Engine, Paged, Split
 from ttc.attention.fused import SWITCH
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.profile_file import BY_MODULES
-from ttc.model.compiled_check import compiled_decoder
-from ttc.model.cpu_program import Program
+from ttc.model.compiled.compiled_check import compiled_decoder
+from ttc.model.compiled.cpu_program import Program
 from ttc.placement.split import SplitRunner
 
 pytestmark = pytest.mark.skipif(

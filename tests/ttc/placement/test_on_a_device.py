@@ -20,7 +20,7 @@ from tests.helpers.models import build, prompt
 from tests.helpers.placements import deeper
 from tests.helpers.tiers import slow, some_quick
 from tests.helpers.tokenizers import Letters
-from tests.ttc.model.test_loading import save_tokenizer
+from tests.ttc.model.loading.test_loading import save_tokenizer
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, Split, Streamed
 from ttc.placement.base import Placement
 from ttc.residency.base import Residency

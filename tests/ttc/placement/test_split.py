@@ -39,8 +39,8 @@ from ttc.cost_model.capture import Line
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
 from ttc.cost_model.unit import held_bytes
 from ttc.memory.link import Link, Transfer
-from ttc.model.capture_times import MeasuredTimes
-from ttc.model.partition import partition
+from ttc.model.loading.partition import partition
+from ttc.model.running.capture_times import MeasuredTimes
 from ttc.placement.split import Crossing
 
 KIB = 1 / 2**20

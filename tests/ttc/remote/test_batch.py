@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.admission import Admission
+from search.admission import ProblemAdmission
 from tests.helpers.servers import ServedModel, serving
 from tests.helpers.tiers import examples
 from tests.helpers.tokenizers import Ascii
@@ -161,5 +161,5 @@ def test_the_rows_of_a_server_are_its_concurrency() -> None:
     with serving(ServedModel()) as url:
         for concurrency, rows in ((300, 300), (4, MOST_ROWS)):
             backend = RemoteBackend(Endpoint(url, retries=0, concurrency=concurrency), Ascii())
-            assert Admission.of(backend).max_rows == rows
+            assert ProblemAdmission.of(backend).max_rows == rows
             backend.close()

@@ -15,7 +15,7 @@ from tests.helpers.servers import ServedModel, connected
 from tests.helpers.tokenizers import EOS, Ascii
 from ttc import Engine, InvalidInput
 from ttc.model.generation_settings import GenerationSettings
-from ttc.model.loading import load_generation_config
+from ttc.model.loading.load import load_generation_config
 from ttc.remote.backend import settings_beside
 
 PROMPTS = [[72, 101, 108, 108, 111], [65, 66], [40, 41, 42, 43]]

@@ -146,7 +146,7 @@ def test_what_needs_the_model_here_says_so() -> None:
 
 
 def test_a_backend_can_be_made_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttc.model.loading.load_tokenizer", lambda name: Ascii())
+    monkeypatch.setattr("ttc.model.loading.load.load_tokenizer", lambda name: Ascii())
     with serving(ServedModel()) as url:
         backend = RemoteBackend.connect(url, tokenizer="tiny", concurrency=2)
         assert (

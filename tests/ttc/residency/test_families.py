@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from experiments.standins import small_models
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
 from tests.helpers.models import FAMILIES, build, prompt
@@ -15,9 +16,10 @@ from tests.helpers.recurrent import plain
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel
+from ttc.errors import TTCError
 
-TWICE = ("diffllama", "longcat_flash")
-"""Families whose layers attend twice."""
+TWICE = ("diffllama", "longcat_flash", "hrm_text")
+"""Families with modules that attend several times in a pass."""
 OTHERS = (*TWICE, "jamba", "qwen3_next", "zamba2", "kimi_linear")
 POLICIES: dict[str, Any] = {
     "layerwise": Layerwise(block_tokens=8),
@@ -48,3 +50,38 @@ def test_a_family_decodes_under_a_policy_or_is_refused_by_name(family: str, poli
             assert_like_plain(model, branch)
     engine.release([*branches, root])
     assert engine.kv_bytes() == 0
+
+
+LARGE = ("dots3_note", "dots3_note_text")
+"""Minutes for each policy."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:memory=capture")
+@pytest.mark.parametrize("case", [case for case in small_models.cases() if case not in LARGE])
+def test_every_family_of_transformers_decodes_under_every_policy_or_is_refused(case: str) -> None:
+    """A prompt and two tokens of two branches. What is refused without a policy is so with any."""
+    try:
+        model = small_models.build(case)
+    except small_models.CannotBuild as reason:
+        pytest.skip(f"it cannot be built: {reason}"[:120])
+    try:
+        Engine(copy.deepcopy(model), Letters())
+    except TTCError:
+        with pytest.raises(TTCError):
+            Engine(model, Letters(), memory=Paged(block_tokens=8))
+        return
+    for policy in POLICIES.values():
+        try:
+            engine = Engine(copy.deepcopy(model), Letters(), memory=copy.deepcopy(policy))
+        except UnsupportedModel as refused:
+            assert type(model).__name__ in str(refused) or "memory=" in str(refused)
+            continue
+        root = engine.root(small_models.tokens(1, 19))
+        branches = engine.fork(root, 2)
+        engine.generate(branches, 2, sampling=GREEDY)
+        with engine.lent():
+            for branch in branches:
+                assert_like_plain(model, branch)
+        engine.release([*branches, root])
+        assert engine.kv_bytes() == 0

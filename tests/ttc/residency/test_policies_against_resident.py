@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-import ttc.model.runner
+import ttc.model.running.runner
 from tests.helpers.links import late
 from tests.helpers.models import deep
 from tests.helpers.ownership import assert_nothing_left, assert_whole
@@ -60,7 +60,7 @@ def model() -> LlamaForCausalLM:
 def one_check_of_the_model() -> Iterator[None]:
     """Most of an engine's making; all engines have one model here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttc.model.runner, "examine", cache(ttc.model.runner.examine))
+        patch.setattr(ttc.model.running.runner, "examine", cache(ttc.model.running.runner.examine))
         yield
 
 

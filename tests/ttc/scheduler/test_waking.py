@@ -7,6 +7,7 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers.engines import GREEDY
 from tests.helpers.exactness import assert_like_plain
@@ -120,3 +121,22 @@ def test_and_under_every_policy(family: str, policy: str, share: float, order: s
 @pytest.mark.parametrize("lookup", installed("speculation", "prompt_lookup"))
 def test_and_with_drafts(lookup: Any, order: str) -> None:
     check("llama", order, "resident", None, speculation=lookup(max_rows=16))
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+def test_a_call_has_the_room_of_one_that_was_begun_before(steps: int) -> None:
+    words = [[[65], [66]]]
+    engine = Engine(build("llama"), Letters(), prefill_tokens=16)
+    prompts = [prompt(seed, 40) for seed in range(3)]
+    expected = engine.score(engine.roots(prompts), words * 3)
+
+    budget = 60 * engine.memory.bytes_per_token / 2**30  # one of the branches
+    engine = Engine(build("llama"), Letters(), prefill_tokens=16, memory=Resident(budget))
+    branches = engine.roots(prompts)
+    call = engine.begin_score(branches[:2], words * 2)
+    for _ in range(steps):
+        call.step()
+    found = engine.score(branches[2:], words)
+    assert torch.allclose(torch.tensor([*call.finish(), *found]), torch.tensor(expected), atol=1e-4)
+    engine.release(branches)
+    assert_nothing_left(engine, [])

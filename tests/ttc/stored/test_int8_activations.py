@@ -19,8 +19,8 @@ from transformers import LlamaForCausalLM
 from experiments.standins.random_gguf import Shape, random_weight, write_llama
 from tests.helpers.models import prompt
 from ttc import Engine, InvalidInput
-from ttc.model.compiled_check import check_runner
-from ttc.model.fused_runner import FusedRunner
+from ttc.model.compiled.compiled_check import check_runner
+from ttc.model.compiled.fused_runner import FusedRunner
 from ttc.stored.int8_activations import Int8Rows
 from ttc.stored.layers import StoredLinear
 

@@ -19,7 +19,7 @@ from tests.helpers.tiers import slow
 from tests.ttc.stored.test_stored_experts import write_gpt_oss
 from ttc import Auto, Engine, InvalidInput, OutOfMemory, Split, Streamed
 from ttc.cost_model.device_profile import DeviceProfile, LinkProfile
-from ttc.model.loading import configuration, load
+from ttc.model.loading.load import configuration, load
 from ttc.model.stored import stored_bytes
 from ttc.placement.base import PlacedRunner
 from ttc.placement.split import SplitRunner

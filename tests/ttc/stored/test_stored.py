@@ -28,7 +28,7 @@ from ttc import (
     Paged,
     UnsupportedModel,
 )
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.residency.base import Residency
 from ttc.stored.kernel import KINDS, linear, tile_rows, unpacked
 from ttc.stored.layers import StoredLinear

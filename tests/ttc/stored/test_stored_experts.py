@@ -18,10 +18,10 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from experiments.standins.random_gguf import MIXED, Shape, random_weight, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
-from tests.ttc.model.test_loading import save_tokenizer
+from tests.ttc.model.loading.test_loading import save_tokenizer
 from ttc import BeamGroups, Engine, Paged, Split, Streamed, UnsupportedModel
-from ttc.model.loading import configuration, load
-from ttc.model.partition import partition
+from ttc.model.loading.load import configuration, load
+from ttc.model.loading.partition import partition
 from ttc.model.stored import stored_bytes
 from ttc.stored.experts import Activated, StoredExperts, StoredMatrices
 

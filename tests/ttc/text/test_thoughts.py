@@ -546,9 +546,41 @@ def test_marks_of_no_known_model_are_learned_from_the_template(
     assert thoughts.split(tokenizer.encode(before + "12, 18")).answer is None
 
 
+def test_a_template_with_one_mark_for_both_ends_is_refused_with_the_way_out() -> None:
+    tokenizer = thinker(
+        "{% for m in messages %}{% if m.thinking %}%%{{ m.thinking }}%%{% endif %}{{ m.content }}"
+        "<eos>{% endfor %}{% if add_generation_prompt %}A: {% endif %}"
+    )
+    with pytest.raises(InvalidInput, match=r"'%%' before and after .* name marks with thinking_ma"):
+        marks_of(tokenizer)
+
+
 def test_a_template_that_only_opens_a_thought_has_its_marks() -> None:
     tokenizer = thinker(TURNS + "{% if add_generation_prompt %}<think>\n{% endif %}")
     assert marks_of(tokenizer) == TAGS
+
+
+@pytest.mark.parametrize(
+    ("written", "marks"),
+    [
+        ("<ponder>\n", ThinkingMarks("<ponder>", "</ponder>")),
+        ("<my:cot>", ThinkingMarks("<my:cot>", "</my:cot>")),
+        ("<assistant>\n", None),
+        ("<Answer>", None),
+        ("ASSISTANT: ", None),
+    ],
+)
+@pytest.mark.parametrize("past", [False, True])
+def test_a_tag_of_no_known_model_that_a_prompt_opens_begins_a_thought(
+    written: str, marks: ThinkingMarks | None, past: bool
+) -> None:
+    """But for one that also stands before past answers, or is a name of answers."""
+    header = f"{{% if m.role == 'assistant' %}}{written}{{% endif %}}" if past else ""
+    tokenizer = thinker(
+        "{% for m in messages %}" + header + "{{ m.content }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}" + written + "{% endif %}"
+    )
+    assert marks_of(tokenizer) == (None if past else marks)
 
 
 def test_marks_are_set_by_the_user_or_switched_off() -> None:

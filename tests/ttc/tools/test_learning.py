@@ -102,6 +102,28 @@ CALLS = {
     + "<{{ k }}>"
     + RAW
     + "</{{ k }}>{% endfor %}</invoke>\n{% endfor %}",
+    "names as elements behind an element": EACH
+    + "<use><tool>{{ f.name }}</tool>"
+    + PAIRS
+    + "<{{ k }}>"
+    + RAW
+    + "</{{ k }}>{% endfor %}</use>\n{% endfor %}",
+    "lines of JSON": EACH
+    + "\n```call\nname: {{ f.name }}\nargs:\n"
+    + PAIRS
+    + "  {{ k }}: {{ v | tojson }}\n{% endfor %}```{% endfor %}",
+    "attributes": EACH
+    + '<invoke name="{{ f.name }}"'
+    + PAIRS
+    + " {{ k }}={{ v | tojson }}{% endfor %}/>{% endfor %}",
+    "keys of Lisp": EACH
+    + "((call {{ f.name }}"
+    + PAIRS
+    + " :{{ k }} {{ v | tojson }}{% endfor %})){% endfor %}",
+    "python in a fence": EACH
+    + "```tool_code\n{{ f.name }}("
+    + PAIRS
+    + "{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}{% endfor %})\n```{% endfor %}",
     "python": "{% if m.tool_calls %}<|call_start|>["
     + EACH
     + "{{ f.name }}("
@@ -117,7 +139,14 @@ CALLS = {
 }
 """What real templates write, in templates that are written for these tests."""
 
-NO_NAMES = {"python": "names with dots are no Python"}
+STRIPPED = (
+    "elements",
+    "keys and values",
+    "names as elements",
+    "names as elements behind an element",
+    "elements with a type",
+)
+"""In which blanks beside a mark belong to it."""
 
 
 def chat_of(name: str) -> tuple[ToolChat, Any]:
@@ -165,8 +194,6 @@ TEXTS = (
     "what does </tool_call> mean",
     "f(x)=1, g(y)",
 )
-MIRROR = ("names as elements", "bare keys", "python")
-"""Whose values of other types are not written as JSON."""
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -180,7 +207,7 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
         [("get_weather", {"now": False})],
     ]
     for calls in lists:
-        if name == "python":
+        if name.startswith("python"):
             calls = [(tool.replace("-", "_"), arguments) for tool, arguments in calls]
         for said in ("", "I look it up. <b>"):
             text = written(chat, own, calls, said)
@@ -197,8 +224,8 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
 )
 def test_any_text_comes_back(name: str, city: str, days: int) -> None:
     chat, own = chat_of(name)
-    if name in ("elements", "keys and values", "names as elements", "elements with a type"):
-        city = city.strip()  # blanks beside a mark belong to it
+    if name in STRIPPED:
+        city = city.strip()
     calls = [("get_weather", {"city": city, "days": days})]
     if not any(mark in city for mark in ("<q>", "CDATA")):
         assert read(chat, written(chat, own, calls)) == calls
@@ -270,12 +297,28 @@ def test_types_follow_the_schema() -> None:
         assert optional.typed({"days": text}) == {"days": value}, schema
 
 
+KEYS_AND_VALUES = (
+    EACH
+    + "<fn>{{ f.name }} [{% for k, v in f.arguments.items() %}"
+    + '{"key": {{ k | tojson }}, "value": {{ v | tojson }}}{% if not loop.last %}, {% endif %}'
+    + "{% endfor %}]</fn>{% endfor %}"
+)
+LINES = (
+    EACH
+    + "@@call {{ f.name }}\n{% for k, v in f.arguments.items() %}{{ loop.index }} {{ k }}\n"
+    + "{{ v }}\n{% endfor %}@@end\n{% endfor %}"
+)
+"""Calls that no reader here reads as they are written."""
+
+
 def test_a_template_that_tells_of_tools_and_shows_no_call_is_refused() -> None:
     """By name, with the way out, before anything is run."""
     for calls, reason in [
         ("", "does not show how the model calls them"),
         ("{# <|tool_calls_begin|> #}", r"its marks are <\|tool_calls_begin\|>; name the format"),
         ("{% if m.tool_calls %}{{ raise_exception('not today') }}{% endif %}", "not today"),
+        (KEYS_AND_VALUES, r"not known: <fn>FUNCTION \[.*; name the format"),
+        (LINES + "{# <tool_call> #}", "not known: @@call FUNCTION\n1 ARGUMENT1\nVALUE1"),
     ]:
         own = tokenizer((), "bytes", None, "<end>", template=ASKING.replace("CALLS", calls))
         with pytest.raises(InvalidInput, match=reason):
@@ -290,6 +333,10 @@ def test_a_template_that_tells_of_tools_and_shows_no_call_is_refused() -> None:
         ("List of tools: [", "<|tool_call_start|>[get_weather(city='Rome')]<|tool_call_end|>"),
         ("<|tool_call|>", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Rome"}}]'),
         ("<tool_call>", '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}'),
+        (
+            "<|python_tag|>",
+            '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rome"}}',
+        ),
     ],
 )
 def test_formats_that_no_template_shows_are_known_by_a_sign(words: str, text: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from experiments.lab.bench.gpu.machine import FAILED, Machine, Row, verdict
 from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments
-from ttc.approximate.quantized_kv import Bytes, Kind
+from ttc.approximate.quantized_kv import Bytes, CodecKind
 from ttc.attention.entry import Entry
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer, Partial
@@ -46,7 +46,7 @@ class Shape:
     layer: str = ""
     kind: str = "decode"
     filled: int = FILLED
-    packed: Kind | None = None
+    packed: CodecKind | None = None
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -66,7 +66,7 @@ def shapes(machine: Machine) -> list[Shape]:
     found += [Shape(4, dim) for dim in (80, 96, 112, 192)]
     found += [Shape(4, dim, layer=layer) for dim in (64, 128, 256) for layer in LAYERS if layer]
     found += [Shape(4, dim, dtype) for dim in (64, 128) for dtype in BOUND]
-    found += [Shape(4, dim, packed=kind) for dim in (64, 128) for kind in get_args(Kind)]
+    found += [Shape(4, dim, packed=kind) for dim in (64, 128) for kind in get_args(CodecKind)]
     found += [Shape(4, 128, filled=LONG), Shape(1, 64, filled=LONG)]
     found += [Shape(4, dim, kind="new tokens") for dim in (64, 128, 256)]
     found += [Shape(4, 128, layer=layer, kind="new tokens") for layer in LAYERS if layer]

@@ -12,7 +12,7 @@ import torch
 from experiments.lab.bench.gpu.machine import FAILED, LEFT_OUT, MEASURED, Machine, Row
 from experiments.lab.bench.long import sizes
 from experiments.lab.bench.search import NO_PEER, PEER, measured
-from ttc.model.model_files import local_path
+from ttc.model.loading.model_files import local_path
 
 CASES = ((1, 16, 512), (16, 16, 512), (1, 8, 4096))
 """Problems, branches of each, and tokens of their prompts."""

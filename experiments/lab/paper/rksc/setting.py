@@ -20,10 +20,10 @@ from experiments.runs.build import (
     resolved,
     source_options,
 )
-from experiments.runs.data import Task, load_task
+from experiments.runs.data import LoadedTask, load_task
 from experiments.runs.schema import register
 from ttc.engine import Engine
-from ttc.model.loading import load
+from ttc.model.loading.load import load
 from ttc.model.packed_linear import pack_linears
 from ttc.protocols import Verifier
 from ttc.text.prompt import PromptTemplate
@@ -48,7 +48,7 @@ class Setting:
             )
 
     @cached_property
-    def task(self) -> Task:
+    def task(self) -> LoadedTask:
         return load_task(self.config.dataset)
 
     @property

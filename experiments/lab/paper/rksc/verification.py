@@ -19,7 +19,7 @@ from ttc.approximate.branch_confidence import clear_leader, confidence, gap_rati
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.exit_calibration import Rating, agrees, paper_rule, replay
 from ttc.calibration.gate_calibration import Observation, percentiles
-from ttc.calibration.layer_profile import Profile
+from ttc.calibration.layer_profile import BranchProfile
 from ttc.engine import Engine
 from ttc.protocols import Backend, Problem
 from ttc.tree.branch import Branch
@@ -239,7 +239,7 @@ def _difficulty(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 # -------------------------------------------------------------------- layer by layer
 
 
-def _layers(profiles: Sequence[Profile]) -> dict[str, Any]:
+def _layers(profiles: Sequence[BranchProfile]) -> dict[str, Any]:
     """Of the usual setting: entropy after each layer with and without the final norm, and the share
     of branches on whose P >= 1/2 that layer and the last one agree."""
     layers = range(len(profiles[0].entropy))

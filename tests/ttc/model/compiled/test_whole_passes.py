@@ -1,0 +1,106 @@
+"""Decode passes that compiled layers run as a whole, attention included, against those that they
+run part by part."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import ttc.model.compiled.fused_runner
+from tests.helpers.models import COMMON
+from tests.helpers.tiers import some_quick
+from tests.helpers.tokenizers import Letters
+from ttc import Engine
+from ttc.attention.all_layers import LayerCalls, all_layers
+from ttc.attention.plan import Plan
+from ttc.model.compiled.cpu_program import Program
+from ttc.residency.paged import Paged
+
+KIB = 1 / 2**20
+MODELS: dict[str, tuple[type, dict[str, Any]]] = {
+    "llama": (hf.LlamaConfig, {}),
+    "mistral, with a window": (hf.MistralConfig, {"sliding_window": 8}),
+    "heads wider than the states": (hf.Qwen3Config, {"head_dim": 32, "num_key_value_heads": 1}),
+    "wide rows": (
+        hf.LlamaConfig,
+        {"intermediate_size": 1600, "head_dim": 64, "attention_bias": True},
+    ),
+}
+
+
+def model_of(name: str) -> Any:
+    config_class, extra = MODELS[name]
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(
+        config_class(**(COMMON | extra)), dtype=torch.float32
+    ).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The parts that programs have run, None for all."""
+    run, parts = Program.run, list[int | None]()
+
+    def watched(self: Program, part: int | None = None) -> None:
+        parts.append(part)
+        run(self, part)
+
+    monkeypatch.setattr(Program, "run", watched)
+    return parts
+
+
+def search(model: Any, **options: Any) -> list[tuple[list[int], list[float]]]:
+    """Two problems, whose branches end after different numbers of tokens and go on together."""
+    engine = Engine(copy.deepcopy(model), Letters(), runner="fused", **options)
+    roots = engine.roots([[1, 2, 3, 4, 5], [9, 8, 7]])
+    branches = [branch for root in roots for branch in engine.fork(root, 3)]
+    engine.generate(branches, [9, 3, 5, 9, 1, 2])
+    twins = engine.fork(branches[0], 2)
+    engine.generate([*branches, *twins], 6)
+    return [(branch.tokens, branch.logprobs) for branch in [*branches, *twins]]
+
+
+CASES = [(name, threads) for name in MODELS for threads in (1, 2)]
+TWO_THREADS = [(name, 2) for name in MODELS if name != "wide rows"]
+"""That two threads share a pass shows in the model whose rows are wide."""
+
+
+@pytest.mark.parametrize(
+    ("name", "threads"), some_quick(CASES, [case for case in CASES if case not in TWO_THREADS])
+)
+def test_they_find_the_same_bits(
+    name: str, threads: int, runs: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, before = model_of(name), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = search(model)
+        assert runs.count(None) == 9 + 6  # every token, that after a change of rows too
+        runs.clear()
+        monkeypatch.setattr(ttc.model.compiled.fused_runner, "all_layers", lambda *_: None)
+        assert search(model) == found
+        assert None not in runs
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_streams_in_is_attended_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, streamed = model_of("llama"), list[bool]()
+    plain = search(model)
+
+    def watched(plan: Plan, *arguments: Any) -> LayerCalls | None:
+        calls = all_layers(plan, *arguments)
+        if plan.stream is not None:
+            streamed.append(calls is not None)
+        return calls
+
+    monkeypatch.setattr(ttc.model.compiled.fused_runner, "all_layers", watched)
+    found = search(model, memory=Paged(4 * KIB, block_tokens=8))
+    assert set(streamed) == {False}
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in plain]

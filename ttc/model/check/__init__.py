@@ -1,0 +1,1 @@
+"""Is a model served exactly? Asked at load, by running it."""

@@ -1,0 +1,1 @@
+"""Loading a model and its tokenizer, from whatever files it lies in."""

@@ -1,0 +1,123 @@
+"""The rotary positions that a .gguf file asks for, as transformers' `rope_parameters`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ttc.errors import UnsupportedModel
+from ttc.model.loading.gguf_file import GgufFile
+
+OTHER_FILES = "load the model from its own folder (config.json and .safetensors)"
+BASE = 10_000.0
+"""The base of rotary frequencies where a file states none."""
+
+
+def rope_parameters(file: GgufFile, head_dim: int, part: bool) -> dict[str, Any]:
+    """part: whether the model can turn a part of a head's numbers alone.
+
+    Raises UnsupportedModel for what transformers does not compute.
+    """
+    turned = int(file.setting("rope.dimension_count", head_dim))
+    base: dict[str, Any] = {"rope_theta": float(file.setting("rope.freq_base", BASE))}
+    if part:
+        base["partial_rotary_factor"] = _share(turned, head_dim)
+    elif turned != head_dim:
+        raise _refused(file, "rope.dimension_count", turned, f"heads have {head_dim} numbers")
+    kind = file.setting("rope.scaling.type", "linear")
+    more = float(file.setting("rope.scaling.attn_factor", 1.0))
+    factor = _factor(file) if kind != "none" else 1.0
+    if kind == "yarn":
+        if file.numbers("rope_freqs.weight") is not None:
+            raise _refused(file, "rope.scaling.type", kind, "its tensor rope_freqs is one more")
+        return base | _yarn(file, factor, more)
+    if kind == "longrope" or file.numbers("rope_factors_long.weight") is not None:
+        return base | _longrope(file, turned, factor, more)
+    if kind not in ("none", "linear"):
+        raise _refused(file, "rope.scaling.type", kind, "none, linear, yarn and longrope are read")
+    divisors = file.numbers("rope_freqs.weight")
+    if divisors is not None or more != 1:
+        divisors = [factor * n for n in divisors or [1.0] * (turned // 2)]
+        return base | _fixed(file, turned, divisors, more)
+    if factor != 1:
+        return base | {"rope_type": "linear", "factor": factor}
+    return base | {"rope_type": "default"}
+
+
+def _factor(file: GgufFile) -> float:
+    """How many times slower heads turn. Old files have it by another name, and 0 is none."""
+    stated = file.setting("rope.scaling.factor", file.setting("rope.scale_linear", 0.0))
+    return float(stated) or 1.0
+
+
+def _share(turned: int, head_dim: int) -> float:
+    """The part of a head that turns, so that transformers' int(head_dim * part) is `turned`."""
+    part = turned / head_dim
+    return part if int(head_dim * part) == turned else math.nextafter(part, 1.0)
+
+
+def _yarn(file: GgufFile, factor: float, more: float) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": _original(file),
+        "attention_factor": more * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0),
+        "beta_fast": float(file.setting("rope.scaling.yarn_beta_fast", 32.0)),
+        "beta_slow": float(file.setting("rope.scaling.yarn_beta_slow", 1.0)),
+    }
+
+
+def _longrope(file: GgufFile, turned: int, factor: float, more: float) -> dict[str, Any]:
+    """Two sets of divisors, for texts up to the original context and for longer ones."""
+    if factor != 1:
+        raise _refused(file, "rope.scaling.factor", factor, "its tensors of factors say as much")
+    names = ("rope_factors_short.weight", "rope_factors_long.weight")
+    short, long = (_divisors(file, name, turned) for name in names)
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "attention_factor": more,
+        "original_max_position_embeddings": _original(file),
+    }
+
+
+def _fixed(file: GgufFile, turned: int, divisors: list[float], more: float) -> dict[str, Any]:
+    """One set of divisors for texts of any length."""
+    if len(divisors) != turned // 2:
+        raise _misshapen(file, "rope_freqs.weight", len(divisors), turned)
+    return {
+        "rope_type": "longrope",
+        "short_factor": divisors,
+        "long_factor": divisors,
+        "attention_factor": more,
+        "original_max_position_embeddings": int(file.setting("context_length")),
+    }
+
+
+def _divisors(file: GgufFile, name: str, turned: int) -> list[float]:
+    found = file.numbers(name)
+    if found is None:
+        raise UnsupportedModel(f"{file.name} lacks {name}, which its rotary positions need")
+    if len(found) != turned // 2:
+        raise _misshapen(file, name, len(found), turned)
+    return found
+
+
+def _original(file: GgufFile) -> int:
+    context = int(file.setting("context_length"))
+    return int(file.setting("rope.scaling.original_context_length", context))
+
+
+def _misshapen(file: GgufFile, name: str, count: int, turned: int) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{name} of {file.name} has {count} numbers, and {turned} numbers of a head that turn need "
+        f"{turned // 2}"
+    )
+
+
+def _refused(file: GgufFile, name: str, value: Any, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{file.name} sets {file.architecture}.{name} to {value!r}, which is not read here "
+        f"({reason}); {OTHER_FILES}"
+    )

@@ -1,0 +1,1 @@
+"""Running a model: by its own modules, and what looks into its passes."""

@@ -1,0 +1,1 @@
+"""A tool that runs programs, for which both parts are needed, tools and programs."""

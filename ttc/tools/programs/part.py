@@ -1,0 +1,3 @@
+"""A tool that runs programs."""
+
+HANDLES = {"tools": {"python": "ttc.tools.programs.python:PythonTools"}}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ttc.memory.kv import KV
+from ttc.memory.storage import Storage as KV
 from ttc.memory.states import State, StateBatch
 from ttc.passes.runtime import Runtime
 from ttc.recurrent.pass_states import state_of

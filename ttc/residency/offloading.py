@@ -1,245 +1,139 @@
-"""What all policies with two tiers share: what leaves the device when room is needed, and what is
-read."""
+"""What policies with two tiers share: what leaves for the host, and how it is read from there."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
 
-from ttc.attention.entry import Reads
-from ttc.attention.stream import FetchUnit, KVReader, View
-from ttc.memory.tiers import Block
-from ttc.residency.base import Paths, Residency, free_device_bytes, machine_bytes, to_bytes
+import torch
+from torch import Tensor
+
+from ttc.memory.kv import LayerKV, LayerShape
+from ttc.memory.link import Transfer
+from ttc.residency.base import to_bytes
 from ttc.residency.beam_scheduling import balanced_rounds
+from ttc.memory.manager import Memory
+from ttc.attention.pieces import Piece
+from ttc.attention.plan import Staged
+from ttc.residency.base import Paths, Residency
+from ttc.memory.storage import Storage
+
+Unit = tuple[slice, Sequence[int]]
+"""KV heads of a layer, and the numbers of the pieces, that are fetched together."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A unit on its way to the device."""
+
+    unit: Unit
+    buffer: Tensor
+    copies: dict[int, LayerKV]
+    transfer: Transfer
 
 
 @dataclass
 class Offloading(Residency):
-    """A policy with two tiers. With no budget given, its capacity is what a CUDA device has free,
-    read again at every prompt and step; on a CPU there is no limit then.
-
-    host_budget_gib: the most KV and recurrent states on the host, in GiB.
-    link_gbps: on a CPU, slow the link down to so many 1e9 bytes a second.
-    block_tokens: the most tokens of a segment, which is the unit that moves.
-    prefetch: fetch what comes next while computing.
+    """host_budget_gib: the most KV on the host, in GiB. link_gbps: on a CPU, slow the link down to
+    so many 1e9 bytes a second. page: the most tokens of a storage. prefetch: fetch the next unit of
+    a layer while one is attended.
     """
 
     host_budget_gib: float | None = None
     link_gbps: float | None = None
-    block_tokens: int = 512
+    page: int = 512
     prefetch: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_positive("host_budget_gib", "link_gbps", "block_tokens")
+    def memory_for(
+        self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
+    ) -> Memory:
+        budgets = to_bytes(self.budget_gib), to_bytes(self.host_budget_gib)
+        return Memory(shapes, dtype, device, *budgets, self.link_gbps, self.page)
 
-    def _memory_options(self) -> dict[str, Any]:
-        return {"host_budget_bytes": to_bytes(self.host_budget_gib), "link_gbps": self.link_gbps}
+    # ---------------------------------------------------------------- three questions
 
-    # ---------------------------------------------------------------- what there is room for
+    def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
+        """As many together as can write beside the buffers."""
+        budget = self.memory.device.budget_bytes
+        if budget is None:
+            return super().groups(paths, tokens)
+        storages = {segment.storage for path in paths for segment in path}
+        most = max((storage.room for storage in storages), default=0)
+        buffers = 2 * most * max(self.memory.layer_bytes)
+        each = min(tokens, self.page) * self.memory.bytes_per_token
+        return balanced_rounds(len(paths), max(1, (budget - buffers) // each))
 
-    def read_capacity(self) -> None:
-        """With no budget given, let the device hold what it has free now."""
-        device = self.device
-        if (
-            self.budget_gib is None
-            and (free := free_device_bytes(self.memory.link.device)) is not None
-        ):
-            device.budget_bytes = min(device.ceiling_bytes, device.used_bytes + free)
-
-    @property
-    def roomy(self) -> bool:
-        return self.device.budget_bytes is None
-
-    def capacity_bytes(self) -> float:
-        budget = self.memory.host.budget_bytes
-        return machine_bytes() if budget is None else budget
-
-    def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
-        self.read_capacity()
-        running_bytes = running * self.state_bytes
-        self.device.require(running_bytes, used_bytes=0)
-        self.require_host(tokens, ends, running_bytes)
-
-    def max_sequences(self, tokens: int, ends: int) -> int:
-        budget, size = self.device.budget_bytes, self.state_bytes
-        return sys.maxsize if budget is None or not size else max(1, budget // 2 // size)
-
-    def require_host(self, tokens: int, ends: int, device_bytes: float = 0) -> None:
-        """Raise OutOfMemory unless the host has room for what `tokens` new tokens, and recurrent
-        states at so many ends, may send there.
-
-        device_bytes: what the device needs for tails and fetched blocks meanwhile. What does not
-            fit the device goes to the host, in whole blocks, and more of them where others have to
-            be read through buffers.
-        """
-        memory = self.memory
-        new_bytes = memory.bytes_of(tokens, ends)
-        excess = new_bytes + device_bytes - memory.device.free_bytes
-        if excess > 0 or not all(memory.is_resident(kv) for kv in memory.live if not kv.pinned):
-            read_bytes = 2 * max(memory.layer_bytes_per_token, default=0)
-            excess += (
-                self.block_tokens * (read_bytes + memory.bytes_per_token) + memory.states.nbytes
-            )
-        self._require_on_host(int(min(new_bytes + self._leaving_bytes(), max(0, excess))))
-
-    def _require_on_host(self, nbytes: int) -> None:
-        host = self.memory.host
-        host.require(nbytes, used_bytes=host.used_bytes - self.memory.spare_bytes())
-
-    def _leaving_bytes(self) -> int:
-        return (
-            sum(self.memory.tier_bytes(block)[0] for block in self.evictable()) + self.idle_bytes()
-        )
-
-    def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
-        """All together if their tails fit with the buffers, else in as few rounds as that takes."""
-        self.read_capacity()
-        max_branches = len(paths)
-        tail_bytes = capacity * self.tail_bytes_per_token + self.state_bytes
-        if (budget := self.device.budget_bytes) is not None:
-            buffer_bytes = self.buffer_bytes(paths)
-            max_branches = min(max_branches, (budget - 2 * buffer_bytes) // tail_bytes)
-            if max_branches < 1:  # one branch at a time, and one buffer
-                self.device.require(tail_bytes + buffer_bytes, used_bytes=0)
-        rounds = balanced_rounds(len(paths), max(1, max_branches))
-        self.require_host(capacity * len(paths), len(paths), max(map(len, rounds)) * tail_bytes)
-        return rounds
-
-    @property
-    def tail_bytes_per_token(self) -> int:
-        return self.memory.bytes_per_token
-
-    def buffer_bytes(self, paths: Paths) -> int:
-        """The smallest buffer through which the segments of `paths` can be read: here one block of
-        one layer."""
-        return longest_segment(paths) * max(self.memory.layer_bytes_per_token, default=0)
-
-    # ---------------------------------------------------------------- what leaves
-
-    def make_room(self, nbytes: int, keep: Set[Block] = frozenset()) -> bool:
-        """Evict blocks, other models' first, until `nbytes` fit; none if they never would."""
-        if self.device.free_bytes >= nbytes:
-            return True
-        idle_bytes = self.idle_bytes()
-        if self.leaving(nbytes - idle_bytes, keep, self.eviction_order())[1] < nbytes - idle_bytes:
-            return False
-        self.crowd_out(nbytes)
-        for block in self.leaving(nbytes, keep, self.eviction_order())[0]:
-            self.memory.evict(block, "evict")
-        return True
-
-    def idle_bytes(self) -> int:
-        return sum(memory.tier_bytes(block)[0] for memory, block in self._idle())
-
-    def crowd_out(self, nbytes: float) -> None:
-        for memory, block in self._idle():
-            if self.device.free_bytes >= nbytes:
+    def make_room(self, nbytes: int) -> None:
+        """What was used longest ago leaves."""
+        for storage in self.memory.on_device():
+            if self.memory.device.free_bytes >= nbytes:
                 return
-            memory.evict(block, "evict")
+            if storage not in self.writing:
+                self.memory.evict(storage, "evict")
 
-    def state_on_device(self) -> bool:
-        return self.device.free_bytes >= self.state_bytes
-
-    def evictable(self) -> list[Block]:
-        return [*self.memory.states.live, *(kv for kv in self.memory.live if not kv.pinned)]
-
-    def eviction_order(self) -> list[Block]:
-        """Blocks, the first to leave first: here the oldest."""
-        return self.evictable()
-
-    def leaving(
-        self, nbytes: int, keep: Set[Block], order: Sequence[Block]
-    ) -> tuple[list[Block], float]:
-        chosen: list[Block] = []
-        free_bytes = self.device.free_bytes
-        for block in order:
-            if free_bytes >= nbytes:
-                break
-            if block not in keep and (size := self.memory.tier_bytes(block)[0]):
-                chosen.append(block)
-                free_bytes += size
-        return chosen, free_bytes
-
-    def write_ahead(self, nbytes: int, keep: Set[Block], order: Sequence[Block]) -> None:
-        """Start the write-back of what will leave when `nbytes` are needed. Device copies stay so
-        long."""
-        for block in self.leaving(nbytes, keep, order)[0]:
-            if self.memory.tier_bytes(block)[0] <= self.memory.host.free_bytes:
-                self.memory.write_back(block, "evict")
-
-    # ---------------------------------------------------------------- what is read
-
-    def stream(self, reads: Reads) -> KVReader | None:
-        self.wait_for_entries(reads)
-        kept = self.kept(reads) if reads.repeat else None
-        units = self.all_units(reads, kept is None)
-        prefetch = self.prefetch
-        while True:
-            nbytes = self.largest(units, reads) * (2 if prefetch and len(units) > 1 else 1)
-            if self.device.free_bytes >= nbytes:
-                break
-            if self.make_room(nbytes):
-                units = self.all_units(reads, kept is None)  # what left is read from the host
-            elif prefetch:
-                prefetch = False  # one buffer may fit where two do not
-            else:
-                break
-        if kept is None and not units and not self.views:
-            return None
+    def read(self, layer: int, pieces: Sequence[Piece], absent: Sequence[int]) -> Iterator[Staged]:
+        """Unit by unit through two buffers, or one where two do not fit."""
+        units = self.units(layer, pieces, absent)
+        begun: list[Fetched] = []
         try:
-            return KVReader(
-                self.memory, units, reads, prefetch=prefetch, kept=kept, views=self.views
-            )
-        except BaseException:
-            if kept is not None:
-                kept.close()
-            raise
+            for number, unit in enumerate(units):
+                if not begun:
+                    begun.append(self._begin(layer, pieces, unit))
+                if self.prefetch and number + 1 < len(units):
+                    following = units[number + 1]
+                    nbytes = self._elements(layer, pieces, following) * self.memory.dtype.itemsize
+                    if nbytes <= self.memory.device.free_bytes:
+                        begun.append(self._begin(layer, pieces, following))
+                self.memory.link.wait(begun[0].transfer)
+                yield unit[0], begun[0].copies
+                self.memory.unreserve(begun.pop(0).buffer)
+        finally:
+            for fetched in begun:
+                self.memory.link.wait_and_ignore(fetched.transfer)
+                self.memory.unreserve(fetched.buffer)
 
-    def wait_for_entries(self, reads: Reads) -> None:
-        """A step that broke off may have left a prefetch under way."""
-        for entry in reads.entries:
-            self.memory.link.wait(entry.kv.fetched)
+    def units(self, layer: int, pieces: Sequence[Piece], absent: Sequence[int]) -> list[Unit]:
+        """A page at a time."""
+        return [(slice(None), [index]) for index in absent]
 
-    def all_units(self, reads: Reads, with_views: bool = True) -> list[FetchUnit]:
-        layers = self.memory.layers
-        units = (
-            unit
-            for layer in layers
-            for unit in self.units(layer, reads, self.missing_entries(layer, reads))
-        )
-        return [unit for unit in units if with_views or unit.view is None]
+    # ---------------------------------------------------------------- buffers
 
-    def largest(self, units: Sequence[FetchUnit], reads: Reads) -> int:
-        elements = (KVReader.elements(self.memory, unit, reads) for unit in units)
-        return max(elements, default=0) * self.memory.itemsize
+    def ready(self, found: Sequence[Piece]) -> None:
+        """Have room for two buffers, before a plan knows what is on the device."""
+        most = [
+            self._elements(layer, found, unit)
+            for layer in self.memory.layers
+            for unit in self.units(layer, found, range(len(found)))
+        ]
+        self.make_room(2 * max(most, default=0) * self.memory.dtype.itemsize)
 
-    def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[FetchUnit]:
-        """The units in which a layer's missing entries (by index) are fetched: here each by
-        itself."""
-        return [FetchUnit(layer, slice(None), (index,)) for index in missing]
-
-    def missing_entries(self, layer: int, reads: Reads) -> list[int]:
+    def _elements(self, layer: int, pieces: Sequence[Piece], unit: Unit) -> int:
         shape = self.memory.shapes[layer]
-        missing = []
-        for index, entry in enumerate(reads.entries):
-            if entry.kv.readable(layer) is not None:
-                continue
-            end = entry.start + entry.length
-            if shape.sees_all or end > shape.first_seen(reads.earliest(entry)):
-                missing.append(index)
-        return missing
+        heads = len(range(shape.kv_heads)[unit[0]])
+        tokens = sum(pieces[index].length for index in unit[1])
+        return tokens * heads * (shape.key_dim + shape.value_dim)
 
-    @property
-    def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:
-        """For each layer its heads that do not see everything: here none."""
-        return {}
+    def _begin(self, layer: int, pieces: Sequence[Piece], unit: Unit) -> Fetched:
+        shape, (heads, chosen) = self.memory.shapes[layer], unit
+        count = len(range(shape.kv_heads)[heads])
+        sizes = [self._elements(layer, pieces, (heads, [index])) for index in chosen]
+        buffer = self.memory.reserve(sum(sizes))
+        found: dict[int, LayerKV] = {}
+        copies: list[tuple[Tensor, Tensor]] = []
+        after: list[Transfer] = []
+        for index, end, size in zip(chosen, accumulate(sizes), sizes, strict=True):
+            piece = pieces[index]
+            source = piece.kv.host[layer]
+            assert source is not None, "KV to be read is in neither tier"
+            place = shape.lay_out(buffer[end - size : end], piece.length, None, count)
+            where = heads, slice(piece.first, piece.first + piece.length)
+            copies += [(new, old[where]) for new, old in zip(place.both, source.both, strict=True)]
+            after += [piece.kv.written] if piece.kv.written is not None else []
+            found[index] = place
+        return Fetched(unit, buffer, found, self.memory.link.fetch(copies, "stream", after))
 
-    def kept(self, reads: Reads) -> KVReader | None:
-        return None
-
-
-def longest_segment(paths: Paths) -> int:
-    return max((len(segment.tokens) for path in paths for segment in path), default=0)
+    def send_to_host(self, storages: Sequence[Storage], layers: Sequence[int]) -> None:
+        for storage in storages:
+            if storage in self.memory.live:
+                self.memory.evict(storage, "write-back", layers)

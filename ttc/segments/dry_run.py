@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ttc.memory.kv import LayerShape
-from ttc.segments.plan import TreePlan
+from ttc.attention.plan import TreePlan
 
 NOWHERE = torch.device("meta")
 """Where tensors have sizes and no numbers."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ttc.attention.entry import Entry
-from ttc.attention.plan import DecodePlan
+from ttc.attention.plan import Plan
 from ttc.attention.stream import FetchUnit, KVReader
 from ttc.cost_model.capture import CaptureTimes, Line, fit_line
 from ttc.decoder_layers import decoder_layers
@@ -164,7 +164,7 @@ class MeasuredTimes:
         return whole if alone else None  # one that attends twice needs the blocks of both
 
     @torch.inference_mode()
-    def _layer_s(self, module: nn.Module, plan: DecodePlan, rows: int) -> float:
+    def _layer_s(self, module: nn.Module, plan: Plan, rows: int) -> float:
         with _timing(module, self.memory.link) as seconds:
             try:
                 self.run_pass([0] * rows, plan)
@@ -231,7 +231,7 @@ class _Arrived:
 
 def attending_blocks(
     memory: KVMemory, layer: int, rows: int, blocks: int, batch: int, block_tokens: int
-) -> DecodePlan:
+) -> Plan:
     """A pass of `rows` rows up to this layer that attends so many KV blocks, each by one row;
     `batch` of them make a mini-batch. Rows are at position 0, where no window hides anything."""
     layers = range(layer + 1)
@@ -248,7 +248,7 @@ def attending_blocks(
             part.fill_(0.02)
     attending = sorted(n % rows for n in range(blocks))
     entries = [Entry(kv, 0, block_tokens, slice(row, row + 1)) for row in attending]
-    return DecodePlan(entries, [0] * rows, tails, 0, cast(KVReader, _Arrived(copies, batch)))
+    return Plan(entries, [0] * rows, tails, 0, cast(KVReader, _Arrived(copies, batch)))
 
 
 def _counts(blocks: int) -> list[int]:

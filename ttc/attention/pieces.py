@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ttc.segments.segment import Segment
-from ttc.segments.storage import Storage
+from ttc.tree.segment import Segment
+from ttc.memory.storage import Storage
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ MakeRoom = Callable[[int], None]
 class Memory(Tiers):
     """Storages, and where each of their layers lies: on the device, on the host, or both.
 
-    page: the most tokens of a storage, which is what moves at once; None for no limit.
+    block_tokens: the most tokens of a storage, which is what moves at once; None for no limit.
     one_block: whether all layers of a storage lie side by side on the device, so that a kernel
         finds them quickly; they then come and go together.
     live: all storages, in order of creation.
@@ -40,14 +40,14 @@ class Memory(Tiers):
         budget_bytes: int | None = None,
         host_budget_bytes: int | None = None,
         link_gbps: float | None = None,
-        page: int | None = None,
+        block_tokens: int | None = None,
         one_block: bool = False,
     ):
         super().__init__(device, budget_bytes, host_budget_bytes, link_gbps)
         self.shapes = tuple(shapes)
         self.layers = range(len(self.shapes))
         self.dtype = dtype
-        self.page = page
+        self.block_tokens = block_tokens
         alike = len({(s.kv_heads, s.key_dim, s.value_dim, s.device) for s in self.shapes}) == 1
         self.one_block = one_block and alike and self.shapes[0].key_dim == self.shapes[0].value_dim
         self.layer_bytes = [shape.elements * dtype.itemsize for shape in self.shapes]
@@ -62,7 +62,7 @@ class Memory(Tiers):
 
     def begin(self, start: int, room: int, acts: Iterable[int] = ()) -> Storage:
         """A storage on the device for tokens from a position on. Raises OutOfMemory."""
-        room = room if self.page is None else min(room, self.page)
+        room = room if self.block_tokens is None else min(room, self.block_tokens)
         storage = Storage(len(self.shapes), start, room, acts)
         nbytes = sum(self.piece_bytes(storage, layer) for layer in self.layers)
         if self.device.free_bytes < nbytes:

@@ -15,7 +15,7 @@ from ttc.residency.offloading import Offloading
 class BeamGroups(Offloading):
     """Algorithm 1's groups, filled by bytes, each storage counted once (LBS section 4)."""
 
-    page: int = 128
+    block_tokens: int = 128
 
     def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
         memory = self.memory

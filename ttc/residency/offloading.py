@@ -36,20 +36,20 @@ class Fetched:
 @dataclass
 class Offloading(Residency):
     """host_budget_gib: the most KV on the host, in GiB. link_gbps: on a CPU, slow the link down to
-    so many 1e9 bytes a second. page: the most tokens of a storage. prefetch: fetch the next unit of
+    so many 1e9 bytes a second. block_tokens: the most tokens of a storage. prefetch: fetch the next unit of
     a layer while one is attended.
     """
 
     host_budget_gib: float | None = None
     link_gbps: float | None = None
-    page: int = 512
+    block_tokens: int = 512
     prefetch: bool = True
 
     def memory_for(
         self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
     ) -> Memory:
         budgets = to_bytes(self.budget_gib), to_bytes(self.host_budget_gib)
-        return Memory(shapes, dtype, device, *budgets, self.link_gbps, self.page)
+        return Memory(shapes, dtype, device, *budgets, self.link_gbps, self.block_tokens)
 
     # ---------------------------------------------------------------- three questions
 
@@ -61,7 +61,7 @@ class Offloading(Residency):
         storages = {segment.storage for path in paths for segment in path}
         most = max((storage.room for storage in storages), default=0)
         buffers = 2 * most * max(self.memory.layer_bytes)
-        each = min(tokens, self.page) * self.memory.bytes_per_token
+        each = min(tokens, self.block_tokens) * self.memory.bytes_per_token
         return balanced_rounds(len(paths), max(1, (budget - buffers) // each))
 
     def make_room(self, nbytes: int) -> None:

@@ -9,5 +9,5 @@ from ttc.residency.offloading import Offloading
 
 @dataclass
 class Paged(Offloading):
-    """Pages of `page` tokens (HELM section 4.2.2, Algorithm 3): context is bounded by host
+    """Pages of `block_tokens` tokens (HELM section 4.2.2, Algorithm 3): context is bounded by host
     memory."""

@@ -28,6 +28,7 @@ class Memory(Tiers):
         finds them quickly; they then come and go together.
     live: all storages, in order of creation.
     make_room: a policy's: has so many bytes free on the device, if it can.
+    fixed_layers: see `fix`.
     states: what recurrent layers keep, in the same tiers.
     clock: counts plans; a storage keeps when one last used it.
     """
@@ -54,9 +55,21 @@ class Memory(Tiers):
         self.act_bytes = [shape.as_inputs.elements * dtype.itemsize for shape in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes)
         self.live: dict[Storage, None] = {}
+        self.fixed_layers = 0
         self.states = StateMemory(self)
         self.make_room: MakeRoom = lambda nbytes: None
         self.clock = 0
+
+    def fix(self, layers: int, model_layers: int) -> None:
+        """Let the first `layers` layers of attention keep their KV on the host, where they run, and
+        the first `model_layers` of all layers their states; before anything is allocated. These
+        bytes count in `fixed` alone."""
+        self.states.use(self.states.shape, model_layers)
+        self.fixed_layers = layers
+        self.one_block = False
+        for sizes in (self.layer_bytes, self.act_bytes):
+            sizes[:layers] = [0] * layers
+        self.bytes_per_token = sum(self.layer_bytes)
 
     # ---------------------------------------------------------------- storages
 
@@ -80,10 +93,12 @@ class Memory(Tiers):
         else:
             storage.device = [self.buffer(storage, layer) for layer in self.layers]
         self.device.take(nbytes)
+        self.fixed.take(self.fixed_bytes(storage))
         self.live[storage] = None
         return storage
 
     def free(self, storage: Storage) -> None:
+        self.fixed.give(self.fixed_bytes(storage))
         self.give_back(storage)
         storage.block = None
         del self.live[storage]
@@ -111,15 +126,19 @@ class Memory(Tiers):
         return int(block.room * sizes[piece])
 
     def moving(self, block: Block, pieces: Iterable[int] | None) -> list[int]:
-        return list(range(len(block.device)) if pieces is None else pieces)
+        chosen = range(len(block.device)) if pieces is None else pieces
+        first = self.fixed_layers if isinstance(block, Storage) else 0
+        return [piece for piece in chosen if piece >= first]
 
     def buffer(self, block: Block, piece: int, host: bool = False) -> Any:
         if not isinstance(block, Storage):
             return self.states.buffer(host)
         shape = self.shapes[piece]
+        near = shape.device or self.link.device
+        place = torch.device("cpu") if piece < self.fixed_layers else near
         tier = self.host if host else self.device
         on_host = host and self.link.device.type != "meta"  # a dry run has no numbers anywhere
-        like = block.room, None, self.dtype, shape.device or self.link.device, on_host
+        like = block.room, None, self.dtype, place, on_host
         with as_out_of_memory(tier, self.piece_bytes(block, piece)):
             if piece in block.acts:
                 return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)
@@ -131,6 +150,11 @@ class Memory(Tiers):
             block.block = None
 
     # ---------------------------------------------------------------- bytes
+
+    def fixed_bytes(self, storage: Storage) -> int:
+        """What a storage takes in layers that run on the host."""
+        elements = sum(shape.elements for shape in self.shapes[: self.fixed_layers])
+        return storage.room * elements * self.dtype.itemsize
 
     def bytes_of(self, tokens: int, states: int = 0) -> int:
         return tokens * self.bytes_per_token + states * self.states.nbytes

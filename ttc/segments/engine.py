@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ttc.model.limits import ModelLimits
-from ttc.model.regeneration import Regeneration
-from ttc.model.runner import ModelRunner
-from ttc.model.runner_choice import Choice, runner_for
+from ttc.model.running.regeneration import Regeneration
+from ttc.model.running.runner import ModelRunner
+from ttc.model.runner_choice import RunnerChoice, runner_for
 from ttc.passes.arguments import forked
 from ttc.sampling import Sampling, random_key
 from ttc.scheduler.rows import Request, Row, draw_tokens
@@ -56,7 +56,7 @@ class TreeEngine:
         model: Any,
         tokenizer: Any,
         policy: Policy | None = None,
-        runner: Choice | ModelRunner = "modules",
+        runner: RunnerChoice | ModelRunner = "modules",
         prefill_tokens: int = 512,
         cache: BlockCache | None = None,
     ):

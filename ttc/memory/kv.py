@@ -246,8 +246,7 @@ class KV(BlockOf[LayerKV]):
             kv.device[layer] = LayerKV.empty(shape, tokens, None, dtype, place, on_host=False)
         return kv
 
-    @staticmethod
-    def tensors(copy: LayerKV) -> tuple[Tensor, Tensor]:
+    def tensors(self, copy: LayerKV) -> tuple[Tensor, Tensor]:
         return copy.both
 
     def places(self) -> bytes:

@@ -98,7 +98,7 @@ class Capture(Offloading):
             if shape.input_dim is not None and act < kv
         )
         if not bound._acts:
-            bound.reason = _why_none(
+            bound.reason = why_none(
                 shapes, bound.memory.act_bytes_per_token, bound.memory.layer_bytes_per_token
             )
             warnings.warn(f"memory=capture keeps no ACT blocks: {bound.reason}", stacklevel=2)
@@ -165,7 +165,7 @@ class Capture(Offloading):
 
     def _note_loss(self, times: CaptureTimes, tokens: int, loses: bool) -> None:
         known = self.reason
-        self.reason = _why_it_loses(times, tokens) if loses else ""
+        self.reason = why_it_loses(times, tokens) if loses else ""
         if loses and not known and not self._warned:
             self._warned = True
             warnings.warn(
@@ -333,7 +333,7 @@ class Capture(Offloading):
         return batches
 
 
-def _why_none(
+def why_none(
     shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: Sequence[int]
 ) -> str:
     if not shapes:
@@ -352,7 +352,7 @@ def _why_none(
     )
 
 
-def _why_it_loses(times: CaptureTimes, tokens: int) -> str:
+def why_it_loses(times: CaptureTimes, tokens: int) -> str:
     link_ms, computing_ms = times.t_pcie(tokens) * 1e3, times.t_computation(0) * 1e3
     return (
         f"by times measured here a layer gains less than {MIN_GAIN:g}x with them over KV blocks "

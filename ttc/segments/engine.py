@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 
 from ttc.model.limits import ModelLimits
+from ttc.model.runner_choice import RunnerChoice, runner_for
 from ttc.model.running.regeneration import Regeneration
 from ttc.model.running.runner import ModelRunner
-from ttc.model.runner_choice import RunnerChoice, runner_for
 from ttc.passes.arguments import forked
 from ttc.sampling import Sampling, random_key
 from ttc.scheduler.rows import Request, Row, draw_tokens
 from ttc.scheduler.stops import Stops
-from ttc.segments.pieces import depth_first, pieces
+from ttc.segments.pieces import depth_first
 from ttc.segments.plan import Run, TreePlan
 from ttc.segments.policies.base import Policy
 from ttc.segments.policies.capture import Capture
 from ttc.segments.room import room_for
 from ttc.segments.segment import Segment
+from ttc.segments.storage import Storage
 from ttc.segments.tree import Places, Tree
 from ttc.tree.branch import Branch
 from ttc.tree.eviction import BlockCache
@@ -133,6 +134,9 @@ class TreeEngine:
         """Compute the KV of all tokens of branches but the last; what stands in the tree is
         shared."""
         waiting = list(branches)
+        missing = [len(b.tokens) - 1 - leaf_of(b).end for b in branches]
+        if any(missing):
+            self.policy.expect(sum(missing), len(branches))
         while waiting := [b for b in waiting if leaf_of(b).end < len(b.tokens) - 1]:
             with self._chunk(waiting) as new:
                 if new:
@@ -191,12 +195,15 @@ class TreeEngine:
             tokens += one.tokens
             positions += range(start, start + len(one.tokens))
         counts = [len(new[i].tokens) for i in order]
-        plan = self.plan([paths[i] for i in order], counts, starts, positions, runs)
         keep = [row for i in range(len(new)) for row in kept[i]]
-        with torch.inference_mode():
-            output = self.runner.forward(tokens, plan, keep or [len(tokens) - 1])
-        self.policy.leave([place.storage for one in new for place in one.places])
-        return output
+        try:
+            with (
+                torch.inference_mode(),
+                self.plan([paths[i] for i in order], counts, starts, positions, runs) as plan,
+            ):
+                return self.runner.forward(tokens, plan, keep or [len(tokens) - 1])
+        finally:
+            self.policy.leave([place.storage for one in new for place in one.places])
 
     def plan(
         self,
@@ -206,12 +213,11 @@ class TreeEngine:
         positions: Sequence[int],
         runs: Sequence[Run],
     ) -> TreePlan:
-        found = pieces(paths, counts, starts)
+        found = self.policy.pieces(paths, counts, starts)
         self.memory.used(
             [piece.kv for piece in found] + [p.storage for run in runs for p in run.places]
         )
-        self.policy.ready(found)
-        return TreePlan(found, positions, runs, self.policy.read)
+        return TreePlan(found, positions, runs, self.policy)
 
     # ---------------------------------------------------------------- scoring
 
@@ -255,15 +261,18 @@ class TreeEngine:
             self.compute(branches)
             rows = [Row.of(branch, request, max_tokens, self.limits) for branch in branches]
             paths = [leaf_of(branch).path() for branch in branches]
-            for group in self.policy.groups(paths, max_tokens):
-                Decoding(self, [rows[i] for i in group]).finish()
+            try:
+                for group in self.policy.begin_step(paths, max_tokens):
+                    Decoding(self, [rows[i] for i in group]).finish()
+            finally:
+                self.policy.end_step()
 
 
 class Decoding:
     """Branches that decode a step together, a token at each pass.
 
     plan: of the passes to come, None where it is to be made anew. room: the passes that it is good
-        for.
+        for. written: where each branch has written in its step.
     """
 
     def __init__(self, engine: TreeEngine, rows: Sequence[Row]):
@@ -272,6 +281,7 @@ class Decoding:
         self.plan: TreePlan | None = None
         self.room = 0
         self.begun: dict[Row, int] = {}
+        self.written: dict[Row, list[Storage]] = {}
 
     @torch.inference_mode()
     def finish(self) -> None:
@@ -291,7 +301,9 @@ class Decoding:
         engine, tree = self.engine, self.engine.tree
         for row in self.rows:
             room = room_for(row.limit - len(row.branch.tokens) + 1, len(row.branch.generated))
-            tree.open(cast("Any", row.branch), room)
+            segment = tree.open(cast("Any", row.branch), room)
+            its = self.written.setdefault(row, [])
+            its += [segment.storage] if segment.storage not in its else []
             self.begun[row] = len(row.branch.tokens) - 1
         paths = [leaf_of(row.branch).path() for row in self.rows]
         order = depth_first(paths)
@@ -311,7 +323,7 @@ class Decoding:
     def run(self, plan: TreePlan) -> Tensor:
         tokens = [row.branch.tokens[-1] for row in self.rows]
         logits = self.engine.runner.forward(tokens, plan)
-        self.room = self.room - 1 if plan.goes_on else 0
+        self.room = self.room - 1 if plan.in_storages else 0
         plan.advance()
         return logits
 
@@ -332,19 +344,19 @@ class Decoding:
 
     def settle(self) -> None:
         """Note in the tree what was written since the plan was made."""
+        if self.plan is not None:
+            self.plan.close()
         self.plan = None
         tree = self.engine.tree
         for row, begun in self.begun.items():
             branch = row.branch
             tree.close(cast("Any", branch), branch.tokens[begun:-1])
-        full = [leaf_of(row.branch) for row in self.begun if leaf_of(row.branch).parent]
-        self.engine.policy.leave([leaf.storage for leaf in full if leaf.storage.full])
         self.begun = {}
 
     def leave(self, rows: Iterable[Row]) -> None:
         """The steps of these are over."""
-        leaves = [leaf_of(row.branch) for row in rows]
-        self.engine.policy.leave([leaf.storage for leaf in leaves if leaf.parent])
+        written = [storage for row in rows for storage in self.written.pop(row, ())]
+        self.engine.policy.leave([storage for storage in written if storage.filled])
 
 
 def leaf_of(branch: Branch) -> Segment:

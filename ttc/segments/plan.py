@@ -6,8 +6,9 @@ row for each branch is good for many passes, as long as each row's storage has r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,13 +17,24 @@ from ttc.attention.fused import FusedAttention, fused_attention
 from ttc.attention.kernels import Layer, Partial, partial_attention
 from ttc.attention.plan import Plan
 from ttc.memory.kv import LayerKV
+from ttc.segments.memory import Memory
 from ttc.segments.pieces import Piece
+from ttc.segments.reader import Reader, Reads
+from ttc.segments.storage import Storage
 from ttc.segments.tree import Places
 
-Staged = tuple[slice, dict[int, LayerKV]]
-"""Some KV heads, and of these what was read of pieces, by their numbers."""
-Read = Callable[[int, Sequence[Piece], Sequence[int]], Iterator[Staged]]
-"""How a policy reads those pieces of a layer that attention does not find on the device."""
+
+class Policy(Protocol):
+    """What a plan asks of a policy of the memory."""
+
+    @property
+    def memory(self) -> Memory: ...
+
+    def stream(self, reads: Reads) -> Reader | None:
+        """How what is not on the device is read, None when everything is there."""
+
+    def passed(self, storages: Sequence[tuple[Storage, int]]) -> None:
+        """Branches that decode have written storages up to so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -34,31 +46,36 @@ class Run:
 
 
 class TreePlan(Plan):
-    """runs: of all rows, in order. read: see `Read`.
+    """runs: of all rows, in order.
 
-    goes_on: whether it is good for the passes after this one, a token further each time: where a
-        kernel attends, which is known once the first pass has run.
+    in_storages: whether each row writes its token where its branch's storage goes on. The plan is
+        good for many passes then, a token further each time.
+    passes: those that are done.
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], positions: Sequence[int], runs: Sequence[Run], read: Read
+        self, pieces: Sequence[Piece], positions: Sequence[int], runs: Sequence[Run], policy: Policy
     ):
-        super().__init__(pieces, positions)  # type: ignore[arg-type]
         self.runs = list(runs)
-        self.read = read
-        one_each = len(self.runs) == len(self.positions)
-        near = all(None not in run.places[0].storage.device for run in self.runs)
-        acts = any(run.places[0].storage.acts for run in self.runs)
-        self.in_storages = one_each and near and not acts
-        self.goes_on = False
+        self.policy = policy
+        one_each = len(self.runs) == len(positions)
+        places = [place for run in self.runs for place in run.places]
+        near = all(None not in place.storage.device for place in places)
+        self.in_storages = one_each and near and not any(place.storage.acts for place in places)
+        self.passes = 0
+        stream = policy.stream(Reads(pieces, positions, self.in_storages))
+        super().__init__(pieces, positions, stream)  # type: ignore[arg-type]
 
     def advance(self) -> None:
         """A pass is done: each row has written a token, and the next follows it."""
         self.positions = [position + 1 for position in self.positions]
+        self.passes += 1
         self._spans.clear()
         for fused in self._kernels.values():
             if fused is not None:
                 fused.advance()
+        places = [run.places[0] for run in self.runs]
+        self.policy.passed([(place.storage, place.first + self.passes) for place in places])
 
     # ---------------------------------------------------------------- what `Plan` asks
 
@@ -69,26 +86,8 @@ class TreePlan(Plan):
         rows = range(len(runs))
         places = [run.places[0] for run in self.runs]
         owners = [place.storage for place in places], [place.first for place in places]
-        kernel = fused_attention(
-            self.entries, runs, self.positions, q, (rows, [0] * len(rows)), owners=owners
-        )
-        self.goes_on = kernel is not None
-        return kernel
-
-    def attend(self, layer: Layer, q: Tensor, key: Tensor, value: Tensor) -> Partial:
-        fused = self.kernel_on(q)
-        if fused is not None and fused.takes(layer, q):
-            out, lse = self.attend_fused(fused, layer, q, key, value)
-            absent = fused.arrays.absent_from(layer.index)
-        else:
-            self.store(layer.index, key, value)
-            out, lse = self.attend_new(layer, slice(None), q, key, value)
-            absent = self._attend_entries(layer, q, out, lse)
-        if absent:
-            for heads, staged in self.read(layer.index, self.entries, sorted(absent)):  # type: ignore[arg-type]
-                for index, copy in staged.items():
-                    self._attend(layer, index, q[heads], copy, out[heads], lse[heads])
-        return out, lse
+        filled = [self.passes] * len(rows)
+        return fused_attention(self.entries, runs, self.positions, q, (rows, filled), owners=owners)
 
     def attend_fused(
         self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor
@@ -105,25 +104,36 @@ class TreePlan(Plan):
         return fused.attend(layer, q, keys, values, None)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        for run in self.runs:
-            row = run.rows.start
-            for storage, first, length in run.places:
-                if layer not in storage.acts:
-                    copy = storage.device[layer]
-                    assert copy is not None, "what is being written is on the device"
-                    copy.keys[:, first : first + length] = key[:, row : row + length]
-                    copy.values[:, first : first + length] = value[:, row : row + length]
-                row += length
+        for rows, storage, first in self._places():
+            if layer in storage.acts:
+                continue
+            new = key[:, rows], value[:, rows]
+            near = storage.device[layer]
+            if near is None:
+                self.policy.memory.store(storage, layer, first, *new)
+                continue
+            for place, part in zip(near.both, new, strict=True):
+                place[:, first : first + part.shape[1]] = part
 
     def keep_inputs(self, layer: int, inputs: Tensor) -> None:
         """Store the inputs (rows, width) of a layer's K and V projections where they are kept."""
+        for rows, storage, first in self._places():
+            kept = storage if storage.inputs is None else storage.inputs
+            if layer not in kept.acts:
+                continue
+            part = inputs[None, rows]
+            near = kept.device[layer]
+            if near is None:
+                self.policy.memory.store(storage, layer, first, part, part[..., :0])
+            else:
+                near.keys[:, first : first + part.shape[1]] = part
+
+    def _places(self) -> Iterator[tuple[slice, Storage, int]]:
+        """Which rows of this pass are written in a storage, and from which of its tokens on."""
         for run in self.runs:
             row = run.rows.start
             for storage, first, length in run.places:
-                if layer in storage.acts:
-                    copy = storage.device[layer]
-                    assert copy is not None
-                    copy.keys[0, first : first + length] = inputs[row : row + length]
+                yield slice(row, row + length), storage, first + self.passes
                 row += length
 
     def _attend_entries(self, layer: Layer, q: Tensor, out: Tensor, lse: Tensor) -> set[int]:
@@ -133,14 +143,17 @@ class TreePlan(Plan):
             if copy is None:
                 absent.add(index)
             else:
-                where = slice(piece.first, piece.first + piece.length)
-                part = LayerKV(copy.keys[:, where], copy.values[:, where])
+                end = piece.first + piece.length
+                part = LayerKV(*piece.kv.span(copy, piece.first, end))  # type: ignore[attr-defined]
                 self._attend(layer, index, q, part, out, lse)
         return absent
 
     def attend_new(
         self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor
     ) -> Partial:
+        if self.in_storages:
+            return self._attend_own(layer, heads, q)
+        q, key, value = q[heads], key[heads], value[heads]
         kv_heads, groups, rows, _ = q.shape
         dtype = torch.promote_types(q.dtype, torch.float32)
         out = torch.empty(kv_heads, groups, rows, value.shape[-1], dtype=dtype, device=q.device)
@@ -160,3 +173,28 @@ class TreePlan(Plan):
                 visible=visible,
             )
         return out, lse
+
+    def _attend_own(self, layer: Layer, heads: slice, q: Tensor) -> Partial:
+        """What some KV heads see of the tokens that each row has written since the plan was
+        made."""
+        count = self.passes + 1
+        parts = []
+        for run in self.runs:
+            storage, first, _ = run.places[0]
+            near = storage.device[layer.index]
+            assert near is not None
+            parts.append([part[heads] for part in storage.span(near, first, first + count)])
+        keys, values = (torch.stack(side) for side in zip(*parts, strict=True))
+        visible = None
+        if not layer.sees_all:
+            positions = torch.tensor(self.positions, device=q.device)
+            places = positions[:, None] - torch.arange(count - 1, -1, -1, device=q.device)
+            seen = [
+                layer.sees(one[None], its)[0] for one, its in zip(positions, places, strict=True)
+            ]
+            visible = torch.stack(seen)[:, None, None]
+        out, lse = partial_attention(
+            q[heads].permute(2, 0, 1, 3), keys, values, layer, visible=visible
+        )
+        out = out.to(torch.promote_types(out.dtype, torch.float32))
+        return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)

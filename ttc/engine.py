@@ -13,7 +13,7 @@ import torch
 
 from ttc.attention.hf_hook import lent
 from ttc.checks import check_flag, check_is
-from ttc.memory.manager import KVMemory
+from ttc.memory.manager import Memory
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
 from ttc.model.runner_choice import RunnerChoice, bind_policy, runner_for
@@ -121,11 +121,11 @@ class Engine:
         self.limits = ModelLimits.of(model)
         self.sharing = sharing or Sharing()
         self.residency = bind_policy(memory or Resident(), self.runner)
-        self.memory: KVMemory = self.residency.memory
+        self.memory: Memory = self.residency.memory
         recurrent = self.runner.recurrent
         self.memory.states.use(None if recurrent is None else recurrent.shape)
         self.runner.bind(self.residency)
-        self.tree = Tree(self.memory, self.residency.block_tokens)
+        self.tree = Tree(self.residency.begin, self.residency.free, self.residency.resume)
         self.runtime = Runtime(
             self.runner,
             self.limits,
@@ -341,12 +341,8 @@ class Engine:
         """
         children = forked(branch, n, keep)
         for child in children:
-            while keep is not None and child.leaf.end >= max(keep, 1):
-                child.leaf = child.leaf.parent or self.tree.trunk
-            child.leaf = self.tree.last_state(child.leaf)
-            if self.sharing.rule == "none":
-                child.leaf = self.tree.trunk
-            self.tree.hold(child.leaf)
+            kept = 0 if self.sharing.rule == "none" else max(0, len(child.tokens) - 1)
+            child.leaf = self.tree.hold(self.tree.within(child.leaf, kept))
         self.live.update(children)
         return children
 
@@ -375,7 +371,7 @@ class Engine:
             except BaseException:
                 for branch in extended:
                     if not branch.released:
-                        self.tree.keep_only(branch)
+                        self.tree.rewind(branch, len(branch.tokens) - 1)
                 raise
             for branch, new in zip(extended, added, strict=True):
                 if not branch.released:

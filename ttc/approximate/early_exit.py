@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ttc.errors import InvalidInput
-from ttc.passes.chunks import batches, one_chunk
+from ttc.passes.new_tokens import batches, one_pass
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
-from ttc.passes.segment_writer import NewRun
 from ttc.passes.shrinking import LayerWatch, ShrinkingPass
 from ttc.tree.branch import Branch, by_problem
+from ttc.usage import count_pass
 
 ExitRule = Literal["entropy", "ranking"]
 
@@ -212,17 +212,21 @@ def score_with_exit(
         chosen = [i for i in together if not branches[i].released]
         if not chosen:
             continue
-        problems = by_problem([branches[i] for i in chosen])
-        rule: EntropyRule | RankingRule = EntropyRule(exit, problems)
-        if exit.rule == "ranking":
-            rule = RankingRule(exit, problems, [tokens[i] for i in chosen])
-        new = [_new_run(runtime, branches[i], runs[i]) for i in chosen]
-        watch = _watch_of(report.watch, [first + i for i in chosen])
         of = [branches[i] for i in chosen]
-        # the chunk's pass is left early, so that what it writes is incomplete
-        with runtime.metered(of), one_chunk(runtime, new) as (chunk, _):
-            done = ShrinkingPass(runtime.lens, chunk.plan, rule, exit.first_look, watch)
-            done.run(runtime.runner, chunk.tokens)
+        # the pass is left early, so that what it writes is incomplete
+        with (
+            runtime.metered(of),
+            one_pass(runtime, of, [runs[i] for i in chosen]) as (packed, _),
+        ):
+            chosen = [chosen[n] for n in packed.order]
+            problems = by_problem([branches[i] for i in chosen])
+            rule: EntropyRule | RankingRule = EntropyRule(exit, problems)
+            if exit.rule == "ranking":
+                rule = RankingRule(exit, problems, [tokens[i] for i in chosen])
+            watch = _watch_of(report.watch, [first + i for i in chosen])
+            done = ShrinkingPass(runtime.lens, packed.plan, rule, exit.first_look, watch)
+            done.run(runtime.runner, packed.tokens)
+        count_pass(branch.usage for branch in of)
         for n, i in enumerate(chosen):
             depth, logits = done.results[n]
             logprobs = logits.log_softmax(-1)[list(tokens[i])].tolist()
@@ -240,10 +244,6 @@ def score_with_exit(
     ]
     report.lens_rows += sum(done.lens_rows for done in passes)
     return scores
-
-
-def _new_run(runtime: Runtime, branch: Branch, run: list[int]) -> NewRun:
-    return NewRun(branch.leaf, run, branch.usage, runtime.opening(branch, len(run) - 1))
 
 
 def _watch_of(watch: LayerWatch | None, chosen: Sequence[int]) -> LayerWatch | None:

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ttc.attention.extend_plan import ExtendPlan
+from ttc.attention.plan import Plan
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.running.lens import rows_of
-from ttc.passes.chunks import Chunk, batches, one_chunk
+from ttc.passes.new_tokens import Packed, batches, one_pass
 from ttc.passes.runtime import Runtime
-from ttc.passes.segment_writer import NewRun
 from ttc.passes.shrinking import ShrinkingPass
 from ttc.tree.branch import Branch, Substitution
 from ttc.tree.segment import common_prefix
 from ttc.tree.sharing import Pooling
+from ttc.tree.tree import Path
+from ttc.usage import count_pass
 
 CONTEXT = 8
 """Tokens on each side of what differs that are compared with it."""
@@ -143,10 +144,10 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
     known = set[int]()
     for place, child in enumerate(others):
         common = common_prefix(root.tokens, child.tokens[:-1])
-        leaf = runtime.tree.descend(runtime.tree.trunk, child.tokens[:common])
+        leaf = runtime.tree.find(runtime.tree.trunk, child.tokens[:common])
         runtime.tree.move(child, leaf)
         child.usage.shared_tokens += leaf.end
-        if runtime.tree.descend(leaf, child.tokens[leaf.end : -1]) is not leaf:
+        if runtime.tree.find(leaf, child.tokens[leaf.end : -1]) is not leaf:
             known.add(place)
         # the last token is not computed in a prefill, so it is not compared either
         slices = compared(root.tokens[:-1], child.tokens[:-1], sharing.pooling)
@@ -156,18 +157,21 @@ def _probe(runtime: Runtime, root: Branch, others: Sequence[Branch]) -> list[tup
     similar: list[tuple[Branch, float]] = []
     for chosen in batches(runtime, others, runs, together=False):
         also = {n for n, i in enumerate(chosen) if i in known}
-        of_chunk = [windows[i] for i in chosen]
-        new = [NewRun(others[i].leaf, runs[i], others[i].usage) for i in chosen]
-        with one_chunk(runtime, new) as (chunk, held):
-            sigmas = _compare(runtime, chunk, of_chunk, reference, offset, also)
-            for i, sigma, segment in zip(chosen, sigmas, held, strict=True):
+        of = [others[i] for i in chosen]
+        with one_pass(runtime, of, [runs[i] for i in chosen]) as (packed, paths):
+            of_pass = [windows[chosen[n]] for n in packed.order]
+            leaving = {place for place, n in enumerate(packed.order) if n in also}
+            sigmas = _compare(runtime, packed, of_pass, reference, offset, leaving)
+            count_pass(child.usage for child in of)
+            for n, sigma in zip(packed.order, sigmas, strict=True):
+                i = chosen[n]
                 child = others[i]
                 if sigma >= sharing.tau:
                     similar.append((child, sigma))
                 if sigma >= sharing.tau or i in known:
                     child.usage.probe_layer_rows += len(runs[i]) * sharing.probe_layers
                 else:
-                    runtime.tree.move(child, segment)
+                    runtime.tree.move(child, paths[n].leaf)
                     child.usage.prompt_tokens += len(runs[i])
     return similar
 
@@ -178,28 +182,29 @@ def _reference(
     """The token that the root's states start with, and these (tokens, width) after each layer."""
     start = min(min(window.root.start, window.variant.start) for window in windows)
     end = max(max(window.root.stop, window.run) for window in windows)
-    leaf = runtime.tree.descend(runtime.tree.trunk, root.tokens[:start])
-    run = root.tokens[leaf.end : end]
+    path = Path(runtime.tree.find(runtime.tree.trunk, root.tokens[:start]))
+    run = root.tokens[path.leaf.end : end]
     states: list[Tensor] = []
 
     def look(depth: int, pieces: Sequence[Tensor]) -> None:
         states.append(pieces[0])
 
-    with one_chunk(runtime, [NewRun(leaf, run, root.usage)]) as (chunk, _):
-        _ProbePass(runtime, chunk.plan, look, lambda: {0}).run(runtime.runner, chunk.tokens)
+    with one_pass(runtime, [path], [run]) as (packed, _):
+        _ProbePass(runtime, packed.plan, look, lambda: {0}).run(runtime.runner, packed.tokens)
+    count_pass([root.usage])
     root.usage.probe_layer_rows += len(run) * runtime.sharing.probe_layers
-    return leaf.end, states
+    return path.leaf.end, states
 
 
 def _compare(
     runtime: Runtime,
-    chunk: Chunk,
+    packed: Packed,
     windows: Sequence[_Window],
     reference: Sequence[Tensor],
     offset: int,
     also: set[int],
 ) -> list[float]:
-    """sigma of each run of the chunk; those below tau and not in `also` run through all layers."""
+    """sigma of each run of the pass; those below tau and not in `also` run through all layers."""
     sharing = runtime.sharing
     shares = layer_weights(sharing.probe_layers, len(runtime.lens.layers), sharing.alpha)
     sigma = [0.0] * len(windows)
@@ -213,7 +218,7 @@ def _compare(
     def leaving() -> set[int]:
         return also | {i for i, s in enumerate(sigma) if s >= sharing.tau}
 
-    _ProbePass(runtime, chunk.plan, look, leaving).run(runtime.runner, chunk.tokens)
+    _ProbePass(runtime, packed.plan, look, leaving).run(runtime.runner, packed.tokens)
     return sigma
 
 
@@ -224,9 +229,7 @@ Look = Callable[[int, Sequence[Tensor]], Any]
 class _ProbePass(ShrinkingPass):
     """A pass that the probe's layers are looked at in, and that `leaving` leave after them."""
 
-    def __init__(
-        self, runtime: Runtime, plan: ExtendPlan, look: Look, leaving: Callable[[], set[int]]
-    ):
+    def __init__(self, runtime: Runtime, plan: Plan, look: Look, leaving: Callable[[], set[int]]):
         super().__init__(runtime.lens, plan, lambda *_: set(), first_look=1)
         self.probe_layers = runtime.sharing.probe_layers
         self.look = look
@@ -236,5 +239,5 @@ class _ProbePass(ShrinkingPass):
         if depth > self.probe_layers:
             return output
         states = rows_of(output)
-        self.look(depth, [states[piece.rows] for piece in self.plan.pieces])
+        self.look(depth, [states[run.rows] for run in self.plan.runs])
         return output if depth < self.probe_layers else self.without(self.leaving(), depth, output)

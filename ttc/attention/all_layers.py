@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ttc.attention.fused_cpu import CompiledAttention
 from ttc.attention.kernels import Layer
-from ttc.attention.plan import DecodePlan, Plan
+from ttc.attention.plan import Plan
 
 
 class LayerCalls(NamedTuple):
@@ -42,8 +42,7 @@ def all_layers(
         (rows, heads). All layers find their queries and new KV there and leave their results, one
         after the other. threads: how many will call the kernel at most.
     """
-    in_storages = getattr(plan, "in_storages", False)
-    if not (type(plan) is DecodePlan or in_storages) or plan.stream is not None:
+    if not plan.in_storages or plan.stream is not None:
         return None
     fused = plan.kernel_on(q)
     if not isinstance(fused, CompiledAttention):
@@ -54,10 +53,5 @@ def all_layers(
     counters = np.stack([fused.counters_for(threads) for _ in layers])
     for row, counted, layer in zip(parameters, counters, layers, strict=True):
         own = new[0][None], new[1][None]  # not read where owners are told
-        if isinstance(plan, DecodePlan):
-            tails = plan.tails.device[layer.index]
-            if tails is None:
-                return None
-            own = tails.both
         fused.describe(row, counted, layer, q, *own, new, out, lse, threads)
     return LayerCalls(fused.kernel.function, parameters, counters)

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ttc.attention import fused_cpu
-from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
+from ttc.attention.pieces import Piece
 from ttc.attention.plan_arrays import PlanArrays
-from ttc.memory.kv import KV
+from ttc.memory.storage import Storage
 from ttc.parts import find
 
 SWITCH = "TTC_FUSED"
 """The environment variable that turns the kernels off when it is 0; plans then run operation by
 operation."""
 
-NewKV = tuple[int, int, KV, int]
+NewKV = tuple[int, int, Storage, int]
 """Where new tokens' KV stays: the first row, how many rows, the KV, and its first token to fill."""
 
 
@@ -55,7 +55,7 @@ class FusedAttention(Protocol):
 
 
 def fused_attention(
-    entries: Sequence[Entry],
+    entries: Sequence[Piece],
     runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.attention.entry import Entry
 from ttc.attention.kernels import Layer, Partial
+from ttc.attention.pieces import Piece
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.compiling import library_or_warning
 from ttc.threads import COUNTERS_APART, function_address, run, threads_for
@@ -201,7 +201,7 @@ class CompiledAttention:
 
 
 def fused_attention(
-    entries: Sequence[Entry],
+    entries: Sequence[Piece],
     runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,

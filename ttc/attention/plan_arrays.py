@@ -35,8 +35,9 @@ from typing import Any
 
 import numpy as np
 
-from ttc.attention.entry import Entry
-from ttc.memory.kv import KV, LayerKV
+from ttc.attention.pieces import Piece
+from ttc.memory.kv import LayerKV
+from ttc.memory.storage import Storage
 
 QUERIES = 64
 """The most queries (rows x heads of a group) of a task: what is done once per key is then little
@@ -75,7 +76,7 @@ class PlanArrays:
 
     def __init__(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[Piece],
         runs: Sequence[tuple[int, int]],
         positions: Sequence[int],
         groups: int,
@@ -217,7 +218,7 @@ class PlanArrays:
         return self.absent[layer].copy() if self.entries else set()
 
 
-def addresses_of(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | None]]]:
+def addresses_of(kvs: Sequence[Storage]) -> tuple[np.ndarray, list[list[LayerKV | None]]]:
     """Where runs of KV are on the device, (layers, runs, 6), as in `addresses` above; and the
     copies that are there."""
     copies = [kv.device[:] for kv in kvs]

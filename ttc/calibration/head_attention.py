@@ -7,21 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.kernels import Layer, Partial
+from ttc.attention.plan import Plan, Run
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.memory.kv import KV
-from ttc.memory.manager import KVMemory
+from ttc.memory.storage import Places, Storage
 
 
-class _Observer(ExtendPlan):
+class _Observer(Plan):
     """A prefill in one pass that notes how much attention each KV head pays to sink and window."""
 
-    def __init__(self, memory: KVMemory, kv: KV, tokens: int, sink: int, window: int):
-        piece = Piece(slice(0, tokens), [(kv, 0, tokens)])
-        super().__init__([], range(tokens), [piece], memory)
-        place = torch.arange(tokens, device=memory.link.device)
+    def __init__(self, storage: Storage, tokens: int, sink: int, window: int, device: torch.device):
+        super().__init__([], range(tokens), [Run(slice(0, tokens), [Places(storage, 0, tokens)])])
+        place = torch.arange(tokens, device=device)
         distance = place[:, None] - place[None]  # (rows, keys)
         self.causal = distance >= 0
         self.near = self.causal & ((distance < window) | (place < sink)[None])
@@ -52,10 +50,8 @@ def near_attention(
             f"{len(tokens)} tokens are too few to tell heads apart with a sink of {sink} and a "
             f"window of {window}; give more than {needed}"
         )
-    kv = engine.memory.allocate(len(tokens))
-    try:
-        plan = _Observer(engine.memory, kv, len(tokens), sink, window)
-        engine.runner.forward(list(tokens), plan, keep=[len(tokens) - 1])
-    finally:
-        engine.memory.free(kv)
+    runner = engine.runner
+    storage = Storage.uncounted(runner.shapes, len(tokens), runner.dtype, runner.device)
+    plan = _Observer(storage, len(tokens), sink, window, runner.device)
+    runner.forward(list(tokens), plan, keep=[len(tokens) - 1])
     return [layer.tolist() for layer in plan.shares]

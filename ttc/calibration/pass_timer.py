@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from ttc.attention.plan import DecodePlan, Plan
+from ttc.attention.plan import Plan
 from ttc.calibration.uncomputed import uncomputed
 from ttc.engine import Engine
 from ttc.model.runner_choice import RunnerChoice, runner_for
@@ -136,7 +136,7 @@ class PassTimer:
     def _timed(
         self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None = None
     ) -> Tensor:
-        if not isinstance(plan, DecodePlan):
+        if not plan.in_storages:
             return self._forward(tokens, plan, keep)
         link = self.engine.memory.link
         start, waited_s = perf_counter(), link.exposed_s

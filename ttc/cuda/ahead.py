@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ttc.attention.plan import DecodePlan
+from ttc.attention.plan import Plan
 from ttc.passes.runtime import Runtime
 from ttc.residency.resident import Resident
 from ttc.scheduler.rows import Row, rows_of
@@ -55,7 +55,7 @@ class PassAhead:
             and all(len(row.branch.tokens) + 1 < row.limit for row in rows)
         )
 
-    def launch(self, rows: Sequence[Row], plan: DecodePlan, tokens: Tensor) -> None:
+    def launch(self, rows: Sequence[Row], plan: Plan, tokens: Tensor) -> None:
         """Make the pass of tokens that the device has. The plan counts it when it is used."""
         self._logits = self.runtime.runner.forward(tokens, plan)
         self._rows = {row: (i, row.branch.leaf) for i, row in enumerate(rows)}

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ttc.attention.hf_hook import attending
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.plan import DecodePlan, Plan
+from ttc.attention.plan import Plan
 from ttc.cuda.fused_gpu import TritonAttention, attend
 from ttc.cuda.gpu_arrays import (
     GpuArrays,
@@ -107,7 +107,7 @@ class _Recorded:
     graph: Graph
     arrays: GpuArrays
     logits: Tensor
-    holds: ref[DecodePlan]
+    holds: ref[Plan]
 
 
 class Graphs:
@@ -145,7 +145,7 @@ class Graphs:
         self, tokens: Sequence[int] | Tensor, plan: Plan, keep: Sequence[int] | None
     ) -> Tensor | None:
         """The logits (rows, vocab) of a pass, or None when it is to be run without a graph."""
-        if self.reason or keep is not None or not isinstance(plan, DecodePlan):
+        if self.reason or keep is not None or not plan.in_storages:
             return None
         if not torch.is_inference_mode_enabled() or not self._by_graphs():
             return None
@@ -183,7 +183,7 @@ class Graphs:
         tasks: np.ndarray,
         needed: Room,
         fused: TritonAttention,
-        plan: DecodePlan,
+        plan: Plan,
     ) -> bool:
         tails = tails_of(plan.tails)
         layout = KVLayout.of(fused.arrays, fused.dtype, tails)
@@ -200,7 +200,7 @@ class Graphs:
         tasks: np.ndarray,
         room: Room,
         fused: TritonAttention,
-        plan: DecodePlan,
+        plan: Plan,
     ) -> Tensor | None:
         tails = tails_of(plan.tails)
         layout = KVLayout.of(fused.arrays, fused.dtype, tails)
@@ -224,9 +224,7 @@ class Graphs:
         self._graphs[room.rows] = _Recorded(graph, arrays, logits, ref(plan))
         return result[: len(tokens)]
 
-    def _replay(
-        self, recorded: _Recorded, tokens: Sequence[int] | Tensor, plan: DecodePlan
-    ) -> Tensor:
+    def _replay(self, recorded: _Recorded, tokens: Sequence[int] | Tensor, plan: Plan) -> Tensor:
         self.replayed += 1
         recorded.arrays.next_pass(tokens, plan.positions)
         rows = slice(len(tokens))
@@ -305,7 +303,7 @@ class _NoWaiting(TorchDispatchMode):
         return result
 
 
-def _is_fixed(plan: DecodePlan) -> bool:
+def _is_fixed(plan: Plan) -> bool:
     tails, fused = plan.tails, plan.fused
     return (
         plan.stream is None

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from struct import pack
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from ttc.memory.states import Tensors
-from ttc.memory.tiers import BlockOf
 
 PLACE_BYTES = 6 * 8
 """Of what `LayerKV.place` gives."""
@@ -198,90 +193,3 @@ class LayerACT(LayerKV):
     def place(self) -> bytes:
         """Nowhere: no kernel reads it."""
         return bytes(PLACE_BYTES)
-
-
-class KV(BlockOf[LayerKV]):
-    """KV of a run of tokens. Its pieces are the layers.
-
-    rows: None, or how many tails of `tokens` tokens lie side by side.
-    acts: the layers that are kept as activations (CAPTURE's ACT blocks), `LayerACT` in both tiers.
-    inputs: of tails whose tokens may become ACT blocks, their activations.
-    states: of tails, their branches' recurrent states, (rows, ...) each; None for models without.
-    borrowed: its layers that run on the host are those of other KV.
-    block: the device copies of all layers as one tensor (layers, 2, [rows,] kv_heads, tokens, dim),
-        keys before values, where they lie so.
-    codec: how its numbers are packed into bytes, None for the model's own type.
-    mirrored_tokens: of tails, how many tokens their host copies have; None without host copies.
-    """
-
-    def __init__(
-        self,
-        layers: int,
-        tokens: int,
-        rows: int | None = None,
-        acts: Iterable[int] = (),
-        codec: Codec | None = None,
-    ):
-        super().__init__(layers)
-        self.codec = codec
-        self.tokens = tokens
-        self.rows = rows
-        self.acts = frozenset(acts)
-        self.pinned = rows is not None  # never evicted
-        self.inputs: KV | None = None
-        self.states: Tensors | None = None
-        self.borrowed = False
-        self.block: Tensor | None = None
-        self._places: bytes | None = None
-        self.mirrored_tokens: int | None = None
-
-    @classmethod
-    def uncounted(
-        cls, shapes: Sequence[LayerShape], tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> KV:
-        """KV on the device that no memory knows, as for a check."""
-        kv = cls(len(shapes), tokens)
-        places = [shape.device or device for shape in shapes]
-        for layer, (shape, place) in enumerate(zip(shapes, places, strict=True)):
-            kv.device[layer] = LayerKV.empty(shape, tokens, None, dtype, place, on_host=False)
-        return kv
-
-    def tensors(self, copy: LayerKV) -> tuple[Tensor, Tensor]:
-        return copy.both
-
-    def places(self) -> bytes:
-        """`LayerKV.place` of each layer, one after the other; zeros where it is not on the
-        device."""
-        if self.block is None:
-            nowhere = bytes(PLACE_BYTES)
-            return b"".join([nowhere if copy is None else copy.place for copy in self.device])
-        if self._places is None:
-            size = self.block.element_size()
-            by_layer, by_part, *_, by_head, by_token, _ = self.block.stride()
-            keys = self.block.data_ptr() + size * by_layer * np.arange(len(self.device))
-            values = keys + size * by_part
-            strides = np.broadcast_to([by_head, by_token] * 2, (len(keys), 4))
-            self._places = np.column_stack([keys, values, strides]).tobytes()
-        return self._places
-
-    def readable(self, layer: int) -> LayerKV | None:
-        """The device copy of a layer if attention can read it: None for an ACT block."""
-        return None if layer in self.acts else self.device[layer]
-
-    def write(self, target: Tensor, numbers: Tensor) -> None:
-        """Put keys or values to their place in a copy of a layer, or of all layers."""
-        if self.codec is None:
-            target.copy_(numbers)
-        else:
-            self.codec.pack(target, numbers)
-
-    def read(self, part: Tensor, dtype: torch.dtype) -> Tensor:
-        """Keys or values, a part of a copy of a layer, as numbers."""
-        return part if self.codec is None else self.codec.unpack(part, dtype)
-
-    def on_device(self, layer: int) -> LayerKV:
-        """The device copy of a layer. Raises RuntimeError where it is not there."""
-        copy = self.device[layer]
-        if copy is None:
-            raise RuntimeError(f"layer {layer} of {self.tokens} tokens is not on the device")
-        return copy

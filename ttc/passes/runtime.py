@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ttc.attention.pieces import Piece
+from ttc.attention.plan import Plan, Run
 from ttc.checks import check_is, check_kind, check_whole
-from ttc.memory.manager import KVMemory
+from ttc.memory.manager import Memory
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
 from ttc.model.running.runner import ModelRunner
@@ -84,7 +86,7 @@ class Runtime:
         self.run_ahead = self.runner.device.type != "cpu"
 
     @property
-    def memory(self) -> KVMemory:
+    def memory(self) -> Memory:
         return self.residency.memory
 
     def opening(self, branch: Branch, given: int = 0) -> int:
@@ -94,6 +96,12 @@ class Runtime:
         return (
             branch.opening_with(given) if recurrent is not None and recurrent.knows_opening else 0
         )
+
+    def plan(self, pieces: Sequence[Piece], positions: Sequence[int], runs: Sequence[Run]) -> Plan:
+        """The plan of a pass, or of several, that reads these pieces and writes these runs."""
+        places = [place.storage for run in runs for place in run.places]
+        self.memory.used([*(piece.kv for piece in pieces), *places])
+        return Plan(pieces, positions, runs, self.residency)
 
     @cached_property
     def lens(self) -> Lens:

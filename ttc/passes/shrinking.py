@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ttc.attention.entry import Entry
-from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.hf_hook import attending
+from ttc.attention.plan import Plan, Run
 from ttc.errors import UnsupportedModel
-from ttc.memory.kv import KV
 from ttc.memory.states import StateBatch, Tensors
+from ttc.memory.storage import Places, Storage
 from ttc.model.check.model_check import CHECK_TOKENS
 from ttc.model.recurrent_layers import Recurrent
 from ttc.model.running.lens import Lens, joined, parts_of, row_dim, rows_of
@@ -35,19 +35,19 @@ class _AllOut(Exception):
 
 
 class ShrinkingPass:
-    """One forward pass over the pieces of a plan, which leave it when `decide` says so.
+    """One forward pass over the runs of a plan, which leave it when `decide` says so.
 
-    decide: asked after layer `first_look` and each later one but the last. results: per piece the
+    decide: asked after layer `first_look` and each later one but the last. results: per run the
         layers that it went through and the logits (vocab,) of its last row there. rows: computed by
         each layer.
-    A piece that leaves writes no KV in later layers, and recurrent states are of no use: its
+    A run that leaves writes no KV in later layers, and recurrent states are of no use: its
         segments must be dropped.
     """
 
     def __init__(
         self,
         lens: Lens,
-        plan: ExtendPlan,
+        plan: Plan,
         decide: Decide,
         first_look: int,
         watch: LayerWatch | None = None,
@@ -58,7 +58,7 @@ class ShrinkingPass:
         self.decide = decide
         self.first_look = first_look
         self.watch = watch
-        self.live = list(range(len(plan.pieces)))
+        self.live = list(range(len(plan.runs)))
         self.kept: Tensor | None = None  # the rows that are left, once some are gone
         # what the last layer gave besides states, for the next one
         self.others: tuple[Any, ...] = ()
@@ -102,7 +102,7 @@ class ShrinkingPass:
         last = depth == len(self.rows)
         if depth < self.first_look and not last:
             return output
-        ends = [piece.rows.stop - 1 for piece in self.plan.pieces]
+        ends = [run.rows.stop - 1 for run in self.plan.runs]
         logits = self.lens.logits(output, ends)
         self.lens_rows += len(logits)
         if self.watch is not None:
@@ -114,15 +114,13 @@ class ShrinkingPass:
         return self.without(leaving, depth, output)
 
     def without(self, leaving: set[int], depth: int, output: Any) -> Any:
-        """What the next layer gets of layer `depth`'s output once the pieces `leaving` are gone."""
+        """What the next layer gets of layer `depth`'s output once the runs `leaving` are gone."""
         if not leaving:
             return output
         states, others = parts_of(output)
         dim = row_dim(states)
         spans = [
-            piece.rows
-            for i, piece in zip(self.live, self.plan.pieces, strict=True)
-            if i not in leaving
+            run.rows for i, run in zip(self.live, self.plan.runs, strict=True) if i not in leaving
         ]
         self.live = [i for i in self.live if i not in leaving]
         if not self.live:
@@ -130,7 +128,7 @@ class ShrinkingPass:
         self.plan = Remaining(self.whole, self.live, depth)
         if self.recurrent is not None:
             self.recurrent.go_on_with(self.plan.states)
-        self.kept = _indices([self.whole.pieces[i].rows for i in self.live], states.device)
+        self.kept = _indices([self.whole.runs[i].rows for i in self.live], states.device)
         stay = _indices(spans, states.device)
         for shared in self.shared:
             for name, tensors in shared.items():  # keys and values (1, kv_heads, rows, dim)
@@ -150,12 +148,11 @@ class ShrinkingPass:
         return _picked(value, len(self.whole.positions), self.kept)
 
 
-class Remaining(ExtendPlan):
-    """What the pieces numbered `live` still need of a plan after `depth` layers. Its stream goes
-    on, so entries keep their numbers."""
+class Remaining(Plan):
+    """What the runs numbered `live` still need of a plan after `depth` layers."""
 
-    def __init__(self, whole: ExtendPlan, live: Sequence[int], depth: int = 0):
-        spans = [whole.pieces[i].rows for i in live]
+    def __init__(self, whole: Plan, live: Sequence[int], depth: int = 0):
+        spans = [whole.runs[i].rows for i in live]
         kept = {row for span in spans for row in range(span.start, span.stop)}
         rank = [0, *accumulate(row in kept for row in range(len(whole.positions)))]
 
@@ -163,12 +160,12 @@ class Remaining(ExtendPlan):
             return slice(rank[rows.start], rank[rows.stop])
 
         super().__init__(
-            [Entry(e.kv, e.start, e.length, moved(e.rows)) for e in whole.entries],
+            [replace(piece, rows=moved(piece.rows)) for piece in whole.pieces],
             [whole.positions[row] for row in sorted(kept)],
-            [Piece(moved(whole.pieces[i].rows), whole.pieces[i].blocks) for i in live],
-            whole.memory,
-            whole.stream,
+            [Run(moved(whole.runs[i].rows), whole.runs[i].places) for i in live],
         )
+        self.policy = whole.policy
+        self.stream = whole.stream
         self._turns = whole._turns  # a module that serves several layers goes on with its next one
         ranks = torch.tensor(rank)
         self.states = []
@@ -209,17 +206,17 @@ class _Trial:
         self.runner = runner
         self.half = CHECK_TOKENS // 2
         self.tokens = [7 * (n + 1) % vocabulary for n in range(CHECK_TOKENS)]
-        self.kv = KV.uncounted(runner.shapes, CHECK_TOKENS, runner.dtype, runner.device)
+        self.kv = Storage.uncounted(runner.shapes, CHECK_TOKENS, runner.dtype, runner.device)
         self.states: Tensors = {}
         if runner.recurrent is not None:
             first = self.plan()
             runner.forward(self.tokens, first)
             self.states = first.states[0].tensors
 
-    def plan(self) -> ExtendPlan:
+    def plan(self) -> Plan:
         half = self.half
-        pieces = [Piece(slice(n, n + half), [(self.kv, n, half)]) for n in (0, half)]
-        plan = ExtendPlan([], [*range(half)] * 2, pieces)
+        runs = [Run(slice(n, n + half), [Places(self.kv, n, half)]) for n in (0, half)]
+        plan = Plan([], [*range(half)] * 2, runs)
         if self.runner.recurrent is not None:
             copies = {part: tensor.clone() for part, tensor in self.states.items()}
             plan.states = [

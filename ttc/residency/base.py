@@ -1,26 +1,24 @@
-"""What a residency policy decides."""
+"""What a policy of the memory is asked: three questions."""
 
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Self
-from weakref import ReferenceType, ref
+from typing import ClassVar, Self
 
 import torch
 
-from ttc.attention.entry import Entry, Reads, shared_entries
+from ttc.attention.pieces import Piece, pieces
+from ttc.attention.reader import Reader, Reads, Unit
 from ttc.checks import check_fields, check_positive
-from ttc.memory.kv import KV, LayerShape
-from ttc.memory.manager import KVMemory
-from ttc.memory.tiers import Block, Tier
+from ttc.memory.kv import LayerShape
+from ttc.memory.manager import Memory
+from ttc.memory.storage import Storage
 from ttc.tree.segment import Segment
-
-if TYPE_CHECKING:
-    from ttc.attention.stream import KVReader
 
 Paths = Sequence[Sequence[Segment]]
 """The segments of each branch, root to leaf."""
@@ -51,26 +49,24 @@ def machine_bytes() -> int:
 
 
 @dataclass
-class Residency(ABC):
-    """Decides where new KV goes, which branches decode together, and how what is not on the device
-    is read.
+class Residency:
+    """Answers as the policy that keeps everything on the device does; others answer in another way.
 
-    A policy as configured holds no KV: the engine binds a copy of it to a memory of its own.
-    budget_gib: the most KV and recurrent states on the device, in GiB; None for no limit but the
-        machine's.
+    A policy as configured holds no KV: `bind` makes a copy with a memory of its own.
+    budget_gib: the most KV on the device, in GiB; None for no limit but the machine's.
     """
 
     budget_gib: float | None = None
 
     regenerates: ClassVar = False
     """Whether it keeps what keys and values are computed from, and so needs the model."""
+    keeps_groups: ClassVar[bool] = False
+    """Whether a group decodes its whole step before anything else happens."""
 
-    block_tokens: int | None = field(init=False, repr=False, default=None)
-    memory: KVMemory = field(init=False, repr=False)
-    _others: list[ReferenceType[Residency]] = field(
-        init=False, repr=False, compare=False, default_factory=list
-    )
-    """The policies of other models that keep KV in the same tiers."""
+    memory: Memory = field(init=False, repr=False)
+    writing: dict[Storage, int | None] = field(init=False, repr=False, default_factory=dict)
+    """What passes write now: the tokens that were there before, or None where a branch writes one
+    at each pass and has to find its own on the device."""
 
     def __post_init__(self) -> None:
         check_fields(self, "memory.")
@@ -81,106 +77,52 @@ class Residency(ABC):
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = replace(self)
-        bound.memory = KVMemory(
-            shapes, dtype, device, to_bytes(self.budget_gib), **self._memory_options()
-        )
+        bound.memory = bound.memory_for(shapes, dtype, device)
+        bound.memory.make_room = bound.make_room
         return bound
 
-    @abstractmethod
-    def _memory_options(self) -> dict[str, Any]:
-        """What `KVMemory` is told besides the budget of the device."""
+    def memory_for(
+        self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
+    ) -> Memory:
+        budget_bytes = to_bytes(self.budget_gib)
+        return Memory(shapes, dtype, device, budget_bytes, 0, one_block=True)
 
-    @property
-    def device(self) -> Tier:
-        return self.memory.device
+    # ---------------------------------------------------------------- three questions
 
-    @property
-    def state_bytes(self) -> int:
-        return self.memory.states.nbytes
+    def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
+        """Who decodes together, in order; each grows by at most so many tokens."""
+        return [list(range(len(paths)))]
 
-    # ---------------------------------------------------------------- two models
+    def make_room(self, nbytes: int) -> bool:
+        """Have so many bytes free on the device, if that can be: what leaves? Says whether they
+        are."""
+        return self.memory.device.free_bytes >= nbytes
 
-    def for_another_model(self) -> Residency:
-        """A policy of this kind that holds no KV, for a second model."""
-        return replace(self)
-
-    def join(self, other: Residency) -> None:
-        """Keep KV in the tiers of `other` from now on, where nothing is kept yet: two models, one
-        account of bytes.
-
-        One of the two is at work at a time and may use the whole budget: what the other keeps on
-            the device leaves for the host as far as the room is needed, under policies that have a
-            host tier.
-        """
-        mine, theirs = self.memory, other.memory
-        mine.device = theirs.device
-        mine.host = theirs.host
-        mine.link = theirs.link
-        mine.device.models += 1
-        mine.host.models += 1
-        self._others.append(ref(other))
-        other._others.append(ref(self))
-
-    def evictable(self) -> list[Block]:
-        """What may leave the device while the model is not at work, the first to leave first."""
+    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Unit]:
+        """In which units are those pieces of a layer read that rows see and the device lacks?"""
         return []
 
-    def _idle(self) -> list[tuple[KVMemory, Block]]:
-        """What the device holds for models in the same tiers, and may give up."""
-        alive = [policy for other in self._others if (policy := other()) is not None]
-        blocks = [(policy.memory, block) for policy in alive for block in policy.evictable()]
-        return [(memory, block) for memory, block in blocks if memory.tier_bytes(block)[0]]
-
-    # ---------------------------------------------------------------- the tree
-
-    @abstractmethod
-    def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
-        """Raise `OutOfMemory` unless the tree may grow by `tokens` tokens and by states at so many
-        ends of segments, while those of `running` sequences are computed on."""
-
-    @abstractmethod
-    def max_sequences(self, tokens: int, ends: int) -> int:
-        """How many sequences a pass may compute side by side if their states are to fit; at least
-        1."""
-
-    def make_room(self, nbytes: int, keep: Set[Block] = frozenset()) -> bool:
-        """Have `nbytes` free on the device, if all but `keep` may leave. Says whether they are."""
-        return self.device.free_bytes >= nbytes
-
-    def state_on_device(self) -> bool:
-        """Whether the next state that is kept at a segment's end lies on the device."""
-        return True
-
-    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
-        """KV for a segment that a pass will fill, which reads `needed`. path: that of the segments
-        before it."""
-        return self.memory.allocate(tokens)
-
-    def allocate_frozen(self, tokens: int, path: Sequence[KV] = ()) -> KV:
-        """KV for a part of a tail that becomes a segment after those of `path`."""
-        return self.allocate(tokens, path=path)
-
-    # ---------------------------------------------------------------- a step
-
-    keeps_groups: ClassVar[bool] = False
-    """Whether a group decodes its whole step before anything else happens."""
+    # ---------------------------------------------------------------- how much room there is
 
     @property
     def roomy(self) -> bool:
-        """Whether tails may stay where they are while other passes run and other branches join."""
+        """Whether branches may stay at work while other passes run and other branches join."""
         return True
+
+    def require(self, tokens: int) -> None:
+        """Raise OutOfMemory unless the tree may grow by so many tokens."""
+        self.memory.device.require(self.memory.bytes_of(tokens))
+
+    def capacity_bytes(self) -> float:
+        device, free_bytes = self.memory.device, free_device_bytes(self.memory.link.device)
+        if device.budget_bytes is not None:
+            return device.budget_bytes
+        return machine_bytes() if free_bytes is None else device.used_bytes + free_bytes
 
     def fits(self, tokens: int, states: int) -> float:
         """How many times over there is room for so many tokens and recurrent states, in all."""
         nbytes = self.memory.bytes_of(tokens, states)
         return self.capacity_bytes() / nbytes if nbytes else inf
-
-    def capacity_bytes(self) -> float:
-        memory = self.memory
-        if memory.device.budget_bytes is not None:
-            return memory.device.budget_bytes
-        free_bytes = free_device_bytes(memory.link.device)
-        return machine_bytes() if free_bytes is None else memory.device.used_bytes + free_bytes
 
     def has_room(self, tokens: int, states: int) -> bool:
         """Whether KV of so many tokens and so many recurrent states are likely to fit beside what
@@ -190,26 +132,97 @@ class Residency(ABC):
         used_bytes = memory.device.used_bytes + memory.host.used_bytes - memory.spare_bytes()
         return not nbytes or self.fits(tokens, states) >= 1 + used_bytes / nbytes
 
-    @abstractmethod
-    def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
-        """Which branches decode their step together, in order; each grows by at most `capacity`
-        tokens. Raises OutOfMemory when no order would do."""
+    # ---------------------------------------------------------------- what is written
 
-    def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
-        """Make ready for a group, `upcoming` being the next one. Returns its tails."""
-        return self.memory.allocate(capacity, rows=len(paths))
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        """A storage for tokens that passes are about to write. one_each: whether a branch decodes
+        them."""
+        storage = self.memory.begin(after.end, room)
+        self.writing[storage] = None if one_each else 0
+        return storage
 
-    def leave(self, tails: KV) -> None:
-        """The group has decoded its step."""
-        self.memory.free(tails)
+    def resume(self, storage: Storage, one_each: bool) -> bool:
+        """Whether a storage is where passes can write on in it: who decodes finds it on the
+        device."""
+        if one_each and (storage.acts or None in storage.device):
+            return False
+        storage.on_host = min(storage.on_host, storage.filled)
+        self.writing.setdefault(storage, None if one_each else storage.filled)
+        return True
+
+    def passed(self, storages: Sequence[tuple[Storage, int]]) -> None:
+        """Branches that decode have written storages up to so many tokens."""
+
+    def leave(self, storages: Sequence[Storage]) -> None:
+        """Nobody writes on in these now."""
+        for storage in storages:
+            self.writing.pop(storage, None)
+
+    def free(self, storage: Storage) -> None:
+        self.writing.pop(storage, None)
+        self.memory.free(storage)
+
+    # ---------------------------------------------------------------- a step
+
+    def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:
+        """The groups of a step in which each branch grows by at most so many tokens. Raises
+        OutOfMemory where it could not be done, before anything is."""
+        self.try_step(paths, tokens)
+        return self.groups(paths, tokens)
+
+    def try_step(self, paths: Paths, tokens: int) -> None:
+        """Raise OutOfMemory unless there is room for a step; nothing is changed."""
+        memory = self.memory
+        if memory.device.budget_bytes is None and memory.host.budget_bytes is None:
+            return
+        with self.trial() as policy:
+            for group in policy.groups(paths, tokens):
+                policy.try_group([paths[number] for number in group], tokens)
+
+    @contextmanager
+    def trial(self) -> Iterator[Self]:
+        """A copy of the policy that may do what it likes: all of it is undone."""
+        policy = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict | list | set):
+                setattr(policy, name, copy(value))
+        with self.memory.trial():
+            self.memory.make_room = policy.make_room
+            try:
+                yield policy
+            finally:
+                self.memory.make_room = self.make_room
+
+    def try_group(self, paths: Paths, tokens: int) -> None:
+        """Take the room that a group takes."""
+        self.enter(paths)
+        begun = []
+        ends = [path[-1].end if path else 0 for path in paths]
+        for path in paths:
+            after = path[-1] if path else Segment([])
+            left = tokens
+            if path and path[-1].is_last and self.resume(path[-1].storage, one_each=True):
+                left -= path[-1].storage.room - path[-1].storage.filled
+            while left > 0:
+                begun.append(self.begin(after, left, one_each=True))
+                left -= begun[-1].room
+        reads = Reads(self.pieces(paths, [1] * len(paths), ends), ends, decodes=True)
+        if (reader := self.stream(reads)) is not None:
+            reader.close()
+        self.leave(begun)
+
+    def enter(self, paths: Paths) -> None:
+        """These decode together from now on."""
 
     def end_step(self) -> None:
         """All groups have decoded, or the step broke off."""
-        return
 
-    def entries(self, paths: Paths) -> list[Entry]:
-        return shared_entries(paths, [1] * len(paths))
+    # ---------------------------------------------------------------- a plan
 
-    @abstractmethod
-    def stream(self, reads: Reads) -> KVReader | None:
-        """How a plan reads what is not on the device; None when everything is."""
+    def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:
+        """What the rows of a pass attend (see `segments.pieces`)."""
+        return pieces(paths, counts, ends)
+
+    def stream(self, reads: Reads) -> Reader | None:
+        """How a plan reads what is not on the device; None when everything is there."""
+        return None

@@ -7,11 +7,11 @@ from itertools import accumulate
 from math import ceil
 
 from ttc.errors import OutOfMemory
-from ttc.memory.kv import KV
+from ttc.memory.storage import Storage
 from ttc.memory.tiers import least_budget
 
-BlockBytes = Callable[[KV], int]
-Beams = Sequence[Sequence[KV]]
+BlockBytes = Callable[[Storage], int]
+Beams = Sequence[Sequence[Storage]]
 """The blocks of each beam, beams in depth-first order."""
 
 
@@ -35,7 +35,7 @@ def schedule_beams(
     block_bytes: BlockBytes,
     tail_bytes: int,
     budget: float,
-    resident: Callable[[KV], bool] = lambda kv: False,
+    resident: Callable[[Storage], bool] = lambda kv: False,
     shared: bool = True,
 ) -> list[list[int]]:
     """LBS Algorithm 1: groups of beams, grown by the largest overlap of blocks.
@@ -51,7 +51,7 @@ def schedule_beams(
     near = {kv for blocks in kv_blocks for kv in blocks if resident(kv)}
     while unused:
         cur: list[int] = []
-        union: set[KV] = set()
+        union: set[Storage] = set()
         used = 0
         while unused:
             best = max(unused, key=lambda i: _overlap(kv_blocks[i], near, block_bytes))
@@ -75,7 +75,7 @@ def balanced_grouping(
     block_bytes: BlockBytes,
     tail_bytes: int,
     budget: float,
-    resident: Callable[[KV], bool] = lambda kv: False,
+    resident: Callable[[Storage], bool] = lambda kv: False,
     shared: bool = True,
 ) -> list[list[int]]:
     """Balanced Grouping (LBS section 4.2) where beams differ in bytes: the minimum number of
@@ -92,7 +92,7 @@ def balanced_grouping(
     best = [(0, 0, 0)] * (beams + 1)  # of the beams from here on: rounds, sum of squares, bytes
     ends = [beams] * beams
     for first in range(beams - 1, -1, -1):
-        union: set[KV] = set()
+        union: set[Storage] = set()
         used, choices = 0, []
         for end in range(first + 1, beams + 1):
             used += _added_bytes(kv_blocks[end - 1], union, block_bytes, tail_bytes, shared)
@@ -116,7 +116,7 @@ def _by_overlap(
     groups: list[list[int]],
     kv_blocks: Beams,
     block_bytes: BlockBytes,
-    resident: Callable[[KV], bool],
+    resident: Callable[[Storage], bool],
 ) -> list[list[int]]:
     """The groups, each chosen for what it shares with the one before it, the first for what is
     resident."""
@@ -133,12 +133,18 @@ def _by_overlap(
 
 
 def _added_bytes(
-    blocks: Sequence[KV], union: set[KV], block_bytes: BlockBytes, tail_bytes: int, shared: bool
+    blocks: Sequence[Storage],
+    union: set[Storage],
+    block_bytes: BlockBytes,
+    tail_bytes: int,
+    shared: bool,
 ) -> int:
     return sum(block_bytes(kv) for kv in blocks if not shared or kv not in union) + tail_bytes
 
 
-def _overlap(blocks: Sequence[KV] | set[KV], near: set[KV], block_bytes: BlockBytes) -> int:
+def _overlap(
+    blocks: Sequence[Storage] | set[Storage], near: set[Storage], block_bytes: BlockBytes
+) -> int:
     return sum(block_bytes(kv) for kv in blocks if kv in near)
 
 

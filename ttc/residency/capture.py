@@ -4,7 +4,7 @@ they are needed."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Self
@@ -12,26 +12,26 @@ from typing import Self
 import torch
 
 from ttc.attention.act_inputs import Regenerate
-from ttc.attention.entry import Entry, Reads
-from ttc.attention.stream import FetchUnit, KVReader
+from ttc.attention.reader import Reader, Reads, Unit
 from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, mini_batches, next_is_act
 from ttc.cost_model.capture import allocation as allocation_by
 from ttc.errors import InvalidInput
-from ttc.memory.kv import KV, LayerShape
-from ttc.memory.tails import tail_inputs
+from ttc.memory.kv import LayerShape
+from ttc.memory.storage import Storage
 from ttc.residency.base import Paths
 from ttc.residency.capture_reader import CaptureReader, generated_bytes
-from ttc.residency.offloading import Offloading, longest_segment
+from ttc.residency.offloading import Offloading
+from ttc.tree.segment import Segment
 
 
 @dataclass
 class Capture(Offloading):
-    """KV blocks and ACT blocks (CAPTURE, section IV). An ACT block holds the input of a layer's K
-    and V projections, and its KV is generated for each pass. KV blocks live on the host. The device
-    holds ACT blocks as far as there is room, tails, and what a pass fetches or generates; other ACT
-    blocks live on the host.
+    """KV blocks and ACT blocks (CAPTURE, section IV), of which a storage is one. An ACT block holds
+    the input of a layer's K and V projections, and its KV is generated for each pass. KV blocks
+    live on the host. The device holds ACT blocks as far as there is room, what a step writes, and
+    what a pass fetches or generates; other ACT blocks live on the host.
 
-    act_share: the part of each branch's blocks that are ACT blocks; None for what Algorithm 1
+    act_share: the part of each branch's tokens that ACT blocks hold; None for what Algorithm 1
         chooses by times measured on this machine: none where they gain less than a quarter by these
         times (`MIN_GAIN`), and `reason` says so.
     mini_batch_tokens: the largest number of tokens that a layer fetches and generates at once.
@@ -51,21 +51,17 @@ class Capture(Offloading):
     measure: Callable[[int, int, int], CaptureTimes] | None = field(
         init=False, repr=False, compare=False, default=None
     )
-    _times: CaptureTimes | None = field(init=False, repr=False, compare=False, default=None)
+    given: CaptureTimes | None = field(init=False, repr=False, compare=False, default=None)
     """Times that are given, not measured."""
-    _acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
+    acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
     """The layers that ACT blocks keep as activations."""
-    _warned = False
-    _rows = 1
+    warned = False
+    rows = 1
     """Branches that grew together last."""
-    _expected = 0
-    """Tokens, tails not counted, that there will be when the prompts or the step under way are
-    done."""
-    _made_acts = 0
-    _made = 0
-    """Blocks of both kinds since `take_made`."""
-    _tail_bytes = 0
-    """What the largest tails so far took on the device."""
+    expected = 0
+    """Tokens that there will be when the prompts or the step under way are done."""
+    step_bytes = 0
+    """What the branches of a step wrote at most so far."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,21 +82,11 @@ class Capture(Offloading):
         bound = super().bind(shapes, dtype, device)
         if self.act_share == 0:
             return bound
-        sizes = zip(
-            shapes,
-            bound.memory.act_bytes_per_token,
-            bound.memory.layer_bytes_per_token,
-            strict=True,
-        )
-        bound._acts = frozenset(
-            layer
-            for layer, (shape, act, kv) in enumerate(sizes)
-            if shape.input_dim is not None and act < kv
-        )
-        if not bound._acts:
-            bound.reason = why_none(
-                shapes, bound.memory.act_bytes_per_token, bound.memory.layer_bytes_per_token
-            )
+        sizes = bound.memory.act_bytes, bound.memory.layer_bytes
+        layers = enumerate(zip(shapes, *sizes, strict=True))
+        bound.acts = frozenset(n for n, (shape, a, kv) in layers if shape.input_dim and a < kv)
+        if not bound.acts:
+            bound.reason = why_none(shapes, *sizes)
             warnings.warn(f"memory=capture keeps no ACT blocks: {bound.reason}", stacklevel=2)
         return bound
 
@@ -112,52 +98,44 @@ class Capture(Offloading):
 
     @property
     def times(self) -> CaptureTimes | None:
-        return self._times_at(max(self._expected, sum(self.counts())))
+        return self.times_at(max(self.expected, sum(self.counts())))
 
     @times.setter
     def times(self, times: CaptureTimes) -> None:
-        self._times = times
+        self.given = times
 
-    def _times_at(self, tokens: int) -> CaptureTimes | None:
-        if (
-            self._times is None
-            and self._acts
-            and self.act_share is None
-            and self.measure is not None
-        ):
-            return self.measure(min(self._acts), self._rows, tokens)
-        return self._times
+    def times_at(self, tokens: int) -> CaptureTimes | None:
+        if self.given is None and self.acts and self.act_share is None and self.measure is not None:
+            return self.measure(min(self.acts), self.rows, tokens)
+        return self.given
 
     # ---------------------------------------------------------------- which blocks
 
-    def take_made(self) -> tuple[int, int]:
-        """How many ACT blocks, and blocks of both kinds, were made since the last call."""
-        made = self._made_acts, self._made
-        self._made_acts = self._made = 0
-        return made
-
     def counts(self) -> tuple[int, int, int]:
-        segments = [kv for kv in self.memory.live if not kv.pinned]
-        acts = [kv for kv in segments if kv.acts]
-        near = sum(
-            kv.tokens for kv in acts if all(kv.device[layer] is not None for layer in kv.acts)
-        )
-        act_tokens = sum(kv.tokens for kv in acts)
-        return near, act_tokens - near, sum(kv.tokens for kv in segments) - act_tokens
+        """Tokens of ACT blocks on the device, of those on the host, and of KV blocks."""
+        near = far = kv = 0
+        for storage in self.memory.live:
+            tokens = storage.room if storage in self.writing else storage.filled
+            if storage.inputs is None and not storage.acts:
+                kv += tokens
+            elif self.memory.missing_bytes(storage, storage.acts):
+                far += tokens
+            else:
+                near += tokens
+        return near, far, kv
 
     def allocation(self, tokens: int) -> tuple[float, float]:
         """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1); KV
         alone where ACT blocks gain less than `MIN_GAIN`."""
-        if not self._acts:
+        if not self.acts:
             return 0, tokens
         if self.act_share is not None:
             return self.act_share * tokens, (1 - self.act_share) * tokens
-        times = self._times_at(tokens)
+        times = self.times_at(tokens)
         assert times is not None, "the policy is bound to no model"
-        free = self._act_room(tokens)
-        room = (
-            tokens if free == inf else self.counts()[0] + max(0, int(free) // self._act_token_bytes)
-        )
+        free = self.act_room(tokens)
+        more = tokens if free == inf else max(0, int(free) // self.act_token_bytes)
+        room = min(tokens, self.counts()[0] + more) if free != inf else tokens
         act_gpu, act_host, kv_host = allocation_by(times, room, tokens, MIN_GAIN)
         if tokens:
             self._note_loss(times, tokens, loses=not act_gpu + act_host)
@@ -166,20 +144,24 @@ class Capture(Offloading):
     def _note_loss(self, times: CaptureTimes, tokens: int, loses: bool) -> None:
         known = self.reason
         self.reason = why_it_loses(times, tokens) if loses else ""
-        if loses and not known and not self._warned:
-            self._warned = True
+        if loses and not known and not self.warned:
+            self.warned = True
             warnings.warn(
                 f"memory=capture makes no ACT blocks for now: {self.reason}", stacklevel=3
             )
 
-    def _is_act(self, tokens: int, path: Sequence[KV]) -> bool:
+    def is_act(self, tokens: int, path: Sequence[Segment]) -> bool:
         """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch
         stays within a block of the ratio either way, the blocks of all branches decide: else each
         of them would be rounded the same way."""
-        act_req = sum(kv.tokens for kv in path if kv.acts)
-        kv_req = sum(kv.tokens for kv in path if not kv.acts)
+        if not self.acts:
+            return False
+        held = {s: bool(s.storage.acts or s.storage.inputs) for s in path}
+        act_req, kv_req = (
+            sum(len(s.tokens) for s, act in held.items() if act == kind) for kind in (True, False)
+        )
         near, far, kv = self.counts()
-        act_all, kv_all = self.allocation(max(self._expected, near + far + kv + tokens))
+        act_all, kv_all = self.allocation(max(self.expected, near + far + kv + tokens))
         if self.act_share is None and near + far + tokens > act_all:
             return False  # other branches have them all
         # an ACT block would be a whole one too many
@@ -190,147 +172,157 @@ class Capture(Offloading):
         return next_is_act(near + far, kv, act_all, kv_all)
 
     @property
-    def _act_token_bytes(self) -> int:
-        return sum(self.memory.act_bytes_per_token[layer] for layer in self._acts)
+    def act_token_bytes(self) -> int:
+        return sum(self.memory.act_bytes[layer] for layer in self.acts)
 
-    def _act_room(self, tokens: int) -> float:
-        in_use = sum(self.memory.tier_bytes(kv)[0] for kv in self.memory.live if kv.pinned)
-        tail_bytes = max(0, self._tail_bytes - in_use)
-        return self.device.free_bytes - self._buffers(tokens) - tail_bytes
+    def act_room(self, tokens: int) -> float:
+        """For ACT blocks on the device, beside buffers and what a step writes."""
+        own = [storage for storage, before in self.writing.items() if before is None]
+        in_use = sum(map(self.memory.device_bytes, own))
+        buffers = 3 * min(tokens, self.mini_batch_tokens) * max(self.memory.layer_bytes, default=0)
+        free_bytes = self.memory.device.free_bytes - min(buffers, self.half_of_device)
+        return free_bytes - max(0, self.step_bytes - in_use)
 
-    def _buffers(self, tokens: int) -> float:
-        nbytes = (
-            3
-            * min(tokens, self.mini_batch_tokens)
-            * max(self.memory.layer_bytes_per_token, default=0)
-        )
-        return min(nbytes, self._half_of_device())
-
-    def _half_of_device(self) -> float:
-        budget = self.device.budget_bytes
+    @property
+    def half_of_device(self) -> float:
+        budget = self.memory.device.budget_bytes
         return inf if budget is None else budget // 2
 
-    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
-        layers = self.memory.layers
-        kv = KV(len(layers), tokens, acts=self._acts if self._is_act(tokens, path) else ())
-        self._made_acts += bool(kv.acts)
-        self._made += 1
-        near: Collection[int] = ()
-        if kv.acts:
-            room = self._act_room(sum(self.counts()) + tokens)
-            near = kv.acts if tokens * self._act_token_bytes <= room else ()
-        return self.memory.fill(kv, sorted(near), [layer for layer in layers if layer not in near])
+    # ---------------------------------------------------------------- what lies where
 
-    def state_on_device(self) -> bool:
-        """As KV blocks, on the host: the device holds ACT blocks as far as it has room."""
-        return False
+    def require(self, tokens: int) -> None:
+        self.expected = sum(self.counts()) + tokens
+        super().require(tokens)
+
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        """Who decodes writes keys and values, and inputs beside them where these will be kept."""
+        memory = self.memory
+        room = memory.room(room)
+        as_act = self.is_act(room, after.path())
+        if one_each:
+            storage = memory.begin(after.end, room)
+            if as_act:
+                try:
+                    memory.keep_inputs(storage, self.acts)
+                except BaseException:
+                    memory.free(storage)
+                    raise
+        else:
+            acts = self.acts if as_act else frozenset[int]()
+            act_room = self.act_room(sum(self.counts()) + room) if as_act else 0
+            near = acts if room * self.act_token_bytes <= act_room else frozenset[int]()
+            storage = memory.begin(after.end, room, acts, near)
+        self.writing[storage] = None if one_each else 0
+        return storage
+
+    def leave(self, storages: Sequence[Storage]) -> None:
+        super().leave(storages)
+        memory = self.memory
+        for storage in storages:
+            if storage.inputs is not None:
+                memory.become_acts(storage)
+            stays = self.acts & storage.acts
+            memory.evict(storage, "write-back", [n for n in memory.layers if n not in stays])
+            if stays and self.act_room(sum(self.counts())) < 0:
+                memory.evict(storage, "write-back")
 
     # ---------------------------------------------------------------- a step
 
-    @property
-    def tail_bytes_per_token(self) -> int:
-        return self.memory.bytes_per_token + self._act_token_bytes
+    def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:
+        self.expected = sum(self.counts()) + tokens * len(paths)
+        self.rows = len(paths)
+        return super().begin_step(paths, tokens)
 
-    def require_host(self, tokens: int, ends: int, device_bytes: float = 0) -> None:
-        """All new tokens as KV blocks, and what the device holds, if it may have to leave."""
-        self._expected = sum(self.counts()) + tokens
-        self._rows = ends or self._rows
-        leaving = 0 if self.device.budget_bytes is None else self._leaving_bytes()
-        self._require_on_host(self.memory.bytes_of(tokens, ends) + leaving)
+    def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
+        groups = super().groups(paths, tokens)
+        own_bytes = max(map(len, groups)) * tokens * self.own_token_bytes
+        self.step_bytes = max(self.step_bytes, own_bytes)
+        return groups
+
+    @property
+    def own_token_bytes(self) -> int:
+        return self.memory.bytes_per_token + self.act_token_bytes
 
     def buffer_bytes(self, paths: Paths) -> int:
         """A KV block and an ACT block of a layer, and what is generated of the latter."""
         kv_bytes = super().buffer_bytes(paths)
-        if not self._acts:
+        if not self.acts:
             return kv_bytes
-        act_bytes = max(self.memory.act_bytes_per_token[layer] for layer in self._acts)
-        return 2 * kv_bytes + longest_segment(paths) * act_bytes
+        act_bytes = max(self.memory.act_bytes[layer] for layer in self.acts)
+        return 2 * kv_bytes + kv_bytes * act_bytes // max(self.memory.layer_bytes)
 
-    def enter(self, paths: Paths, upcoming: Paths, capacity: int) -> KV:
-        memory, rows = self.memory, len(paths)
-        tail_bytes = rows * (capacity * self.tail_bytes_per_token + memory.states.nbytes)
-        self._tail_bytes = max(self._tail_bytes, tail_bytes)
-        self.make_room(tail_bytes)
-        tails = memory.allocate(capacity, rows=rows)
-        if self._acts:
-            try:
-                tails.inputs = tail_inputs(memory, capacity, rows, self._acts)
-            except BaseException:
-                memory.free(tails)
-                raise
+    def enter(self, paths: Paths) -> None:
+        """ACT blocks come as far as there is room: once, in place of once a token."""
+        memory = self.memory
+        self.make_room(self.step_bytes)
         tokens = sum(self.counts())
-        for kv in {
-            segment.storage: None for path in paths for segment in path if segment.storage.acts
-        }:
-            if memory.missing_bytes(kv, kv.acts) <= self._act_room(tokens):
-                memory.fetch(kv, "act", kv.acts)  # once, in place of once a token
-        return tails
+        for storage in dict.fromkeys(s.storage for path in paths for s in path):
+            missing = memory.missing_bytes(storage, storage.acts)
+            if missing and missing <= self.act_room(tokens):
+                memory.fetch(storage, "act", sorted(storage.acts))
 
     # ---------------------------------------------------------------- a pass
 
-    def stream(self, reads: Reads) -> KVReader | None:
-        self.wait_for_entries(reads)
-        min_tokens = max((entry.length for entry in reads.entries), default=0)
-        max_tokens = max(self.mini_batch_tokens, min_tokens)
+    def stream(self, reads: Reads) -> Reader | None:
+        memory = self.memory
+        memory.wait(piece.kv for piece in reads.pieces)
+        least = max((piece.length for piece in reads.pieces), default=0)
+        most = max(self.mini_batch_tokens, least)
         while True:
-            units = self._mini_batch_units(reads, max_tokens)
+            units = self.mini_batch_units(reads, most)
             if not units:
                 return None
             prefetch = self.prefetch and len(units) > 1
-            buffer_bytes = self.memory.itemsize * max(
-                CaptureReader.elements(self.memory, u, reads) for u in units
-            )
-            generated = max(generated_bytes(self.memory, unit, reads) for unit in units)
+            elements = max(CaptureReader.elements(memory, unit, reads) for unit in units)
+            buffer_bytes = memory.dtype.itemsize * elements
+            generated = max(generated_bytes(memory, unit, reads) for unit in units)
             nbytes = buffer_bytes * (1 + prefetch) + generated
-            if max_tokens > min_tokens and (
-                nbytes > self._half_of_device() or not self.make_room(nbytes)
-            ):
-                max_tokens = max(max_tokens // 2, min_tokens)
+            if most > least and (nbytes > self.half_of_device or not self.make_room(nbytes)):
+                most = max(most // 2, least)
                 continue
             if not self.make_room(nbytes):
                 prefetch = False  # one buffer may fit where two do not
                 self.make_room(buffer_bytes + generated)
-            return CaptureReader(self.memory, units, reads, self.regenerate, prefetch)
+            return CaptureReader(memory, units, reads, prefetch, regenerate=self.regenerate)
 
-    def _mini_batch_units(self, reads: Reads, max_tokens: int) -> list[FetchUnit]:
-        units: list[FetchUnit] = []
+    def mini_batch_units(self, reads: Reads, most: int) -> list[Unit]:
         known: dict[tuple[bool, tuple[int, ...]], list[list[int]]] = {}
-        for layer in self.memory.layers:
-            missing = tuple(self.missing_entries(layer, reads))
-            key = layer in self._acts, missing
+        units: list[Unit] = []
+        for layer, shape in enumerate(self.memory.shapes):
+            absent = tuple(
+                number
+                for number, piece in enumerate(reads.pieces)
+                if piece.kv.readable(layer) is None and reads.sees(shape, piece)
+            )
+            key = layer in self.acts, absent
             if key not in known:
-                known[key] = self._mini_batches(
-                    [reads.entries[i] for i in missing], layer in self._acts, max_tokens
-                )
-            units += [
-                FetchUnit(layer, slice(None), tuple(missing[i] for i in batch))
-                for batch in known[key]
-            ]
+                known[key] = self.mini_batches(reads, layer, absent, most)
+            units += [Unit(layer, slice(None), tuple(batch)) for batch in known[key]]
         return units
 
-    def _mini_batches(
-        self, entries: Sequence[Entry], acts: bool, max_tokens: int
+    def mini_batches(
+        self, reads: Reads, layer: int, absent: Sequence[int], most: int
     ) -> list[list[int]]:
-        """Which entries (by index) load together. Each is a request of its own, as attention merges
-        what it reads in several mini-batches. Balanced are those with the ratio of all: computing
-        and loading then take equally long, with what else a layer computes and loads."""
-        requests = []  # tokens of (ACT blocks, KV blocks)
-        for entry in entries:
-            in_acts = acts and entry.kv.acts
-            requests.append((entry.length, 0) if in_acts else (0, entry.length))
-        act = sum(request[0] for request in requests)
-        kv = sum(request[1] for request in requests)
+        """Which pieces load together. Each is a request of its own, as attention merges what it
+        reads in several mini-batches. Balanced are those with the ratio of all: computing and
+        loading then take equally long, with what else a layer computes and loads."""
+        pieces = [reads.pieces[number] for number in absent]
+        requests = [  # tokens of (ACT blocks, KV blocks)
+            (piece.length, 0) if layer in piece.kv.acts else (0, piece.length) for piece in pieces
+        ]
+        act, kv = (sum(kind) for kind in zip(*requests, strict=True)) if requests else (0, 0)
         if self.balanced and act and kv:
-            return mini_batches(requests, max_tokens, Line(1 / act), Line(1 / kv))
-        batches: list[list[int]] = []
+            batches = mini_batches(requests, most, Line(1 / act), Line(1 / kv))
+            return [[absent[number] for number in batch] for batch in batches]
+        taken: list[list[int]] = []
         room = 0
-        for index, entry in enumerate(entries):
-            if entry.length > room:
-                batches.append([])
-                room = max_tokens
-            batches[-1].append(index)
-            room -= entry.length
-        return batches
+        for number, piece in zip(absent, pieces, strict=True):
+            if piece.length > room:
+                taken.append([])
+                room = most
+            taken[-1].append(number)
+            room -= piece.length
+        return taken
 
 
 def why_none(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Self
 
 import torch
 
-from ttc.attention.entry import Reads
-from ttc.attention.stream import FetchUnit, KVReader, View
-from ttc.memory.kv import KV, LayerShape
+from ttc.attention.reader import Reader, Reads, Unit, View
+from ttc.memory.kv import LayerShape
+from ttc.memory.storage import Storage
 from ttc.residency.base import Paths
 from ttc.residency.offloading import Offloading
 from ttc.residency.streaming_heads import load_streaming_heads
+from ttc.tree.segment import Segment
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Headwise(Offloading):
     """Head groups of one layer at a time through ping-pong buffers (HeadInfer section 2, Eq. 8;
     appendix D.1).
 
-    The device holds two head groups of one layer, and the tails of the branches that decode.
+    The device holds two head groups of one layer, and what the branches of a step write.
     head_group: KV heads fetched together; None for as many as fit the budget twice (adaptive).
     streaming_heads: approximate, off by default: a file of `ttc.residency.streaming_heads` that
         names heads which see the first `sink_tokens` and the last `window_tokens` tokens of their
@@ -35,7 +36,8 @@ class Headwise(Offloading):
     sink_tokens: int = 64
     window_tokens: int = 256
 
-    _streaming: frozenset[tuple[int, int]] = field(init=False, repr=False, default=frozenset())
+    streaming: frozenset[tuple[int, int]] = field(init=False, repr=False, default=frozenset())
+    """Heads, each with its layer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,100 +46,91 @@ class Headwise(Offloading):
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = super().bind(shapes, dtype, device)
         if self.streaming_heads is not None:
-            bound._streaming = load_streaming_heads(
-                self.streaming_heads, [shape.kv_heads for shape in shapes]
-            )
+            heads = [shape.kv_heads for shape in shapes]
+            bound.streaming = load_streaming_heads(self.streaming_heads, heads)
         return bound
 
-    def for_another_model(self) -> Self:
-        return replace(self, streaming_heads=None)
+    # ---------------------------------------------------------------- what lies where
 
-    def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
-        return self.memory.allocate(tokens, device_layers=0)
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        storage = self.memory.begin(after.end, room, near=None if one_each else ())
+        self.writing[storage] = None if one_each else 0
+        return storage
 
-    def require_host(self, tokens: int, ends: int, device_bytes: float = 0) -> None:
-        self.memory.host.require(self.memory.bytes_of(tokens, ends))
-
-    def state_on_device(self) -> bool:
-        return False
+    def leave(self, storages: Sequence[Storage]) -> None:
+        super().leave(storages)
+        self.send_away(storages, self.memory.layers)
 
     def buffer_bytes(self, paths: Paths) -> int:
         """One head of a layer, or what `head_group` asks for, of all tokens."""
-        tokens = sum(
-            len(segment.tokens) for segment in {segment for path in paths for segment in path}
-        )
-        layers = zip(self.memory.shapes, self.memory.layer_bytes_per_token, strict=True)
+        tokens = sum(len(s.tokens) for s in {segment for path in paths for segment in path})
+        layers = zip(self.memory.shapes, self.memory.layer_bytes, strict=True)
         sizes = (
             tokens * n // shape.kv_heads * min(self.head_group or 1, shape.kv_heads)
             for shape, n in layers
         )
         return max(sizes, default=0)
 
-    def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[FetchUnit]:
-        if not missing:
-            return []
-        entries = reads.entries
-        size = self.group_size(layer, sum(entries[index].length for index in missing))
-        view = self._view
-        near = tuple(
-            index
-            for index in missing
-            if view.reaches(
-                entries[index].start, entries[index].length, reads.earliest(entries[index])
-            )
-        )
+    # ---------------------------------------------------------------- what is read
+
+    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Unit]:
+        size = self.group_size(layer, sum(reads.pieces[number].length for number in absent))
+        near = tuple(number for number in absent if self._reaches(reads, number))
         units = []
-        for streaming, heads in self._head_runs(layer):
+        for streams, heads in self._head_runs(layer):
             for first in range(heads.start, heads.stop, size):
                 group = slice(first, min(first + size, heads.stop))
-                if not streaming:
-                    units.append(FetchUnit(layer, group, tuple(missing)))
+                if not streams:
+                    units.append(Unit(layer, group, tuple(absent)))
                 elif near:
-                    units.append(FetchUnit(layer, group, near, view=view))
+                    units.append(Unit(layer, group, near, self.view))
         return units
 
     def group_size(self, layer: int, tokens: int) -> int:
+        """How many heads of so many tokens are fetched together."""
         heads = self.memory.shapes[layer].kv_heads
         if self.head_group is not None:
             return min(self.head_group, heads)
-        if self.device.budget_bytes is None:
+        if self.memory.device.budget_bytes is None:
             return heads
-        head_bytes = tokens * self.memory.layer_bytes_per_token[layer] // heads
-        return max(1, min(heads, int(self.device.free_bytes) // (2 * head_bytes)))
+        head_bytes = tokens * self.memory.layer_bytes[layer] // heads
+        return max(1, min(heads, int(self.memory.device.free_bytes) // (2 * head_bytes)))
 
     # ---------------------------------------------------------------- streaming heads
 
     @property
-    def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:
-        views = {}
-        for layer in sorted({layer for layer, _ in self._streaming}):
-            if layer >= self.memory.fixed_layers:
-                runs = self._head_runs(layer)
-                views[layer] = [(heads, self._view) for streaming, heads in runs if streaming]
-        return views
+    def view(self) -> View:
+        return View(self.sink_tokens, self.window_tokens)
 
     @property
-    def _view(self) -> View:
-        return View(self.sink_tokens, self.window_tokens)
+    def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:
+        return {
+            layer: [(heads, self.view) for streams, heads in self._head_runs(layer) if streams]
+            for layer in sorted({layer for layer, _ in self.streaming})
+        }
+
+    def kept(self, reads: Reads) -> Reader | None:
+        if not self.streaming:
+            return None
+        device, size = self.memory.device, self.memory.dtype.itemsize
+        units = [unit for unit in self.units(reads) if unit.view]
+        nbytes = size * sum(Reader.elements(self.memory, unit, reads) for unit in units)
+        if not units or nbytes > device.free_bytes:
+            return None
+        kept = Reader(self.memory, units, reads, keep=True)
+        if device.free_bytes >= 2 * self.largest(self.units(reads, with_views=False), reads):
+            return kept
+        kept.close()
+        return None
+
+    def _reaches(self, reads: Reads, number: int) -> bool:
+        piece = reads.pieces[number]
+        return self.view.reaches(piece.start, piece.length, reads.earliest(piece))
 
     def _head_runs(self, layer: int) -> list[tuple[bool, slice]]:
         heads = range(self.memory.shapes[layer].kv_heads)
         runs = [
             (alike, list(run))
-            for alike, run in groupby(heads, lambda head: (layer, head) in self._streaming)
+            for alike, run in groupby(heads, lambda head: (layer, head) in self.streaming)
         ]
-        return [(streaming, slice(run[0], run[-1] + 1)) for streaming, run in runs]
-
-    def kept(self, reads: Reads) -> KVReader | None:
-        if not self._streaming:
-            return None
-        device = self.device
-        units = [unit for unit in self.all_units(reads) if unit.view]
-        elements = sum(KVReader.elements(self.memory, unit, reads) for unit in units)
-        if not units or elements * self.memory.itemsize > device.free_bytes:
-            return None
-        kept = KVReader(self.memory, units, reads, keep=True)
-        if device.free_bytes >= 2 * self.largest(self.all_units(reads, with_views=False), reads):
-            return kept
-        kept.close()
-        return None
+        return [(streams, slice(run[0], run[-1] + 1)) for streams, run in runs]

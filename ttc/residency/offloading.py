@@ -1,28 +1,30 @@
-"""What all policies with two tiers share: what leaves the device when room is needed, and what is
-read."""
+"""What policies with two tiers share: what leaves for the host, and how it is read from there."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from ttc.attention.entry import Reads
-from ttc.attention.stream import FetchUnit, KVReader, View
-from ttc.memory.tiers import Block
+import torch
+
+from ttc.attention.reader import Reader, Reads, Unit, View
+from ttc.memory.kv import LayerShape
+from ttc.memory.manager import Memory
+from ttc.memory.storage import Storage
 from ttc.residency.base import Paths, Residency, free_device_bytes, machine_bytes, to_bytes
 from ttc.residency.beam_scheduling import balanced_rounds
+from ttc.tree.segment import Segment
 
 
 @dataclass
 class Offloading(Residency):
     """A policy with two tiers. With no budget given, its capacity is what a CUDA device has free,
-    read again at every prompt and step; on a CPU there is no limit then.
+    read again at every step; on a CPU there is no limit then.
 
-    host_budget_gib: the most KV and recurrent states on the host, in GiB.
+    host_budget_gib: the most KV on the host, in GiB.
     link_gbps: on a CPU, slow the link down to so many 1e9 bytes a second.
-    block_tokens: the most tokens of a segment, which is the unit that moves.
+    block_tokens: the most tokens of a storage, which is the unit that moves.
     prefetch: fetch what comes next while computing.
     """
 
@@ -35,154 +37,146 @@ class Offloading(Residency):
         super().__post_init__()
         self._check_positive("host_budget_gib", "link_gbps", "block_tokens")
 
-    def _memory_options(self) -> dict[str, Any]:
-        return {"host_budget_bytes": to_bytes(self.host_budget_gib), "link_gbps": self.link_gbps}
-
-    # ---------------------------------------------------------------- what there is room for
+    def memory_for(
+        self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
+    ) -> Memory:
+        budgets = to_bytes(self.budget_gib), to_bytes(self.host_budget_gib)
+        return Memory(shapes, dtype, device, *budgets, self.link_gbps, self.block_tokens)
 
     def read_capacity(self) -> None:
         """With no budget given, let the device hold what it has free now."""
-        device = self.device
-        if (
-            self.budget_gib is None
-            and (free := free_device_bytes(self.memory.link.device)) is not None
-        ):
-            device.budget_bytes = min(device.ceiling_bytes, device.used_bytes + free)
+        device = self.memory.device
+        free_bytes = free_device_bytes(self.memory.link.device)
+        if self.budget_gib is None and free_bytes is not None:
+            device.budget_bytes = min(device.ceiling_bytes, device.used_bytes + free_bytes)
 
     @property
     def roomy(self) -> bool:
-        return self.device.budget_bytes is None
+        return self.memory.device.budget_bytes is None
 
     def capacity_bytes(self) -> float:
         budget = self.memory.host.budget_bytes
         return machine_bytes() if budget is None else budget
 
-    def require(self, tokens: int, ends: int = 0, running: int = 0) -> None:
+    def require(self, tokens: int) -> None:
         self.read_capacity()
-        running_bytes = running * self.state_bytes
-        self.device.require(running_bytes, used_bytes=0)
-        self.require_host(tokens, ends, running_bytes)
-
-    def max_sequences(self, tokens: int, ends: int) -> int:
-        budget, size = self.device.budget_bytes, self.state_bytes
-        return sys.maxsize if budget is None or not size else max(1, budget // 2 // size)
-
-    def require_host(self, tokens: int, ends: int, device_bytes: float = 0) -> None:
-        """Raise OutOfMemory unless the host has room for what `tokens` new tokens, and recurrent
-        states at so many ends, may send there.
-
-        device_bytes: what the device needs for tails and fetched blocks meanwhile. What does not
-            fit the device goes to the host, in whole blocks, and more of them where others have to
-            be read through buffers.
-        """
         memory = self.memory
-        new_bytes = memory.bytes_of(tokens, ends)
-        excess = new_bytes + device_bytes - memory.device.free_bytes
-        if excess > 0 or not all(memory.is_resident(kv) for kv in memory.live if not kv.pinned):
-            read_bytes = 2 * max(memory.layer_bytes_per_token, default=0)
-            excess += (
-                self.block_tokens * (read_bytes + memory.bytes_per_token) + memory.states.nbytes
-            )
-        self._require_on_host(int(min(new_bytes + self._leaving_bytes(), max(0, excess))))
+        if memory.device.budget_bytes is None and memory.host.budget_bytes is None:
+            return
+        with self.trial() as policy:
+            while tokens > 0:
+                tokens -= policy.begin(Segment([]), tokens, one_each=False).room
 
-    def _require_on_host(self, nbytes: int) -> None:
-        host = self.memory.host
-        host.require(nbytes, used_bytes=host.used_bytes - self.memory.spare_bytes())
+    # ---------------------------------------------------------------- who decodes together
 
-    def _leaving_bytes(self) -> int:
-        return (
-            sum(self.memory.tier_bytes(block)[0] for block in self.evictable()) + self.idle_bytes()
-        )
-
-    def groups(self, paths: Paths, capacity: int) -> list[list[int]]:
-        """All together if their tails fit with the buffers, else in as few rounds as that takes."""
+    def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:
         self.read_capacity()
-        max_branches = len(paths)
-        tail_bytes = capacity * self.tail_bytes_per_token + self.state_bytes
-        if (budget := self.device.budget_bytes) is not None:
-            buffer_bytes = self.buffer_bytes(paths)
-            max_branches = min(max_branches, (budget - 2 * buffer_bytes) // tail_bytes)
-            if max_branches < 1:  # one branch at a time, and one buffer
-                self.device.require(tail_bytes + buffer_bytes, used_bytes=0)
-        rounds = balanced_rounds(len(paths), max(1, max_branches))
-        self.require_host(capacity * len(paths), len(paths), max(map(len, rounds)) * tail_bytes)
-        return rounds
+        return super().begin_step(paths, tokens)
+
+    def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
+        """All together if what they write fits beside the buffers, else in as few rounds as that
+        takes."""
+        budget = self.memory.device.budget_bytes
+        if budget is None:
+            return super().groups(paths, tokens)
+        room = budget - 2 * self.buffer_bytes(paths)
+        return balanced_rounds(len(paths), max(1, room // (tokens * self.own_token_bytes)))
 
     @property
-    def tail_bytes_per_token(self) -> int:
+    def own_token_bytes(self) -> int:
+        """What a token takes that a branch decodes."""
         return self.memory.bytes_per_token
 
     def buffer_bytes(self, paths: Paths) -> int:
-        """The smallest buffer through which the segments of `paths` can be read: here one block of
-        one layer."""
-        return longest_segment(paths) * max(self.memory.layer_bytes_per_token, default=0)
+        """The smallest buffer through which these can be read: here one page of one layer."""
+        storages = {segment.storage for path in paths for segment in path}
+        most = max((storage.filled for storage in storages), default=0)
+        return most * max(self.memory.layer_bytes, default=0)
 
     # ---------------------------------------------------------------- what leaves
 
-    def make_room(self, nbytes: int, keep: Set[Block] = frozenset()) -> bool:
-        """Evict blocks, other models' first, until `nbytes` fit; none if they never would."""
-        if self.device.free_bytes >= nbytes:
-            return True
-        idle_bytes = self.idle_bytes()
-        if self.leaving(nbytes - idle_bytes, keep, self.eviction_order())[1] < nbytes - idle_bytes:
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        """On the device; where it is full, a prompt's KV goes to the host at once."""
+        near = None if one_each or self.make_room(self.token_bytes(room)) else ()
+        storage = self.memory.begin(after.end, room, near=near)
+        self.writing[storage] = None if one_each else 0
+        return storage
+
+    def token_bytes(self, room: int) -> int:
+        """What a new storage for so many tokens takes."""
+        return self.memory.room(room) * self.memory.bytes_per_token
+
+    def make_room(self, nbytes: int) -> bool:
+        """What was used longest ago leaves; nothing does where that would not be enough."""
+        chosen, free_bytes = self.leaving(nbytes)
+        if free_bytes < nbytes:
             return False
-        self.crowd_out(nbytes)
-        for block in self.leaving(nbytes, keep, self.eviction_order())[0]:
-            self.memory.evict(block, "evict")
+        for storage in chosen:
+            self.evict(storage)
         return True
 
-    def idle_bytes(self) -> int:
-        return sum(memory.tier_bytes(block)[0] for memory, block in self._idle())
-
-    def crowd_out(self, nbytes: float) -> None:
-        for memory, block in self._idle():
-            if self.device.free_bytes >= nbytes:
-                return
-            memory.evict(block, "evict")
-
-    def state_on_device(self) -> bool:
-        return self.device.free_bytes >= self.state_bytes
-
-    def evictable(self) -> list[Block]:
-        return [*self.memory.states.live, *(kv for kv in self.memory.live if not kv.pinned)]
-
-    def eviction_order(self) -> list[Block]:
-        """Blocks, the first to leave first: here the oldest."""
-        return self.evictable()
+    def order(self) -> list[Storage]:
+        """What may leave the device, the first to leave first: here what was used longest ago."""
+        return sorted(self.memory.live, key=lambda storage: storage.used_at)
 
     def leaving(
-        self, nbytes: int, keep: Set[Block], order: Sequence[Block]
-    ) -> tuple[list[Block], float]:
-        chosen: list[Block] = []
-        free_bytes = self.device.free_bytes
-        for block in order:
+        self, nbytes: int, order: Sequence[Storage] | None = None
+    ) -> tuple[list[Storage], float]:
+        """What has to leave so that so many bytes are free, and how many are then."""
+        chosen: list[Storage] = []
+        free_bytes = self.memory.device.free_bytes
+        if free_bytes >= nbytes:
+            return chosen, free_bytes
+        for storage in self.order() if order is None else order:
+            stays = storage in self.writing and self.writing[storage] is None
+            if not stays and (size := self.memory.tier_bytes(storage)[0]):
+                chosen.append(storage)
+                free_bytes += size
             if free_bytes >= nbytes:
                 break
-            if block not in keep and (size := self.memory.tier_bytes(block)[0]):
-                chosen.append(block)
-                free_bytes += size
         return chosen, free_bytes
 
-    def write_ahead(self, nbytes: int, keep: Set[Block], order: Sequence[Block]) -> None:
-        """Start the write-back of what will leave when `nbytes` are needed. Device copies stay so
-        long."""
-        for block in self.leaving(nbytes, keep, order)[0]:
-            if self.memory.tier_bytes(block)[0] <= self.memory.host.free_bytes:
-                self.memory.write_back(block, "evict")
+    def evict(self, storage: Storage, layers: Sequence[int] | None = None) -> None:
+        """Have some layers (None: all) leave the device."""
+        with self.as_written(storage):
+            self.memory.evict(storage, "evict", layers)
+
+    @contextmanager
+    def as_written(self, storage: Storage) -> Iterator[None]:
+        """A storage as it is before the next pass writes to it."""
+        filled, before = storage.filled, self.writing.get(storage)
+        storage.filled = filled if before is None else before
+        try:
+            yield
+        finally:
+            storage.filled = filled
+
+    def write_ahead(self, nbytes: int, order: Sequence[Storage] | None = None) -> None:
+        """Begin to write back what will leave when so many bytes are needed. It stays on the device
+        so long."""
+        order = self.order() if order is None else order
+        for storage in self.leaving(nbytes, [s for s in order if s not in self.writing])[0]:
+            if self.memory.tier_bytes(storage)[0] <= self.memory.host.free_bytes:
+                self.memory.write_back(storage, "evict")
+
+    def send_away(self, storages: Sequence[Storage], layers: Sequence[int]) -> None:
+        """What was written leaves for the host at once."""
+        for storage in storages:
+            self.memory.evict(storage, "write-back", layers)
 
     # ---------------------------------------------------------------- what is read
 
-    def stream(self, reads: Reads) -> KVReader | None:
-        self.wait_for_entries(reads)
-        kept = self.kept(reads) if reads.repeat else None
-        units = self.all_units(reads, kept is None)
+    def stream(self, reads: Reads) -> Reader | None:
+        self.memory.wait(piece.kv for piece in reads.pieces)
+        kept = self.kept(reads) if reads.decodes else None
+        units = self.units(reads, kept is None)
         prefetch = self.prefetch
         while True:
             nbytes = self.largest(units, reads) * (2 if prefetch and len(units) > 1 else 1)
-            if self.device.free_bytes >= nbytes:
+            if self.memory.device.free_bytes >= nbytes:
                 break
             if self.make_room(nbytes):
-                units = self.all_units(reads, kept is None)  # what left is read from the host
+                units = self.units(reads, kept is None)  # what left is read from the host
             elif prefetch:
                 prefetch = False  # one buffer may fit where two do not
             else:
@@ -190,56 +184,38 @@ class Offloading(Residency):
         if kept is None and not units and not self.views:
             return None
         try:
-            return KVReader(
-                self.memory, units, reads, prefetch=prefetch, kept=kept, views=self.views
-            )
+            return Reader(self.memory, units, reads, prefetch, kept=kept, views=self.views)
         except BaseException:
             if kept is not None:
                 kept.close()
             raise
 
-    def wait_for_entries(self, reads: Reads) -> None:
-        """A step that broke off may have left a prefetch under way."""
-        for entry in reads.entries:
-            self.memory.link.wait(entry.kv.fetched)
-
-    def all_units(self, reads: Reads, with_views: bool = True) -> list[FetchUnit]:
-        layers = self.memory.layers
-        units = (
-            unit
-            for layer in layers
-            for unit in self.units(layer, reads, self.missing_entries(layer, reads))
-        )
+    def units(self, reads: Reads, with_views: bool = True) -> list[Unit]:
+        """Of all layers. with_views: also those of heads that do not see everything."""
+        units = []
+        for layer, shape in enumerate(self.memory.shapes):
+            absent = [
+                number
+                for number, piece in enumerate(reads.pieces)
+                if piece.kv.readable(layer) is None and reads.sees(shape, piece)
+            ]
+            if absent:
+                units += self.read(layer, reads, absent)
         return [unit for unit in units if with_views or unit.view is None]
 
-    def largest(self, units: Sequence[FetchUnit], reads: Reads) -> int:
-        elements = (KVReader.elements(self.memory, unit, reads) for unit in units)
-        return max(elements, default=0) * self.memory.itemsize
+    def largest(self, units: Sequence[Unit], reads: Reads) -> int:
+        elements = (Reader.elements(self.memory, unit, reads) for unit in units)
+        return max(elements, default=0) * self.memory.dtype.itemsize
 
-    def units(self, layer: int, reads: Reads, missing: Sequence[int]) -> list[FetchUnit]:
-        """The units in which a layer's missing entries (by index) are fetched: here each by
-        itself."""
-        return [FetchUnit(layer, slice(None), (index,)) for index in missing]
-
-    def missing_entries(self, layer: int, reads: Reads) -> list[int]:
-        shape = self.memory.shapes[layer]
-        missing = []
-        for index, entry in enumerate(reads.entries):
-            if entry.kv.readable(layer) is not None:
-                continue
-            end = entry.start + entry.length
-            if shape.sees_all or end > shape.first_seen(reads.earliest(entry)):
-                missing.append(index)
-        return missing
+    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Unit]:
+        """A page at a time."""
+        return [Unit(layer, slice(None), (number,)) for number in absent]
 
     @property
     def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:
         """For each layer its heads that do not see everything: here none."""
         return {}
 
-    def kept(self, reads: Reads) -> KVReader | None:
+    def kept(self, reads: Reads) -> Reader | None:
+        """What is read once for a whole step: here nothing."""
         return None
-
-
-def longest_segment(paths: Paths) -> int:
-    return max((len(segment.tokens) for path in paths for segment in path), default=0)

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from math import inf
 
-from ttc.attention.entry import depth_first
+from ttc.attention.pieces import depth_first
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.passes.runtime import Runtime
+from ttc.scheduler.lengths import Lengths
 from ttc.scheduler.rows import Request, Row, paths
-from ttc.scheduler.running_tails import Lengths, RunningTails, tail_tokens
 from ttc.scheduler.stops import Gate, check_gate
+from ttc.scheduler.writing import Writing, room_of
 from ttc.tree.branch import Branch
+from ttc.tree.room import TOGETHER_TOKENS
 
 
 class Admission:
@@ -29,13 +31,14 @@ class Admission:
     let_go: frees the KV of a branch that is not one of these, and says whether there was any.
     waiting: the rows of each request, in the order in which they came.
     crowded: those who wait found no room, and nothing has changed since.
-    groups: rows whose groups were chosen, to decode their step when those at work have.
-    capacity: the tokens that each tail of the groups has room for.
+    groups: rows whose groups were chosen, to decode their step when those at work have. Those of
+        the first have their places when they are chosen.
     """
 
     def __init__(
         self,
         runtime: Runtime,
+        writing: Writing,
         gate: Gate | None,
         max_rows: int | None,
         make_way: Callable[[], bool],
@@ -45,6 +48,7 @@ class Admission:
         if max_rows is not None and max_rows < 1:
             raise InvalidInput(f"max_rows={max_rows} must be at least 1, or None for no limit")
         self.runtime = runtime
+        self.writing = writing
         self.gate = gate
         self.max_rows = inf if max_rows is None else max_rows
         self.make_way = make_way
@@ -54,7 +58,6 @@ class Admission:
         self.waiting: list[list[Row]] = []
         self.crowded = False
         self.groups: list[list[Row]] = []
-        self.capacity = 0
 
     def __iter__(self) -> Iterator[Row]:
         return chain(*self.groups, *self.waiting)
@@ -72,16 +75,19 @@ class Admission:
 
     def forget(self, branches: set[Branch]) -> None:
         """Rows of branches that are about to be released leave."""
+        self.writing.close([row for row in self if row.branch in branches], done=True)
         self.groups = _without(self.groups, branches)
         self.waiting = _without(self.waiting, branches)
         self.crowded = False
 
     def clear(self) -> None:
+        self.writing.close(self, done=True)
         self.waiting = []
         self.groups = []
 
     def put_back(self, rows: Sequence[Row]) -> None:
         """Rows that were at work, and those of the groups, wait again, the oldest first."""
+        self.writing.close([*rows, *self], done=True)
         requests: dict[Request, list[Row]] = {}
         for row in sorted([*rows, *self], key=lambda row: row.number):
             requests.setdefault(row.request, []).append(row)
@@ -104,8 +110,10 @@ class Admission:
             try:
                 self._have_kv(rows)
                 self.groups = self._grouped(rows)
+                self.writing.enter(self.groups[0])
                 break
             except OutOfMemory:
+                self.groups = []
                 if count > ends[0]:
                     count = ends[bisect_left(ends, count) - 1]
                 elif self.make_way():
@@ -118,15 +126,17 @@ class Admission:
         self.crowded = bool(self.waiting)
 
     def _likely_to_fit(self, rows: Iterable[Row]) -> bool:
-        left = [row.filled + self.lengths.left(row) for row in rows]
+        left = [row.filled + self._likely(row) for row in rows]
         return self.runtime.residency.has_room(sum(left), len(left))
+
+    def _likely(self, row: Row) -> int:
+        """How many more tokens a row is likely to write, at least those that it gets room for."""
+        return max(min(row.room, room_of(row)), self.lengths.left(row))
 
     def _grouped(self, rows: list[Row]) -> list[list[Row]]:
         rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
-        self._make_compact(rows)
-        residency = self.runtime.residency
-        self.capacity = tail_tokens(rows, residency)
-        chosen = residency.groups(paths(rows), self.capacity)
+        tokens = min(TOGETHER_TOKENS, max(row.room for row in rows))
+        chosen = self.runtime.residency.begin_step(paths(rows), tokens)
         check_gate(self.gate, len(rows), chosen)
         return [[rows[i] for i in sorted(group)] for group in chosen]
 
@@ -134,7 +144,7 @@ class Admission:
         """Compute the KV again that some of these rows have let go of. Raises OutOfMemory."""
         if lost := [row for row in rows if row.filled]:
             if len(rows) > 1:
-                self.runtime.residency.require(sum(row.filled for row in lost), len(lost))
+                self.runtime.residency.require(sum(row.filled for row in lost))
             self.wake([row.branch for row in lost])
 
     def _let_go(self, rows: Sequence[Row]) -> bool:
@@ -156,29 +166,22 @@ class Admission:
                 self.waiting.insert(0, part[left:])
         return taken
 
-    def next_group(self) -> tuple[list[Row], list[Row]]:
-        """The group that decodes now, and the one after it."""
-        rows = self.groups.pop(0)
-        return rows, self.groups[0] if self.groups else []
+    def next_group(self) -> list[Row]:
+        """The group that decodes now. Raises OutOfMemory, and changes nothing then."""
+        if self.groups[0][0].begun is None:
+            self.writing.enter(self.groups[0])
+        return self.groups.pop(0)
 
     # ---------------------------------------------------------------- beside those at work
 
-    def join(self, rows: Sequence[Row], tails: RunningTails) -> list[Row]:
+    def join(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that wait longest, where they find room with those at work: they have their
-        tails then. None where nobody joins any more."""
-        count = self._joining(rows, tails) if self.waiting else 0
+        places then. None where nobody joins any more."""
+        count = self._joining(rows) if self.waiting else 0
         self.crowded = bool(self.waiting) and not count
-        joined = self._take(count)
-        self._make_compact(joined)
-        return joined
+        return self._take(count)
 
-    def _make_compact(self, rows: Sequence[Row]) -> None:
-        """Have the texts of rows that come next lie in few runs of KV, which are all read with
-        every token."""
-        for leaf in dict.fromkeys(row.branch.leaf for row in rows):
-            self.runtime.tree.compact(leaf)
-
-    def _joining(self, at_work: Sequence[Row], tails: RunningTails) -> int:
+    def _joining(self, at_work: Sequence[Row]) -> int:
         """How many of the first request's rows find room: all or none, or as many as do of those
         that were parted from others before."""
         coming = self.waiting[0]
@@ -186,18 +189,20 @@ class Admission:
             return 0
         count = len(coming)
         parted = self.gate is None and count < len(coming[0].request.branches)
-        while count and not self._find_room(at_work, coming[:count], tails):
+        while count and not self._find_room(at_work, coming[:count]):
             count = count // 2 if parted else 0
         return count
 
-    def _find_room(
-        self, at_work: Sequence[Row], coming: Sequence[Row], tails: RunningTails
-    ) -> bool:
+    def _find_room(self, at_work: Sequence[Row], coming: Sequence[Row]) -> bool:
         try:
             self._have_kv(coming)
+            rows = [*at_work, *coming]
+            if not self.runtime.residency.has_room(sum(map(self._likely, rows)), len(rows)):
+                return False
+            self.writing.open(coming)
         except OutOfMemory:
             return False
-        return tails.make_room(at_work, coming, self.lengths)
+        return True
 
 
 def _without(parts: Sequence[Sequence[Row]], branches: set[Branch]) -> list[list[Row]]:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ttc.attention.entry import Reads, depth_first
-from ttc.attention.plan import DecodePlan
-from ttc.errors import InvalidInput
-from ttc.memory.kv import KV
+from ttc.attention.pieces import depth_first
+from ttc.attention.plan import Plan
+from ttc.errors import InvalidInput, OutOfMemory
 from ttc.parts import find
 from ttc.passes.arguments import check_step
 from ttc.passes.pass_by_pass import check_interrupt
@@ -21,13 +20,12 @@ from ttc.sampling import SAMPLED, Sampling
 from ttc.scheduler.admission import Admission
 from ttc.scheduler.calls import Calls
 from ttc.scheduler.rows import Request, Row, draw_tokens, paths
-from ttc.scheduler.running_tails import RunningTails
 from ttc.scheduler.stops import Gate, Stops
+from ttc.scheduler.writing import Writing
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import Usage, distinct
 
 if TYPE_CHECKING:
-    from ttc.attention.plan import Plan
     from ttc.scheduler.seams import DraftChecks, PassAhead
 
 
@@ -36,15 +34,15 @@ class RunningBatch:
     as far as there is room: first come, first served, the branches of one call of `add` all at
     once if they find room.
 
-    Tails take room as they are written. When one is full all become segments, and rows are chosen
-        again: the youngest wait where there is no room for the next part of all of them.
+    Storages take room as they are written. Who has filled one begins another; where there is no
+        room for that, rows are chosen again, and the youngest wait.
 
     A token is three things: `schedule` says which rows decode, `run` is the model's pass, and
         `postprocess` draws the tokens and lets go of the rows whose step is over. The residency
         policy says who decodes together. On a GPU the next token's pass may be launched before this
-        token is read (`ahead`). Under a policy with a budget and two tiers all tails are frozen
-        before others join or other passes run, for both need the room. Nobody joins a group that
-        its policy keeps for a whole step.
+        token is read (`ahead`). Under a policy with a budget and two tiers all wait before others
+        join or other passes run, for both need the room. Nobody joins a group that its policy keeps
+        for a whole step.
 
     What a branch decodes does not depend on who decodes with it.
 
@@ -70,18 +68,18 @@ class RunningBatch:
         self.gate = gate
         self.drafts = drafts
         self.calls = calls
+        self.writing = Writing(runtime)
         self.admission = Admission(
-            runtime, gate, max_rows, self._preempt_others, calls.wake, calls.let_go
+            runtime, self.writing, gate, max_rows, self._preempt_others, calls.wake, calls.let_go
         )
-        self.running_tails = RunningTails(runtime)
         self.ahead: PassAhead | None = None
         if runtime.run_ahead and (pass_ahead := find("ahead", "cuda")) is not None:
             self.ahead = pass_ahead(runtime, gate, drafts)
         self.unfinished: dict[Branch, Row] = {}
         self.rows: list[Row] = []  # at work, in depth-first order
-        self.plan: DecodePlan | None = None
+        self.plan: Plan | None = None
+        self.room = 0  # the passes that the plan is good for
         self.meters: list[Usage] = []  # of the problems in the plan
-        self.recuts = 0  # the tree's count when the plan was made
         calls.batches.add(self)
 
     # ---------------------------------------------------------------- calls
@@ -157,7 +155,7 @@ class RunningBatch:
                     ended += self.postprocess(self.run())
                 else:
                     ended += checked
-                if not self.runtime.residency.keeps_groups or self.full:
+                if not self.runtime.residency.keeps_groups:
                     break
             return ended
         except BaseException:
@@ -172,18 +170,14 @@ class RunningBatch:
         """Break off: every branch keeps what it has decoded, its step "interrupted"."""
         with self.calls.lock:
             self._drop_plan()
-            try:
-                at_work = set(self.rows)
-                for row in self.unfinished.values():
-                    if row in at_work:
-                        self.running_tails.rescue(row)
-                    if row.written:
-                        row.branch.end_step("interrupted")
-            finally:
-                self.rows = []
-                self.unfinished = {}
-                self.admission.clear()
-                self._end_step()
+            self.writing.close(self.rows, done=True)
+            self.admission.clear()
+            self.runtime.residency.end_step()
+            for row in self.unfinished.values():
+                if row.written:
+                    row.branch.end_step("interrupted")
+            self.rows = []
+            self.unfinished = {}
 
     def forget(self, branches: Iterable[Branch]) -> None:
         """Branches that are about to be released leave without their step being over."""
@@ -192,6 +186,7 @@ class RunningBatch:
         if gone.isdisjoint(self.unfinished):
             return
         self._drop_plan()
+        self.writing.close([row for row in self.rows if row.branch in gone], done=True)
         self.rows = [row for row in self.rows if row.branch not in gone]
         self.admission.forget(gone)
         for branch in gone:
@@ -202,14 +197,14 @@ class RunningBatch:
     @torch.inference_mode()
     def make_way(self, needed: Sequence[Branch] = ()) -> None:
         """Other passes are about to run: where these may need the room, or the KV of branches that
-        decode here, tails become segments, and all wait."""
+        decode here, all wait."""
         decoding = {row.branch for row in self.rows}
         if decoding and not (self.runtime.residency.roomy and decoding.isdisjoint(needed)):
             self.preempt()
 
     @torch.inference_mode()
     def interrupt(self) -> None:
-        """All rows wait, and tails become segments."""
+        """All rows wait."""
         if self.at_work:
             self.preempt()
 
@@ -223,18 +218,6 @@ class RunningBatch:
         states."""
         return self.runtime.residency.fits(tokens, states)
 
-    @property
-    def tails(self) -> KV | None:
-        return self.running_tails.kv
-
-    @property
-    def full(self) -> bool:
-        """Whether the tail of some row has no room for the next token."""
-        if self.tails is None or not self.rows:
-            return False
-        filled = [row.filled for row in self.rows] if self.plan is None else self.plan.filled
-        return max(filled) >= self.tails.tokens
-
     def __len__(self) -> int:
         with self.calls.lock:
             return len(self.unfinished)
@@ -247,8 +230,6 @@ class RunningBatch:
         admission, residency = self.admission, self.runtime.residency
         if not self.rows and admission.groups and admission.waiting:
             self.preempt()  # groups are chosen again, newcomers among them
-        if self.full:
-            self.preempt()
         if (
             admission.waiting
             and not admission.crowded
@@ -264,43 +245,48 @@ class RunningBatch:
                     self._preempt_others()
                 admission.choose_groups()
         if not self.rows and admission.groups:
-            self.rows, upcoming = admission.next_group()
-            self.running_tails.open(self.rows, upcoming, admission.capacity)
+            try:
+                self.rows = admission.next_group()
+            except OutOfMemory:
+                self.preempt()
+                admission.choose_groups()
+                self.rows = admission.next_group()
         return self.rows
 
     def run(self) -> Tensor:
         """One pass of the model: the logits (rows, vocab) of each row's next token."""
-        plan = self._ready_plan()
+        self.writing.check(self.rows)
+        plan = self.plan or self._make_plan()
         logits = None if self.ahead is None else self.ahead.take(self.rows)
         if logits is None:
             tokens = [row.branch.tokens[-1] for row in self.rows]
             logits = self.runtime.runner.forward(tokens, plan)
         plan.advance()
+        self.room = self.room - 1 if plan.in_storages else 0
         return logits
 
     def postprocess(self, logits: Tensor) -> list[Branch]:
         """Draw a token for every row, and let go of those whose step is over, which are
         returned."""
-        if self.tails is not None and self.tails.mirrored_tokens is not None:
-            self.running_tails.write_back(self.rows)
         for meter in self.meters:
             meter.forward_passes += 1
-        plan, processors = self.plan, self.runtime.settings.processors
-        assert plan is not None
+        processors = self.runtime.settings.processors
         if self.ahead is None or not self._may_run_ahead(self.ahead):
             draw_tokens(self.rows, logits, processors)
         elif not draw_tokens(self.rows, logits, processors, self._run_ahead):
             self.ahead.drop()
         ended = self._ended()
         if ended:
-            self._let_go(ended, plan)
+            self._let_go(ended)
+        elif not self.room:
+            self._drop_plan()
         return [row.branch for row in ended]
 
     def _may_run_ahead(self, ahead: PassAhead) -> bool:
         """Whether the same rows, and no others, are likely to decode the next token, with room for
         it."""
         alone = next(iter(self.admission), None) is None
-        return ahead.may_launch(self.rows) and alone and not self.full
+        return ahead.may_launch(self.rows) and alone and self.room > 0
 
     def _run_ahead(self, tokens: Tensor) -> None:
         """Launch the pass of the next token. If it fails, it is made again when it is its turn,
@@ -311,56 +297,36 @@ class RunningBatch:
         except Exception:
             self._drop_plan()
 
-    def _ready_plan(self) -> DecodePlan:
-        """The plan of the pass: that of the token before, while the rows and the tree are the
-        same."""
-        tree, states = self.runtime.tree, self.running_tails.states
-        if self.plan is not None and self.recuts != tree.recuts:
-            self._drop_plan()
-        if self.plan is None:
-            self.plan = self._make_plan()
-            self.meters = distinct(row.branch.usage for row in self.rows)
-            self.recuts = tree.recuts
-        if states is not None:
-            states.note_opening(self.runtime.opening)
-        return self.plan
-
-    def _make_plan(self) -> DecodePlan:
-        tails = self.running_tails
-        residency = self.runtime.residency
+    def _make_plan(self) -> Plan:
+        """A plan for the rows as they are, what they have written being pieces of it. Where there
+        is no room for their next tokens they are chosen again."""
         rows = self.rows
-        assert tails.kv is not None
-        tails.check(rows)
-        entries = residency.entries(paths(rows))
-        positions = [len(row.branch.tokens) - 1 for row in rows]
-        stream = residency.stream(Reads(entries, positions, tails.of(rows), repeat=True))
-        filled = [row.filled for row in rows]
-        places = [row.place for row in rows]
-        plan = DecodePlan(entries, positions, tails.kv, filled, stream, places)
-        if tails.states is not None:
-            plan.states = [tails.states.of([row.branch for row in rows], tails.kv)]
-        return plan
+        try:
+            self.writing.renew(rows)
+        except OutOfMemory:
+            self.preempt()
+            self.admission.choose_groups()
+            rows = self.rows = self.admission.next_group()
+        self.plan, self.room = self.writing.plan(rows)
+        self.meters = distinct(row.branch.usage for row in rows)
+        return self.plan
 
     def _check_drafts(self, drafts: DraftChecks) -> list[Branch] | None:
         """A pass over drafted tokens, of which each row keeps those that it draws: the branches
         whose step is over then. None where nothing is drafted."""
-        assert self.tails is not None
-        rows = self.rows
-        self.running_tails.check(rows)
-        before = [len(row.branch.tokens) for row in rows]
-        checked = drafts.check(rows, self.tails)
-        if checked is None:
+        ended = drafts.check(self.rows, self._pause)
+        if ended is None:
             return None
-        plan, ended = checked
-        if self.plan is not None:
-            grown = zip(rows, before, strict=True)
-            self.plan.advance_by([len(row.branch.tokens) - length for row, length in grown])
-        if ended:
-            self._let_go(ended, plan)
+        self._let_go(ended)
         return [row.branch for row in ended]
 
+    def _pause(self) -> None:
+        """Another pass writes where the rows at work do."""
+        self._drop_plan()
+        self.writing.close(self.rows)
+
     def _drop_plan(self) -> None:
-        """Rows, tails or the tree are about to change, or have changed."""
+        """Rows or their places are about to change, or have changed."""
         self._close_plan()
         if self.ahead is not None:
             self.ahead.drop()
@@ -368,7 +334,7 @@ class RunningBatch:
     def _close_plan(self) -> None:
         if self.plan is not None:
             self.plan.close()
-            self.plan = None
+        self.plan = None
 
     def _ended(self) -> dict[Row, StepEnd]:
         ended: dict[Row, StepEnd] = {}
@@ -386,46 +352,31 @@ class RunningBatch:
     # ---------------------------------------------------------------- joining and leaving
 
     def _join(self) -> None:
-        while joined := self.admission.join(self.rows, self.running_tails):
+        while joined := self.admission.join(self.rows):
             self._drop_plan()
-            self.running_tails.seat(self.rows, joined)
             rows = [*self.rows, *joined]
-            self.rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
+            self.rows = [rows[i] for i in depth_first(paths(rows))]
 
-    def _let_go(self, ended: dict[Row, StepEnd], plan: Plan) -> None:
-        """The steps of these rows are over after a pass with this plan."""
-        tails = self.running_tails
-        assert tails.kv is not None
-        # the kernel alone passes over them
-        has_gaps = plan.fused is not None and not any(tails.kv.host)
+    def _let_go(self, ended: dict[Row, StepEnd]) -> None:
+        """The steps of these rows are over."""
         self._close_plan()  # the other rows' pass ahead is theirs still
-        tails.write_back(self.rows, least=1)
-        frozen = set[Row]()
-        try:
-            for row, reason in ended.items():
-                tails.freeze_if_room(row)
-                row.branch.end_step(reason)
-                del self.unfinished[row.branch]
-                self.admission.note_end(row)
-                frozen.add(row)
-        finally:
-            self.rows = [row for row in self.rows if row not in frozen]
+        self.writing.close(ended, done=True)
+        for row, reason in ended.items():
+            row.branch.end_step(reason)
+            del self.unfinished[row.branch]
+            self.admission.note_end(row)
+        self.rows = [row for row in self.rows if row not in ended]
         if not self.rows:
             self._drop_plan()
-            tails.free()
             if not self.admission.groups:
                 self.runtime.residency.end_step()
-        elif not has_gaps:
-            tails.close_gaps(self.rows)
 
     def preempt(self) -> None:
-        """Freeze all tails. All rows wait, first those that came first."""
+        """All rows wait, first those that came first."""
         self._drop_plan()
-        for row in sorted(self.rows, key=lambda row: row.number):
-            self.running_tails.freeze_if_room(row)
         self.admission.put_back(self.rows)
         self.rows = []
-        self._end_step()
+        self.runtime.residency.end_step()
 
     def _preempt_others(self) -> bool:
         """Have the engine's other batches wait, for this one needs their room. Says whether any was
@@ -446,9 +397,3 @@ class RunningBatch:
     def at_work(self) -> bool:
         """Whether rows decode, or have a group in which they will."""
         return bool(self.rows or self.admission.groups)
-
-    def _end_step(self) -> None:
-        try:
-            self.running_tails.free()
-        finally:
-            self.runtime.residency.end_step()

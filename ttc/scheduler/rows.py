@@ -45,7 +45,8 @@ class Row:
     """A branch in a batch.
 
     start, limit: `len(tokens)` at the step's start, and where it ends at the latest.
-    place: the number of its tail, once it has one. leaf: the segment that the tail goes on from.
+    begun: the number of the token whose KV it wrote first where it writes now, None while it is
+        not at work. leaf: the segment that it writes in then.
     number: how many rows came before it.
     """
 
@@ -53,7 +54,7 @@ class Row:
     request: Request
     start: int
     limit: int
-    place: int = -1
+    begun: int | None = None
     leaf: Segment | None = None
     number: int = field(default_factory=lambda: next(_numbers))
     _text: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -78,13 +79,13 @@ class Row:
 
     @property
     def filled(self) -> int:
-        """The tokens that its tail holds; of a row that waits, those whose KV has to be computed
-        again."""
+        """The tokens that it has written where it writes now; of a row that waits, those whose KV
+        has to be computed again."""
         return len(self.branch.tokens) - 1 - self.branch.leaf.end
 
     @property
     def room(self) -> int:
-        """The tokens that its tail may still have to hold."""
+        """The tokens whose KV it may still have to write, from its leaf on."""
         return self.limit - 1 - self.branch.leaf.end
 
     def text(self) -> np.ndarray:

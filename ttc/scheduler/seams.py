@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ttc.attention.plan import DecodePlan, Plan
-    from ttc.memory.kv import KV
+    from ttc.attention.plan import Plan
     from ttc.passes.runtime import Runtime
     from ttc.scheduler.rows import Row
     from ttc.tree.branch import Branch, StepEnd
@@ -19,9 +18,10 @@ if TYPE_CHECKING:
 class DraftChecks(Protocol):
     """The passes of one batch that check drafted tokens."""
 
-    def check(self, rows: Sequence[Row], tails: KV) -> tuple[Plan, dict[Row, StepEnd]] | None:
-        """A pass over drafted tokens, of which each row keeps those that it draws: its plan, and
-        the rows whose step is over then. None where nothing is drafted."""
+    def check(self, rows: Sequence[Row], pause: Callable[[], None]) -> dict[Row, StepEnd] | None:
+        """A pass over drafted tokens, of which each row keeps those that it draws: the rows whose
+        step is over then. None where nothing is drafted. pause: called before it, and the tree has
+        all that the rows have written."""
         ...
 
 
@@ -50,7 +50,7 @@ class PassAhead(Protocol):
         """Whether a pass may be made of the tokens that are being drawn. Asked once a token."""
         ...
 
-    def launch(self, rows: Sequence[Row], plan: DecodePlan, tokens: Tensor) -> None: ...
+    def launch(self, rows: Sequence[Row], plan: Plan, tokens: Tensor) -> None: ...
 
     def take(self, rows: Sequence[Row]) -> Tensor | None:
         """The logits of these rows, which decode now; None where they have to be computed."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttc.attention.plan import Plan
+from ttc.memory.dry_link import NOWHERE
 from ttc.memory.kv import LayerShape
-from ttc.segments.dry_link import NOWHERE
-from ttc.segments.plan import TreePlan
 
 
 @dataclass
@@ -28,7 +28,7 @@ class DryRunner:
     device: torch.device = field(init=False, default=NOWHERE)
 
     def forward(
-        self, tokens: Sequence[int], plan: TreePlan, keep: Sequence[int] | None = None
+        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
     ) -> Tensor:
         for layer, shape in enumerate(self.shapes):
             new = torch.empty(shape.kv_heads, len(tokens), 1, device=NOWHERE)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from ttc.attention.entry import shared_entries
-from ttc.memory.kv import KV
+from ttc.errors import OutOfMemory
 from ttc.model.processors import Processor
 from ttc.model.running.runner import ModelRunner
+from ttc.passes.new_tokens import New, run
 from ttc.passes.runtime import Runtime
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
-from ttc.scheduler.rows import Row, draw_tokens, paths
+from ttc.scheduler.rows import Row, draw_tokens
 from ttc.scheduler.stops import Gate
-from ttc.speculation.draft_plan import DraftPlan, TailRows
+from ttc.scheduler.writing import room_of
 from ttc.tree.branch import Branch, StepEnd
 from ttc.usage import distinct
 
@@ -57,59 +57,45 @@ class DraftChecks:
         self.runtime = runtime
         self.draft = draft
 
-    def check(self, rows: Sequence[Row], tails: KV) -> tuple[DraftPlan, dict[Row, StepEnd]] | None:
-        """A pass over drafted tokens, of which each row keeps those that it draws: its plan, and
-        the rows whose step is over then. None where nothing is drafted."""
-        drafts = drafts_for(rows, self.draft, tails.tokens)
+    def check(self, rows: Sequence[Row], pause: Callable[[], None]) -> dict[Row, StepEnd] | None:
+        """A pass over drafted tokens, of which each row keeps those that it draws: the rows whose
+        step is over then. None where nothing is drafted, or has no room."""
+        drafts = drafts_for(rows, self.draft)
         if not any(drafts):
             return None
-        plan = plan_of(rows, drafts, tails)
-        logits = self.runtime.runner.forward(tokens_of(rows, drafts), plan)
-        for meter in distinct(row.branch.usage for row in rows):
-            meter.forward_passes += 1
-        processors = self.runtime.settings.processors
-        return plan, keep_drawn(rows, drafts, logits, processors, self.draft)
+        pause()
+        tree = self.runtime.tree
+        new = list[New]()
+        try:
+            for row, drafted in zip(rows, drafts, strict=True):
+                tokens = [row.branch.tokens[-1], *drafted]
+                places = tree.write(row.branch, tokens, room_of(row))
+                new.append(New(row.branch, tokens, places, range(len(tokens))))
+            logits = run(self.runtime, new)
+            for meter in distinct(row.branch.usage for row in rows):
+                meter.forward_passes += 1
+            processors = self.runtime.settings.processors
+            return keep_drawn(rows, drafts, logits, processors, self.draft)
+        except OutOfMemory:
+            return None
+        finally:  # what is left of a draft was computed in vain
+            for row in rows:
+                tree.rewind(row.branch, len(row.branch.tokens) - 1)
 
 
-def drafts_for(rows: Sequence[Row], draft: Guesses, capacity: int) -> list[list[int]]:
-    """Drafted tokens for each row, as many as may pay and have room, or none at all.
-
-    capacity: the tokens that each tail has room for. The last token of a step is never drafted: the
-    pass gives it in any case.
-    """
+def drafts_for(rows: Sequence[Row], draft: Guesses) -> list[list[int]]:
+    """Drafted tokens for each row, as many as may pay, or none at all. The last token of a step is
+    never drafted: the pass gives it in any case."""
     if len(rows) > draft.max_rows:
         return []
     if not (most := draft.length(len(rows))):
         draft.note_none()
         return []
-    counts = [
-        max(0, min(most, row.limit - len(row.branch.tokens) - 1, capacity - row.filled - 1))
-        for row in rows
-    ]
+    counts = [max(0, min(most, row.limit - len(row.branch.tokens) - 1)) for row in rows]
     if not any(counts):
         return []
     samplings = [row.request.sampling for row in rows]
     return draft.propose([row.branch for row in rows], counts, samplings)
-
-
-def plan_of(rows: Sequence[Row], drafts: Sequence[Sequence[int]], tails: KV) -> DraftPlan:
-    """The plan of the pass: of each row its last token, and its drafted ones."""
-    counts = [1 + len(drafted) for drafted in drafts]
-    positions, runs = list[int](), list[TailRows]()
-    for row, count in zip(rows, counts, strict=True):
-        first = len(positions)
-        start = len(row.branch.tokens) - 1
-        runs.append(TailRows(slice(first, first + count), row.place, row.filled))
-        positions += range(start, start + count)
-    return DraftPlan(shared_entries(paths(rows), counts), positions, tails, runs)
-
-
-def tokens_of(rows: Sequence[Row], drafts: Sequence[Sequence[int]]) -> list[int]:
-    """The tokens of the pass, in the order of its plan."""
-    tokens = list[int]()
-    for row, drafted in zip(rows, drafts, strict=True):
-        tokens += [row.branch.tokens[-1], *drafted]
-    return tokens
 
 
 def keep_drawn(
@@ -122,9 +108,7 @@ def keep_drawn(
     """Draw token after token for each row, as long as the one before was drafted as it was drawn.
     Returns the rows whose step is over.
 
-    So the tokens, their figures and where a step ends are those of one token at a time. What is
-    left of a draft was computed in vain: its KV stands beyond what the tail counts, and is written
-    over.
+    So the tokens, their figures and where a step ends are those of one token at a time.
     """
     firsts = [0]
     for drafted in drafts:

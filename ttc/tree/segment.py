@@ -1,4 +1,4 @@
-"""A segment: an immutable run of tokens on one tree edge, with its KV."""
+"""A segment: tokens of a path, and where in a storage their KV lies."""
 
 from __future__ import annotations
 
@@ -7,42 +7,36 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ttc.memory.kv import KV
     from ttc.memory.states import State
-
-MIN_SHARED_TOKENS = 8
-"""A common prefix shorter than this is recomputed: one more segment in every later plan would cost
-more."""
-
-MERGE_RATIO = 4
-"""A segment with one child joins it where it is at most so many times as long: chains stay
-logarithmic."""
+    from ttc.memory.storage import Storage
 
 _serial = count()
 
 
 class Segment:
-    """A run of tokens on one tree edge, with its KV, at positions `start` to `end`.
+    """A node of the tree: `tokens` that follow `parent`, in `storage` from its token `first` on.
 
-    refs: the branches that end here plus the children. The trunk is the empty segment above all
-        roots.
+    refs: the branches that end here, and the children. The trunk is the empty segment above all
+        others; it alone has no storage.
     state: of models with recurrent layers, their state after the last token, None where none was
         kept.
-    whole: whether all of its KV is there. What is being computed is not shared with others.
-    opening: how many tokens stand before the first generated one of the branch that made the
-        segment, for recurrent layers that compute these differently; 0 for all others.
     """
 
-    def __init__(self, tokens: list[int], kv: KV | None, parent: Segment | None, opening: int = 0):
+    def __init__(
+        self,
+        tokens: list[int],
+        storage: Storage | None = None,
+        first: int = 0,
+        parent: Segment | None = None,
+    ):
         self.tokens = tokens
-        self.kv = kv
+        self.held_in = storage
+        self.first = first
         self.parent = parent
-        self.opening = opening
+        self.start = parent.end if parent is not None else 0
         self.children: list[Segment] = []
-        self.state: State | None = None
         self.refs = 0
-        self.whole = True
-        self.start = parent.end if parent else 0
+        self.state: State | None = None
         self.serial = next(_serial)
 
     @property
@@ -50,21 +44,22 @@ class Segment:
         return self.start + len(self.tokens)
 
     @property
-    def storage(self) -> KV:
-        if self.kv is None:
-            raise RuntimeError(
-                f"segment {self.serial} at {self.start} holds no KV: it is the trunk, or was freed"
-            )
-        return self.kv
+    def storage(self) -> Storage:
+        if self.held_in is None:
+            raise RuntimeError("the trunk holds no tokens, or the segment was dropped")
+        return self.held_in
 
-    def opens(self, opening: int) -> int:
-        """How many of its tokens lie in an opening of so many."""
-        return min(max(opening - self.start, 0), len(self.tokens))
-
-    def serves(self, opening: int) -> bool:
-        return self.whole and self.opens(opening) == self.opens(self.opening)
+    @property
+    def is_last(self) -> bool:
+        """Whether its storage is written up to here, and nobody writes on, so that one may go on in
+        it."""
+        held_in = self.held_in
+        if held_in is None or held_in.being_written:
+            return False
+        return self.first + len(self.tokens) == held_in.filled
 
     def path(self) -> list[Segment]:
+        """From the first segment below the trunk to this one."""
         chain: list[Segment] = []
         node: Segment | None = self
         while node is not None and node.parent is not None:
@@ -72,12 +67,9 @@ class Segment:
             node = node.parent
         return chain[::-1]
 
+    def __repr__(self) -> str:
+        return f"Segment({self.start} to {self.end}, refs={self.refs}, {self.held_in!r})"
+
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-
-
-def worth_sharing(run: Sequence[int], tokens: Sequence[int]) -> bool:
-    """Whether a new segment of `run` would serve a branch that needs `tokens` at the same place."""
-    shared = common_prefix(run, tokens)
-    return shared >= MIN_SHARED_TOKENS or 0 < shared == len(run)

@@ -1,64 +1,78 @@
-"""The KV tree: immutable segments with reference counts, shared by every branch below them."""
+"""The tree of segments: who refers to which tokens, and where the next ones are written.
+
+No KV is ever copied. A fork is a reference, a split makes two views of one, and what nobody needs
+is cut off a storage's end. Who ends where a storage is written so far goes on in it, others begin
+their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from ttc.memory.kv import KV
-from ttc.memory.manager import KVMemory
-from ttc.memory.states import State
-from ttc.tree.branch import Branch
-from ttc.tree.segment import MERGE_RATIO, MIN_SHARED_TOKENS, Segment, common_prefix
+from ttc.memory.storage import Places, Storage
+from ttc.tree.segment import Segment, common_prefix
 
-SNAPSHOT_TOKENS = 1024
-"""The state of recurrent layers is kept after each so many tokens of a prompt, for other prompts to
-go on from."""
+
+class Holder(Protocol):
+    """Who holds a path: a branch, as far as the tree knows it."""
+
+    leaf: Segment
+
+
+class Path:
+    """Who holds a path for the time of a call. It has a reference already."""
+
+    def __init__(self, leaf: Segment):
+        self.leaf = leaf
 
 
 class Tree:
-    """All segments. Whoever holds a segment takes a reference with `hold` and gives it back with
+    """All segments. Whoever refers to one takes a reference with `hold` and gives it back with
     `drop`.
 
-    block_tokens: the largest number of tokens of a segment, None for no limit.
-    recuts: how often KV of the tree was cut or joined, which plans made before don't know.
+    begin: makes a storage for tokens after a segment, with room for so many, or for fewer. Told
+        whether they are written one at each pass.
+    free: lets go of a storage that nobody needs.
+    resume: makes a storage ready to be written on in, told the same; says whether it can be.
     """
 
-    def __init__(self, memory: KVMemory, block_tokens: int | None = None):
-        self.memory = memory
-        self.block_tokens = block_tokens
-        self.trunk = Segment([], None, None)
-        self.recuts = 0
+    def __init__(
+        self,
+        begin: Callable[[Segment, int, bool], Storage],
+        free: Callable[[Storage], None],
+        resume: Callable[[Storage, bool], bool] = lambda storage, one_each: True,
+    ):
+        self.begin = begin
+        self.free = free
+        self.resume = resume
+        self.trunk = Segment([])
+
+    # ---------------------------------------------------------------- references
 
     def hold(self, segment: Segment) -> Segment:
         segment.refs += 1
         return segment
 
     def drop(self, segment: Segment) -> None:
-        segment.refs -= 1
-        node: Segment | None = segment
-        while node is not None and node.refs == 0 and node.parent is not None:
-            parent = node.parent
+        node = segment
+        node.refs -= 1
+        while not node.refs and node.parent is not None:
+            parent, storage = node.parent, node.storage
             parent.children.remove(node)
-            parent.refs -= 1
-            if node.kv is not None:
-                self.memory.free(node.kv)
-            node.kv = None
-            self.set_state(node, None)
+            node.held_in = None
+            storage.filled = node.first  # later tokens of it stood below this segment
+            if not storage.filled:
+                self.free(storage)
             node = parent
+            node.refs -= 1
 
-    def move(self, branch: Branch, segment: Segment) -> Segment:
+    def move(self, branch: Holder, segment: Segment) -> None:
         self.hold(segment)
         self.drop(branch.leaf)
         branch.leaf = segment
-        return segment
 
-    def keep_only(self, branch: Branch) -> None:
-        segment = branch.leaf
-        while segment.end >= len(branch.tokens) and segment.parent is not None:
-            segment = segment.parent
-        self.move(branch, self.last_state(segment))
-
-    def let_go(self, branch: Branch) -> bool:
+    def let_go(self, branch: Holder) -> bool:
         """Take a branch off its leaf, and off what nobody else needs above. Says whether it had any
         KV."""
         segment = branch.leaf.parent
@@ -69,122 +83,122 @@ class Tree:
         self.move(branch, segment)
         return True
 
-    def attach(self, parent: Segment, tokens: list[int], kv: KV, opening: int = 0) -> Segment:
-        """A new child segment. The caller holds it, or it stays unreferenced until somebody
-        does."""
-        child = Segment(tokens, kv, self.hold(parent), opening)
-        parent.children.append(child)
-        return child
+    # ---------------------------------------------------------------- finding
 
-    def set_state(self, segment: Segment, state: State | None) -> None:
-        before = segment.state
-        segment.state = state
-        if before is not None:
-            self.memory.states.free(before)
-
-    def descend(self, segment: Segment, tokens: Sequence[int], opening: int = 0) -> Segment:
-        """The deepest segment that holds a prefix of `tokens` below `segment`; it is split where
-        they part. opening: see `Segment`.
-
-        With recurrent layers one cannot go on from the middle of a segment: then it is the deepest
-            one with a state, which may lie above `segment`.
-        """
-        recurrent = self.memory.states.shape is not None
+    def find(self, segment: Segment, tokens: Sequence[int]) -> Segment:
+        """The end of the longest prefix of `tokens` that stands below a segment, which is split
+        where they part."""
         while tokens:
             shared, child = max(
-                (
-                    (common_prefix(c.tokens, tokens), c)
-                    for c in segment.children
-                    if c.serves(opening)
-                ),
-                key=lambda x: x[0],
+                ((common_prefix(child.tokens, tokens), child) for child in segment.children),
+                key=lambda found: found[0],
                 default=(0, segment),
             )
-            if shared == len(child.tokens) and shared > 0:
-                segment, tokens = child, tokens[shared:]
-            elif shared >= MIN_SHARED_TOKENS and not recurrent:
-                return self.split(child, shared)
-            else:
+            if not shared:
                 break
-        return self.last_state(segment)
-
-    def last_state(self, segment: Segment) -> Segment:
-        """The deepest segment from here up that a branch can go on from: with recurrent layers one
-        with a state."""
-        recurrent = self.memory.states.shape is not None
-        while recurrent and segment.state is None and segment.parent is not None:
-            segment = segment.parent
+            if shared < len(child.tokens):
+                return self.split(child, shared)
+            segment, tokens = child, tokens[shared:]
         return segment
 
     def split(self, segment: Segment, at: int) -> Segment:
-        """Cut `segment` after `at` tokens. It becomes the lower part; the new upper part is
-        returned."""
-        from ttc.memory.recut import recut
-
-        upper_kv, lower_kv = recut(self.memory, [segment.storage], [at, len(segment.tokens) - at])
-        self.recuts += 1
+        """Part a segment after `at` tokens: two views in place of one. It becomes the lower one;
+        the upper one is returned."""
         parent = segment.parent
         assert parent is not None
-        upper = Segment(segment.tokens[:at], upper_kv, parent)
+        upper = Segment(segment.tokens[:at], segment.storage, segment.first, parent)
         parent.children[parent.children.index(segment)] = upper
         upper.children = [segment]
         upper.refs = 1
         segment.tokens = segment.tokens[at:]
-        segment.kv = lower_kv
-        segment.parent = upper
+        segment.first += at
         segment.start = upper.end
+        segment.parent = upper
         return upper
 
-    def compact(self, segment: Segment) -> None:
-        """Join `segment` with ancestors that only it needs, so that a long private chain is read as
-        one run."""
-        parent = segment.parent
-        while parent is not None and parent.parent is not None and parent.refs == 1:
-            if self._may_join(parent, segment):
-                self._absorb(parent, segment)
-            else:
-                segment = parent
-            parent = segment.parent
+    # ---------------------------------------------------------------- writing
 
-    def _may_join(self, parent: Segment, segment: Segment) -> bool:
-        joined = len(parent.tokens) + len(segment.tokens)
-        if self.block_tokens is not None and joined > self.block_tokens:
-            return False
-        if parent.state is not None and parent.end % SNAPSHOT_TOKENS == 0:
-            return False
-        if len(parent.tokens) > MERGE_RATIO * len(segment.tokens):
-            return False
-        from ttc.memory.recut import can_recut
+    def write(self, branch: Holder, tokens: Sequence[int], room: int) -> list[Places]:
+        """Give a branch's next tokens their places, one after the other; their KV is to be computed
+        next. room: how many tokens it is likely to write from here on, for which a new storage has
+        room.
 
-        return can_recut(self.memory, [parent.storage, segment.storage])
+        Raises OutOfMemory, and changes nothing then.
+        """
+        before = branch.leaf.end
+        places = []
+        try:
+            while tokens:
+                segment = self._open(branch, max(room, len(tokens)), one_each=False)
+                storage = segment.storage
+                count = min(len(tokens), storage.room - storage.filled)
+                places.append(Places(storage, storage.filled, count))
+                segment.tokens += tokens[:count]
+                storage.filled += count
+                tokens = tokens[count:]
+                room -= count
+        except BaseException:
+            self.rewind(branch, before)
+            raise
+        return places
 
-    def _absorb(self, parent: Segment, child: Segment) -> None:
-        from ttc.memory.recut import recut
+    def open(self, branch: Holder, room: int) -> Segment:
+        """Where a branch writes its next tokens, one at each pass, until `close`: a place in
+        memory that nobody else gets. room: as in `write`. Raises OutOfMemory."""
+        segment = self._open(branch, room, one_each=True)
+        segment.storage.being_written = True
+        return segment
 
-        assert parent.parent is not None
-        (kv,) = recut(
-            self.memory, [parent.storage, child.storage], [len(parent.tokens) + len(child.tokens)]
-        )
-        self.recuts += 1
-        above = parent.parent
-        if not child.opens(child.opening):
-            child.opening = min(parent.opening, parent.end)
-        above.children[above.children.index(parent)] = child
-        child.tokens = parent.tokens + child.tokens
-        child.kv = kv
-        child.parent = above
-        child.start = parent.start
-        parent.kv = None
-        parent.parent = None
-        parent.children = []
-        parent.refs = 0
-        self.set_state(parent, None)
+    def close(self, branch: Holder, tokens: Sequence[int]) -> None:
+        """A branch has written these tokens since `open`."""
+        segment = branch.leaf
+        storage = segment.storage
+        storage.being_written = False
+        if tokens and segment.refs > 1:  # others have come to end here, or to go on from here
+            self._below(branch, storage)
+            segment = branch.leaf
+        segment.tokens += tokens
+        storage.filled += len(tokens)
+        if not segment.tokens and segment.parent is not None:
+            self.move(branch, segment.parent)
+
+    def rewind(self, branch: Holder, length: int) -> None:
+        """Have a branch end after its first `length` tokens at the latest. What nobody else needs
+        of the others is gone."""
+        self.move(branch, self.within(branch.leaf, length))
+
+    def within(self, segment: Segment, length: int) -> Segment:
+        """The end of the first `length` tokens of a path, or of all where it has less."""
+        while segment.parent is not None and segment.start >= length:
+            segment = segment.parent
+        return segment if segment.end <= length else self.split(segment, length - segment.start)
+
+    def _open(self, branch: Holder, room: int, one_each: bool) -> Segment:
+        """The segment that a branch's next token belongs to, with a place for it."""
+        leaf = branch.leaf
+        goes_on = leaf.is_last and not leaf.storage.full
+        goes_on = goes_on and self.resume(leaf.storage, one_each)
+        if goes_on and leaf.refs == 1:
+            return leaf
+        return self._below(branch, leaf.storage if goes_on else self.begin(leaf, room, one_each))
+
+    def _below(self, branch: Holder, storage: Storage) -> Segment:
+        """A new segment for what a branch writes next, at the end of a storage."""
+        leaf = branch.leaf
+        segment = Segment([], storage, storage.filled, leaf)
+        self.hold(leaf)
+        leaf.children.append(segment)
+        self.move(branch, segment)
+        return segment
+
+    # ---------------------------------------------------------------- all of it
 
     def segments(self) -> list[Segment]:
-        segments: list[Segment] = []
-        stack = list(self.trunk.children)
-        while stack:
-            node = stack.pop()
-            segments.append(node)
-            stack.extend(node.children)
-        return segments
+        """All but the trunk, depth first."""
+        found: list[Segment] = []
+        waiting = self.trunk.children[::-1]
+        while waiting:
+            node = waiting.pop()
+            found.append(node)
+            waiting += node.children[::-1]
+        return found

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from experiments.lab.paper.helm import CHAT, CPU, LINK, MACHINES, qwen3
 from experiments.runs.provenance import machine, provenance
 from ttc import Engine, Split, Streamed
-from ttc.attention.plan import DecodePlan, Plan
+from ttc.attention.plan import Plan
 from ttc.cost_model.idle_link import helped_selector
 from ttc.decoder_layers import decoder_layers
 from ttc.memory.link import Link
@@ -271,7 +271,7 @@ def _timed(engine: Engine, link: Link) -> tuple[list[float], list[int]]:
     ) -> Tensor:
         start, before = time.perf_counter(), link.to_device_bytes.total()
         logits = forward(tokens, plan, keep)
-        if isinstance(plan, DecodePlan):
+        if plan.in_storages:
             seconds.append(time.perf_counter() - start)
             moved.append(link.to_device_bytes.total() - before)
         return logits

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from experiments.cli.output import show
 from experiments.cli.tables import Table
 from experiments.runs.provenance import provenance
-from ttc.attention.plan import DecodePlan
+from ttc.attention.plan import Plan
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.calibration.uncomputed import uncomputed
 from ttc.engine import Engine
@@ -74,7 +74,7 @@ class Keys:
     parts: int = 0
 
 
-def plan_of(problems: int, branches: int, tokens: int, own: int = OWN) -> DecodePlan:
+def plan_of(problems: int, branches: int, tokens: int, own: int = OWN) -> Plan:
     """The plan of a step of branches of several problems, which no model has computed. own: the
     tokens of each branch's own that are attended, the new one among them; from 2 on."""
     config = LlamaConfig(
@@ -94,7 +94,7 @@ def plan_of(problems: int, branches: int, tokens: int, own: int = OWN) -> Decode
     return batch.plan
 
 
-def counted(plan: DecodePlan, way: str, groups: int) -> Keys:
+def counted(plan: Plan, way: str, groups: int) -> Keys:
     """What a way to attend has to read for a plan. groups: query heads of a KV head."""
     tails, rows = [filled + 1 for filled in plan.filled], len(plan.positions)
     attended = sum(position + 1 for position in plan.positions)

@@ -30,7 +30,7 @@ from experiments.runs.data import load_task
 from experiments.runs.provenance import provenance
 from experiments.runs.schema import DatasetConfig
 from search import BeamSearch, BestFirst, BestOfN, Search, solve, solve_each
-from ttc.attention.plan import DecodePlan, Plan
+from ttc.attention.plan import Plan
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, TTCError
 from ttc.model.loading.load import load_tokenizer
@@ -144,7 +144,7 @@ def solve_watched(
             nonlocal other_passes
             before, start = dict(seconds), time.perf_counter()
             logits = forward(tokens, plan, *keep)
-            if isinstance(plan, DecodePlan):
+            if plan.in_storages:
                 rows.append(len(tokens))
                 entries.append(len(plan.entries))
                 for name, value in seconds.items():

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttc.attention.plan import DecodePlan, Plan
+from ttc.attention.plan import Plan
 from ttc.engine import Engine
 from ttc.model.loading.load import load
 from ttc.model.packed_linear import PackedLinear, pack_linears
@@ -43,7 +43,7 @@ def engine_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[Fi
     forward = engine.runner.forward
 
     def counted(rows: Any, plan: Plan, *keep: Any) -> Tensor:
-        if isinstance(plan, DecodePlan):
+        if plan.in_storages:
             entries.append(len(plan.entries))
         return forward(rows, plan, *keep)
 

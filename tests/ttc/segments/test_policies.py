@@ -8,19 +8,19 @@ from typing import Any, cast
 
 import pytest
 import torch
+from ttc.segments.engine import TreeEngine
 
 from experiments.standins.small_models import tokens
 from tests.helpers.models import build
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine
+from ttc.residency.base import Policy
+from ttc.residency.beam_groups import BeamGroups
+from ttc.residency.capture import Capture
+from ttc.residency.headwise import Headwise
+from ttc.residency.layerwise import Layerwise
+from ttc.residency.paged import Paged
 from ttc.segments.dry_run import DryRunner
-from ttc.segments.engine import TreeEngine
-from ttc.segments.policies.base import Policy
-from ttc.segments.policies.beam_groups import BeamGroups
-from ttc.segments.policies.capture import Capture
-from ttc.segments.policies.headwise import Headwise
-from ttc.segments.policies.layerwise import Layerwise
-from ttc.segments.policies.paged import Paged
 
 POLICIES: dict[str, tuple[type[Policy], dict[str, Any], float]] = {
     "resident": (Policy, {}, 1.0),

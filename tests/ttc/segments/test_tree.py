@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.helpers.tiers import examples
-from ttc.segments.pieces import depth_first, pieces
-from ttc.segments.segment import Segment
-from ttc.segments.storage import Storage
-from ttc.segments.tree import Tree
+from ttc.attention.pieces import depth_first, pieces
+from ttc.tree.segment import Segment
+from ttc.memory.storage import Storage
+from ttc.tree.tree import Tree
 
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ttc.attention.entry import Entry
-from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.hf_hook import IMPLEMENTATION, attending, tree_attention
+from ttc.attention.pieces import Piece
+from ttc.attention.plan import Plan, Run
 from ttc.errors import UnsupportedModel
-from ttc.memory.kv import KV, LayerKV
+from ttc.memory.kv import LayerKV
+from ttc.memory.storage import Places, Storage
 from ttc.model.check.recording import Attention, AttentionCall, eager_attention, named_attention
 
 SPREAD = 10.0
@@ -40,18 +41,18 @@ class CheckTree:
         """The packed rows in reverse, so that none follows its neighbour in the batch."""
         return self.pack(batch, axis).flip(axis)
 
-    def plan(self, layer: int, key: Tensor, value: Tensor) -> ExtendPlan:
+    def plan(self, layer: int, key: Tensor, value: Tensor) -> Plan:
         """Attention in one layer, with KV like `key` and `value` (1, kv_heads, rows, dim)."""
-        pieces = []
+        runs = []
         for rows in self.spans:
-            kv = KV(layer + 1, rows.stop - rows.start)
+            storage = Storage(layer + 1, self.positions[rows.start], rows.stop - rows.start)
             copy = LayerKV(torch.empty_like(key[0, :, rows]), torch.empty_like(value[0, :, rows]))
             # a module that serves several layers takes the first of them
-            kv.device = [copy] * (layer + 1)
-            pieces.append(Piece(rows, [(kv, 0, kv.tokens)]))
-        prefix = pieces[0].blocks[0][0]
-        entry = Entry(prefix, 0, self.prefix, slice(self.prefix, len(self.positions)))
-        return ExtendPlan([entry], self.positions, pieces)
+            storage.device = [copy] * (layer + 1)
+            runs.append(Run(rows, [Places(storage, 0, storage.room)]))
+        prefix = runs[0].places[0].storage
+        piece = Piece(prefix, 0, self.prefix, slice(self.prefix, len(self.positions)))
+        return Plan([piece], self.positions, runs)
 
 
 def check_function(

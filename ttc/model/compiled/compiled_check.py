@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.fused import SWITCH
 from ttc.attention.kernels import Layer, Partial
-from ttc.attention.plan import Plan
+from ttc.attention.plan import Plan, Run
 from ttc.errors import UnsupportedModel
-from ttc.memory.kv import KV, LayerKV, LayerShape
+from ttc.memory.kv import LayerShape
+from ttc.memory.storage import Places, Storage
 from ttc.model.check.model_check import CHECK_TOKENS
 from ttc.model.compiled import layers_kernel
 from ttc.model.compiled.fused_runner import FusedRunner, check_numbers
@@ -58,7 +58,7 @@ def why_not() -> str:
     return layers_kernel.why_not()
 
 
-class _Watched(ExtendPlan):
+class _Watched(Plan):
     """A plan that keeps what each layer gives to attention and gets from it. answers: what layers
     get, instead."""
 
@@ -103,13 +103,9 @@ def check_layers(
     positions = [*range(half), *range(far, far + half)]
 
     def watched(answers: list[Partial] | None = None) -> _Watched:
-        kv = KV(len(shapes), CHECK_TOKENS)
-        cpu = torch.device("cpu")
-        kv.device = [
-            LayerKV.empty(shape, CHECK_TOKENS, None, dtype, cpu, on_host=False) for shape in shapes
-        ]
-        pieces = [Piece(slice(n, n + half), [(kv, n, half)]) for n in (0, half)]
-        return _Watched([], positions, pieces, answers=answers)
+        storage = Storage.uncounted(shapes, CHECK_TOKENS, dtype, torch.device("cpu"))
+        runs = [Run(slice(n, n + half), [Places(storage, n, half)]) for n in (0, half)]
+        return _Watched([], positions, runs, answers=answers)
 
     by_modules = watched()
     expected = modules(tokens, by_modules)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ttc.attention.act_inputs import keep_inputs
 from ttc.attention.hf_hook import attending, attention_set_to, current_plan
 from ttc.attention.plan import Plan
 from ttc.memory.kv import LayerShape
@@ -190,7 +189,7 @@ class Regeneration:
                 if table is not None and table.layer == layer:
                     table.remember(leaf, plan.positions)
         inputs = args[0] if known.name is None else kwargs[known.name]
-        keep_inputs(plan, layer, inputs[0])
+        plan.keep_inputs(layer, inputs[0])
 
     @torch.inference_mode()
     def while_there(self, layer: int, work: Callable[[], None]) -> None:

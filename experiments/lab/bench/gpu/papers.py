@@ -19,7 +19,7 @@ from experiments.lab.bench import memory, placement
 from experiments.lab.bench.gpu.machine import FAILED, LEFT_OUT, MEASURED, Machine, Row
 from experiments.lab.paper.capture import Decoding, Setting
 from ttc import Capture, Engine, Sampling, Streamed
-from ttc.attention.plan import DecodePlan, Plan
+from ttc.attention.plan import Plan
 from ttc.errors import OutOfMemory
 
 QWEN3_8B: dict[str, Any] = placement.SHAPE | {
@@ -108,7 +108,7 @@ def _watched(machine: Machine, engine: Engine) -> tuple[list[float], list[int]]:
         start, before = time.perf_counter(), link.to_device_bytes.total()
         logits = forward(tokens, plan, keep)
         machine.synchronize()
-        if isinstance(plan, DecodePlan):
+        if plan.in_storages:
             seconds.append(time.perf_counter() - start)
             moved.append(link.to_device_bytes.total() - before)
         return logits

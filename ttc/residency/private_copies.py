@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ttc.segments.pieces import Piece, private_pieces
-from ttc.segments.storage import Storage
+from ttc.attention.pieces import Piece, private_pieces
+from ttc.memory.storage import Storage
 
 if TYPE_CHECKING:
-    from ttc.segments.policies.base import Paths
-    from ttc.segments.policies.beam_groups import BeamGroups
+    from ttc.residency.base import Paths
+    from ttc.residency.beam_groups import BeamGroups
 
 Part = tuple[Storage, int, int]
 """A storage, and from which of its tokens to which."""

@@ -5,19 +5,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from ttc.attention.stream import View
+from ttc.attention.kernels import Layer
+from ttc.attention.pieces import Piece
 from ttc.memory.kv import LayerKV, LayerShape
 from ttc.memory.link import Transfer
-from ttc.segments.memory import Memory
-from ttc.segments.pieces import Piece
+from ttc.memory.manager import Memory
 
 Copies = list[tuple[Tensor, Tensor]]
 Staged = dict[int, LayerKV]
 """Keys and values of pieces, by their numbers."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a streaming head sees: the first `sink` tokens and the last `window`, within the model's
+    window (HeadInfer, appendix D)."""
+
+    sink: int
+    window: int
+
+    def of(self, layer: Layer) -> Layer:
+        return replace(layer, recent=self.window, sink=self.sink)
+
+    def reaches(self, start: int, length: int, position: int) -> bool:
+        """Whether a row at `position` sees any of `length` tokens from `start` on."""
+        return start < self.sink or start + length > position - self.window + 1
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ttc.segments.segment import Segment
-from ttc.segments.storage import Storage
+from ttc.memory.storage import Storage
+from ttc.tree.segment import Segment
 
 
 @dataclass(frozen=True)

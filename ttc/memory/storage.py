@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.memory.kv import PLACE_BYTES, Codec, LayerKV
+from ttc.memory.kv import PLACE_BYTES, Codec, LayerKV, LayerShape
 from ttc.memory.tiers import BlockOf
 
 
@@ -42,11 +43,24 @@ class Storage(BlockOf[LayerKV]):
         self.block: Tensor | None = None
         self._places: bytes | None = None
 
+    @classmethod
+    def uncounted(
+        cls, shapes: Sequence[LayerShape], tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> Storage:
+        """A storage on the device that no memory knows, as for a check."""
+        storage = cls(len(shapes), 0, tokens)
+        storage.device = [
+            LayerKV.empty(shape, tokens, None, dtype, shape.device or device, on_host=False)
+            for shape in shapes
+        ]
+        return storage
+
     def tensors(self, copy: LayerKV) -> tuple[Tensor, Tensor]:
         """What of a copy is written, which is all that moves."""
         return self.span(copy, 0, self.filled)
 
     def span(self, copy: LayerKV, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a copy, from one of its tokens to another."""
         keys, values = copy.both
         if first == 0 and end == self.room:
             return keys, values
@@ -80,3 +94,11 @@ class Storage(BlockOf[LayerKV]):
 
     def __repr__(self) -> str:
         return f"Storage(start={self.start}, filled={self.filled} of {self.room})"
+
+
+class Places(NamedTuple):
+    """Where `length` tokens lie: in `storage`, from its token `first` on."""
+
+    storage: Storage
+    first: int
+    length: int

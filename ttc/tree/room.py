@@ -10,6 +10,9 @@ LEAST_TOKENS = 32
 WRITTEN_PER_ROOM = 4
 """And for one more for each so many that its branch has written."""
 
+TOGETHER_TOKENS = 256
+"""Groups that take turns on the device each decode at most so many tokens at a time."""
+
 
 def room_for(left: int, written: int) -> int:
     """Of a storage for a branch that may write `left` more tokens in its step, and has written so

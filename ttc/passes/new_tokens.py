@@ -1,0 +1,222 @@
+"""New tokens: which of them a pass computes, where their KV is written, and the pass itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ttc.attention.pieces import depth_first
+from ttc.attention.plan import Plan, Run
+from ttc.memory.storage import Places
+from ttc.passes.pass_by_pass import Passes
+from ttc.passes.runtime import Runtime
+from ttc.protocols import Purpose
+from ttc.tree.branch import Branch, by_problem
+from ttc.tree.tree import Holder, Path, Tree
+from ttc.usage import Usage, count_pass
+
+
+class New(NamedTuple):
+    """Tokens of a path that a pass computes.
+
+    keep: the numbers of those after which the model's output is wanted.
+    """
+
+    holder: Holder
+    tokens: Sequence[int]
+    places: Sequence[Places]
+    keep: Sequence[int] = ()
+
+
+class Packed(NamedTuple):
+    """The rows of a pass. order: the numbers of the `New` that the plan's runs are."""
+
+    tokens: list[int]
+    plan: Plan
+    order: list[int]
+
+
+def packed(runtime: Runtime, new: Sequence[New]) -> Packed:
+    paths = [one.holder.leaf.path() for one in new]
+    order = depth_first(paths)
+    tokens: list[int] = []
+    positions: list[int] = []
+    runs: list[Run] = []
+    starts: list[int] = []
+    for i in order:
+        one = new[i]
+        row, count = len(tokens), len(one.tokens)
+        start = one.places[0].storage.start + one.places[0].first
+        starts.append(start)
+        runs.append(Run(slice(row, row + count), one.places))
+        tokens += one.tokens
+        positions += range(start, start + count)
+    counts = [len(new[i].tokens) for i in order]
+    read = runtime.residency.pieces([paths[i] for i in order], counts, starts)
+    return Packed(tokens, runtime.plan(read, positions, runs), order)
+
+
+def run(runtime: Runtime, new: Sequence[New]) -> Tensor:
+    """One pass over new tokens: the model's outputs (kept rows, width), in the order of `new`."""
+    tokens, plan, order = packed(runtime, new)
+    firsts = {i: run.rows.start for i, run in zip(order, plan.runs, strict=True)}
+    keep = [firsts[i] + number for i, one in enumerate(new) for number in one.keep]
+    with plan:
+        return runtime.runner.forward(tokens, plan, keep or [len(tokens) - 1])
+
+
+@contextmanager
+def one_pass(
+    runtime: Runtime, holders: Sequence[Holder], tokens: Sequence[Sequence[int]]
+) -> Iterator[tuple[Packed, list[Path]]]:
+    """New tokens after each of some paths in a single pass, and who holds the longer paths until
+    it is over. None of them reads what another one writes."""
+    tree = runtime.tree
+    paths = [Path(tree.hold(holder.leaf)) for holder in holders]
+    try:
+        new = [
+            New(path, part, tree.write(path, part, len(part)))
+            for path, part in zip(paths, tokens, strict=True)
+        ]
+        rows = packed(runtime, new)
+        with rows.plan:
+            yield rows, paths
+        runtime.residency.leave([place.storage for one in new for place in one.places])
+    finally:
+        for path in reversed(paths):
+            tree.drop(path.leaf)
+
+
+@dataclass(eq=False)
+class Target:
+    """A path that is to have the KV of all of `tokens`.
+
+    branch: whose it is. holder: who holds it, None for one that begins where `after` has ended.
+    shared: whether what stands in the tree is taken, and others take what is computed.
+    wanted: the numbers of tokens after which the model's output is wanted, as far as it is
+        computed.
+    """
+
+    branch: Branch
+    tokens: Sequence[int]
+    holder: Holder | None
+    shared: bool = True
+    wanted: set[int] = field(default_factory=set)
+    after: Target | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.holder is not None and self.holder.leaf.end >= len(self.tokens)
+
+    def held(self, tree: Tree) -> Holder:
+        if self.holder is None:
+            assert self.after is not None and self.after.holder is not None
+            self.holder = Path(tree.hold(self.after.holder.leaf))
+        return self.holder
+
+
+Take = Callable[[Target, Sequence[int], Tensor], None]
+"""Gets the outputs (numbers, width) of a pass after the tokens with these numbers of a target."""
+
+
+@torch.inference_mode()
+def compute(
+    runtime: Runtime,
+    targets: Sequence[Target],
+    purpose: Purpose,
+    take: Take = lambda target, numbers, outputs: None,
+) -> Passes[None]:
+    """Bring each target's KV there, pass by pass. Between two of them others may use the tree. A
+    branch that is released there is left out from then on."""
+    waiting = list(targets)
+    missing = sum(
+        len(t.tokens) - (t.holder.leaf if t.holder else t.branch.leaf).end for t in waiting
+    )
+    runtime.residency.require(missing)
+    while waiting := [t for t in waiting if not t.branch.released and not t.done]:
+        with (
+            runtime.metered([target.branch for target in waiting]),
+            _chunk(runtime, waiting) as (chosen, new),
+        ):
+            outputs = run(runtime, new) if new else torch.empty(0)
+        count_pass(target.branch.usage for target in chosen)
+        sizes = [len(one.keep) for one in new]
+        parts = outputs[: sum(sizes)].split(sizes) if new else ()
+        for target, one, part in zip(chosen, new, parts, strict=True):
+            _count(target.branch.usage, len(one.tokens), purpose)
+            if one.keep:
+                first = one.places[0].storage.start + one.places[0].first
+                take(target, [first + number for number in one.keep], part)
+        if new:
+            yield
+
+
+@contextmanager
+def _chunk(runtime: Runtime, targets: Sequence[Target]) -> Iterator[tuple[list[Target], list[New]]]:
+    """The next tokens that a pass computes, with their places; taken back where it fails."""
+    tree, left = runtime.tree, runtime.prefill_tokens
+    chosen: list[Target] = []
+    new: list[New] = []
+    begun: list[tuple[Holder, int]] = []
+    try:
+        for target in targets:
+            holder = target.held(tree)
+            before = holder.leaf.end
+            begun.append((holder, before))
+            if target.shared:
+                tree.move(holder, tree.find(holder.leaf, target.tokens[before:]))
+            start = holder.leaf.end
+            target.branch.usage.shared_tokens += start - before
+            missing = target.tokens[start:]
+            part = missing[:left]
+            if part:
+                places = tree.write(holder, part, len(missing))
+                end = start + len(part)
+                keep = [number - start for number in sorted(target.wanted) if start <= number < end]
+                chosen.append(target)
+                new.append(New(holder, part, places, keep))
+                left -= len(part)
+            if not left:
+                break
+        yield chosen, new
+    except BaseException:
+        for holder, end in reversed(begun):
+            tree.rewind(holder, end)
+        raise
+    finally:
+        runtime.residency.leave([place.storage for one in new for place in one.places])
+
+
+def _count(usage: Usage, tokens: int, purpose: Purpose) -> None:
+    if purpose == "verifier":
+        usage.verifier_tokens += tokens
+    elif purpose == "recompute":
+        usage.recomputed_tokens += tokens
+    else:
+        usage.prompt_tokens += tokens
+
+
+def batches(
+    runtime: Runtime, branches: Sequence[Branch], runs: Sequence[Sequence[int]], together: bool
+) -> Iterator[list[int]]:
+    """Which branches share a pass: depth-first, as many as `prefill_tokens` rows hold, problems
+    whole."""
+    paths = [b.leaf.path() for b in branches]
+    order = depth_first(paths)
+    units = [[i] for i in order]
+    if together:
+        problems = by_problem([branches[i] for i in order])
+        units = [[order[n] for n in rows] for rows in problems]
+    batch: list[int] = []
+    for unit in units:
+        if batch and sum(len(runs[i]) for i in batch + unit) > runtime.prefill_tokens:
+            yield [batch[n] for n in depth_first([paths[i] for i in batch])]
+            batch = []
+        batch += unit
+    if batch:
+        yield [batch[n] for n in depth_first([paths[i] for i in batch])]

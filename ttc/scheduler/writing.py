@@ -1,0 +1,90 @@
+"""Where the rows at work write: each at the end of a storage, which grows in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ttc.attention.plan import Plan, Run
+from ttc.memory.storage import Places, Storage
+from ttc.passes.runtime import Runtime
+from ttc.scheduler.rows import Row, paths
+from ttc.tree.room import room_for
+
+
+def room_of(row: Row) -> int:
+    """The room of a storage that a row begins."""
+    return room_for(row.room, len(row.branch.tokens) - row.branch.prompt_length)
+
+
+class Writing:
+    """Opens places for the next tokens of rows, and notes in the tree what they have written.
+
+    storages: where each row has written in its step. They stay on the device until it is over.
+    """
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+        self.storages: dict[Row, dict[Storage, None]] = {}
+
+    def enter(self, rows: Sequence[Row]) -> None:
+        """Begin a group. Raises OutOfMemory, and changes nothing then."""
+        self.runtime.residency.enter(paths(rows))
+        self.open(rows)
+
+    def open(self, rows: Sequence[Row]) -> None:
+        """Give each row a place for its next token. Raises OutOfMemory: nothing is changed then."""
+        tree = self.runtime.tree
+        try:
+            for row in rows:
+                if row.filled:
+                    raise RuntimeError(
+                        f"{row.branch!r} is to decode without the KV of {row.filled} tokens"
+                    )
+                tree.open(row.branch, room_of(row))
+                row.begun = len(row.branch.tokens) - 1
+                row.leaf = row.branch.leaf
+                self.storages.setdefault(row, {})[row.leaf.storage] = None
+        except BaseException:
+            self.close(rows)
+            raise
+
+    def renew(self, rows: Sequence[Row]) -> None:
+        """Note what rows have written, and give each that has no place a new one. Raises
+        OutOfMemory: none of them has a place then."""
+        written = [row for row in rows if row.begun is None or row.filled]
+        self.close(written)
+        self.open(written)
+
+    def close(self, rows: Iterable[Row], done: bool = False) -> None:
+        """Note what rows have written. done: their steps are over, or wait."""
+        tree, policy = self.runtime.tree, self.runtime.residency
+        rows = list(rows)
+        for row in rows:
+            if row.begun is None:
+                continue
+            branch, begun, row.begun = row.branch, row.begun, None
+            if branch.leaf is not row.leaf:  # it was let go of
+                continue
+            tree.close(branch, branch.tokens[begun:-1])
+        left = [storage for row in rows if done for storage in self.storages.pop(row, ())]
+        policy.leave([storage for storage in left if storage in policy.memory.live])
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Raise RuntimeError where the KV of a row at work was taken: it would be read in the
+        wrong place."""
+        for row in rows:
+            if row.begun is not None and row.branch.leaf is not row.leaf:
+                raise RuntimeError(f"the KV of {row.branch!r} was let go of while it decodes")
+
+    def plan(self, rows: Sequence[Row]) -> tuple[Plan, int]:
+        """The plan of the next token of each row, and for how many passes their storages have
+        room."""
+        positions = [len(row.branch.tokens) - 1 for row in rows]
+        storages = [row.branch.leaf.storage for row in rows]
+        runs = [
+            Run(slice(n, n + 1), [Places(storage, storage.filled, 1)])
+            for n, storage in enumerate(storages)
+        ]
+        read = self.runtime.residency.pieces(paths(rows), [1] * len(rows), positions)
+        room = min(storage.room - storage.filled for storage in storages)
+        return self.runtime.plan(read, positions, runs), room

@@ -1,1 +1,0 @@
-"""Where KV lies and how it is read, policy by policy."""

@@ -229,9 +229,7 @@ Look = Callable[[int, Sequence[Tensor]], Any]
 class _ProbePass(ShrinkingPass):
     """A pass that the probe's layers are looked at in, and that `leaving` leave after them."""
 
-    def __init__(
-        self, runtime: Runtime, plan: Plan, look: Look, leaving: Callable[[], set[int]]
-    ):
+    def __init__(self, runtime: Runtime, plan: Plan, look: Look, leaving: Callable[[], set[int]]):
         super().__init__(runtime.lens, plan, lambda *_: set(), first_look=1)
         self.probe_layers = runtime.sharing.probe_layers
         self.look = look

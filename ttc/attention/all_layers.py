@@ -42,7 +42,7 @@ def all_layers(
         (rows, heads). All layers find their queries and new KV there and leave their results, one
         after the other. threads: how many will call the kernel at most.
     """
-    if not plan.in_storages:
+    if not plan.in_storages or plan.stream is not None:
         return None
     fused = plan.kernel_on(q)
     if not isinstance(fused, CompiledAttention):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ttc.tree.segment import Segment
 from ttc.memory.storage import Storage
+from ttc.tree.segment import Segment
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,16 @@ def pieces(
 def depth_first(paths: Sequence[Sequence[Segment]]) -> list[int]:
     """An order of the paths in which all paths through any one segment are neighbours."""
     return sorted(range(len(paths)), key=lambda i: [segment.serial for segment in paths[i]])
+
+
+def private_pieces(
+    paths: Sequence[Sequence[Segment]], counts: Sequence[int], ends: Sequence[int]
+) -> list[Piece]:
+    """Like `pieces`, but nothing is shared: each path has its own."""
+    found = []
+    row = 0
+    for path, rows, end in zip(paths, counts, ends, strict=True):
+        its = pieces([path], [rows], [end])
+        found += [replace(piece, rows=slice(row, row + rows)) for piece in its]
+        row += rows
+    return found

@@ -7,8 +7,9 @@ row for each branch is good for many passes, as long as each row's storage has r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -23,14 +24,24 @@ from ttc.attention.kernels import (
     segment_attention,
 )
 from ttc.attention.pieces import Piece
+from ttc.attention.reader import Reader, Reads
 from ttc.memory.kv import LayerKV
+from ttc.memory.manager import Memory
 from ttc.memory.states import StateBatch
-from ttc.memory.storage import Places
+from ttc.memory.storage import Places, Storage
 
-Staged = tuple[slice, dict[int, LayerKV]]
-"""Some KV heads, and of these what was read of pieces, by their numbers."""
-Read = Callable[[int, Sequence[Piece], Sequence[int]], Iterator[Staged]]
-"""How a policy reads those pieces of a layer that attention does not find on the device."""
+
+class Policy(Protocol):
+    """What a plan asks of a policy of the memory."""
+
+    @property
+    def memory(self) -> Memory: ...
+
+    def stream(self, reads: Reads) -> Reader | None:
+        """How what is not on the device is read, None when everything is there."""
+
+    def passed(self, storages: Sequence[tuple[Storage, int]]) -> None:
+        """Branches that decode have written storages up to so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +56,12 @@ class Plan:
     """pieces: what rows attend in full, the rows packed in depth-first order so that those of a
         piece are contiguous.
     positions: the position of each row's token.
-    runs: of all rows, in order. read: see `Read`.
+    runs: of all rows, in order.
+    policy: of the memory that the pieces lie in; None where all is on the device.
     states: of models with recurrent layers, the states of the pass's sequences.
-    goes_on: whether it is good for the passes after this one, a token further each time: where a
-        kernel attends, which is known once the first pass has run.
+    in_storages: whether each row writes its token where its branch's storage goes on. The plan is
+        good for many passes then, a token further each time.
+    passes: those that are done.
     Shapes: q (kv_heads, groups, rows, dim); key, value (kv_heads, rows, dim).
     """
 
@@ -57,18 +70,21 @@ class Plan:
         pieces: Sequence[Piece],
         positions: Sequence[int],
         runs: Sequence[Run],
-        read: Read | None = None,
+        policy: Policy | None = None,
     ):
         self.pieces = list(pieces)
         self.positions = list(positions)
         self.runs = list(runs)
-        self.read = read
+        self.policy = policy
         self.states: Sequence[StateBatch] = ()
         one_each = len(self.runs) == len(self.positions)
-        near = all(None not in run.places[0].storage.device for run in self.runs)
-        acts = any(run.places[0].storage.acts for run in self.runs)
-        self.in_storages = one_each and near and not acts
-        self.goes_on = False
+        places = [place for run in self.runs for place in run.places]
+        near = all(None not in place.storage.device for place in places)
+        self.in_storages = one_each and near and not any(place.storage.acts for place in places)
+        self.passes = 0
+        self.stream: Reader | None = None
+        if policy is not None:
+            self.stream = policy.stream(Reads(self.pieces, self.positions, self.in_storages))
         self._spans: dict[
             tuple[int, VisibleRange, torch.device], tuple[int, Tensor | None] | None
         ] = {}
@@ -97,10 +113,26 @@ class Plan:
     def advance(self) -> None:
         """A pass is done: each row has written a token, and the next follows it."""
         self.positions = [position + 1 for position in self.positions]
+        self.passes += 1
         self._spans.clear()
         for fused in self._kernels.values():
             if fused is not None:
                 fused.advance()
+        if self.policy is not None and self.in_storages:
+            places = [run.places[0] for run in self.runs]
+            self.policy.passed([(p.storage, p.first + self.passes) for p in places])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back what reading takes."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
 
     def kernel_for(self, q: Tensor) -> FusedAttention | None:
         runs = [(run.rows.start, run.rows.stop) for run in self.runs]
@@ -109,11 +141,8 @@ class Plan:
         rows = range(len(runs))
         places = [run.places[0] for run in self.runs]
         owners = [place.storage for place in places], [place.first for place in places]
-        kernel = fused_attention(
-            self.pieces, runs, self.positions, q, (rows, [0] * len(rows)), owners=owners
-        )
-        self.goes_on = kernel is not None
-        return kernel
+        filled = [self.passes] * len(rows)
+        return fused_attention(self.pieces, runs, self.positions, q, (rows, filled), owners=owners)
 
     # ---------------------------------------------------------------- a layer
 
@@ -124,19 +153,34 @@ class Plan:
         Returns out (kv_heads, groups, rows, value_dim) and its log-sum-exp, both at least float32.
         """
         fused = self.kernel_on(q)
-        if fused is not None and fused.takes(layer, q):
+        stream = self.stream
+        views = stream.views.get(layer.index, ()) if stream is not None else ()
+        if fused is not None and fused.takes(layer, q) and not views:
             out, lse = self.attend_fused(fused, layer, q, key, value)
             absent = fused.arrays.absent_from(layer.index)
         else:
             self.store(layer.index, key, value)
             out, lse = self.attend_new(layer, slice(None), q, key, value)
+            for heads, view in views:
+                out[heads], lse[heads] = self.attend_new(view.of(layer), heads, q, key, value)
             absent = self._attend_pieces(layer, q, out, lse)
-        if absent:
-            assert self.read is not None, "a piece is neither on the device nor read"
-            for heads, staged in self.read(layer.index, self.pieces, sorted(absent)):
-                for index, copy in staged.items():
-                    self._attend(layer, index, q[heads], copy, out[heads], lse[heads])
+        for unit, copies in stream.read(layer.index) if stream is not None else ():
+            seen = layer if unit.view is None else unit.view.of(layer)
+            for index, copy in copies.items():
+                self._attend(seen, index, q[unit.heads], copy, out[unit.heads], lse[unit.heads])
+            absent.difference_update(copies)
+        if absent and (stream is None or not stream.sparse):
+            self._expect_hidden(layer, absent, q.device)
         return out, lse
+
+    def _expect_hidden(self, layer: Layer, absent: Iterable[int], device: torch.device) -> None:
+        """Raise RuntimeError where something that was not read lies within the layer's window."""
+        for index in absent:
+            rows = self.pieces[index].rows
+            if rows.start < rows.stop and self._span(index, layer, device) is not None:
+                raise RuntimeError(
+                    f"piece {index} of layer {layer.index} is neither on the device nor read"
+                )
 
     def attend_fused(
         self, fused: FusedAttention, layer: Layer, q: Tensor, key: Tensor, value: Tensor
@@ -153,26 +197,41 @@ class Plan:
         return fused.attend(layer, q, keys, values, None)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        for run in self.runs:
-            row = run.rows.start
-            for storage, first, length in run.places:
-                if layer not in storage.acts:
-                    copy = storage.device[layer]
-                    assert copy is not None, "what is being written is on the device"
-                    copy.keys[:, first : first + length] = key[:, row : row + length]
-                    copy.values[:, first : first + length] = value[:, row : row + length]
-                row += length
+        for rows, storage, first in self._places():
+            if layer in storage.acts:
+                continue
+            new = key[:, rows], value[:, rows]
+            near = storage.device[layer]
+            if near is None:
+                self._on_host().store(storage, layer, first, *new)
+                continue
+            for place, part in zip(near.both, new, strict=True):
+                place[:, first : first + part.shape[1]] = part
 
     def keep_inputs(self, layer: int, inputs: Tensor) -> None:
         """Store the inputs (rows, width) of a layer's K and V projections where they are kept."""
+        for rows, storage, first in self._places():
+            kept = storage if storage.inputs is None else storage.inputs
+            if layer not in kept.acts:
+                continue
+            part = inputs[None, rows]
+            near = kept.device[layer]
+            if near is None:
+                self._on_host().store(storage, layer, first, part, part[..., :0])
+            else:
+                near.keys[:, first : first + part.shape[1]] = part
+
+    def _places(self) -> Iterator[tuple[slice, Storage, int]]:
+        """Which rows of this pass are written in a storage, and from which of its tokens on."""
         for run in self.runs:
             row = run.rows.start
             for storage, first, length in run.places:
-                if layer in storage.acts:
-                    copy = storage.device[layer]
-                    assert copy is not None
-                    copy.keys[0, first : first + length] = inputs[row : row + length]
+                yield slice(row, row + length), storage, first + self.passes
                 row += length
+
+    def _on_host(self) -> Memory:
+        assert self.policy is not None, "what is being written is in neither tier"
+        return self.policy.memory
 
     def _attend_pieces(self, layer: Layer, q: Tensor, out: Tensor, lse: Tensor) -> set[int]:
         """Fold the pieces on the device into (out, lse), and return the others."""
@@ -182,14 +241,16 @@ class Plan:
             if copy is None:
                 absent.add(index)
             else:
-                where = slice(piece.first, piece.first + piece.length)
-                part = LayerKV(copy.keys[:, where], copy.values[:, where])
+                part = LayerKV(*piece.kv.span(copy, piece.first, piece.first + piece.length))
                 self._attend(layer, index, q, part, out, lse)
         return absent
 
     def attend_new(
         self, layer: Layer, heads: slice, q: Tensor, key: Tensor, value: Tensor
     ) -> Partial:
+        if self.in_storages:
+            return self._attend_own(layer, heads, q)
+        q, key, value = q[heads], key[heads], value[heads]
         kv_heads, groups, rows, _ = q.shape
         dtype = torch.promote_types(q.dtype, torch.float32)
         out = torch.empty(kv_heads, groups, rows, value.shape[-1], dtype=dtype, device=q.device)
@@ -209,6 +270,31 @@ class Plan:
                 visible=visible,
             )
         return out, lse
+
+    def _attend_own(self, layer: Layer, heads: slice, q: Tensor) -> Partial:
+        """What some KV heads see of the tokens that each row has written since the plan was
+        made."""
+        count = self.passes + 1
+        parts = []
+        for run in self.runs:
+            storage, first, _ = run.places[0]
+            near = storage.device[layer.index]
+            assert near is not None
+            parts.append([part[heads] for part in storage.span(near, first, first + count)])
+        keys, values = (torch.stack(side) for side in zip(*parts, strict=True))
+        visible = None
+        if not layer.sees_all:
+            positions = torch.tensor(self.positions, device=q.device)
+            places = positions[:, None] - torch.arange(count - 1, -1, -1, device=q.device)
+            seen = [
+                layer.sees(one[None], its)[0] for one, its in zip(positions, places, strict=True)
+            ]
+            visible = torch.stack(seen)[:, None, None]
+        out, lse = partial_attention(
+            q[heads].permute(2, 0, 1, 3), keys, values, layer, visible=visible
+        )
+        out = out.to(torch.promote_types(out.dtype, torch.float32))
+        return out.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
 
     def _attend(
         self, layer: Layer, index: int, q: Tensor, copy: LayerKV, out: Tensor, lse: Tensor

@@ -218,7 +218,7 @@ class PlanArrays:
         return self.absent[layer].copy() if self.entries else set()
 
 
-def addresses_of(kvs: Sequence[KV]) -> tuple[np.ndarray, list[list[LayerKV | None]]]:
+def addresses_of(kvs: Sequence[Storage]) -> tuple[np.ndarray, list[list[LayerKV | None]]]:
     """Where runs of KV are on the device, (layers, runs, 6), as in `addresses` above; and the
     copies that are there."""
     copies = [kv.device[:] for kv in kvs]

@@ -17,12 +17,8 @@ from ttc.memory.storage import Places, Storage
 class _Observer(Plan):
     """A prefill in one pass that notes how much attention each KV head pays to sink and window."""
 
-    def __init__(
-        self, storage: Storage, tokens: int, sink: int, window: int, device: torch.device
-    ):
-        super().__init__(
-            [], range(tokens), [Run(slice(0, tokens), [Places(storage, 0, tokens)])]
-        )
+    def __init__(self, storage: Storage, tokens: int, sink: int, window: int, device: torch.device):
+        super().__init__([], range(tokens), [Run(slice(0, tokens), [Places(storage, 0, tokens)])])
         place = torch.arange(tokens, device=device)
         distance = place[:, None] - place[None]  # (rows, keys)
         self.causal = distance >= 0

@@ -224,9 +224,7 @@ class Graphs:
         self._graphs[room.rows] = _Recorded(graph, arrays, logits, ref(plan))
         return result[: len(tokens)]
 
-    def _replay(
-        self, recorded: _Recorded, tokens: Sequence[int] | Tensor, plan: Plan
-    ) -> Tensor:
+    def _replay(self, recorded: _Recorded, tokens: Sequence[int] | Tensor, plan: Plan) -> Tensor:
         self.replayed += 1
         recorded.arrays.next_pass(tokens, plan.positions)
         rows = slice(len(tokens))

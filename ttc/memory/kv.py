@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from struct import pack
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 

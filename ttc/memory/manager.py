@@ -3,7 +3,9 @@ between them that counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -11,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ttc.errors import InvalidInput
+from ttc.memory.dry_link import DryLink
 from ttc.memory.kv import LayerACT, LayerKV, LayerShape
 from ttc.memory.link import Link
 from ttc.memory.state_memory import StateMemory
 from ttc.memory.storage import Storage
 from ttc.memory.tiers import Block, Tiers, as_out_of_memory
 
-MakeRoom = Callable[[int], None]
+MakeRoom = Callable[[int], object]
 
 
 class Memory(Tiers):
@@ -45,6 +48,8 @@ class Memory(Tiers):
         one_block: bool = False,
     ):
         super().__init__(device, budget_bytes, host_budget_bytes, link_gbps)
+        if device.type == "meta":
+            self.link = DryLink()
         self.shapes = tuple(shapes)
         self.layers = range(len(self.shapes))
         self.dtype = dtype
@@ -73,46 +78,170 @@ class Memory(Tiers):
 
     # ---------------------------------------------------------------- storages
 
-    def begin(self, start: int, room: int, acts: Iterable[int] = ()) -> Storage:
-        """A storage on the device for tokens from a position on. Raises OutOfMemory."""
-        room = room if self.block_tokens is None else min(room, self.block_tokens)
-        storage = Storage(len(self.shapes), start, room, acts)
-        nbytes = sum(self.piece_bytes(storage, layer) for layer in self.layers)
-        if self.device.free_bytes < nbytes:
-            self.make_room(nbytes)
-        self.claim(self.device, nbytes)
-        if self.one_block and not storage.acts:
+    def room(self, tokens: int) -> int:
+        """Of a new storage for so many tokens."""
+        most = self.block_tokens
+        return tokens if most is None else min(tokens, most)
+
+    def begin(
+        self,
+        start: int,
+        room: int,
+        acts: Iterable[int] = (),
+        near: Collection[int] | None = None,
+    ) -> Storage:
+        """A storage for tokens from a position on, some layers (None: all) on the device and the
+        others on the host. Raises OutOfMemory."""
+        storage = Storage(len(self.shapes), start, self.room(room), acts)
+        layers = self.layers[self.fixed_layers :]
+        here = layers if near is None else [layer for layer in near if layer >= self.fixed_layers]
+        away = [layer for layer in layers if layer not in here]
+        here_bytes, away_bytes = (
+            sum(self.piece_bytes(storage, layer) for layer in side) for side in (here, away)
+        )
+        if self.device.free_bytes < here_bytes:
+            self.make_room(here_bytes)
+        self.claim(self.device, here_bytes)
+        self.require_host(away_bytes)
+        if self.one_block and not storage.acts and not away:
             shape = self.shapes[0]
-            with as_out_of_memory(self.device, nbytes):
+            with as_out_of_memory(self.device, here_bytes):
                 storage.block = torch.empty(
-                    *(len(self.shapes), 2, shape.kv_heads, room, shape.key_dim),
+                    *(len(self.shapes), 2, shape.kv_heads, storage.room, shape.key_dim),
                     dtype=self.dtype,
                     device=shape.device or self.link.device,
                 )
             storage.device = [LayerKV.of_block(storage.block, layer) for layer in self.layers]
         else:
-            storage.device = [self.buffer(storage, layer) for layer in self.layers]
-        self.device.take(nbytes)
+            for layer in [*range(self.fixed_layers), *here]:
+                storage.device[layer] = self.buffer(storage, layer)
+            for layer in away:
+                storage.host[layer] = self.buffer(storage, layer, host=True)
+        self.device.take(here_bytes)
+        self.host.take(away_bytes)
         self.fixed.take(self.fixed_bytes(storage))
+        storage.used_at = self.clock + 1
         self.live[storage] = None
         return storage
 
     def free(self, storage: Storage) -> None:
         self.fixed.give(self.fixed_bytes(storage))
+        if storage.inputs is not None:
+            self.drop_inputs(storage)
         self.give_back(storage)
         storage.block = None
         del self.live[storage]
 
-    def forget_on_host(self, storage: Storage) -> None:
-        for layer in storage.spare:
-            storage.host[layer] = None
-            self.host.give(self.piece_bytes(storage, layer), storage.under_way)
+    def copy(
+        self, storage: Storage, first: int, end: int, cause: str, layers: Iterable[int]
+    ) -> Storage:
+        """A copy on the device of some tokens of a storage, fetched from the host."""
+        layers = list(layers)
+        self.write_back(storage, cause, layers)
+        twin = Storage(len(self.shapes), storage.start + first, end - first, storage.acts)
+        twin.filled = twin.room
+        for layer in layers:
+            source = storage.host[layer]
+            assert source is not None
+            twin.host[layer] = type(source)(*storage.span(source, first, end))
+        twin.written = storage.written
+        try:
+            self.fetch(twin, cause, layers)
+        finally:
+            twin.host = [None] * len(self.shapes)
+        self.live[twin] = None
+        return twin
 
     def used(self, storages: Iterable[Storage]) -> None:
         """A plan is about to read or write these."""
         self.clock += 1
         for storage in storages:
             storage.used_at = self.clock
+
+    def wait(self, storages: Iterable[Storage]) -> None:
+        """Let what is computed from here on see what was fetched of these."""
+        for storage in storages:
+            self.link.wait(storage.fetched)
+
+    # ---------------------------------------------------------------- inputs beside KV
+
+    def keep_inputs(self, storage: Storage, layers: Collection[int]) -> None:
+        """Room on the device for the inputs of some layers' K and V projections, beside what a
+        storage keeps. Raises OutOfMemory."""
+        inputs = Storage(len(self.shapes), storage.start, storage.room, layers)
+        nbytes = sum(self.piece_bytes(inputs, layer) for layer in layers)
+        if self.device.free_bytes < nbytes:
+            self.make_room(nbytes)
+        self.claim(self.device, nbytes)
+        for layer in layers:
+            inputs.device[layer] = self.buffer(inputs, layer)
+        self.device.take(nbytes)
+        storage.inputs = inputs
+
+    def drop_inputs(self, storage: Storage) -> None:
+        assert storage.inputs is not None
+        self.give_back(storage.inputs)
+        storage.inputs = None
+
+    def become_acts(self, storage: Storage) -> None:
+        """Keep the inputs alone in the layers that have any."""
+        inputs = storage.inputs
+        assert inputs is not None
+        freed = sum(self.piece_bytes(storage, layer) for layer in inputs.acts)
+        for layer in inputs.acts:
+            storage.device[layer] = inputs.device[layer]
+        storage.acts, storage.inputs, storage.block = inputs.acts, None, None
+        self.device.give(freed, storage.under_way)
+
+    # ---------------------------------------------------------------- the host's copies
+
+    def store(self, storage: Storage, layer: int, first: int, key: Tensor, value: Tensor) -> None:
+        """Write new keys and values (kv_heads, tokens, dim) to the host copy of a layer."""
+        copy = storage.host[layer]
+        assert copy is not None, "what is being written is in neither tier"
+        places = storage.span(copy, first, first + key.shape[1])
+        new = key.contiguous(), value.contiguous()
+        self.send_to_host(storage, list(zip(places, new, strict=True)), "new")
+
+    def mirror(self, storage: Storage) -> None:
+        """Give what the device has of a storage room on the host, which `write_on` fills; none
+        where the host has too little."""
+        missing = [
+            layer for layer in self.layers if storage.device[layer] and not storage.host[layer]
+        ]
+        nbytes = sum(self.piece_bytes(storage, layer) for layer in missing)
+        if len(missing) < len(self.layers) or nbytes > self.host.free_bytes:
+            return
+        self.claim(self.host, nbytes)
+        for layer in missing:
+            storage.host[layer] = self.buffer(storage, layer, host=True)
+        self.host.take(nbytes)
+        storage.on_host = 0
+
+    def write_on(self, storage: Storage, end: int, cause: str) -> None:
+        """Bring the host's copies of what the device has too up to its first `end` tokens."""
+        first = storage.on_host
+        storage.on_host = max(first, end)
+        layers = storage.spare
+        if first >= end or not layers:
+            return
+        copies: list[tuple[Tensor, Tensor]] = []
+        for layer in layers:
+            near, far = storage.device[layer], storage.host[layer]
+            assert near is not None and far is not None
+            parts = storage.span(far, first, end), storage.span(near, first, end)
+            copies += zip(*parts, strict=True)
+        self.send_to_host(storage, copies, cause)
+
+    def write_back(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
+        if isinstance(block, Storage):
+            self.write_on(block, block.filled, cause)
+        super().write_back(block, cause, pieces)
+
+    def fetch(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
+        if isinstance(block, Storage):
+            self.write_on(block, block.filled, "write-back")
+        super().fetch(block, cause, pieces)
 
     # ---------------------------------------------------------------- what `Tiers` asks
 
@@ -134,11 +263,12 @@ class Memory(Tiers):
         if not isinstance(block, Storage):
             return self.states.buffer(host)
         shape = self.shapes[piece]
-        near = shape.device or self.link.device
-        place = torch.device("cpu") if piece < self.fixed_layers else near
+        near = self.link.device
+        if near.type != "meta":
+            near = torch.device("cpu") if piece < self.fixed_layers else shape.device or near
         tier = self.host if host else self.device
         on_host = host and self.link.device.type != "meta"  # a dry run has no numbers anywhere
-        like = block.room, None, self.dtype, place, on_host
+        like = block.room, None, self.dtype, near, on_host
         with as_out_of_memory(tier, self.piece_bytes(block, piece)):
             if piece in block.acts:
                 return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)
@@ -175,8 +305,6 @@ class Memory(Tiers):
     def reserve(self, elements: int) -> Tensor:
         """A plain device buffer for KV in transit; `unreserve` gives it back."""
         nbytes = elements * self.dtype.itemsize
-        if self.device.free_bytes < nbytes:
-            self.make_room(nbytes)
         self.claim(self.device, nbytes)
         with as_out_of_memory(self.device, nbytes):
             buffer = torch.empty(elements, dtype=self.dtype, device=self.link.device)
@@ -186,7 +314,31 @@ class Memory(Tiers):
     def unreserve(self, buffer: Tensor) -> None:
         self.device.give(buffer.numel() * self.dtype.itemsize)
 
-    def on_device(self) -> list[Storage]:
-        """Storages of which the device has something, the longest unused first."""
-        near = [storage for storage in self.live if any(storage.device)]
-        return sorted(near, key=lambda storage: storage.used_at)
+    def device_bytes(self, storage: Storage) -> int:
+        """What a storage takes on the device, inputs beside it included."""
+        beside = 0 if storage.inputs is None else self.tier_bytes(storage.inputs)[0]
+        return self.tier_bytes(storage)[0] + beside
+
+    # ---------------------------------------------------------------- trials
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """What is done within moves no byte, and is undone at the end. It raises OutOfMemory as it
+        would in earnest."""
+        link, live, clock = self.link, dict(self.live), self.clock
+        tiers = [(tier, dict(vars(tier))) for tier in (self.device, self.host)]
+        before = [
+            (storage, vars(storage) | {"device": storage.device[:], "host": storage.host[:]})
+            for one in live
+            for storage in (one, one.inputs)
+            if storage is not None
+        ]
+        self.link = DryLink()
+        for tier, _ in tiers:
+            tier.leaving = deque()
+        try:
+            yield
+        finally:
+            self.link, self.live, self.clock = link, live, clock
+            for changed, kept in (*tiers, *before):
+                vars(changed).update(kept)

@@ -69,8 +69,7 @@ class State(BlockOf[Tensors]):
         super().__init__(1)
         self.fixed: Tensors = {}
 
-    @staticmethod
-    def tensors(copy: Tensors) -> list[Tensor]:
+    def tensors(self, copy: Tensors) -> list[Tensor]:
         return [copy[part] for part in sorted(copy)]
 
     def near(self, part: Part) -> Tensor | None:

@@ -19,6 +19,9 @@ class Storage(BlockOf[LayerKV]):
 
     Its segments are a chain, each the child of the one before: nobody else writes between them.
     acts: the layers that keep the inputs of their K and V projections (CAPTURE).
+    inputs: while it is written, such inputs beside its keys and values, where it may keep them
+        alone later.
+    on_host: of layers that lie in both tiers, how many tokens the host's copies have.
     block: the device copies of all layers as one tensor (layers, 2, kv_heads, room, dim), keys
         before values, where they lie so.
     being_written: whether a branch has a place in it for its next tokens, which nobody else gets.
@@ -33,6 +36,8 @@ class Storage(BlockOf[LayerKV]):
         self.room = room
         self.acts = frozenset(acts)
         self.filled = 0
+        self.on_host = 0
+        self.inputs: Storage | None = None
         self.being_written = False
         self.used_at = 0
         self.block: Tensor | None = None
@@ -50,9 +55,16 @@ class Storage(BlockOf[LayerKV]):
         ]
         return storage
 
-    @staticmethod
-    def tensors(copy: LayerKV) -> tuple[Tensor, Tensor]:
-        return copy.both
+    def tensors(self, copy: LayerKV) -> tuple[Tensor, Tensor]:
+        """What of a copy is written, which is all that moves."""
+        return self.span(copy, 0, self.filled)
+
+    def span(self, copy: LayerKV, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a copy, from one of its tokens to another."""
+        keys, values = copy.both
+        if first == 0 and end == self.room:
+            return keys, values
+        return keys[:, first:end], values[:, first:end]
 
     @property
     def full(self) -> bool:

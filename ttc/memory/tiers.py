@@ -108,10 +108,9 @@ class BlockOf(ABC, Generic[Copy]):
         self.written: Transfer | None = None
         self.fetched: Transfer | None = None
 
-    @staticmethod
     @abstractmethod
-    def tensors(copy: Copy) -> Sequence[Tensor]:
-        """The tensors of a copy, in the same order for every copy of a piece."""
+    def tensors(self, copy: Copy) -> Sequence[Tensor]:
+        """What moves of a copy, in the same order for every copy of a piece."""
 
     @property
     def under_way(self) -> list[Transfer]:

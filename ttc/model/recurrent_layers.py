@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from transformers.cache_utils import DummyLayer, DynamicCache, LinearAttentionCacheLayerMixin
 
-from ttc.memory.storage import Storage as KV
 from ttc.memory.states import State, StateBatch, StateShape
+from ttc.memory.storage import Storage as KV
 from ttc.parts import handler
 
 FIND_TOKENS = 4

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ttc.attention.pieces import depth_first, pieces
+from ttc.attention.pieces import depth_first
 from ttc.attention.plan import Plan, Run
 from ttc.memory.storage import Places
 from ttc.passes.pass_by_pass import Passes
@@ -57,7 +57,7 @@ def packed(runtime: Runtime, new: Sequence[New]) -> Packed:
         tokens += one.tokens
         positions += range(start, start + count)
     counts = [len(new[i].tokens) for i in order]
-    read = pieces([paths[i] for i in order], counts, starts)
+    read = runtime.residency.pieces([paths[i] for i in order], counts, starts)
     return Packed(tokens, runtime.plan(read, positions, runs), order)
 
 
@@ -66,7 +66,8 @@ def run(runtime: Runtime, new: Sequence[New]) -> Tensor:
     tokens, plan, order = packed(runtime, new)
     firsts = {i: run.rows.start for i, run in zip(order, plan.runs, strict=True)}
     keep = [firsts[i] + number for i, one in enumerate(new) for number in one.keep]
-    return runtime.runner.forward(tokens, plan, keep or [len(tokens) - 1])
+    with plan:
+        return runtime.runner.forward(tokens, plan, keep or [len(tokens) - 1])
 
 
 @contextmanager
@@ -82,7 +83,9 @@ def one_pass(
             New(path, part, tree.write(path, part, len(part)))
             for path, part in zip(paths, tokens, strict=True)
         ]
-        yield packed(runtime, new), paths
+        rows = packed(runtime, new)
+        with rows.plan:
+            yield rows, paths
         runtime.residency.leave([place.storage for one in new for place in one.places])
     finally:
         for path in reversed(paths):
@@ -154,9 +157,7 @@ def compute(
 
 
 @contextmanager
-def _chunk(
-    runtime: Runtime, targets: Sequence[Target]
-) -> Iterator[tuple[list[Target], list[New]]]:
+def _chunk(runtime: Runtime, targets: Sequence[Target]) -> Iterator[tuple[list[Target], list[New]]]:
     """The next tokens that a pass computes, with their places; taken back where it fails."""
     tree, left = runtime.tree, runtime.prefill_tokens
     chosen: list[Target] = []

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ttc.checks import check_is, check_kind, check_whole
 from ttc.attention.pieces import Piece
 from ttc.attention.plan import Plan, Run
+from ttc.checks import check_is, check_kind, check_whole
 from ttc.memory.manager import Memory
 from ttc.model.generation_settings import GenerationSettings
 from ttc.model.limits import ModelLimits
@@ -97,14 +97,11 @@ class Runtime:
             branch.opening_with(given) if recurrent is not None and recurrent.knows_opening else 0
         )
 
-    def plan(
-        self, pieces: Sequence[Piece], positions: Sequence[int], runs: Sequence[Run]
-    ) -> Plan:
+    def plan(self, pieces: Sequence[Piece], positions: Sequence[int], runs: Sequence[Run]) -> Plan:
         """The plan of a pass, or of several, that reads these pieces and writes these runs."""
         places = [place.storage for run in runs for place in run.places]
         self.memory.used([*(piece.kv for piece in pieces), *places])
-        self.residency.ready(pieces)
-        return Plan(pieces, positions, runs, self.residency.read)
+        return Plan(pieces, positions, runs, self.residency)
 
     @cached_property
     def lens(self) -> Lens:

@@ -120,9 +120,7 @@ class ShrinkingPass:
         states, others = parts_of(output)
         dim = row_dim(states)
         spans = [
-            run.rows
-            for i, run in zip(self.live, self.plan.runs, strict=True)
-            if i not in leaving
+            run.rows for i, run in zip(self.live, self.plan.runs, strict=True) if i not in leaving
         ]
         self.live = [i for i in self.live if i not in leaving]
         if not self.live:
@@ -165,8 +163,9 @@ class Remaining(Plan):
             [replace(piece, rows=moved(piece.rows)) for piece in whole.pieces],
             [whole.positions[row] for row in sorted(kept)],
             [Run(moved(whole.runs[i].rows), whole.runs[i].places) for i in live],
-            whole.read,
         )
+        self.policy = whole.policy
+        self.stream = whole.stream
         self._turns = whole._turns  # a module that serves several layers goes on with its next one
         ranks = torch.tensor(rank)
         self.states = []

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ttc.memory.storage import Storage as KV
 from ttc.memory.states import State, StateBatch
+from ttc.memory.storage import Storage as KV
 from ttc.passes.runtime import Runtime
 from ttc.tree.segment import Segment
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ttc.memory.storage import Storage as KV
 from ttc.memory.states import State, StateBatch
+from ttc.memory.storage import Storage as KV
 from ttc.passes.runtime import Runtime
 from ttc.recurrent.pass_states import state_of
 from ttc.tree.branch import Branch

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import ClassVar, Self
 
 import torch
 
-from ttc.attention.pieces import Piece
-from ttc.attention.plan import Staged
+from ttc.attention.pieces import Piece, pieces
+from ttc.attention.reader import Reader, Reads, Unit
 from ttc.checks import check_fields, check_positive
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
-from ttc.tree.segment import Segment
 from ttc.memory.storage import Storage
+from ttc.tree.segment import Segment
 
 Paths = Sequence[Sequence[Segment]]
 """The segments of each branch, root to leaf."""
@@ -62,8 +64,9 @@ class Residency:
     """Whether a group decodes its whole step before anything else happens."""
 
     memory: Memory = field(init=False, repr=False)
-    writing: set[Storage] = field(init=False, repr=False, default_factory=set)
-    """What passes write now. It stays on the device."""
+    writing: dict[Storage, int | None] = field(init=False, repr=False, default_factory=dict)
+    """What passes write now: the tokens that were there before, or None where a branch writes one
+    at each pass and has to find its own on the device."""
 
     def __post_init__(self) -> None:
         check_fields(self, "memory.")
@@ -76,7 +79,6 @@ class Residency:
         bound = replace(self)
         bound.memory = bound.memory_for(shapes, dtype, device)
         bound.memory.make_room = bound.make_room
-        bound.writing = set()
         return bound
 
     def memory_for(
@@ -85,24 +87,20 @@ class Residency:
         budget_bytes = to_bytes(self.budget_gib)
         return Memory(shapes, dtype, device, budget_bytes, 0, one_block=True)
 
-    def begin(self, start: int, room: int) -> Storage:
-        """A storage for tokens that are about to be written."""
-        storage = self.memory.begin(start, room)
-        self.writing.add(storage)
-        return storage
+    # ---------------------------------------------------------------- three questions
 
-    def resume(self, storage: Storage) -> bool:
-        """Whether a storage is where passes can write on in it. What the host has of it is of no
-        use from then on."""
-        if None in storage.device:
-            return False
-        self.memory.forget_on_host(storage)
-        self.writing.add(storage)
-        return True
+    def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
+        """Who decodes together, in order; each grows by at most so many tokens."""
+        return [list(range(len(paths)))]
 
-    def free(self, storage: Storage) -> None:
-        self.writing.discard(storage)
-        self.memory.free(storage)
+    def make_room(self, nbytes: int) -> bool:
+        """Have so many bytes free on the device, if that can be: what leaves? Says whether they
+        are."""
+        return self.memory.device.free_bytes >= nbytes
+
+    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Unit]:
+        """In which units are those pieces of a layer read that rows see and the device lacks?"""
+        return []
 
     # ---------------------------------------------------------------- how much room there is
 
@@ -134,28 +132,97 @@ class Residency:
         used_bytes = memory.device.used_bytes + memory.host.used_bytes - memory.spare_bytes()
         return not nbytes or self.fits(tokens, states) >= 1 + used_bytes / nbytes
 
-    # ---------------------------------------------------------------- three questions
+    # ---------------------------------------------------------------- what is written
 
-    def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
-        """Who decodes together, in order; each grows by at most so many tokens."""
-        return [list(range(len(paths)))]
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        """A storage for tokens that passes are about to write. one_each: whether a branch decodes
+        them."""
+        storage = self.memory.begin(after.end, room)
+        self.writing[storage] = None if one_each else 0
+        return storage
 
-    def make_room(self, nbytes: int) -> None:
-        """Have so many bytes free on the device, if that can be: what leaves?"""
+    def resume(self, storage: Storage, one_each: bool) -> bool:
+        """Whether a storage is where passes can write on in it: who decodes finds it on the
+        device."""
+        if one_each and (storage.acts or None in storage.device):
+            return False
+        storage.on_host = min(storage.on_host, storage.filled)
+        self.writing.setdefault(storage, None if one_each else storage.filled)
+        return True
 
-    def read(self, layer: int, pieces: Sequence[Piece], absent: Sequence[int]) -> Iterator[Staged]:
-        """In which units are those pieces read that attention does not find on the device?"""
-        yield from ()
+    def passed(self, storages: Sequence[tuple[Storage, int]]) -> None:
+        """Branches that decode have written storages up to so many tokens."""
 
-    # ---------------------------------------------------------------- what a step waits for
+    def leave(self, storages: Sequence[Storage]) -> None:
+        """Nobody writes on in these now."""
+        for storage in storages:
+            self.writing.pop(storage, None)
+
+    def free(self, storage: Storage) -> None:
+        self.writing.pop(storage, None)
+        self.memory.free(storage)
+
+    # ---------------------------------------------------------------- a step
+
+    def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:
+        """The groups of a step in which each branch grows by at most so many tokens. Raises
+        OutOfMemory where it could not be done, before anything is."""
+        self.try_step(paths, tokens)
+        return self.groups(paths, tokens)
+
+    def try_step(self, paths: Paths, tokens: int) -> None:
+        """Raise OutOfMemory unless there is room for a step; nothing is changed."""
+        memory = self.memory
+        if memory.device.budget_bytes is None and memory.host.budget_bytes is None:
+            return
+        with self.trial() as policy:
+            for group in policy.groups(paths, tokens):
+                policy.try_group([paths[number] for number in group], tokens)
+
+    @contextmanager
+    def trial(self) -> Iterator[Self]:
+        """A copy of the policy that may do what it likes: all of it is undone."""
+        policy = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict | list | set):
+                setattr(policy, name, copy(value))
+        with self.memory.trial():
+            self.memory.make_room = policy.make_room
+            try:
+                yield policy
+            finally:
+                self.memory.make_room = self.make_room
+
+    def try_group(self, paths: Paths, tokens: int) -> None:
+        """Take the room that a group takes."""
+        self.enter(paths)
+        begun = []
+        ends = [path[-1].end if path else 0 for path in paths]
+        for path in paths:
+            after = path[-1] if path else Segment([])
+            left = tokens
+            if path and path[-1].is_last and self.resume(path[-1].storage, one_each=True):
+                left -= path[-1].storage.room - path[-1].storage.filled
+            while left > 0:
+                begun.append(self.begin(after, left, one_each=True))
+                left -= begun[-1].room
+        reads = Reads(self.pieces(paths, [1] * len(paths), ends), ends, decodes=True)
+        if (reader := self.stream(reads)) is not None:
+            reader.close()
+        self.leave(begun)
 
     def enter(self, paths: Paths) -> None:
         """These decode together from now on."""
 
-    def ready(self, found: Sequence[Piece]) -> None:
-        """A plan of these pieces is about to be made; what is on the device then stays there while
-        it runs."""
+    def end_step(self) -> None:
+        """All groups have decoded, or the step broke off."""
 
-    def leave(self, storages: Sequence[Storage]) -> None:
-        """Nobody writes on in these now."""
-        self.writing.difference_update(storages)
+    # ---------------------------------------------------------------- a plan
+
+    def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:
+        """What the rows of a pass attend (see `segments.pieces`)."""
+        return pieces(paths, counts, ends)
+
+    def stream(self, reads: Reads) -> Reader | None:
+        """How a plan reads what is not on the device; None when everything is there."""
+        return None

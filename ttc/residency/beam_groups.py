@@ -1,43 +1,180 @@
-"""LBS: branches decode in groups whose KV is on the device for a whole step."""
+"""LBS: branches run in groups whose KV fits, a whole step each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
-from typing import Any, cast
+from typing import Any, ClassVar
 
-from ttc.residency.beam_scheduling import schedule_beams
+from ttc.attention.pieces import Piece
+from ttc.memory.storage import Storage
 from ttc.residency.base import Paths
+from ttc.residency.beam_scheduling import balanced_grouping, schedule_beams
 from ttc.residency.offloading import Offloading
+from ttc.residency.private_copies import PrivateCopies
+
+Layers = Mapping[Storage, Collection[int]]
+"""What a group reads, and the layers of each storage that let some row see it."""
+WRITTEN_TOGETHER = 8
+"""New tokens of a branch that go to the host in one transfer."""
 
 
 @dataclass
 class BeamGroups(Offloading):
-    """Algorithm 1's groups, filled by bytes, each storage counted once (LBS section 4)."""
+    """Each group decodes its whole step with its KV resident, so KV moves once a step, not once a
+    token (LBS section 4). What has to leave for the next group is written back while the one before
+    it decodes, and so are the tokens that a group makes where another one follows; the capacity is
+    read again at every step.
+
+    shared: a storage that branches of a group share is moved and kept once (inter-beam locality);
+        off, each has a copy.
+    prefetch: groups of equal size, the next one's storages (or copies) fetched into the room that
+        is left. Off by default: on a CPU it takes as long or longer (`docs/memory.md`).
+    """
 
     block_tokens: int = 128
+    prefetch: bool = False
+    shared: bool = True
+
+    keeps_groups: ClassVar[bool] = True
+
+    needed_bytes = 0
+    """What all steps needed and did not find on the device, each storage once: no order of work
+    moves less."""
+    step_tokens = 0
+    """By which each branch of the step grows at most."""
+    coming: list[Paths] = field(init=False, repr=False, default_factory=list)
+    """The group at work and those after it."""
+    reading: list[Layers] = field(init=False, repr=False, default_factory=list)
+    """What each of these reads."""
+    copies: PrivateCopies | None = field(init=False, repr=False, default=None)
+
+    # ---------------------------------------------------------------- groups
 
     def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
-        memory = self.memory
-        beams = [list(dict.fromkeys(segment.storage for segment in path)) for path in paths]
+        memory, seen = self.memory, self.seen(paths)
         budget = memory.device.budget_bytes
-        return schedule_beams(
-            cast("Any", beams),
-            lambda storage: sum(memory.piece_bytes(storage, layer) for layer in memory.layers),
+        beams: Any = (
+            [list(dict.fromkeys(segment.storage for segment in path)) for path in paths],
+            lambda storage: sum(memory.piece_bytes(storage, layer) for layer in seen[storage]),
             tokens * memory.bytes_per_token,
             inf if budget is None else budget,
-            lambda storage: None not in storage.device,
+            lambda storage: not memory.missing_bytes(storage, seen[storage]),
+            self.shared,
         )
+        groups = schedule_beams(*beams)
+        if self.prefetch and len(groups) > 1:
+            balanced = balanced_grouping(*beams)
+            # beams taken out of their order may fill the device better, though rarely
+            groups = balanced if len(balanced) <= len(groups) else groups
+        self.step_tokens = tokens
+        self.coming = [[], *([paths[number] for number in group] for group in groups)]
+        self.reading = [self.seen(group) for group in self.coming]
+        private = not self.shared and len(groups) > 1
+        self.copies = PrivateCopies(self) if private else None
+        return groups
+
+    def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:
+        groups = super().begin_step(paths, tokens)
+        self.needed_bytes += self.missing_bytes(self.seen(paths))
+        return groups
 
     def enter(self, paths: Paths) -> None:
         """What others need leaves as far as the group needs the room."""
-        needed = dict.fromkeys(segment.storage for path in paths for segment in path)
         memory = self.memory
-        memory.used(needed)
-        self.writing.update(needed)
-        try:
-            for storage in needed:
-                self.make_room(memory.missing_bytes(storage, memory.layers))
-                memory.fetch(storage, "group")
-        finally:
-            self.writing.difference_update(needed)
+        del self.coming[:1], self.reading[:1]
+        if self.copies is not None:
+            self.copies.enter(self.coming, self.own_bytes(paths))
+            return
+        seen, own_bytes = self.seen(paths), self.own_bytes(paths)
+        if not self.make_room(own_bytes + self.missing_bytes(seen)):
+            for storage, layers in seen.items():  # the hidden layers of its own storages
+                self.evict(storage, [n for n in memory.layers if n not in layers])
+            self.make_room(own_bytes + self.missing_bytes(seen))
+        for storage, layers in seen.items():
+            memory.fetch(storage, "group", layers)
+        if len(self.coming) > 1:
+            self.prepare(own_bytes)
+        for storage in seen:
+            memory.link.wait(storage.written)
+        memory.wait(seen)
+
+    def prepare(self, own_bytes: int) -> None:
+        """Prefetch what the next group reads, as far as there is room beside what this one writes,
+        and begin to write back what leaves when it enters."""
+        memory, coming = self.memory, self.reading[1]
+        for storage, layers in coming.items() if self.prefetch else ():
+            missing = memory.missing_bytes(storage, layers)
+            if missing and self.fits_beside(own_bytes + missing):
+                memory.fetch(storage, "prefetch", layers)
+        order = [storage for storage in self.order(1) if storage not in coming]
+        next_bytes = self.own_bytes(self.coming[1]) + self.missing_bytes(coming)
+        self.write_ahead(max(own_bytes, next_bytes), order)
+
+    def fits_beside(self, nbytes: int) -> bool:
+        """Have room beside what this group and the next one read."""
+        kept = self.reading[0].keys() | self.reading[1].keys()
+        chosen, free_bytes = self.leaving(nbytes, [s for s in self.order() if s not in kept])
+        for storage in chosen if free_bytes >= nbytes else ():
+            self.evict(storage)
+        return free_bytes >= nbytes
+
+    def passed(self, storages: Sequence[tuple[Storage, int]]) -> None:
+        """What a group makes is written back while it decodes, where another one follows."""
+        for storage, filled in storages if len(self.coming) > 1 else ():
+            if not any(storage.host):
+                self.memory.mirror(storage)
+            if any(storage.host) and filled - storage.on_host >= WRITTEN_TOGETHER:
+                self.memory.write_on(storage, filled, "write-back")
+
+    def end_step(self) -> None:
+        self.coming, self.reading = [], []
+        if self.copies is not None:
+            self.copies.close()
+            self.copies = None
+
+    def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:
+        if self.copies is None:
+            return super().pieces(paths, counts, ends)
+        return self.copies.pieces(paths, counts, ends)
+
+    # ---------------------------------------------------------------- what leaves
+
+    def order(self, group: int = 0) -> list[Storage]:
+        """What is read latest leaves first; of what is not read any more, what was used longest
+        ago. What the group at work reads stays."""
+        at_work = self.reading[0] if self.reading else ()
+        return sorted(
+            (storage for storage in super().order() if storage not in at_work),
+            key=lambda storage: self.next_use(storage, group),
+            reverse=True,
+        )
+
+    def next_use(self, storage: Storage, group: int) -> float:
+        uses = (n for n, seen in enumerate(self.reading) if n >= group and storage in seen)
+        return next(uses, inf)
+
+    # ---------------------------------------------------------------- what a group reads
+
+    def own_bytes(self, paths: Paths) -> int:
+        """What a group writes in the step."""
+        return len(paths) * self.step_tokens * self.memory.bytes_per_token
+
+    def missing_bytes(self, seen: Layers) -> int:
+        return sum(self.memory.missing_bytes(storage, layers) for storage, layers in seen.items())
+
+    def seen(self, paths: Paths) -> dict[Storage, Collection[int]]:
+        """The storages of paths, and of each the layers in which some row sees it at the step's
+        first token; later ones see no more."""
+        seen: dict[Storage, set[int]] = {}
+        for path in paths:
+            for segment in path:
+                layers = self.layers_seen(segment.end, path[-1].end)
+                seen.setdefault(segment.storage, set()).update(layers)
+        return {storage: sorted(layers) for storage, layers in seen.items()}
+
+    def layers_seen(self, end: int, position: int) -> list[int]:
+        """The layers in which a row at a position sees any of the tokens up to `end`."""
+        shapes = enumerate(self.memory.shapes)
+        return [n for n, shape in shapes if shape.sees_all or end > shape.first_seen(position)]

@@ -133,12 +133,18 @@ def _by_overlap(
 
 
 def _added_bytes(
-    blocks: Sequence[Storage], union: set[Storage], block_bytes: BlockBytes, tail_bytes: int, shared: bool
+    blocks: Sequence[Storage],
+    union: set[Storage],
+    block_bytes: BlockBytes,
+    tail_bytes: int,
+    shared: bool,
 ) -> int:
     return sum(block_bytes(kv) for kv in blocks if not shared or kv not in union) + tail_bytes
 
 
-def _overlap(blocks: Sequence[Storage] | set[Storage], near: set[Storage], block_bytes: BlockBytes) -> int:
+def _overlap(
+    blocks: Sequence[Storage] | set[Storage], near: set[Storage], block_bytes: BlockBytes
+) -> int:
     return sum(block_bytes(kv) for kv in blocks if kv in near)
 
 

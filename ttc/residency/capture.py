@@ -1,56 +1,354 @@
-"""CAPTURE: some storages keep the inputs of K and V, which are computed again for each pass."""
+"""CAPTURE: part of the cache kept as activations, from which keys and values are generated when
+they are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
+from typing import Self
 
 import torch
 
 from ttc.attention.act_inputs import Regenerate
-from ttc.memory.kv import LayerKV
-from ttc.attention.pieces import Piece
-from ttc.attention.plan import Staged
-from ttc.residency.offloading import Offloading
+from ttc.attention.reader import Reader, Reads, Unit
+from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, mini_batches, next_is_act
+from ttc.cost_model.capture import allocation as allocation_by
+from ttc.errors import InvalidInput
+from ttc.memory.kv import LayerShape
 from ttc.memory.storage import Storage
+from ttc.residency.base import Paths
+from ttc.residency.capture_reader import CaptureReader, generated_bytes
+from ttc.residency.offloading import Offloading
+from ttc.tree.segment import Segment
 
 
 @dataclass
 class Capture(Offloading):
-    """act_share: of the storages, those that keep inputs, in every layer where these are smaller
-    than keys and values."""
+    """KV blocks and ACT blocks (CAPTURE, section IV), of which a storage is one. An ACT block holds
+    the input of a layer's K and V projections, and its KV is generated for each pass. KV blocks
+    live on the host. The device holds ACT blocks as far as there is room, what a step writes, and
+    what a pass fetches or generates; other ACT blocks live on the host.
 
-    act_share: float = 0.5
+    act_share: the part of each branch's tokens that ACT blocks hold; None for what Algorithm 1
+        chooses by times measured on this machine: none where they gain less than a quarter by these
+        times (`MIN_GAIN`), and `reason` says so.
+    mini_batch_tokens: the largest number of tokens that a layer fetches and generates at once.
+    balanced: give these mini-batches the ratio of all blocks (Eqs. 6 and 7); off, blocks are taken
+        as they come.
+    A layer whose ACT block would be no smaller than its KV block keeps KV alone; `reason` says so.
+    """
 
-    regenerate: Regenerate | None = field(init=False, repr=False, default=None)
-    made: int = field(init=False, repr=False, default=0)
+    act_share: float | None = None
+    mini_batch_tokens: int = 8192
+    balanced: bool = True
+    block_tokens: int = 64
 
-    def begin(self, start: int, room: int) -> Storage:
-        self.made += 1
-        as_acts = int(self.made * self.act_share) > int((self.made - 1) * self.act_share)
+    regenerates = True
+    reason = ""
+    regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
+    measure: Callable[[int, int, int], CaptureTimes] | None = field(
+        init=False, repr=False, compare=False, default=None
+    )
+    given: CaptureTimes | None = field(init=False, repr=False, compare=False, default=None)
+    """Times that are given, not measured."""
+    acts: frozenset[int] = field(init=False, repr=False, default=frozenset())
+    """The layers that ACT blocks keep as activations."""
+    warned = False
+    rows = 1
+    """Branches that grew together last."""
+    expected = 0
+    """Tokens that there will be when the prompts or the step under way are done."""
+    step_bytes = 0
+    """What the branches of a step wrote at most so far."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_positive("mini_batch_tokens")
+        if self.act_share is not None and not 0 <= self.act_share <= 1:
+            raise InvalidInput(
+                f"memory.act_share={self.act_share} must be from 0 to 1, or null to have it "
+                "measured"
+            )
+        if self.mini_batch_tokens < 2 * self.block_tokens:
+            raise InvalidInput(
+                f"memory.mini_batch_tokens={self.mini_batch_tokens} must be at least twice "
+                f"memory.block_tokens={self.block_tokens}: a mini-batch has room for a KV block "
+                "and an ACT block"
+            )
+
+    def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
+        bound = super().bind(shapes, dtype, device)
+        if self.act_share == 0:
+            return bound
+        sizes = bound.memory.act_bytes, bound.memory.layer_bytes
+        layers = enumerate(zip(shapes, *sizes, strict=True))
+        bound.acts = frozenset(n for n, (shape, a, kv) in layers if shape.input_dim and a < kv)
+        if not bound.acts:
+            bound.reason = why_none(shapes, *sizes)
+            warnings.warn(f"memory=capture keeps no ACT blocks: {bound.reason}", stacklevel=2)
+        return bound
+
+    def use(self, regenerate: Regenerate, measure: Callable[[int, int, int], CaptureTimes]) -> None:
+        """Generate KV by `regenerate`; `measure(layer, rows, tokens)` gives the times of a layer,
+        per token, in a pass of so many rows that attends so many tokens."""
+        self.regenerate = regenerate
+        self.measure = measure
+
+    @property
+    def times(self) -> CaptureTimes | None:
+        return self.times_at(max(self.expected, sum(self.counts())))
+
+    @times.setter
+    def times(self, times: CaptureTimes) -> None:
+        self.given = times
+
+    def times_at(self, tokens: int) -> CaptureTimes | None:
+        if self.given is None and self.acts and self.act_share is None and self.measure is not None:
+            return self.measure(min(self.acts), self.rows, tokens)
+        return self.given
+
+    # ---------------------------------------------------------------- which blocks
+
+    def counts(self) -> tuple[int, int, int]:
+        """Tokens of ACT blocks on the device, of those on the host, and of KV blocks."""
+        near = far = kv = 0
+        for storage in self.memory.live:
+            tokens = storage.room if storage in self.writing else storage.filled
+            if storage.inputs is None and not storage.acts:
+                kv += tokens
+            elif self.memory.missing_bytes(storage, storage.acts):
+                far += tokens
+            else:
+                near += tokens
+        return near, far, kv
+
+    def allocation(self, tokens: int) -> tuple[float, float]:
+        """#ACT and #KV, in tokens, of all blocks once there are so many tokens (Algorithm 1); KV
+        alone where ACT blocks gain less than `MIN_GAIN`."""
+        if not self.acts:
+            return 0, tokens
+        if self.act_share is not None:
+            return self.act_share * tokens, (1 - self.act_share) * tokens
+        times = self.times_at(tokens)
+        assert times is not None, "the policy is bound to no model"
+        free = self.act_room(tokens)
+        more = tokens if free == inf else max(0, int(free) // self.act_token_bytes)
+        room = min(tokens, self.counts()[0] + more) if free != inf else tokens
+        act_gpu, act_host, kv_host = allocation_by(times, room, tokens, MIN_GAIN)
+        if tokens:
+            self._note_loss(times, tokens, loses=not act_gpu + act_host)
+        return act_gpu + act_host, kv_host
+
+    def _note_loss(self, times: CaptureTimes, tokens: int, loses: bool) -> None:
+        known = self.reason
+        self.reason = why_it_loses(times, tokens) if loses else ""
+        if loses and not known and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"memory=capture makes no ACT blocks for now: {self.reason}", stacklevel=3
+            )
+
+    def is_act(self, tokens: int, path: Sequence[Segment]) -> bool:
+        """Whether a block that follows those of `path` is an ACT block (Eq. 5). Where its branch
+        stays within a block of the ratio either way, the blocks of all branches decide: else each
+        of them would be rounded the same way."""
+        if not self.acts:
+            return False
+        held = {s: bool(s.storage.acts or s.storage.inputs) for s in path}
+        act_req, kv_req = (
+            sum(len(s.tokens) for s, act in held.items() if act == kind) for kind in (True, False)
+        )
+        near, far, kv = self.counts()
+        act_all, kv_all = self.allocation(max(self.expected, near + far + kv + tokens))
+        if self.act_share is None and near + far + tokens > act_all:
+            return False  # other branches have them all
+        # an ACT block would be a whole one too many
+        if act_req * kv_all >= (kv_req + tokens) * act_all:
+            return False
+        if (act_req + tokens) * kv_all <= kv_req * act_all:  # a KV block would
+            return True
+        return next_is_act(near + far, kv, act_all, kv_all)
+
+    @property
+    def act_token_bytes(self) -> int:
+        return sum(self.memory.act_bytes[layer] for layer in self.acts)
+
+    def act_room(self, tokens: int) -> float:
+        """For ACT blocks on the device, beside buffers and what a step writes."""
+        own = [storage for storage, before in self.writing.items() if before is None]
+        in_use = sum(map(self.memory.device_bytes, own))
+        buffers = 3 * min(tokens, self.mini_batch_tokens) * max(self.memory.layer_bytes, default=0)
+        free_bytes = self.memory.device.free_bytes - min(buffers, self.half_of_device)
+        return free_bytes - max(0, self.step_bytes - in_use)
+
+    @property
+    def half_of_device(self) -> float:
+        budget = self.memory.device.budget_bytes
+        return inf if budget is None else budget // 2
+
+    # ---------------------------------------------------------------- what lies where
+
+    def require(self, tokens: int) -> None:
+        self.expected = sum(self.counts()) + tokens
+        super().require(tokens)
+
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        """Who decodes writes keys and values, and inputs beside them where these will be kept."""
         memory = self.memory
-        acts = [
-            layer
-            for layer, shape in enumerate(memory.shapes)
-            if as_acts and shape.input_dim and memory.act_bytes[layer] < memory.layer_bytes[layer]
-        ]
-        storage = memory.begin(start, room, acts)
-        self.writing.add(storage)
+        room = memory.room(room)
+        as_act = self.is_act(room, after.path())
+        if one_each:
+            storage = memory.begin(after.end, room)
+            if as_act:
+                try:
+                    memory.keep_inputs(storage, self.acts)
+                except BaseException:
+                    memory.free(storage)
+                    raise
+        else:
+            acts = self.acts if as_act else frozenset[int]()
+            act_room = self.act_room(sum(self.counts()) + room) if as_act else 0
+            near = acts if room * self.act_token_bytes <= act_room else frozenset[int]()
+            storage = memory.begin(after.end, room, acts, near)
+        self.writing[storage] = None if one_each else 0
         return storage
 
-    def read(self, layer: int, pieces: Sequence[Piece], absent: Sequence[int]) -> Iterator[Staged]:
-        acts = [index for index in absent if layer in pieces[index].kv.acts]
-        yield from super().read(layer, pieces, [index for index in absent if index not in acts])
-        for index in acts:
-            piece = pieces[index]
-            where = slice(piece.first, piece.first + piece.length)
-            kept = piece.kv.device[layer] or piece.kv.host[layer]
-            assert kept is not None and self.regenerate is not None
-            self.memory.link.wait(piece.kv.written)
-            inputs = kept.keys[0, where]
-            if piece.kv.device[layer] is None:
-                near = torch.empty_like(inputs, device=self.memory.link.device)
-                self.memory.link.wait(self.memory.link.fetch([(near, inputs)], "acts"))
-                inputs = near
-            positions = torch.arange(piece.start, piece.start + piece.length, device=inputs.device)
-            yield slice(None), {index: LayerKV(*self.regenerate(layer, inputs, positions))}
+    def leave(self, storages: Sequence[Storage]) -> None:
+        super().leave(storages)
+        memory = self.memory
+        for storage in storages:
+            if storage.inputs is not None:
+                memory.become_acts(storage)
+            stays = self.acts & storage.acts
+            memory.evict(storage, "write-back", [n for n in memory.layers if n not in stays])
+            if stays and self.act_room(sum(self.counts())) < 0:
+                memory.evict(storage, "write-back")
+
+    # ---------------------------------------------------------------- a step
+
+    def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:
+        self.expected = sum(self.counts()) + tokens * len(paths)
+        self.rows = len(paths)
+        return super().begin_step(paths, tokens)
+
+    def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
+        groups = super().groups(paths, tokens)
+        own_bytes = max(map(len, groups)) * tokens * self.own_token_bytes
+        self.step_bytes = max(self.step_bytes, own_bytes)
+        return groups
+
+    @property
+    def own_token_bytes(self) -> int:
+        return self.memory.bytes_per_token + self.act_token_bytes
+
+    def buffer_bytes(self, paths: Paths) -> int:
+        """A KV block and an ACT block of a layer, and what is generated of the latter."""
+        kv_bytes = super().buffer_bytes(paths)
+        if not self.acts:
+            return kv_bytes
+        act_bytes = max(self.memory.act_bytes[layer] for layer in self.acts)
+        return 2 * kv_bytes + kv_bytes * act_bytes // max(self.memory.layer_bytes)
+
+    def enter(self, paths: Paths) -> None:
+        """ACT blocks come as far as there is room: once, in place of once a token."""
+        memory = self.memory
+        self.make_room(self.step_bytes)
+        tokens = sum(self.counts())
+        for storage in dict.fromkeys(s.storage for path in paths for s in path):
+            missing = memory.missing_bytes(storage, storage.acts)
+            if missing and missing <= self.act_room(tokens):
+                memory.fetch(storage, "act", sorted(storage.acts))
+
+    # ---------------------------------------------------------------- a pass
+
+    def stream(self, reads: Reads) -> Reader | None:
+        memory = self.memory
+        memory.wait(piece.kv for piece in reads.pieces)
+        least = max((piece.length for piece in reads.pieces), default=0)
+        most = max(self.mini_batch_tokens, least)
+        while True:
+            units = self.mini_batch_units(reads, most)
+            if not units:
+                return None
+            prefetch = self.prefetch and len(units) > 1
+            elements = max(CaptureReader.elements(memory, unit, reads) for unit in units)
+            buffer_bytes = memory.dtype.itemsize * elements
+            generated = max(generated_bytes(memory, unit, reads) for unit in units)
+            nbytes = buffer_bytes * (1 + prefetch) + generated
+            if most > least and (nbytes > self.half_of_device or not self.make_room(nbytes)):
+                most = max(most // 2, least)
+                continue
+            if not self.make_room(nbytes):
+                prefetch = False  # one buffer may fit where two do not
+                self.make_room(buffer_bytes + generated)
+            return CaptureReader(memory, units, reads, prefetch, regenerate=self.regenerate)
+
+    def mini_batch_units(self, reads: Reads, most: int) -> list[Unit]:
+        known: dict[tuple[bool, tuple[int, ...]], list[list[int]]] = {}
+        units: list[Unit] = []
+        for layer, shape in enumerate(self.memory.shapes):
+            absent = tuple(
+                number
+                for number, piece in enumerate(reads.pieces)
+                if piece.kv.readable(layer) is None and reads.sees(shape, piece)
+            )
+            key = layer in self.acts, absent
+            if key not in known:
+                known[key] = self.mini_batches(reads, layer, absent, most)
+            units += [Unit(layer, slice(None), tuple(batch)) for batch in known[key]]
+        return units
+
+    def mini_batches(
+        self, reads: Reads, layer: int, absent: Sequence[int], most: int
+    ) -> list[list[int]]:
+        """Which pieces load together. Each is a request of its own, as attention merges what it
+        reads in several mini-batches. Balanced are those with the ratio of all: computing and
+        loading then take equally long, with what else a layer computes and loads."""
+        pieces = [reads.pieces[number] for number in absent]
+        requests = [  # tokens of (ACT blocks, KV blocks)
+            (piece.length, 0) if layer in piece.kv.acts else (0, piece.length) for piece in pieces
+        ]
+        act, kv = (sum(kind) for kind in zip(*requests, strict=True)) if requests else (0, 0)
+        if self.balanced and act and kv:
+            batches = mini_batches(requests, most, Line(1 / act), Line(1 / kv))
+            return [[absent[number] for number in batch] for batch in batches]
+        taken: list[list[int]] = []
+        room = 0
+        for number, piece in zip(absent, pieces, strict=True):
+            if piece.length > room:
+                taken.append([])
+                room = most
+            taken[-1].append(number)
+            room -= piece.length
+        return taken
+
+
+def why_none(
+    shapes: Sequence[LayerShape], act_bytes: Sequence[int], kv_bytes: Sequence[int]
+) -> str:
+    if not shapes:
+        return "the model has no layers of attention, and so no keys and values"
+    known = [layer for layer, shape in enumerate(shapes) if shape.input_dim is not None]
+    if not known:
+        return (
+            "the model's keys and values cannot be generated from the inputs of its attention "
+            "layers"
+        )
+    layer = known[0]
+    return (
+        f"in layer {layer} an ACT block takes {act_bytes[layer]:,} bytes a token and a KV block "
+        f"{kv_bytes[layer]:,}, and no layer's ACT blocks are smaller (they are with multi-head "
+        "attention, seldom with grouped queries)"
+    )
+
+
+def why_it_loses(times: CaptureTimes, tokens: int) -> str:
+    link_ms, computing_ms = times.t_pcie(tokens) * 1e3, times.t_computation(0) * 1e3
+    return (
+        f"by times measured here a layer gains less than {MIN_GAIN:g}x with them over KV blocks "
+        f"alone, of which {tokens:,} tokens take {link_ms:.3g} ms over the link while "
+        f"{computing_ms:.3g} ms are computed. They pay where the link is slow beside the device; "
+        "else choose memory=paged, or set memory.act_share"
+    )

@@ -1,28 +1,136 @@
-"""HeadInfer: all KV on the host, read by groups of heads."""
+"""HeadInfer: all KV on the host, fetched by head groups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Self
 
-from ttc.attention.pieces import Piece
-from ttc.residency.offloading import Offloading, Unit
+import torch
+
+from ttc.attention.reader import Reader, Reads, Unit, View
+from ttc.memory.kv import LayerShape
 from ttc.memory.storage import Storage
+from ttc.residency.base import Paths
+from ttc.residency.offloading import Offloading
+from ttc.residency.streaming_heads import load_streaming_heads
+from ttc.tree.segment import Segment
 
 
 @dataclass
 class Headwise(Offloading):
-    """head_group: KV heads of a layer that are fetched together (HeadInfer section 2)."""
+    """Head groups of one layer at a time through ping-pong buffers (HeadInfer section 2, Eq. 8;
+    appendix D.1).
 
-    head_group: int = 1
+    The device holds two head groups of one layer, and what the branches of a step write.
+    head_group: KV heads fetched together; None for as many as fit the budget twice (adaptive).
+    streaming_heads: approximate, off by default: a file of `ttc.residency.streaming_heads` that
+        names heads which see the first `sink_tokens` and the last `window_tokens` tokens of their
+        branch alone, within the model's own window; these tokens stay on the device while a step
+        decodes, if there is room (appendix D).
+    """
 
-    def units(self, layer: int, pieces: Sequence[Piece], absent: Sequence[int]) -> list[Unit]:
-        if not absent:
-            return []
-        heads = self.memory.shapes[layer].kv_heads
-        firsts = range(0, heads, self.head_group)
-        return [(slice(first, min(heads, first + self.head_group)), absent) for first in firsts]
+    head_group: int | None = None
+    streaming_heads: str | None = None
+    sink_tokens: int = 64
+    window_tokens: int = 256
+
+    streaming: frozenset[tuple[int, int]] = field(init=False, repr=False, default=frozenset())
+    """Heads, each with its layer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_positive("head_group", "sink_tokens", "window_tokens")
+
+    def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
+        bound = super().bind(shapes, dtype, device)
+        if self.streaming_heads is not None:
+            heads = [shape.kv_heads for shape in shapes]
+            bound.streaming = load_streaming_heads(self.streaming_heads, heads)
+        return bound
+
+    # ---------------------------------------------------------------- what lies where
+
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        storage = self.memory.begin(after.end, room, near=None if one_each else ())
+        self.writing[storage] = None if one_each else 0
+        return storage
 
     def leave(self, storages: Sequence[Storage]) -> None:
         super().leave(storages)
-        self.send_to_host(storages, self.memory.layers)
+        self.send_away(storages, self.memory.layers)
+
+    def buffer_bytes(self, paths: Paths) -> int:
+        """One head of a layer, or what `head_group` asks for, of all tokens."""
+        tokens = sum(len(s.tokens) for s in {segment for path in paths for segment in path})
+        layers = zip(self.memory.shapes, self.memory.layer_bytes, strict=True)
+        sizes = (
+            tokens * n // shape.kv_heads * min(self.head_group or 1, shape.kv_heads)
+            for shape, n in layers
+        )
+        return max(sizes, default=0)
+
+    # ---------------------------------------------------------------- what is read
+
+    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Unit]:
+        size = self.group_size(layer, sum(reads.pieces[number].length for number in absent))
+        near = tuple(number for number in absent if self._reaches(reads, number))
+        units = []
+        for streams, heads in self._head_runs(layer):
+            for first in range(heads.start, heads.stop, size):
+                group = slice(first, min(first + size, heads.stop))
+                if not streams:
+                    units.append(Unit(layer, group, tuple(absent)))
+                elif near:
+                    units.append(Unit(layer, group, near, self.view))
+        return units
+
+    def group_size(self, layer: int, tokens: int) -> int:
+        """How many heads of so many tokens are fetched together."""
+        heads = self.memory.shapes[layer].kv_heads
+        if self.head_group is not None:
+            return min(self.head_group, heads)
+        if self.memory.device.budget_bytes is None:
+            return heads
+        head_bytes = tokens * self.memory.layer_bytes[layer] // heads
+        return max(1, min(heads, int(self.memory.device.free_bytes) // (2 * head_bytes)))
+
+    # ---------------------------------------------------------------- streaming heads
+
+    @property
+    def view(self) -> View:
+        return View(self.sink_tokens, self.window_tokens)
+
+    @property
+    def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:
+        return {
+            layer: [(heads, self.view) for streams, heads in self._head_runs(layer) if streams]
+            for layer in sorted({layer for layer, _ in self.streaming})
+        }
+
+    def kept(self, reads: Reads) -> Reader | None:
+        if not self.streaming:
+            return None
+        device, size = self.memory.device, self.memory.dtype.itemsize
+        units = [unit for unit in self.units(reads) if unit.view]
+        nbytes = size * sum(Reader.elements(self.memory, unit, reads) for unit in units)
+        if not units or nbytes > device.free_bytes:
+            return None
+        kept = Reader(self.memory, units, reads, keep=True)
+        if device.free_bytes >= 2 * self.largest(self.units(reads, with_views=False), reads):
+            return kept
+        kept.close()
+        return None
+
+    def _reaches(self, reads: Reads, number: int) -> bool:
+        piece = reads.pieces[number]
+        return self.view.reaches(piece.start, piece.length, reads.earliest(piece))
+
+    def _head_runs(self, layer: int) -> list[tuple[bool, slice]]:
+        heads = range(self.memory.shapes[layer].kv_heads)
+        runs = [
+            (alike, list(run))
+            for alike, run in groupby(heads, lambda head: (layer, head) in self.streaming)
+        ]
+        return [(streams, slice(run[0], run[-1] + 1)) for streams, run in runs]

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
-from torch import Tensor
 
-from ttc.memory.kv import LayerKV, LayerShape
-from ttc.memory.link import Transfer
-from ttc.residency.base import to_bytes
-from ttc.residency.beam_scheduling import balanced_rounds
+from ttc.attention.reader import Reader, Reads, Unit, View
+from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
-from ttc.attention.pieces import Piece
-from ttc.attention.plan import Staged
-from ttc.residency.base import Paths, Residency
 from ttc.memory.storage import Storage
-
-Unit = tuple[slice, Sequence[int]]
-"""KV heads of a layer, and the numbers of the pieces, that are fetched together."""
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """A unit on its way to the device."""
-
-    unit: Unit
-    buffer: Tensor
-    copies: dict[int, LayerKV]
-    transfer: Transfer
+from ttc.residency.base import Paths, Residency, free_device_bytes, machine_bytes, to_bytes
+from ttc.residency.beam_scheduling import balanced_rounds
+from ttc.tree.segment import Segment
 
 
 @dataclass
 class Offloading(Residency):
-    """host_budget_gib: the most KV on the host, in GiB. link_gbps: on a CPU, slow the link down to
-    so many 1e9 bytes a second. block_tokens: the most tokens of a storage. prefetch: fetch the next unit of
-    a layer while one is attended.
+    """A policy with two tiers. With no budget given, its capacity is what a CUDA device has free,
+    read again at every step; on a CPU there is no limit then.
+
+    host_budget_gib: the most KV on the host, in GiB.
+    link_gbps: on a CPU, slow the link down to so many 1e9 bytes a second.
+    block_tokens: the most tokens of a storage, which is the unit that moves.
+    prefetch: fetch what comes next while computing.
     """
 
     host_budget_gib: float | None = None
@@ -45,95 +33,189 @@ class Offloading(Residency):
     block_tokens: int = 512
     prefetch: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_positive("host_budget_gib", "link_gbps", "block_tokens")
+
     def memory_for(
         self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
     ) -> Memory:
         budgets = to_bytes(self.budget_gib), to_bytes(self.host_budget_gib)
         return Memory(shapes, dtype, device, *budgets, self.link_gbps, self.block_tokens)
 
-    # ---------------------------------------------------------------- three questions
+    def read_capacity(self) -> None:
+        """With no budget given, let the device hold what it has free now."""
+        device = self.memory.device
+        free_bytes = free_device_bytes(self.memory.link.device)
+        if self.budget_gib is None and free_bytes is not None:
+            device.budget_bytes = min(device.ceiling_bytes, device.used_bytes + free_bytes)
+
+    @property
+    def roomy(self) -> bool:
+        return self.memory.device.budget_bytes is None
+
+    def capacity_bytes(self) -> float:
+        budget = self.memory.host.budget_bytes
+        return machine_bytes() if budget is None else budget
+
+    def require(self, tokens: int) -> None:
+        self.read_capacity()
+        memory = self.memory
+        if memory.device.budget_bytes is None and memory.host.budget_bytes is None:
+            return
+        with self.trial() as policy:
+            while tokens > 0:
+                tokens -= policy.begin(Segment([]), tokens, one_each=False).room
+
+    # ---------------------------------------------------------------- who decodes together
+
+    def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:
+        self.read_capacity()
+        return super().begin_step(paths, tokens)
 
     def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
-        """As many together as can write beside the buffers."""
+        """All together if what they write fits beside the buffers, else in as few rounds as that
+        takes."""
         budget = self.memory.device.budget_bytes
         if budget is None:
             return super().groups(paths, tokens)
+        room = budget - 2 * self.buffer_bytes(paths)
+        return balanced_rounds(len(paths), max(1, room // (tokens * self.own_token_bytes)))
+
+    @property
+    def own_token_bytes(self) -> int:
+        """What a token takes that a branch decodes."""
+        return self.memory.bytes_per_token
+
+    def buffer_bytes(self, paths: Paths) -> int:
+        """The smallest buffer through which these can be read: here one page of one layer."""
         storages = {segment.storage for path in paths for segment in path}
-        most = max((storage.room for storage in storages), default=0)
-        buffers = 2 * most * max(self.memory.layer_bytes)
-        each = min(tokens, self.block_tokens) * self.memory.bytes_per_token
-        return balanced_rounds(len(paths), max(1, (budget - buffers) // each))
+        most = max((storage.filled for storage in storages), default=0)
+        return most * max(self.memory.layer_bytes, default=0)
 
-    def make_room(self, nbytes: int) -> None:
-        """What was used longest ago leaves."""
-        for storage in self.memory.on_device():
-            if self.memory.device.free_bytes >= nbytes:
-                return
-            if storage not in self.writing:
-                self.memory.evict(storage, "evict")
+    # ---------------------------------------------------------------- what leaves
 
-    def read(self, layer: int, pieces: Sequence[Piece], absent: Sequence[int]) -> Iterator[Staged]:
-        """Unit by unit through two buffers, or one where two do not fit."""
-        units = self.units(layer, pieces, absent)
-        begun: list[Fetched] = []
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        """On the device; where it is full, a prompt's KV goes to the host at once."""
+        near = None if one_each or self.make_room(self.token_bytes(room)) else ()
+        storage = self.memory.begin(after.end, room, near=near)
+        self.writing[storage] = None if one_each else 0
+        return storage
+
+    def token_bytes(self, room: int) -> int:
+        """What a new storage for so many tokens takes."""
+        return self.memory.room(room) * self.memory.bytes_per_token
+
+    def make_room(self, nbytes: int) -> bool:
+        """What was used longest ago leaves; nothing does where that would not be enough."""
+        chosen, free_bytes = self.leaving(nbytes)
+        if free_bytes < nbytes:
+            return False
+        for storage in chosen:
+            self.evict(storage)
+        return True
+
+    def order(self) -> list[Storage]:
+        """What may leave the device, the first to leave first: here what was used longest ago."""
+        return sorted(self.memory.live, key=lambda storage: storage.used_at)
+
+    def leaving(
+        self, nbytes: int, order: Sequence[Storage] | None = None
+    ) -> tuple[list[Storage], float]:
+        """What has to leave so that so many bytes are free, and how many are then."""
+        chosen: list[Storage] = []
+        free_bytes = self.memory.device.free_bytes
+        if free_bytes >= nbytes:
+            return chosen, free_bytes
+        for storage in self.order() if order is None else order:
+            stays = storage in self.writing and self.writing[storage] is None
+            if not stays and (size := self.memory.tier_bytes(storage)[0]):
+                chosen.append(storage)
+                free_bytes += size
+            if free_bytes >= nbytes:
+                break
+        return chosen, free_bytes
+
+    def evict(self, storage: Storage, layers: Sequence[int] | None = None) -> None:
+        """Have some layers (None: all) leave the device."""
+        with self.as_written(storage):
+            self.memory.evict(storage, "evict", layers)
+
+    @contextmanager
+    def as_written(self, storage: Storage) -> Iterator[None]:
+        """A storage as it is before the next pass writes to it."""
+        filled, before = storage.filled, self.writing.get(storage)
+        storage.filled = filled if before is None else before
         try:
-            for number, unit in enumerate(units):
-                if not begun:
-                    begun.append(self._begin(layer, pieces, unit))
-                if self.prefetch and number + 1 < len(units):
-                    following = units[number + 1]
-                    nbytes = self._elements(layer, pieces, following) * self.memory.dtype.itemsize
-                    if nbytes <= self.memory.device.free_bytes:
-                        begun.append(self._begin(layer, pieces, following))
-                self.memory.link.wait(begun[0].transfer)
-                yield unit[0], begun[0].copies
-                self.memory.unreserve(begun.pop(0).buffer)
+            yield
         finally:
-            for fetched in begun:
-                self.memory.link.wait_and_ignore(fetched.transfer)
-                self.memory.unreserve(fetched.buffer)
+            storage.filled = filled
 
-    def units(self, layer: int, pieces: Sequence[Piece], absent: Sequence[int]) -> list[Unit]:
-        """A page at a time."""
-        return [(slice(None), [index]) for index in absent]
+    def write_ahead(self, nbytes: int, order: Sequence[Storage] | None = None) -> None:
+        """Begin to write back what will leave when so many bytes are needed. It stays on the device
+        so long."""
+        order = self.order() if order is None else order
+        for storage in self.leaving(nbytes, [s for s in order if s not in self.writing])[0]:
+            if self.memory.tier_bytes(storage)[0] <= self.memory.host.free_bytes:
+                self.memory.write_back(storage, "evict")
 
-    # ---------------------------------------------------------------- buffers
-
-    def ready(self, found: Sequence[Piece]) -> None:
-        """Have room for two buffers, before a plan knows what is on the device."""
-        most = [
-            self._elements(layer, found, unit)
-            for layer in self.memory.layers
-            for unit in self.units(layer, found, range(len(found)))
-        ]
-        self.make_room(2 * max(most, default=0) * self.memory.dtype.itemsize)
-
-    def _elements(self, layer: int, pieces: Sequence[Piece], unit: Unit) -> int:
-        shape = self.memory.shapes[layer]
-        heads = len(range(shape.kv_heads)[unit[0]])
-        tokens = sum(pieces[index].length for index in unit[1])
-        return tokens * heads * (shape.key_dim + shape.value_dim)
-
-    def _begin(self, layer: int, pieces: Sequence[Piece], unit: Unit) -> Fetched:
-        shape, (heads, chosen) = self.memory.shapes[layer], unit
-        count = len(range(shape.kv_heads)[heads])
-        sizes = [self._elements(layer, pieces, (heads, [index])) for index in chosen]
-        buffer = self.memory.reserve(sum(sizes))
-        found: dict[int, LayerKV] = {}
-        copies: list[tuple[Tensor, Tensor]] = []
-        after: list[Transfer] = []
-        for index, end, size in zip(chosen, accumulate(sizes), sizes, strict=True):
-            piece = pieces[index]
-            source = piece.kv.host[layer]
-            assert source is not None, "KV to be read is in neither tier"
-            place = shape.lay_out(buffer[end - size : end], piece.length, None, count)
-            where = heads, slice(piece.first, piece.first + piece.length)
-            copies += [(new, old[where]) for new, old in zip(place.both, source.both, strict=True)]
-            after += [piece.kv.written] if piece.kv.written is not None else []
-            found[index] = place
-        return Fetched(unit, buffer, found, self.memory.link.fetch(copies, "stream", after))
-
-    def send_to_host(self, storages: Sequence[Storage], layers: Sequence[int]) -> None:
+    def send_away(self, storages: Sequence[Storage], layers: Sequence[int]) -> None:
+        """What was written leaves for the host at once."""
         for storage in storages:
-            if storage in self.memory.live:
-                self.memory.evict(storage, "write-back", layers)
+            self.memory.evict(storage, "write-back", layers)
+
+    # ---------------------------------------------------------------- what is read
+
+    def stream(self, reads: Reads) -> Reader | None:
+        self.memory.wait(piece.kv for piece in reads.pieces)
+        kept = self.kept(reads) if reads.decodes else None
+        units = self.units(reads, kept is None)
+        prefetch = self.prefetch
+        while True:
+            nbytes = self.largest(units, reads) * (2 if prefetch and len(units) > 1 else 1)
+            if self.memory.device.free_bytes >= nbytes:
+                break
+            if self.make_room(nbytes):
+                units = self.units(reads, kept is None)  # what left is read from the host
+            elif prefetch:
+                prefetch = False  # one buffer may fit where two do not
+            else:
+                break
+        if kept is None and not units and not self.views:
+            return None
+        try:
+            return Reader(self.memory, units, reads, prefetch, kept=kept, views=self.views)
+        except BaseException:
+            if kept is not None:
+                kept.close()
+            raise
+
+    def units(self, reads: Reads, with_views: bool = True) -> list[Unit]:
+        """Of all layers. with_views: also those of heads that do not see everything."""
+        units = []
+        for layer, shape in enumerate(self.memory.shapes):
+            absent = [
+                number
+                for number, piece in enumerate(reads.pieces)
+                if piece.kv.readable(layer) is None and reads.sees(shape, piece)
+            ]
+            if absent:
+                units += self.read(layer, reads, absent)
+        return [unit for unit in units if with_views or unit.view is None]
+
+    def largest(self, units: Sequence[Unit], reads: Reads) -> int:
+        elements = (Reader.elements(self.memory, unit, reads) for unit in units)
+        return max(elements, default=0) * self.memory.dtype.itemsize
+
+    def read(self, layer: int, reads: Reads, absent: Sequence[int]) -> list[Unit]:
+        """A page at a time."""
+        return [Unit(layer, slice(None), (number,)) for number in absent]
+
+    @property
+    def views(self) -> Mapping[int, Sequence[tuple[slice, View]]]:
+        """For each layer its heads that do not see everything: here none."""
+        return {}
+
+    def kept(self, reads: Reads) -> Reader | None:
+        """What is read once for a whole step: here nothing."""
+        return None

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ttc.errors import InvalidInput
+from ttc.memory.storage import Storage
 from ttc.residency.offloading import Offloading
+from ttc.tree.segment import Segment
 
 
 @dataclass
 class Paged(Offloading):
     """Pages of `block_tokens` tokens (HELM section 4.2.2, Algorithm 3): context is bounded by host
-    memory."""
+    memory.
+
+    watermark: the fullness of the device at which the pages that were used longest ago are written
+        to the host. They leave when their room is needed, so that new KV finds it without waiting.
+    """
+
+    watermark: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.watermark <= 1:
+            raise InvalidInput(f"memory.watermark={self.watermark} must be above 0 and at most 1")
+
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        storage = super().begin(after, room, one_each)
+        self.write_ahead(int((1 - self.watermark) * (self.memory.device.budget_bytes or 0)))
+        return storage

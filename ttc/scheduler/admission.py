@@ -136,7 +136,7 @@ class Admission:
     def _grouped(self, rows: list[Row]) -> list[list[Row]]:
         rows = [rows[i] for i in depth_first([row.branch.leaf.path() for row in rows])]
         tokens = min(TOGETHER_TOKENS, max(row.room for row in rows))
-        chosen = self.runtime.residency.groups(paths(rows), tokens)
+        chosen = self.runtime.residency.begin_step(paths(rows), tokens)
         check_gate(self.gate, len(rows), chosen)
         return [[rows[i] for i in sorted(group)] for group in chosen]
 

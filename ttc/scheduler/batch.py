@@ -172,6 +172,7 @@ class RunningBatch:
             self._drop_plan()
             self.writing.close(self.rows, done=True)
             self.admission.clear()
+            self.runtime.residency.end_step()
             for row in self.unfinished.values():
                 if row.written:
                     row.branch.end_step("interrupted")
@@ -261,7 +262,7 @@ class RunningBatch:
             tokens = [row.branch.tokens[-1] for row in self.rows]
             logits = self.runtime.runner.forward(tokens, plan)
         plan.advance()
-        self.room = self.room - 1 if plan.goes_on else 0
+        self.room = self.room - 1 if plan.in_storages else 0
         return logits
 
     def postprocess(self, logits: Tensor) -> list[Branch]:
@@ -326,9 +327,14 @@ class RunningBatch:
 
     def _drop_plan(self) -> None:
         """Rows or their places are about to change, or have changed."""
-        self.plan = None
+        self._close_plan()
         if self.ahead is not None:
             self.ahead.drop()
+
+    def _close_plan(self) -> None:
+        if self.plan is not None:
+            self.plan.close()
+        self.plan = None
 
     def _ended(self) -> dict[Row, StepEnd]:
         ended: dict[Row, StepEnd] = {}
@@ -353,7 +359,7 @@ class RunningBatch:
 
     def _let_go(self, ended: dict[Row, StepEnd]) -> None:
         """The steps of these rows are over."""
-        self.plan = None  # the other rows' pass ahead is theirs still
+        self._close_plan()  # the other rows' pass ahead is theirs still
         self.writing.close(ended, done=True)
         for row, reason in ended.items():
             row.branch.end_step(reason)
@@ -362,12 +368,15 @@ class RunningBatch:
         self.rows = [row for row in self.rows if row not in ended]
         if not self.rows:
             self._drop_plan()
+            if not self.admission.groups:
+                self.runtime.residency.end_step()
 
     def preempt(self) -> None:
         """All rows wait, first those that came first."""
         self._drop_plan()
         self.admission.put_back(self.rows)
         self.rows = []
+        self.runtime.residency.end_step()
 
     def _preempt_others(self) -> bool:
         """Have the engine's other batches wait, for this one needs their room. Says whether any was

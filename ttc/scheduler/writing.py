@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ttc.attention.pieces import pieces
 from ttc.attention.plan import Plan, Run
-from ttc.memory.storage import Places
+from ttc.memory.storage import Places, Storage
 from ttc.passes.runtime import Runtime
 from ttc.scheduler.rows import Row, paths
 from ttc.tree.room import room_for
@@ -18,10 +17,14 @@ def room_of(row: Row) -> int:
 
 
 class Writing:
-    """Opens places for the next tokens of rows, and notes in the tree what they have written."""
+    """Opens places for the next tokens of rows, and notes in the tree what they have written.
+
+    storages: where each row has written in its step. They stay on the device until it is over.
+    """
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
+        self.storages: dict[Row, dict[Storage, None]] = {}
 
     def enter(self, rows: Sequence[Row]) -> None:
         """Begin a group. Raises OutOfMemory, and changes nothing then."""
@@ -29,7 +32,7 @@ class Writing:
         self.open(rows)
 
     def open(self, rows: Sequence[Row]) -> None:
-        """Give each row a place for its next token. Raises OutOfMemory, and changes nothing then."""
+        """Give each row a place for its next token. Raises OutOfMemory: nothing is changed then."""
         tree = self.runtime.tree
         try:
             for row in rows:
@@ -40,6 +43,7 @@ class Writing:
                 tree.open(row.branch, room_of(row))
                 row.begun = len(row.branch.tokens) - 1
                 row.leaf = row.branch.leaf
+                self.storages.setdefault(row, {})[row.leaf.storage] = None
         except BaseException:
             self.close(rows)
             raise
@@ -54,17 +58,15 @@ class Writing:
     def close(self, rows: Iterable[Row], done: bool = False) -> None:
         """Note what rows have written. done: their steps are over, or wait."""
         tree, policy = self.runtime.tree, self.runtime.residency
-        left = []
+        rows = list(rows)
         for row in rows:
             if row.begun is None:
                 continue
             branch, begun, row.begun = row.branch, row.begun, None
             if branch.leaf is not row.leaf:  # it was let go of
                 continue
-            storage = branch.leaf.storage
             tree.close(branch, branch.tokens[begun:-1])
-            if done or storage.full:
-                left.append(storage)
+        left = [storage for row in rows if done for storage in self.storages.pop(row, ())]
         policy.leave([storage for storage in left if storage in policy.memory.live])
 
     def check(self, rows: Sequence[Row]) -> None:
@@ -83,6 +85,6 @@ class Writing:
             Run(slice(n, n + 1), [Places(storage, storage.filled, 1)])
             for n, storage in enumerate(storages)
         ]
-        read = pieces(paths(rows), [1] * len(rows), positions)
+        read = self.runtime.residency.pieces(paths(rows), [1] * len(rows), positions)
         room = min(storage.room - storage.filled for storage in storages)
         return self.runtime.plan(read, positions, runs), room

@@ -9,35 +9,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttc.attention.plan import Plan
+from ttc.memory.dry_link import NOWHERE
 from ttc.memory.kv import LayerShape
-from ttc.attention.plan import TreePlan
-
-NOWHERE = torch.device("meta")
-"""Where tensors have sizes and no numbers."""
 
 
 @dataclass
 class DryRunner:
     """Stands for a model: it reads what a policy makes a pass read, and computes nothing.
 
-    vocabulary: how many tokens there are, of which one is drawn at random. by_kernel: whether a
-        kernel would attend.
+    vocabulary: how many tokens there are, of which one is drawn at random.
     """
 
     shapes: tuple[LayerShape, ...]
     dtype: torch.dtype
     vocabulary: int
-    by_kernel: bool
     model: Any = None
     device: torch.device = field(init=False, default=NOWHERE)
 
     def forward(
-        self, tokens: Sequence[int], plan: TreePlan, keep: Sequence[int] | None = None
+        self, tokens: Sequence[int], plan: Plan, keep: Sequence[int] | None = None
     ) -> Tensor:
-        for layer in range(len(self.shapes)):
-            absent = [n for n, piece in enumerate(plan.entries) if piece.kv.readable(layer) is None]
-            if absent:
-                for _ in plan.read(layer, plan.entries, absent):  # type: ignore[arg-type]
-                    pass
-        plan.goes_on = plan.in_storages and self.by_kernel
+        for layer, shape in enumerate(self.shapes):
+            new = torch.empty(shape.kv_heads, len(tokens), 1, device=NOWHERE)
+            keys = new.expand(-1, -1, shape.key_dim).to(self.dtype)
+            values = new.expand(-1, -1, shape.value_dim).to(self.dtype)
+            if any(run.places[0].storage.device[layer] is None for run in plan.runs):
+                plan.store(layer, keys, values)
+            for _ in plan.stream.read(layer) if plan.stream is not None else ():
+                pass
         return torch.zeros(len(tokens if keep is None else keep), self.vocabulary)

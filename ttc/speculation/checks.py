@@ -12,12 +12,12 @@ from ttc.model.processors import Processor
 from ttc.model.running.runner import ModelRunner
 from ttc.passes.new_tokens import New, run
 from ttc.passes.runtime import Runtime
+from ttc.residency.base import Residency
+from ttc.residency.resident import Resident
 from ttc.sampling import Sampling
 from ttc.scheduler.rows import Row, draw_tokens
 from ttc.scheduler.stops import Gate
 from ttc.scheduler.writing import room_of
-from ttc.residency.base import Residency
-from ttc.residency.resident import Resident
 from ttc.tree.branch import Branch, StepEnd
 from ttc.usage import distinct
 

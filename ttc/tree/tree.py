@@ -36,16 +36,17 @@ class Tree:
     """All segments. Whoever refers to one takes a reference with `hold` and gives it back with
     `drop`.
 
-    begin: makes a storage for tokens from a position on, with room for so many, or for fewer.
+    begin: makes a storage for tokens after a segment, with room for so many, or for fewer. Told
+        whether they are written one at each pass.
     free: lets go of a storage that nobody needs.
-    resume: makes a storage ready to be written on in; says whether it can be.
+    resume: makes a storage ready to be written on in, told the same; says whether it can be.
     """
 
     def __init__(
         self,
-        begin: Callable[[int, int], Storage],
+        begin: Callable[[Segment, int, bool], Storage],
         free: Callable[[Storage], None],
-        resume: Callable[[Storage], bool] = lambda storage: True,
+        resume: Callable[[Storage, bool], bool] = lambda storage, one_each: True,
     ):
         self.begin = begin
         self.free = free
@@ -133,7 +134,7 @@ class Tree:
         places = []
         try:
             while tokens:
-                segment = self._open(branch, max(room, len(tokens)))
+                segment = self._open(branch, max(room, len(tokens)), one_each=False)
                 storage = segment.storage
                 count = min(len(tokens), storage.room - storage.filled)
                 places.append(Places(storage, storage.filled, count))
@@ -149,7 +150,7 @@ class Tree:
     def open(self, branch: Holder, room: int) -> Segment:
         """Where a branch writes its next tokens, one at each pass, until `close`: a place in
         memory that nobody else gets. room: as in `write`. Raises OutOfMemory."""
-        segment = self._open(branch, room)
+        segment = self._open(branch, room, one_each=True)
         segment.storage.being_written = True
         return segment
 
@@ -177,13 +178,14 @@ class Tree:
             segment = segment.parent
         return segment if segment.end <= length else self.split(segment, length - segment.start)
 
-    def _open(self, branch: Holder, room: int) -> Segment:
+    def _open(self, branch: Holder, room: int, one_each: bool) -> Segment:
         """The segment that a branch's next token belongs to, with a place for it."""
         leaf = branch.leaf
-        goes_on = leaf.is_last and not leaf.storage.full and self.resume(leaf.storage)
+        goes_on = leaf.is_last and not leaf.storage.full
+        goes_on = goes_on and self.resume(leaf.storage, one_each)
         if goes_on and leaf.refs == 1:
             return leaf
-        return self._below(branch, leaf.storage if goes_on else self.begin(leaf.end, room))
+        return self._below(branch, leaf.storage if goes_on else self.begin(leaf, room, one_each))
 
     def _below(self, branch: Holder, storage: Storage) -> Segment:
         """A new segment for what a branch writes next, at the end of a storage."""

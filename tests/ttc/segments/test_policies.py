@@ -8,29 +8,34 @@ from typing import Any, cast
 
 import pytest
 import torch
+from ttc.segments.engine import TreeEngine
 
 from experiments.standins.small_models import tokens
 from tests.helpers.models import build
 from tests.helpers.tokenizers import Letters
 from ttc import BlockCache, Engine
-from ttc.segments.dry_run import DryRunner
-from ttc.segments.engine import TreeEngine
 from ttc.residency.base import Policy
 from ttc.residency.beam_groups import BeamGroups
 from ttc.residency.capture import Capture
 from ttc.residency.headwise import Headwise
 from ttc.residency.layerwise import Layerwise
 from ttc.residency.paged import Paged
+from ttc.segments.dry_run import DryRunner
 
 POLICIES: dict[str, tuple[type[Policy], dict[str, Any], float]] = {
     "resident": (Policy, {}, 1.0),
-    "layerwise": (Layerwise, {"page": 8}, 0.5),
+    "layerwise": (Layerwise, {"page": 8}, 0.75),
+    "layerwise, one buffer": (Layerwise, {"page": 8, "prefetch": False}, 0.6),
+    "layerwise, private": (Layerwise, {"page": 8, "shared": False}, 1.2),
     "beam_groups": (BeamGroups, {"page": 8}, 0.6),
+    "beam_groups, prefetch": (BeamGroups, {"page": 8, "prefetch": True}, 0.6),
+    "beam_groups, private": (BeamGroups, {"page": 8, "shared": False, "prefetch": True}, 0.8),
     "paged": (Paged, {"page": 8}, 0.4),
     "paged, no prefetch": (Paged, {"page": 8, "prefetch": False}, 0.4),
     "paged, a slow link": (Paged, {"page": 8, "link_gbps": 0.05}, 0.4),
     "headwise": (Headwise, {"page": 8}, 0.5),
-    "capture": (Capture, {"page": 8}, 0.5),
+    "headwise, one head": (Headwise, {"page": 8, "head_group": 1}, 0.5),
+    "capture": (Capture, {"page": 8, "act_share": 0.5}, 0.5),
 }
 FAMILIES = ("llama", "gemma3", "gpt2", "deepseek_v3")
 Told = tuple[list[list[int]], list[list[float]], list[list[float]]]
@@ -66,7 +71,7 @@ def test_a_dry_run_says_what_crosses_the_link(policy: str, dtype: torch.dtype) -
     engine = TreeEngine(copy.deepcopy(plain), Letters(), kind(budget_gib, **options))
     grown(engine)
     vocabulary = plain.config.vocab_size
-    runner = DryRunner(engine.runner.shapes, dtype, vocabulary, dtype == torch.float32)
+    runner = DryRunner(engine.runner.shapes, dtype, vocabulary)
     dry = TreeEngine(plain, Letters(), kind(budget_gib, **options), runner=cast("Any", runner))
     grown(dry)
     assert (sum(engine.memory.link.to_device_bytes.values()) > 0) == (policy != "resident")

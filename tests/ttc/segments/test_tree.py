@@ -35,8 +35,8 @@ class Searches(RuleBasedStateMachine):
         self.tree = Tree(self.begin, self.free)
         self.live: list[Held] = []
 
-    def begin(self, start: int, room: int) -> Storage:
-        storage = Storage(1, start, min(room, 16))
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        storage = Storage(1, after.end, min(room, 16))
         self.kept[storage] = [None] * storage.room
         return storage
 

@@ -12,15 +12,16 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ttc.attention.entry import Entry
-from ttc.attention.plan import Plan
-from ttc.attention.stream import FetchUnit, KVReader
+from ttc.attention.pieces import Piece
+from ttc.attention.plan import Plan, Run
+from ttc.attention.reader import Unit
 from ttc.cost_model.capture import CaptureTimes, Line, fit_line
 from ttc.decoder_layers import decoder_layers
 from ttc.errors import UnsupportedModel
-from ttc.memory.kv import KV, LayerKV
+from ttc.memory.kv import LayerKV
 from ttc.memory.link import Link
-from ttc.memory.manager import KVMemory
+from ttc.memory.manager import Memory
+from ttc.memory.storage import Places, Storage
 from ttc.model.running.regeneration import MANY, Regeneration
 from ttc.model.running.runner import ModelRunner
 from ttc.residency.capture_reader import stored
@@ -48,7 +49,7 @@ class MeasuredTimes:
         self,
         runner: ModelRunner,
         regeneration: Regeneration,
-        memory: KVMemory,
+        memory: Memory,
         block_tokens: int,
         mini_batch_tokens: int,
     ):
@@ -88,13 +89,13 @@ class MeasuredTimes:
         load_kv = timed_line(_load(memory, shape.elements), TIMED_TOKENS)
         load_act = timed_line(_load(memory, shape.as_inputs.elements), TIMED_TOKENS)
         weight_bytes = getattr(self.runner, "streamed_layer_bytes", 0)
-        load_w = weight_bytes * load_kv.slope / memory.layer_bytes_per_token[layer]
+        load_w = weight_bytes * load_kv.slope / memory.layer_bytes[layer]
         return CaptureTimes(kv_gen=Line(0.0), load_kv=load_kv, load_act=load_act, load_w=load_w)
 
     def _batch_blocks(self, layer: int) -> int:
         tokens = self.mini_batch_tokens
         if (budget := self.memory.device.budget_bytes) is not None:
-            tokens = min(tokens, budget // 2 // (3 * self.memory.layer_bytes_per_token[layer]))
+            tokens = min(tokens, budget // 2 // (3 * self.memory.layer_bytes[layer]))
         return max(1, tokens // self.block_tokens)
 
     def _timed_blocks(self, layer: int, tokens: int) -> int:
@@ -216,12 +217,12 @@ class _Arrived:
         self.copies = copies
         self.batch = batch
 
-    def read(self, layer: int) -> Iterator[tuple[FetchUnit, dict[int, LayerKV]]]:
+    def read(self, layer: int) -> Iterator[tuple[Unit, dict[int, LayerKV]]]:
         copies = dict(enumerate(self.copies[layer]))
         for first in range(0, len(copies), self.batch):
             indices = tuple(range(first, min(first + self.batch, len(copies))))
             yield (
-                FetchUnit(layer, slice(None), indices),
+                Unit(layer, slice(None), indices),
                 {index: copies[index] for index in indices},
             )
 
@@ -230,15 +231,15 @@ class _Arrived:
 
 
 def attending_blocks(
-    memory: KVMemory, layer: int, rows: int, blocks: int, batch: int, block_tokens: int
+    memory: Memory, layer: int, rows: int, blocks: int, batch: int, block_tokens: int
 ) -> Plan:
     """A pass of `rows` rows up to this layer that attends so many KV blocks, each by one row;
     `batch` of them make a mini-batch. Rows are at position 0, where no window hides anything."""
     layers = range(layer + 1)
-    tails = KV(len(memory.shapes), 1, rows)
-    for each in layers:
-        tails.device[each] = memory.buffer(tails, each)
-    kv = KV(len(memory.shapes), block_tokens)
+    own = [
+        Storage.uncounted(memory.shapes, 1, memory.dtype, memory.link.device) for _ in range(rows)
+    ]
+    kv = Storage(len(memory.shapes), 0, block_tokens)
     # before the timed layer one block will do
     copies = [[memory.buffer(kv, each)] * blocks for each in layers[:-1]]
     buffers = [memory.buffer(kv, layer) for _ in range(min(blocks, 2 * batch))]
@@ -247,8 +248,11 @@ def attending_blocks(
         for part in copy.both:
             part.fill_(0.02)
     attending = sorted(n % rows for n in range(blocks))
-    entries = [Entry(kv, 0, block_tokens, slice(row, row + 1)) for row in attending]
-    return Plan(entries, [0] * rows, tails, 0, cast(KVReader, _Arrived(copies, batch)))
+    pieces = [Piece(kv, 0, block_tokens, slice(row, row + 1)) for row in attending]
+    runs = [Run(slice(n, n + 1), [Places(storage, 0, 1)]) for n, storage in enumerate(own)]
+    plan = Plan(pieces, [0] * rows, runs)
+    plan.stream = cast(Any, _Arrived(copies, batch))
+    return plan
 
 
 def _counts(blocks: int) -> list[int]:
@@ -284,7 +288,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _load(memory: KVMemory, elements: int) -> Callable[[int], None]:
+def _load(memory: Memory, elements: int) -> Callable[[int], None]:
     device = memory.link.device
     link = Link(device, memory.link.gbps)  # another one, so that nothing of it is counted
     size = max(TIMED_TOKENS) * elements

@@ -1,0 +1,92 @@
+"""LBS's baseline: of what branches of a group share, each has a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ttc.attention.pieces import Piece, private_pieces
+from ttc.memory.storage import Storage
+
+if TYPE_CHECKING:
+    from ttc.residency.base import Paths
+    from ttc.residency.beam_groups import BeamGroups
+
+Part = tuple[Storage, int, int]
+"""A storage, and from which of its tokens to which."""
+
+
+class PrivateCopies:
+    """Those of the group at work, and of the next one as far as they came ahead."""
+
+    def __init__(self, policy: BeamGroups):
+        self.policy = policy
+        self.here: dict[Part, list[Storage]] = {}
+        self.ahead: dict[Part, list[Storage]] = {}
+
+    def enter(self, coming: Sequence[Paths], own_bytes: int) -> None:
+        """The first group begins; the next one's copies come as far as there is room."""
+        policy = self.policy
+        self._drop(self.here)
+        self.here, self.ahead = self.ahead, {}
+        there = {part: len(copies) for part, copies in self.here.items()}
+        lacking = []
+        for part, position in self._parts(coming[0]):
+            there[part] = there.get(part, 0) - 1
+            if there[part] < 0:
+                lacking.append((part, position))
+        policy.make_room(own_bytes + sum(self._bytes(*needed) for needed in lacking))
+        for part, position in lacking:
+            self._add(self.here, part, position, "group")
+        for part, position in self._parts(coming[1]) if policy.prefetch and coming[1:] else ():
+            if not policy.make_room(own_bytes + self._bytes(part, position)):
+                break
+            self._add(self.ahead, part, position, "prefetch")
+        policy.memory.wait(copy for copies in self.here.values() for copy in copies)
+
+    def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:
+        """Of each path the next of the copies, and what it has written since."""
+        left = {part: list(copies) for part, copies in self.here.items()}
+        found = []
+        for piece in private_pieces(paths, counts, ends):
+            begins, end = (piece.kv, piece.first), piece.first + piece.length
+            copied = max(
+                (p[2] for p, n in left.items() if n and p[:2] == begins and p[2] <= end), default=0
+            )
+            if copied:
+                copy = left[piece.kv, piece.first, copied].pop()
+                found.append(Piece(copy, 0, copy.filled, piece.rows))
+            if (first := max(copied, piece.first)) < end:
+                found.append(Piece(piece.kv, first, end - first, piece.rows))
+        return found
+
+    def close(self) -> None:
+        self._drop(self.here)
+        self._drop(self.ahead)
+
+    def _parts(self, paths: Paths) -> Iterator[tuple[Part, int]]:
+        """What each path needs a copy of, and the position from which it is read."""
+        for path in paths:
+            position = path[-1].end if path else 0
+            for piece in private_pieces([path], [1], [position]):
+                yield (piece.kv, piece.first, piece.first + piece.length), position
+
+    def _bytes(self, part: Part, position: int) -> int:
+        storage, first, end = part
+        sizes = self.policy.memory.layer_bytes
+        layers = self.policy.layers_seen(storage.start + end, position)
+        return (end - first) * sum(sizes[layer] for layer in layers)
+
+    def _add(
+        self, copies: dict[Part, list[Storage]], part: Part, position: int, cause: str
+    ) -> None:
+        storage, first, end = part
+        layers = self.policy.layers_seen(storage.start + end, position)
+        copy = self.policy.memory.copy(storage, first, end, cause, layers)
+        self.policy.writing[copy] = None  # it stays
+        copies.setdefault(part, []).append(copy)
+
+    def _drop(self, copies: dict[Part, list[Storage]]) -> None:
+        for copy in [copy for twins in copies.values() for copy in twins]:
+            self.policy.free(copy)
+        copies.clear()

@@ -43,20 +43,19 @@ class Packed(NamedTuple):
 
 def packed(runtime: Runtime, new: Sequence[New]) -> Packed:
     paths = [one.holder.leaf.path() for one in new]
-    order = depth_first(paths)
+    firsts = [one.places[0].storage.start + one.places[0].first for one in new]
+    order = depth_first(paths, firsts)
     tokens: list[int] = []
     positions: list[int] = []
     runs: list[Run] = []
-    starts: list[int] = []
     for i in order:
-        one = new[i]
+        one, start = new[i], firsts[i]
         row, count = len(tokens), len(one.tokens)
-        start = one.places[0].storage.start + one.places[0].first
-        starts.append(start)
         runs.append(Run(slice(row, row + count), one.places))
         tokens += one.tokens
         positions += range(start, start + count)
     counts = [len(new[i].tokens) for i in order]
+    starts = [firsts[i] for i in order]
     read = runtime.residency.pieces([paths[i] for i in order], counts, starts)
     return Packed(tokens, runtime.plan(read, positions, runs), order)
 

@@ -12,6 +12,7 @@ from typing import ClassVar, Self
 
 import torch
 
+from ttc.attention.act_inputs import Regenerate
 from ttc.attention.pieces import Piece, pieces
 from ttc.attention.reader import Reader, Reads, Unit
 from ttc.checks import check_fields, check_positive
@@ -63,6 +64,8 @@ class Residency:
     keeps_groups: ClassVar[bool] = False
     """Whether a group decodes its whole step before anything else happens."""
 
+    regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
+    """Computes KV again; None where nothing is kept for it."""
     memory: Memory = field(init=False, repr=False)
     writing: dict[Storage, int | None] = field(init=False, repr=False, default_factory=dict)
     """What passes write now: the tokens that were there before, or None where a branch writes one

@@ -8,8 +8,8 @@ from math import inf
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from ttc.protocols import Backend, Batch, RunsBatches
-from ttc.scheduler.running_tails import SHORT_TOKENS
 from ttc.tree.branch import MOST_ROWS, Branch
+from ttc.tree.room import TOGETHER_TOKENS
 from ttc.tree.tree import SNAPSHOT_TOKENS
 
 PROBLEMS = 16
@@ -59,9 +59,8 @@ class ProblemAdmission:
         None too, else for no limit.
 
     A problem is taken to need the most that any problem of late has needed at once: its prompt, a
-        step for each branch that it keeps, and for each branch of the next step a tail and what
-        that is frozen into. A step counts for what branches have written in it; one that is not
-        over yet for `SHORT_TOKENS` at most. Where that was too little, the youngest branches of the
+        step for each branch that it keeps, and for each branch of the next step. A step counts for what branches have written in it; one that is not
+        over yet for `TOGETHER_TOKENS` at most. Where that was too little, the youngest branches of the
         batch wait. The recurrent states of a problem are those along the prompt, and two of each
         branch. Half of the memory is left to trees that grow larger, so that the first problem
         begins alone.
@@ -98,7 +97,7 @@ class ProblemAdmission:
     ) -> None:
         """A problem that keeps `kept` branches asks for `rows` more of up to `step_tokens`
         tokens."""
-        self._note(rows, prompt_tokens, min(step_tokens, SHORT_TOKENS), kept)
+        self._note(rows, prompt_tokens, min(step_tokens, TOGETHER_TOKENS), kept)
 
     def note_step(self, children: Sequence[Branch], prompt_tokens: int, kept: int = 0) -> None:
         """The step of these branches is over, which are all that their problem has beside `kept`
@@ -107,7 +106,7 @@ class ProblemAdmission:
         self._note(len(children), prompt_tokens, -(-written // len(children)), kept)
 
     def _note(self, rows: int, prompt_tokens: int, step_tokens: int, kept: int) -> None:
-        tokens = prompt_tokens + (kept + 2 * rows) * step_tokens
+        tokens = prompt_tokens + (kept + rows) * step_tokens
         states = 1 + prompt_tokens // SNAPSHOT_TOKENS + 2 * (kept + rows)
         self.recent_demand = self.recent_demand.larger(Demand(rows, tokens, states))
 

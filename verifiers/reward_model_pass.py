@@ -15,7 +15,7 @@ from ttc.errors import VerifierError
 from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.prefill import Outputs
 from ttc.tree.branch import Branch
-from ttc.tree.segment import MIN_SHARED_TOKENS, common_prefix
+from ttc.tree.segment import common_prefix
 
 PENDING = 0
 """A token that is never run: an engine's branch has no KV of its last token."""
@@ -202,7 +202,9 @@ class TreeMirror:
         if above is None:
             return len(layout.whole)
         mirrored = self.mirrors[above].branch
-        return len(layout.whole) - _present(mirrored.tokens[: mirrored.leaf.end], layout.tokens)
+        return len(layout.whole) - common_prefix(
+            mirrored.tokens[: mirrored.leaf.end], layout.tokens
+        )
 
     # ---------------------------------------------------------------- what may go
 
@@ -227,11 +229,6 @@ class TreeMirror:
                 return True
             waiting += [child for child in branch.children if child not in self.mirrors]
         return False
-
-
-def _present(mirrored: Sequence[int], tokens: Sequence[int]) -> int:
-    shared = common_prefix(mirrored, tokens)
-    return shared if shared == len(mirrored) else max(0, shared - MIN_SHARED_TOKENS + 1)
 
 
 def read_apart(

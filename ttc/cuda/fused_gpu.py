@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.attention.entry import Entry
+from ttc.attention.pieces import Piece
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays, addresses_of
 from ttc.cuda.gpu_arrays import SMALL_TILE, GpuArrays, KVLayout, Room
 from ttc.cuda.gpu_cuts import cut_for
-from ttc.memory.kv import KV
+from ttc.memory.storage import Storage
 from ttc.memory.small_copies import upload
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -230,7 +230,7 @@ def attend(
 
 
 def fused_attention(
-    entries: Sequence[Entry],
+    entries: Sequence[Piece],
     runs: Sequence[tuple[int, int]],
     positions: Sequence[int],
     q: Tensor,

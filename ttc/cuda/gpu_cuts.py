@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from ttc.attention.entry import Entry
+from ttc.attention.pieces import Piece
 from ttc.attention.plan_arrays import KeySplit, even, task_rows
 
 BLOCK = 32
@@ -30,7 +30,7 @@ Load = tuple[int, int]
 
 
 def cut_for(
-    entries: Sequence[Entry],
+    entries: Sequence[Piece],
     runs: Iterable[tuple[int, int]],
     groups: int,
     kv_heads: int,

@@ -26,11 +26,12 @@ MakeRoom = Callable[[int], object]
 class Memory(Tiers):
     """Storages, and where each of their layers lies: on the device, on the host, or both.
 
-    page: the most tokens of a storage, which is what moves at once; None for no limit.
+    block_tokens: the most tokens of a storage, which is what moves at once; None for no limit.
     one_block: whether all layers of a storage lie side by side on the device, so that a kernel
         finds them quickly; they then come and go together.
     live: all storages, in order of creation.
     make_room: a policy's: has so many bytes free on the device, if it can.
+    fixed_layers: see `fix`.
     states: what recurrent layers keep, in the same tiers.
     clock: counts plans; a storage keeps when one last used it.
     """
@@ -43,7 +44,7 @@ class Memory(Tiers):
         budget_bytes: int | None = None,
         host_budget_bytes: int | None = None,
         link_gbps: float | None = None,
-        page: int | None = None,
+        block_tokens: int | None = None,
         one_block: bool = False,
     ):
         super().__init__(device, budget_bytes, host_budget_bytes, link_gbps)
@@ -52,22 +53,35 @@ class Memory(Tiers):
         self.shapes = tuple(shapes)
         self.layers = range(len(self.shapes))
         self.dtype = dtype
-        self.page = page
+        self.block_tokens = block_tokens
         alike = len({(s.kv_heads, s.key_dim, s.value_dim, s.device) for s in self.shapes}) == 1
         self.one_block = one_block and alike and self.shapes[0].key_dim == self.shapes[0].value_dim
         self.layer_bytes = [shape.elements * dtype.itemsize for shape in self.shapes]
         self.act_bytes = [shape.as_inputs.elements * dtype.itemsize for shape in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes)
         self.live: dict[Storage, None] = {}
+        self.fixed_layers = 0
         self.states = StateMemory(self)
         self.make_room: MakeRoom = lambda nbytes: None
         self.clock = 0
+
+    def fix(self, layers: int, model_layers: int) -> None:
+        """Let the first `layers` layers of attention keep their KV on the host, where they run, and
+        the first `model_layers` of all layers their states; before anything is allocated. These
+        bytes count in `fixed` alone."""
+        self.states.use(self.states.shape, model_layers)
+        self.fixed_layers = layers
+        self.one_block = False
+        for sizes in (self.layer_bytes, self.act_bytes):
+            sizes[:layers] = [0] * layers
+        self.bytes_per_token = sum(self.layer_bytes)
 
     # ---------------------------------------------------------------- storages
 
     def room(self, tokens: int) -> int:
         """Of a new storage for so many tokens."""
-        return tokens if self.page is None else min(tokens, self.page)
+        most = self.block_tokens
+        return tokens if most is None else min(tokens, most)
 
     def begin(
         self,
@@ -79,8 +93,9 @@ class Memory(Tiers):
         """A storage for tokens from a position on, some layers (None: all) on the device and the
         others on the host. Raises OutOfMemory."""
         storage = Storage(len(self.shapes), start, self.room(room), acts)
-        here = self.layers if near is None else near
-        away = [layer for layer in self.layers if layer not in here]
+        layers = self.layers[self.fixed_layers :]
+        here = layers if near is None else [layer for layer in near if layer >= self.fixed_layers]
+        away = [layer for layer in layers if layer not in here]
         here_bytes, away_bytes = (
             sum(self.piece_bytes(storage, layer) for layer in side) for side in (here, away)
         )
@@ -98,17 +113,19 @@ class Memory(Tiers):
                 )
             storage.device = [LayerKV.of_block(storage.block, layer) for layer in self.layers]
         else:
-            for layer in here:
+            for layer in [*range(self.fixed_layers), *here]:
                 storage.device[layer] = self.buffer(storage, layer)
             for layer in away:
                 storage.host[layer] = self.buffer(storage, layer, host=True)
         self.device.take(here_bytes)
         self.host.take(away_bytes)
+        self.fixed.take(self.fixed_bytes(storage))
         storage.used_at = self.clock + 1
         self.live[storage] = None
         return storage
 
     def free(self, storage: Storage) -> None:
+        self.fixed.give(self.fixed_bytes(storage))
         if storage.inputs is not None:
             self.drop_inputs(storage)
         self.give_back(storage)
@@ -238,16 +255,20 @@ class Memory(Tiers):
         return int(block.room * sizes[piece])
 
     def moving(self, block: Block, pieces: Iterable[int] | None) -> list[int]:
-        return list(range(len(block.device)) if pieces is None else pieces)
+        chosen = range(len(block.device)) if pieces is None else pieces
+        first = self.fixed_layers if isinstance(block, Storage) else 0
+        return [piece for piece in chosen if piece >= first]
 
     def buffer(self, block: Block, piece: int, host: bool = False) -> Any:
         if not isinstance(block, Storage):
             return self.states.buffer(host)
         shape = self.shapes[piece]
+        near = self.link.device
+        if near.type != "meta":
+            near = torch.device("cpu") if piece < self.fixed_layers else shape.device or near
         tier = self.host if host else self.device
         on_host = host and self.link.device.type != "meta"  # a dry run has no numbers anywhere
-        place = self.link.device if self.link.device.type == "meta" else shape.device
-        like = block.room, None, self.dtype, place or self.link.device, on_host
+        like = block.room, None, self.dtype, near, on_host
         with as_out_of_memory(tier, self.piece_bytes(block, piece)):
             if piece in block.acts:
                 return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)
@@ -259,6 +280,11 @@ class Memory(Tiers):
             block.block = None
 
     # ---------------------------------------------------------------- bytes
+
+    def fixed_bytes(self, storage: Storage) -> int:
+        """What a storage takes in layers that run on the host."""
+        elements = sum(shape.elements for shape in self.shapes[: self.fixed_layers])
+        return storage.room * elements * self.dtype.itemsize
 
     def bytes_of(self, tokens: int, states: int = 0) -> int:
         return tokens * self.bytes_per_token + states * self.states.nbytes

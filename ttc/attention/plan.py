@@ -84,7 +84,15 @@ class Plan:
         self.passes = 0
         self.stream: Reader | None = None
         if policy is not None:
-            self.stream = policy.stream(Reads(self.pieces, self.positions, self.in_storages))
+            written = {place.storage: place.first for place in reversed(places)}
+            fresh = frozenset(
+                number
+                for number, piece in enumerate(self.pieces)
+                if piece.first + piece.length > written.get(piece.kv, piece.kv.room)
+            )
+            self.stream = policy.stream(
+                Reads(self.pieces, self.positions, self.in_storages, fresh)
+            )
         self._spans: dict[
             tuple[int, VisibleRange, torch.device], tuple[int, Tensor | None] | None
         ] = {}

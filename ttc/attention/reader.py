@@ -55,11 +55,13 @@ class Reads:
 
     positions: the position of each row's token in the first pass.
     decodes: whether each row is a branch that decodes, a token at each of many passes.
+    fresh: the numbers of the pieces that the pass itself writes, layer by layer.
     """
 
     pieces: Sequence[Piece]
     positions: Sequence[int]
     decodes: bool = False
+    fresh: frozenset[int] = frozenset()
 
     def earliest(self, piece: Piece) -> int:
         """The least position of the rows that attend a piece."""
@@ -145,7 +147,10 @@ class Reader:
         return self.units[self.turn % len(self.units)], slot
 
     def begin_ahead(self) -> None:
-        """Fetch what comes after what is read now, if its buffer is free."""
+        """Fetch what comes after what is read now, if its buffer is free and it is written."""
+        following = self.units[(self.turn + 1) % len(self.units)]
+        if self.later(following) and not self.reads.fresh.isdisjoint(following.pieces):
+            return
         goes_on = self.reads.decodes or self.turn + 1 < len(self.units)
         if self.prefetch and self.started == self.turn and goes_on:
             self._begin(self.turn + 1)

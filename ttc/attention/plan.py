@@ -90,9 +90,7 @@ class Plan:
                 for number, piece in enumerate(self.pieces)
                 if piece.first + piece.length > written.get(piece.kv, piece.kv.room)
             )
-            self.stream = policy.stream(
-                Reads(self.pieces, self.positions, self.in_storages, fresh)
-            )
+            self.stream = policy.stream(Reads(self.pieces, self.positions, self.in_storages, fresh))
         self._spans: dict[
             tuple[int, VisibleRange, torch.device], tuple[int, Tensor | None] | None
         ] = {}

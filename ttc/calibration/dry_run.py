@@ -100,9 +100,7 @@ class DryRunner:
     def regenerate(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """KV without numbers, in place of what CAPTURE generates."""
         shape, dims = self.shapes[layer], (self.shapes[layer].key_dim, self.shapes[layer].value_dim)
-        keys, values = (
-            inputs.new_empty(shape.kv_heads, len(positions), dim) for dim in dims
-        )
+        keys, values = (inputs.new_empty(shape.kv_heads, len(positions), dim) for dim in dims)
         return keys, values
 
 

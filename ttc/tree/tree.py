@@ -13,7 +13,6 @@ from typing import Protocol
 from ttc.memory.storage import Places, Storage
 from ttc.tree.segment import Segment, common_prefix
 
-
 SNAPSHOT_TOKENS = 1024
 """The state of recurrent layers is kept after each so many tokens of a prompt, for other prompts to
 go on from."""

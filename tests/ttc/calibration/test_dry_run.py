@@ -27,8 +27,8 @@ SEARCHES: dict[str, Search] = {
 }
 POLICIES: dict[str, Residency] = {
     "layerwise": Layerwise(40 * KIB, block_tokens=16),
-    "beam_groups": BeamGroups(64 * KIB, block_tokens=16, prefetch=True),
-    "beam_groups, private": BeamGroups(72 * KIB, block_tokens=16, shared=False),
+    "beam_groups": BeamGroups(54 * KIB, block_tokens=16, prefetch=True),
+    "beam_groups, private": BeamGroups(58 * KIB, block_tokens=16, shared=False),
     "paged": Paged(24 * KIB, block_tokens=16, watermark=0.5),
     "headwise": Headwise(40 * KIB, block_tokens=16),
     "capture": Capture(30 * KIB, block_tokens=16, act_share=0.5),

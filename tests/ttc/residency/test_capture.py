@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from hypothesis import settings
+from ttc.attention.entry import Reads
 
 from tests.helpers.clocks import link_clock
 from tests.helpers.engines import GREEDY
@@ -19,7 +20,6 @@ from tests.helpers.placements import deeper
 from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
-from ttc.attention.entry import Reads
 from ttc.cost_model.capture import CaptureTimes, Line
 from ttc.memory.kv import LayerACT
 from ttc.tree.branch import Branch

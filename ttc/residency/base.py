@@ -147,7 +147,7 @@ class Residency:
     def resume(self, storage: Storage, one_each: bool) -> bool:
         """Whether a storage is where passes can write on in it: who decodes finds it on the
         device."""
-        if one_each and (storage.acts or None in storage.device):
+        if one_each and (storage.acts or not storage.is_resident):
             return False
         storage.on_host = min(storage.on_host, storage.filled)
         self.writing.setdefault(storage, None if one_each else storage.filled)

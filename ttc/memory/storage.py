@@ -72,6 +72,11 @@ class Storage(BlockOf[LayerKV]):
         return None not in self.device
 
     @property
+    def left(self) -> int:
+        """The tokens that it still has room for."""
+        return self.room - self.filled
+
+    @property
     def full(self) -> bool:
         return self.filled == self.room
 

@@ -205,7 +205,7 @@ class Residency:
             after = path[-1] if path else Segment([])
             left = tokens
             if path and path[-1].is_last and self.resume(path[-1].storage, one_each=True):
-                left -= path[-1].storage.room - path[-1].storage.filled
+                left -= path[-1].storage.left
             while left > 0:
                 begun.append(self.begin(after, left, one_each=True))
                 left -= begun[-1].room

@@ -46,6 +46,7 @@ SAYS = {
     "my_verifier.py": r"^\[(0\.0|0\.5|1\.0)(, (0\.0|0\.5|1\.0)){3}\]$",
     "my_data.py": r"^shop-0 .* gold 6\nshop-1 .* gold 10$",
     "my_grade.py": r"^9\.5 True\n7 False\nNone False$",
+    "my_memory.py": r"[1-9]\d* bytes left, [1-9]\d* were read$",
     "my_prompt.py": r"Q: What is 4 \+ 4\?\nA:\nResult\(",
 }
 
@@ -62,18 +63,34 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _engine(name: str) -> Engine:
+def _engine(name: str, **options: Any) -> Engine:
     """As `Engine.from_pretrained`, with a model that is loaded once for all."""
     model, tokenizer, runner = loaded(name, "auto", "auto")
-    return Engine(model, tokenizer, runner=runner)
+    return Engine(model, tokenizer, runner=runner, **options)
 
 
 def test_the_page_shows_a_file_and_two_commands_for_each_part() -> None:
     assert set(FILES) == {*SAYS, "shop.jsonl"}
-    assert [c for c in COMMANDS if not c.startswith("python -m ")] == [
+    assert {c for c in COMMANDS if not c.startswith("python -m ")} == {
         f"python {name}" for name in SAYS
-    ]
-    assert len(COMMANDS) == 2 * len(SAYS)
+    }
+    assert len(COMMANDS) == 2 * len(SAYS) - 1  # a policy of the memory is an object alone
+
+
+def test_the_memory_policy_of_the_page_changes_nothing_but_where_kv_lies(folder: Path) -> None:
+    policy = runpy.run_path(str(folder / "my_memory.py"))["LRUPages"]
+
+    def decoded(engine: Engine) -> list[list[int]]:
+        branches = engine.fork(engine.root(list(range(1, 41))), 4)
+        engine.generate(branches, 16)
+        engine.generate(branches[::2], 7)
+        return [branch.tokens for branch in branches]
+
+    engine = make_engine(layers=3, memory=policy(8 / 2**20, block_tokens=8))
+    assert decoded(engine) == decoded(make_engine(layers=3))
+    link, device = engine.memory.link, engine.memory.device
+    assert link.to_host_bytes.total() > 0 < link.to_device_bytes.total()
+    assert device.peak_bytes <= 8 * 1024
 
 
 @pytest.mark.slow

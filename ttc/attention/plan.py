@@ -79,7 +79,7 @@ class Plan:
         self.states: Sequence[StateBatch] = ()
         one_each = len(self.runs) == len(self.positions)
         places = [place for run in self.runs for place in run.places]
-        near = all(None not in place.storage.device for place in places)
+        near = all(place.storage.is_resident for place in places)
         self.in_storages = one_each and near and not any(place.storage.acts for place in places)
         self.passes = 0
         self.stream: Reader | None = None
@@ -90,9 +90,7 @@ class Plan:
                 for number, piece in enumerate(self.pieces)
                 if piece.first + piece.length > written.get(piece.kv, piece.kv.room)
             )
-            self.stream = policy.stream(
-                Reads(self.pieces, self.positions, self.in_storages, fresh)
-            )
+            self.stream = policy.stream(Reads(self.pieces, self.positions, self.in_storages, fresh))
         self._spans: dict[
             tuple[int, VisibleRange, torch.device], tuple[int, Tensor | None] | None
         ] = {}

@@ -20,7 +20,7 @@ from ttc.cost_model.roofline import roofline_time
 from ttc.cost_model.split_search import Generation
 from ttc.cost_model.transfer import Workload, layers_in_device
 from ttc.cost_model.unit import Pass, Unit
-from ttc.tree.segment import MERGE_RATIO
+from ttc.tree.room import room_for
 
 PIECE_TOKENS = 512
 """The most tokens of a segment under the policies that read KV through buffers, as by default."""
@@ -181,17 +181,13 @@ class Policy(NamedTuple):
 
 @remember
 def segments(tokens: int, step_tokens: int, most: int) -> int:
-    """In how many segments of at most `most` tokens a branch has what it made in steps
-    (`Tree.compact`)."""
-    lengths: list[int] = []
-    for first in range(0, tokens, step_tokens):
-        new = min(step_tokens, tokens - first)
-        lengths += [min(most, new - n) for n in range(0, new, most)]
-        for at in range(len(lengths) - 1, 0, -1):
-            before, length = lengths[at - 1 : at + 1]
-            if before + length <= most and before <= MERGE_RATIO * length:
-                lengths[at - 1 : at + 1] = [before + length]
-    return len(lengths)
+    """In how many storages of at most `most` tokens a branch has what it made in steps."""
+    count = written = 0
+    while written < tokens:
+        left = step_tokens - written % step_tokens
+        written += min(most, room_for(left, written))
+        count += 1
+    return count
 
 
 def _reads(

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttc.attention.pieces import Piece
 from ttc.attention.kernels import Layer, Partial
+from ttc.attention.pieces import Piece
 from ttc.attention.plan_arrays import PlanArrays, addresses_of
 from ttc.cuda.gpu_arrays import SMALL_TILE, GpuArrays, KVLayout, Room
 from ttc.cuda.gpu_cuts import cut_for
-from ttc.memory.storage import Storage
 from ttc.memory.small_copies import upload
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

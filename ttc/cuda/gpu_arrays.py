@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ttc.attention.plan_arrays import PlanArrays, even, task_rows
-from ttc.memory.storage import Storage
 from ttc.memory.small_copies import staged
 
 SMALL_TILE = 16

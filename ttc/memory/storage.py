@@ -67,6 +67,16 @@ class Storage(BlockOf[LayerKV]):
         return keys[:, first:end], values[:, first:end]
 
     @property
+    def is_resident(self) -> bool:
+        """Whether all layers are on the device."""
+        return None not in self.device
+
+    @property
+    def left(self) -> int:
+        """The tokens that it still has room for."""
+        return self.room - self.filled
+
+    @property
     def full(self) -> bool:
         return self.filled == self.room
 

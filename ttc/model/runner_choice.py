@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any, Literal, get_args
 
+import torch
+
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.places import is_spread
 from ttc.model.running.runner import HuggingFaceRunner, ModelRunner
@@ -64,6 +66,10 @@ def bind_policy(policy: Residency, runner: ModelRunner) -> Residency:
     """A copy of `policy` that governs the KV of a runner's model."""
     if is_spread(runner.model):
         check_resident(policy)
+    if (regenerate := getattr(runner, "regenerate", None)) is not None:  # a dry run
+        policy = policy.bind(runner.shapes, runner.dtype, torch.device("meta"))
+        policy.regenerate = regenerate
+        return policy
     if not policy.regenerates:
         return policy.bind(runner.shapes, runner.dtype, runner.device)
     from ttc.model.running.capture_times import MeasuredTimes

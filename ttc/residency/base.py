@@ -12,6 +12,7 @@ from typing import ClassVar, Self
 
 import torch
 
+from ttc.attention.act_inputs import Regenerate
 from ttc.attention.pieces import Piece, pieces
 from ttc.attention.reader import Reader, Reads, Unit
 from ttc.checks import check_fields, check_positive
@@ -63,6 +64,8 @@ class Residency:
     keeps_groups: ClassVar[bool] = False
     """Whether a group decodes its whole step before anything else happens."""
 
+    regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
+    """Computes KV again; None where nothing is kept for it."""
     memory: Memory = field(init=False, repr=False)
     writing: dict[Storage, int | None] = field(init=False, repr=False, default_factory=dict)
     """What passes write now: the tokens that were there before, or None where a branch writes one
@@ -144,7 +147,7 @@ class Residency:
     def resume(self, storage: Storage, one_each: bool) -> bool:
         """Whether a storage is where passes can write on in it: who decodes finds it on the
         device."""
-        if one_each and (storage.acts or None in storage.device):
+        if one_each and (storage.acts or not storage.is_resident):
             return False
         storage.on_host = min(storage.on_host, storage.filled)
         self.writing.setdefault(storage, None if one_each else storage.filled)
@@ -206,7 +209,7 @@ class Residency:
             after = path[-1] if path else Segment([])
             left = tokens
             if path and path[-1].is_last and self.resume(path[-1].storage, one_each=True):
-                left -= path[-1].storage.room - path[-1].storage.filled
+                left -= path[-1].storage.left
             while left > 0:
                 begun.append(self.begin(after, left, one_each=True))
                 left -= begun[-1].room

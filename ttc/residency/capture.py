@@ -47,7 +47,6 @@ class Capture(Offloading):
 
     regenerates = True
     reason = ""
-    regenerate: Regenerate | None = field(init=False, repr=False, compare=False, default=None)
     measure: Callable[[int, int, int], CaptureTimes] | None = field(
         init=False, repr=False, compare=False, default=None
     )

@@ -1,4 +1,4 @@
-"""The baseline of LBS: whole layers on the host, read for every token."""
+"""The baseline of the papers: whole layers move, once for every token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ttc.tree.segment import Segment
 class Layerwise(Offloading):
     """All branches advance together, as many whole layers resident as fit (LBS Eq. 1), the others
     fetched as each is computed and, with `prefetch`, while the one before it is: two layers of the
-    budget are buffers then. What a step writes stays on the device until it ends.
+    budget are buffers then. New KV of these goes to the host at once.
 
     shared: KV that branches share moves once; off, each branch's copy moves and is charged, as in
         LBS's baseline.
@@ -29,68 +29,63 @@ class Layerwise(Offloading):
     """How many of the first layers stay."""
     step_tokens = 0
     """By which each branch of the step grows at most."""
+    charged = 0
+    """The tokens that the step under way charges a layer with."""
 
     def groups(self, paths: Paths, tokens: int) -> list[list[int]]:
         self.step_tokens = tokens
-        own_bytes = tokens * len(paths) * self.memory.bytes_per_token
-        if self.layers_in_device(self.charged(paths), own_bytes) == len(self.memory.layers):
-            return [list(range(len(paths)))]
-        return super().groups(paths, tokens)
-
-    def buffer_bytes(self, paths: Paths) -> int:
-        """A layer of all tokens."""
-        return self.charged(paths) * max(self.memory.layer_bytes, default=0)
+        return [list(range(len(paths)))]
 
     def enter(self, paths: Paths) -> None:
-        own_bytes = self.step_tokens * len(paths) * self.memory.bytes_per_token
-        self.place(self.charged(paths), own_bytes)
-
-    def leave(self, storages: Sequence[Storage]) -> None:
-        super().leave(storages)
-        self.send_away(storages, self.memory.layers[self.resident :])
-
-    def charged(self, paths: Paths) -> int:
-        """The tokens that a step charges a layer with: all there are, as whole layers move."""
+        """A step charges a layer with all tokens that there will be, as whole layers move."""
         private = 0 if self.shared else sum(len(s.tokens) for path in paths for s in path)
-        return max(private, sum(storage.room for storage in self.memory.live))
+        there = max(private, self.live_tokens())
+        self.charged = there + self.step_tokens * len(paths)
+        self.place(self.charged)
+
+    def end_step(self) -> None:
+        self.charged = 0
 
     def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
-        if one_each:
-            return super().begin(after, room, one_each)
-        tokens = sum(storage.room for storage in self.memory.live) + self.memory.room(room)
-        self.place(tokens)
+        self.place(max(self.live_tokens() + self.memory.room(room), self.charged))
         near = self.memory.layers[: self.resident]
         storage = self.memory.begin(after.end, room, near=near)
         self.writing[storage] = 0
         return storage
 
-    def place(self, tokens: int, own_bytes: int = 0) -> None:
+    def resume(self, storage: Storage, one_each: bool) -> bool:
+        return super().resume(storage, one_each=False)
+
+    def place(self, tokens: int) -> None:
         """Bring all KV to the layers that are resident when a layer holds so many tokens."""
         memory = self.memory
-        self.resident = self.layers_in_device(tokens, own_bytes)
-        own = {storage for storage, before in self.writing.items() if before is None}
-        others = [storage for storage in memory.live if storage not in own]
-        for storage in others:
+        self.resident = self.layers_in_device(tokens)
+        for storage in memory.live:
             self.evict(storage, memory.layers[self.resident :])
-        for storage in others:
+        for storage in memory.live:
             with self.as_written(storage):
                 memory.fetch(storage, "resident", memory.layers[: self.resident])
-        memory.wait(others)
+        memory.wait(memory.live)
 
-    def layers_in_device(self, tokens: int, own_bytes: int) -> int:
+    def layers_in_device(self, tokens: int) -> int:
         """The layers that stay on the device when all hold so many tokens (LBS Eq. 1, less the
-        buffers and what a step writes)."""
+        buffers)."""
         device, sizes = self.memory.device, [tokens * n for n in self.memory.layer_bytes]
-        if device.budget_bytes is None or sum(sizes) + own_bytes <= device.budget_bytes:
+        if device.budget_bytes is None or sum(sizes) <= device.budget_bytes:
             return len(sizes)
-        room = device.budget_bytes - own_bytes
         for layers in range(len(sizes) - 1, -1, -1):
             buffers = (2 if self.prefetch and layers < len(sizes) - 1 else 1) * max(sizes[layers:])
-            if sum(sizes[:layers]) + buffers <= room:
+            if sum(sizes[:layers]) + buffers <= device.budget_bytes:
                 return layers
-        return 0  # one buffer fits, two do not; or the step is cut into rounds
+        device.require(max(sizes, default=0), used_bytes=0)
+        return 0  # one buffer fits, two do not
+
+    def live_tokens(self) -> int:
+        """What storages that are written have room for."""
+        return sum(storage.room for storage in self.memory.live)
 
     def order(self) -> list[Storage]:
+        """Whole layers leave, or nothing does."""
         return []
 
     def pieces(self, paths: Paths, counts: Sequence[int], ends: Sequence[int]) -> list[Piece]:

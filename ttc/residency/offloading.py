@@ -82,8 +82,11 @@ class Offloading(Residency):
         budget = self.memory.device.budget_bytes
         if budget is None:
             return super().groups(paths, tokens)
-        room = budget - 2 * self.buffer_bytes(paths)
-        return balanced_rounds(len(paths), max(1, room // (tokens * self.own_token_bytes)))
+        buffer_bytes, own_bytes = self.buffer_bytes(paths), tokens * self.own_token_bytes
+        together = min(len(paths), (budget - 2 * buffer_bytes) // own_bytes)
+        if together < 1:  # one branch at a time, and one buffer
+            self.memory.device.require(own_bytes + buffer_bytes, used_bytes=0)
+        return balanced_rounds(len(paths), max(1, together))
 
     @property
     def own_token_bytes(self) -> int:
@@ -104,6 +107,12 @@ class Offloading(Residency):
         storage = self.memory.begin(after.end, room, near=near)
         self.writing[storage] = None if one_each else 0
         return storage
+
+    def resume(self, storage: Storage, one_each: bool) -> bool:
+        """Under a budget nobody decodes where more is kept on the device than there is room left
+        for."""
+        crowded = self.memory.device.budget_bytes is not None and storage.filled > storage.left
+        return not (one_each and crowded) and super().resume(storage, one_each)
 
     def token_bytes(self, room: int) -> int:
         """What a new storage for so many tokens takes."""

@@ -143,13 +143,12 @@ def test_kv_that_does_not_fit_crosses_in_every_pass_or_once_a_step() -> None:
     assert found["resident", "beam_groups"].step_s == pytest.approx(2 * 4 * alone)
 
 
-def test_a_branch_has_its_tokens_in_so_many_segments_as_the_tree_leaves() -> None:
+def test_a_branch_has_its_tokens_in_so_many_segments_as_storages_have_room_for() -> None:
     assert segments(0, 16, 512) == 0
     assert segments(16, 16, 512) == 1
-    assert segments(64, 16, 512) == 1  # 16 joins 48 that come before it
-    assert segments(96, 16, 512) == 2  # but not 80
-    assert segments(112, 16, 512) == 1
+    assert segments(64, 16, 512) == 4  # each step has a storage of its own
     assert segments(48, 48, 32) == 2
+    assert segments(256, 256, 512) == 7  # five times 32 tokens, 40, and what is left of the step
 
 
 def test_problems_side_by_side_read_a_prompt_each_and_all_of_their_branches() -> None:

@@ -15,7 +15,6 @@ from tests.helpers.offloading import KIB, eight
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine
-from ttc.memory.kv import KV
 from ttc.tree.branch import Branch
 
 
@@ -39,13 +38,10 @@ def test_what_leaves_for_a_group_is_written_back_while_the_one_before_it_decodes
     assert isinstance(engine.residency, BeamGroups) and not engine.memory.host.used_bytes
     residency, enter, written = engine.residency, engine.residency.enter, list[list[bool]]()
 
-    def watched(*arguments: Any) -> KV:
-        before = [
-            (kv, None not in kv.host) for kv in engine.memory.live if engine.memory.is_resident(kv)
-        ]
-        tails = enter(*arguments)
-        written.append([there for kv, there in before if not engine.memory.is_resident(kv)])
-        return tails
+    def watched(*arguments: Any) -> None:
+        before = [(kv, None not in kv.host) for kv in engine.memory.live if kv.is_resident]
+        enter(*arguments)
+        written.append([there for kv, there in before if not kv.is_resident])
 
     residency.enter = watched  # type: ignore[method-assign]
     engine.generate(branches, 16)
@@ -76,9 +72,9 @@ def test_the_next_groups_blocks_are_fetched_while_one_decodes(prefetch: bool) ->
         memory.evict(kv, "test")
     enter, missing = residency.enter, list[int]()
 
-    def watched(paths: Any, upcoming: Any, capacity: int) -> KV:
-        missing.append(sum(not memory.is_resident(s.storage) for path in paths for s in path))
-        return enter(paths, upcoming, capacity)
+    def watched(paths: Any) -> None:
+        missing.append(sum(not s.storage.is_resident for path in paths for s in path))
+        enter(paths)
 
     residency.enter = watched  # type: ignore[method-assign]
     engine.generate(branches, 8)
@@ -134,41 +130,22 @@ def test_what_a_step_reads_last_leaves_first() -> None:
     by_group = [[segment.storage for segment in paths[beam]] for (beam,) in chosen]
     memory.device.budget_bytes = None
     assert isinstance(residency, BeamGroups)
-    assert residency.eviction_order() == [*by_group[2], *by_group[1], *by_group[0]]
-    tails = residency.enter([paths[i] for i in chosen[0]], [paths[i] for i in chosen[1]], 8)
-    residency.leave(tails)
-    tails = residency.enter([paths[i] for i in chosen[1]], [paths[i] for i in chosen[2]], 8)
-    # the first is read no more
-    assert residency.eviction_order() == [*by_group[0], *by_group[2], *by_group[1]]
-    residency.leave(tails)
+    assert residency.order() == [*by_group[2], *by_group[1], *by_group[0]]
+    for group in chosen[:2]:
+        residency.enter([paths[i] for i in group])
+    # the first is read no more, and what is at work stays
+    assert residency.order() == [*by_group[0], *by_group[2]]
 
 
-def test_what_a_group_has_made_lies_on_the_host_until_the_last_one_decodes() -> None:
-    """Each group has two blocks of 1 KiB. In the last one there is room for a frozen block if the
-    block of the group before leaves, but not by what is still read."""
-    engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8))
-    paths = [branch.leaf.path() for branch in separate(engine, 2)]
-    memory, residency = engine.memory, engine.residency
-    memory.device.budget_bytes = 3 * 1024
-    first, last = ([paths[beam] for beam in group] for group in residency.groups(paths, 8))
-    memory.device.budget_bytes = 20 * 1024
-    tails = residency.enter(first, last, 8)
-    assert memory.tier_bytes(residency.allocate_frozen(8)) == (0, 1024)  # with room for eleven
-    residency.leave(tails)
-    tails = residency.enter(last, [], 8)
-    assert memory.tier_bytes(residency.allocate_frozen(8)) == (1024, 0)
-    memory.device.budget_bytes = memory.device.used_bytes
-    assert memory.tier_bytes(residency.allocate_frozen(8)) == (1024, 0)
-    oldest = min(first[0], key=lambda segment: segment.start).storage
-    assert not memory.is_resident(oldest)
-    read = {segment.storage for segment in last[0]}
-    for kv in memory.live:
-        if kv not in read and not kv.pinned:
-            memory.evict(kv, "test")
-    memory.device.budget_bytes = memory.device.used_bytes
-    assert memory.tier_bytes(residency.allocate_frozen(8)) == (0, 1024)
-    assert all(memory.is_resident(kv) for kv in read)
-    residency.leave(tails)
+def test_what_a_group_makes_is_written_back_while_it_decodes_where_another_one_follows() -> None:
+    """Eight tokens at a time; what the last group makes stays where it is."""
+    for budget, written in ((20, True), (64, False)):
+        engine = make_engine(memory=BeamGroups(budget * KIB, block_tokens=16))
+        branches = separate(engine, 6)
+        engine.generate(branches, 16, sampling=GREEDY)
+        assert (engine.memory.link.to_host_bytes["write-back"] > 0) == written
+        engine.release(branches)
+        assert not engine.memory.live
 
 
 def test_algorithm_1_stays_where_it_makes_fewer_groups_than_balanced_grouping() -> None:

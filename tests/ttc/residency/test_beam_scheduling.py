@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.tiers import examples
 from ttc import OutOfMemory
-from ttc.memory.kv import KV
+from ttc.memory.storage import Storage
 from ttc.residency.beam_scheduling import (
     balanced_grouping,
     balanced_rounds,
@@ -21,12 +21,12 @@ from ttc.residency.beam_scheduling import (
 )
 
 
-def blocks(*sizes: int) -> list[KV]:
-    return [KV(1, size) for size in sizes]
+def blocks(*sizes: int) -> list[Storage]:
+    return [Storage(1, 0, size) for size in sizes]
 
 
-def size(kv: KV) -> int:
-    return kv.tokens
+def size(kv: Storage) -> int:
+    return kv.room
 
 
 def test_balanced_grouping_is_the_papers() -> None:
@@ -85,11 +85,11 @@ def test_a_group_follows_what_it_shares_with_the_one_before_it_alone(schedule: A
 
 
 @st.composite
-def trees(draw: Any) -> tuple[list[list[KV]], int]:
+def trees(draw: Any) -> tuple[list[list[Storage]], int]:
     """The paths of a random tree's leaves in depth-first order, and what each adds in a step."""
     parents = draw(st.lists(st.integers(0, 5), min_size=1, max_size=14))
     nodes = [([], blocks(draw(st.integers(1, 9)))[0])]
-    paths: list[list[KV]] = [[nodes[0][1]]]
+    paths: list[list[Storage]] = [[nodes[0][1]]]
     for parent in parents:
         above = paths[parent % len(paths)]
         paths.append([*above, *blocks(draw(st.integers(1, 9)))])
@@ -101,15 +101,15 @@ def trees(draw: Any) -> tuple[list[list[KV]], int]:
     )
 
 
-def group_bytes(paths: list[list[KV]], group: list[int], tail: int, shared: bool) -> int:
+def group_bytes(paths: list[list[Storage]], group: list[int], tail: int, shared: bool) -> int:
     read = [kv for beam in group for kv in paths[beam]]
-    return sum(kv.tokens for kv in (set(read) if shared else read)) + tail * len(group)
+    return sum(kv.room for kv in (set(read) if shared else read)) + tail * len(group)
 
 
 @given(trees(), st.integers(1, 60), st.booleans())
 @settings(max_examples=examples(200))
 def test_balanced_grouping_takes_the_fewest_rounds_and_spreads_them_evenly(
-    tree: tuple[list[list[KV]], int], budget: int, shared: bool
+    tree: tuple[list[list[Storage]], int], budget: int, shared: bool
 ) -> None:
     """Against every way to cut the beams into runs."""
     paths, tail = tree
@@ -138,7 +138,7 @@ def test_balanced_grouping_takes_the_fewest_rounds_and_spreads_them_evenly(
 @given(trees(), st.integers(1, 60))
 @settings(max_examples=examples(60))
 def test_algorithm_1_holds_every_beam_once_within_the_budget(
-    tree: tuple[list[list[KV]], int], budget: int
+    tree: tuple[list[list[Storage]], int], budget: int
 ) -> None:
     paths, tail = tree
     if max(group_bytes(paths, [beam], tail, True) for beam in range(len(paths))) > budget:
@@ -150,7 +150,7 @@ def test_algorithm_1_holds_every_beam_once_within_the_budget(
     assert all(group_bytes(paths, group, tail, True) <= budget for group in groups)
 
 
-def as_printed(paths: list[list[KV]], capacity: int) -> list[list[int]]:
+def as_printed(paths: list[list[Storage]], capacity: int) -> list[list[int]]:
     """The paper's Balanced Grouping: Algorithm 1 with as many beams in a group as the balanced
     counts allow."""
     unused, groups = list(range(len(paths))), []
@@ -158,7 +158,7 @@ def as_printed(paths: list[list[KV]], capacity: int) -> list[list[int]]:
         cur: list[int] = []
         for _ in range(limit):
             union = {kv for beam in cur for kv in paths[beam]}
-            cur.append(max(unused, key=lambda i: sum(kv.tokens for kv in paths[i] if kv in union)))
+            cur.append(max(unused, key=lambda i: sum(kv.room for kv in paths[i] if kv in union)))
             unused.remove(cur[-1])
         groups.append(cur)
     return groups
@@ -176,7 +176,7 @@ def test_balanced_grouping_has_the_papers_sizes_and_loads_no_more(
 ) -> None:
     """Beams of equal sizes, each with its copy of what it shares, as in the paper: root, inner
     node, leaf."""
-    trunk, paths = blocks(trunk_size)[0], list[list[KV]]()
+    trunk, paths = blocks(trunk_size)[0], list[list[Storage]]()
     for count in leaves:
         inner, *own = blocks(inner_size, *[3] * count)
         paths += [[trunk, inner, kv] for kv in own]

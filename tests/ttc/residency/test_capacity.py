@@ -77,7 +77,7 @@ def test_pages_leave_at_four_fifths_of_what_is_free(monkeypatch: pytest.MonkeyPa
     pages = [s.storage for s in sorted(engine.tree.segments(), key=lambda s: s.start)]
     assert [None not in kv.host for kv in pages] == [True, False, False, False, False]
     engine.root(list(range(60, 69)))
-    assert [engine.memory.is_resident(kv) for kv in pages] == [False, True, True, True, True]
+    assert [kv.is_resident for kv in pages] == [False, True, True, True, True]
 
 
 def test_groups_and_prompts_fit_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

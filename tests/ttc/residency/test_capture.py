@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,10 +20,12 @@ from tests.helpers.placements import deeper
 from tests.helpers.tiers import examples, some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import Capture, Engine, InvalidInput, OutOfMemory, Streamed
-from ttc.attention.entry import Reads
+from ttc.attention.reader import Reads
 from ttc.cost_model.capture import CaptureTimes, Line
 from ttc.memory.kv import LayerACT
+from ttc.memory.storage import Storage
 from ttc.tree.branch import Branch
+from ttc.tree.segment import Segment
 
 
 def multi_head(family: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -52,6 +55,17 @@ def streamed(plain: Any, **options: Any) -> Engine:
 def capture(engine: Engine) -> Capture:
     assert isinstance(engine.residency, Capture)
     return engine.residency
+
+
+def block(policy: Capture, path: Sequence[Storage] = ()) -> Storage:
+    """A new one of eight tokens, as of a prompt, after those of a path."""
+    leaf = Segment([])
+    for storage in path:
+        leaf = Segment([0] * storage.filled, storage, 0, leaf)
+    new = policy.begin(leaf, 8, one_each=False)
+    new.filled = 8
+    policy.leave([new])
+    return new
 
 
 @pytest.mark.parametrize("family", some_quick(FAMILIES, FEW))
@@ -91,7 +105,7 @@ def test_activations_alone_need_no_keys_and_values_anywhere() -> None:
         assert_like_plain(plain, branch)
     kept = [copy for kv in engine.memory.live for copy in kv.device if copy is not None]
     assert kept and all(isinstance(copy, LayerACT) for copy in kept)
-    tokens = sum(kv.tokens for kv in engine.memory.live)
+    tokens = sum(kv.filled for kv in engine.memory.live)
     assert engine.memory.device.used_bytes == tokens * engine.memory.bytes_per_token // 2
     assert not engine.memory.host.used_bytes and not engine.memory.link.to_device_bytes
     assert_nothing_left(engine, branches)
@@ -140,7 +154,7 @@ def test_weights_that_cross_in_every_pass_count_as_t_load_w() -> None:
     engine = Engine(model, Letters(), runner=runner, memory=Capture(block_tokens=8))
     times = capture(engine).times
     assert times is not None and runner.streamed_layer_bytes > 0
-    per_token = engine.memory.layer_bytes_per_token[0]
+    per_token = engine.memory.layer_bytes[0]
     assert times.load_w == pytest.approx(
         times.load_kv.slope * runner.streamed_layer_bytes / per_token
     )
@@ -170,8 +184,8 @@ def test_the_ratio_is_that_of_all_tokens_that_are_expected_from_the_first_block_
     branch = engine.root(prompt(1, 81))
     acts = tokens = 0
     for segment in branch.leaf.path():
-        tokens += segment.storage.tokens
-        acts += segment.storage.tokens if segment.storage.acts else 0
+        tokens += segment.storage.filled
+        acts += segment.storage.filled if segment.storage.acts else 0
         assert abs(acts - tokens * 30 / 80) <= 8
     assert tokens == 80
 
@@ -192,7 +206,7 @@ def test_there_are_no_act_blocks_where_they_gain_less_than_a_quarter(
 def test_a_block_that_nobody_expected_counts_by_itself() -> None:
     residency = capture(engine_of(multi_head("opt")))
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=50)
-    assert residency.allocate(8).acts  # all of it is generated while weights cross
+    assert block(residency).acts  # all of it is generated while weights cross
 
 
 @pytest.mark.parametrize(("forward_s", "act"), [(168, 24), (184, 20)])
@@ -204,13 +218,13 @@ def test_a_branch_without_act_blocks_gets_none_where_other_branches_have_them_al
     20 not a whole one."""
     residency = capture(engine_of(multi_head("opt")))
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), load_w=50)
-    assert all(residency.allocate(8).acts for _ in range(2))
+    assert all(block(residency).acts for _ in range(2))
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=1000)
-    path = [residency.allocate(8) for _ in range(8)]
+    path = [block(residency) for _ in range(8)]
     assert not any(kv.acts for kv in path)
     residency.times = CaptureTimes(kv_gen=Line(1.0), load_kv=Line(3.0), forward_s=forward_s)
     assert residency.allocation(88) == (act, 88 - act)
-    assert bool(residency.allocate(8, path=path).acts) == (act == 24)
+    assert bool(block(residency, path).acts) == (act == 24)
 
 
 def test_the_device_keeps_room_for_two_buffers_and_what_is_generated() -> None:
@@ -222,7 +236,7 @@ def test_the_device_keeps_room_for_two_buffers_and_what_is_generated() -> None:
     )
     residency = capture(engine)
     for _ in range(20):
-        residency.allocate(8)
+        block(residency)
     near, far, kv = residency.counts()
     assert (near, far, kv) == ((budget - 3 * 16 * 256) // (8 * 2 * 128) * 8, 20 * 8 - near, 0)
 
@@ -281,11 +295,9 @@ def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches
         return generate(layer, inputs, positions)
 
     residency.regenerate = counted
-    residency.enter = lambda paths, upcoming, capacity: engine.memory.allocate(capacity, len(paths))
     before = dict(engine.memory.link.to_device_bytes)
-    plan = residency.stream(
-        Reads(residency.entries([b.leaf.path() for b in forks]), [32] * branches)
-    )
+    paths, ends = [b.leaf.path() for b in forks], [32] * branches
+    plan = residency.stream(Reads(residency.pieces(paths, [1] * branches, ends), ends))
     assert plan is not None
     with torch.inference_mode():
         units = [list(plan.read(layer)) for layer in range(2)]
@@ -305,7 +317,7 @@ def test_each_branch_keeps_the_ratio_whatever_the_others_have() -> None:
         engine.generate(branches, 9, sampling=GREEDY)
     for branch in branches:
         path = [segment.storage for segment in branch.leaf.path()]
-        acts, tokens = sum(kv.tokens for kv in path if kv.acts), sum(kv.tokens for kv in path)
+        acts, tokens = sum(kv.filled for kv in path if kv.acts), sum(kv.filled for kv in path)
         assert abs(acts - 0.75 * tokens) <= 8
     assert_nothing_left(engine, branches)
 
@@ -319,12 +331,12 @@ def test_a_branch_that_is_a_block_from_the_ratio_does_not_go_by_what_others_lack
     others four of the other kind."""
     residency = capture(engine_of(multi_head("opt"), act_share=0.5))
     residency.act_share = float(mine_are_acts)
-    path = [residency.allocate(8) for _ in range(mine)]
+    path = [block(residency) for _ in range(mine)]
     residency.act_share = 1.0 - mine_are_acts
-    others = [residency.allocate(8) for _ in range(4)]
+    others = [block(residency) for _ in range(4)]
     assert {bool(kv.acts) for kv in path} == {mine_are_acts} != {bool(kv.acts) for kv in others}
     residency.act_share = 0.5
-    assert bool(residency.allocate(8, path=path).acts) != mine_are_acts
+    assert bool(block(residency, path).acts) != mine_are_acts
 
 
 def test_all_branches_together_keep_the_ratio_to_a_block() -> None:
@@ -333,7 +345,7 @@ def test_all_branches_together_keep_the_ratio_to_a_block() -> None:
     branches = engine.roots([prompt(n, 41) for n in range(7)])
     near, far, kv = capture(engine).counts()
     assert near + far + kv == 7 * 40 and abs(near + far - 0.7 * 280) <= 8
-    held = [sum(s.storage.tokens for s in b.leaf.path() if s.storage.acts) for b in branches]
+    held = [sum(s.storage.filled for s in b.leaf.path() if s.storage.acts) for b in branches]
     assert set(held) == {24, 32}
     assert_nothing_left(engine, branches)
 
@@ -386,13 +398,14 @@ def test_mini_batches_stay_below_their_tokens(balanced: bool) -> None:
     plain = multi_head("opt")
     engine = engine_of(plain, act_share=0.5, mini_batch_tokens=24, balanced=balanced)
     branches = engine.roots([prompt(n, 30 + n) for n in range(4)])
-    entries = engine.residency.entries([branch.leaf.path() for branch in branches])
-    reader = engine.residency.stream(Reads(entries, [len(b.tokens) for b in branches]))
+    paths, ends = [b.leaf.path() for b in branches], [len(b.tokens) for b in branches]
+    pieces = engine.residency.pieces(paths, [1] * len(paths), ends)
+    reader = engine.residency.stream(Reads(pieces, ends))
     assert reader is not None and len(reader.units) > 8
-    assert all(sum(entries[index].length for index in unit.entries) <= 24 for unit in reader.units)
+    assert all(sum(pieces[index].length for index in unit.pieces) <= 24 for unit in reader.units)
     for layer in range(2):
-        met = [index for unit in reader.units if unit.layer == layer for index in unit.entries]
-        assert sorted(met) == list(range(len(entries)))
+        met = [index for unit in reader.units if unit.layer == layer for index in unit.pieces]
+        assert sorted(met) == list(range(len(pieces)))
     reader.close()
     engine.generate(branches, 8, sampling=GREEDY)
     for branch in branches:
@@ -406,12 +419,12 @@ def test_mini_batches_have_the_ratio_of_all_blocks(
     """Four ACT blocks and two KV blocks: two to one in each mini-batch, however many it holds."""
     engine = engine_of(multi_head("opt"), act_share=2 / 3, mini_batch_tokens=mini_batch_tokens)
     branch = engine.root(prompt(1, 49))
-    entries = engine.residency.entries([branch.leaf.path()])
-    reader = engine.residency.stream(Reads(entries, [48]))
+    pieces = engine.residency.pieces([branch.leaf.path()], [1], [48])
+    reader = engine.residency.stream(Reads(pieces, [48]))
     assert reader is not None
     found = [
         tuple(
-            sum(entries[i].length for i in unit.entries if bool(entries[i].kv.acts) is acts)
+            sum(pieces[i].length for i in unit.pieces if bool(pieces[i].kv.acts) is acts)
             for acts in (True, False)
         )
         for unit in reader.units

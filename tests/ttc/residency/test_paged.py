@@ -18,9 +18,9 @@ def test_pages_leave_oldest_first_at_the_watermark() -> None:
     engine.root(list(range(1, 34)))  # four pages of 1 KiB
     pages = [s.storage for s in sorted(engine.tree.segments(), key=lambda s: s.start)]
     assert [None not in kv.host for kv in pages] == [True, True, False, False]
-    assert all(map(engine.memory.is_resident, pages))  # until their room is needed
+    assert all(kv.is_resident for kv in pages)  # until their room is needed
     engine.root(list(range(60, 69)))
-    assert [engine.memory.is_resident(kv) for kv in pages] == [False, True, True, True]
+    assert [kv.is_resident for kv in pages] == [False, True, True, True]
     assert [None not in kv.host for kv in pages] == [True, True, True, False]
 
 
@@ -59,14 +59,14 @@ def test_the_watermark_makes_room_without_waiting() -> None:
     link = engine.memory.link
     root = engine.root(list(range(1, 50)))  # six pages
     assert link.to_host_bytes.total() == 2 * 1024 and link.exposed_s == 0
-    assert all(map(engine.memory.is_resident, engine.memory.live))
+    assert all(kv.is_resident for kv in engine.memory.live)
     for kv in engine.memory.live:
         link.wait_on_host(kv.written)  # as if computing had taken that long
     waited = link.exposed_s
     engine.generate([root], 12, sampling=GREEDY)
     engine.root(list(range(60, 77)))  # two pages more than fit
     assert link.exposed_s == waited and link.to_host_bytes.total() > 2 * 1024
-    assert sum(map(engine.memory.is_resident, engine.memory.live)) < len(engine.memory.live)
+    assert sum(kv.is_resident for kv in engine.memory.live) < len(engine.memory.live)
     plain = make_engine()
     expected = plain.root(list(range(1, 50)))
     plain.generate([expected], 12, sampling=GREEDY)
@@ -103,18 +103,6 @@ def test_pages_that_leave_for_buffers_are_read_from_the_host(
         assert found == pytest.approx(expected, abs=1e-4)
         served += 1
     assert served > 5
-
-
-def test_a_split_page_keeps_its_age() -> None:
-    engine = make_engine(memory=Paged(block_tokens=16))
-    engine.roots([[*range(1, 17)], [*range(40, 56)]])
-    second = list(engine.memory.live)[1]
-    other = engine.root([*range(1, 11), 99, 98])
-    upper, lower = (
-        segment.storage
-        for segment in (other.leaf.path()[0], engine.tree.trunk.children[0].children[0])
-    )
-    assert list(engine.memory.live)[:3] == [upper, lower, second]
 
 
 @pytest.mark.slow

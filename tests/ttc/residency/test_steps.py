@@ -43,23 +43,20 @@ def test_copies_may_come_as_late_as_they_are_waited_for(policy: Any) -> None:
         )
 
 
-@pytest.mark.parametrize(("kind", "room"), [slow((Resident, 8)), slow((BeamGroups, 5)), (Paged, 5)])
-def test_a_full_device_still_compacts(kind: Any, room: int) -> None:
-    """A step takes 4 tokens for its tails, and 4 more where they are frozen on the device; that, at
-    16 layers, is room for one layer of the longest chain, but far from room for all of them."""
+@pytest.mark.parametrize(("kind", "room"), [slow((Resident, 4)), slow((BeamGroups, 4)), (Paged, 4)])
+def test_a_full_device_is_enough(kind: Any, room: int) -> None:
+    """A step writes 4 tokens, and nothing is copied when it is over."""
 
-    def run(memory: Residency) -> tuple[Engine, Branch, list[int]]:
+    def run(memory: Residency) -> tuple[Engine, Branch]:
         engine = Engine(deep(layers=16, heads=1, context=256), Letters(), memory=memory)
-        branch, segments = engine.root(prompt(1, 33)), []
+        branch = engine.root(prompt(1, 33))
         for _ in range(10):
             engine.generate([branch], 4, sampling=GREEDY)
-            segments.append(len(engine.tree.segments()))
-        return engine, branch, segments
+        return engine, branch
 
-    plain, expected, segments = run(Resident())
+    plain, expected = run(Resident())
     budget = (32 + 9 * 4 + room) * plain.memory.bytes_per_token
-    engine, branch, found = run(kind(budget / 2**30))
-    assert found == segments and max(segments) <= 3
+    engine, branch = run(kind(budget / 2**30))
     assert engine.memory.device.peak_bytes <= budget
     assert branch.tokens == expected.tokens and branch.logprobs == pytest.approx(
         expected.logprobs, abs=1e-4

@@ -1,0 +1,65 @@
+"""A search that runs dry under a policy moves what it moves in earnest, to the byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from search import DVTS, REBASE, BeamSearch, BestOfN, Search, solve
+from tests.helpers.models import deep
+from tests.helpers.offloading import KIB
+from tests.helpers.scripted import Scores
+from tests.helpers.tiers import some_quick
+from tests.helpers.tokenizers import Letters
+from ttc import BeamGroups, BlockCache, Capture, Engine, Headwise, Layerwise, Paged
+from ttc.calibration.dry_run import Crossing, Recorder, dry_run
+from ttc.residency.base import Residency
+from ttc.tree.branch import Branch
+
+STEPS: dict[str, Any] = {"step_tokens": 9, "max_steps": 3, "delimiter": ","}
+SEARCHES: dict[str, Search] = {
+    "best_of_n": BestOfN(n=6, max_tokens=24),
+    "beam_search": BeamSearch(beam_size=2, beam_width=3, **STEPS),
+    "lookahead": BeamSearch(beam_size=2, beam_width=2, lookahead=1, **STEPS),
+    "dvts": DVTS(subtrees=2, beam_width=3, **STEPS),
+    "rebase": REBASE(n=6, **STEPS),
+}
+POLICIES: dict[str, Residency] = {
+    "layerwise": Layerwise(40 * KIB, block_tokens=16),
+    "beam_groups": BeamGroups(54 * KIB, block_tokens=16, prefetch=True),
+    "beam_groups, private": BeamGroups(58 * KIB, block_tokens=16, shared=False),
+    "paged": Paged(24 * KIB, block_tokens=16, watermark=0.5),
+    "headwise": Headwise(40 * KIB, block_tokens=16),
+    "capture": Capture(30 * KIB, block_tokens=16, act_share=0.5),
+}
+CASES = [(search, policy) for search in SEARCHES for policy in POLICIES]
+QUICK = [("beam_search", policy) for policy in POLICIES if policy != "layerwise"]
+
+
+def vowels(branch: Branch) -> float:
+    return sum(branch.text.count(letter) for letter in "aeiou") / (1 + len(branch.text))
+
+
+@pytest.mark.parametrize("cache", [None, BlockCache(4, block_tokens=8)])
+@pytest.mark.parametrize(("search", "policy"), some_quick(CASES, QUICK))
+def test_a_dry_run_says_what_crosses_the_link(
+    search: str, policy: str, cache: BlockCache | None
+) -> None:
+    """30 searches, with and without a cache."""
+
+    def run(engine: Engine) -> None:
+        solve(SEARCHES[search], problem="how many", engine=engine, verifier=Scores(vowels))
+
+    def engine_of(memory: Residency | None = None) -> Engine:
+        model = deep(layers=3, heads=2, context=256)
+        return Engine(model, Letters(), prefill_tokens=32, memory=memory, cache=cache)
+
+    plain = engine_of()
+    with Recorder(plain) as recorder:
+        run(plain)
+    engine = engine_of(POLICIES[policy])
+    run(engine)
+    found = dry_run(POLICIES[policy], run, plain, recorder.script)
+    assert found == Crossing.of(engine)
+    assert found.to_device.total() > 0 and found.to_host.total() > 0

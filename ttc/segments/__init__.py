@@ -1,1 +1,0 @@
-"""One memory for all policies: segments that grow in place, in storages of two tiers."""

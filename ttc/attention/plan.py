@@ -80,7 +80,9 @@ class Plan:
         one_each = len(self.runs) == len(self.positions)
         places = [place for run in self.runs for place in run.places]
         near = all(place.storage.is_resident for place in places)
-        self.in_storages = one_each and near and not any(place.storage.acts for place in places)
+        self.in_storages = one_each and near and not any(
+            place.storage.acts or place.storage.codec for place in places
+        )
         self.passes = 0
         self.stream: Reader | None = None
         if policy is not None:
@@ -212,7 +214,7 @@ class Plan:
                 self._on_host().store(storage, layer, first, *new)
                 continue
             for place, part in zip(near.both, new, strict=True):
-                place[:, first : first + part.shape[1]] = part
+                storage.write(place[:, first : first + part.shape[1]], part)
 
     def keep_inputs(self, layer: int, inputs: Tensor) -> None:
         """Store the inputs (rows, width) of a layer's K and V projections where they are kept."""

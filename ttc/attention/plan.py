@@ -77,22 +77,21 @@ class Plan:
         self.runs = list(runs)
         self.policy = policy
         self.states: Sequence[StateBatch] = ()
-        one_each = len(self.runs) == len(self.positions)
         places = [place for run in self.runs for place in run.places]
-        near = all(place.storage.is_resident for place in places)
-        self.in_storages = one_each and near and not any(
-            place.storage.acts or place.storage.codec for place in places
+        written = {place.storage: place.first for place in reversed(places)}
+        fresh = frozenset(
+            number
+            for number, piece in enumerate(self.pieces)
+            if piece.first + piece.length > written.get(piece.kv, piece.kv.room)
         )
+        one_each = len(self.runs) == len(self.positions) and not fresh
+        self.in_storages = one_each and all(map(_takes_new, written))
         self.passes = 0
         self.stream: Reader | None = None
         if policy is not None:
-            written = {place.storage: place.first for place in reversed(places)}
-            fresh = frozenset(
-                number
-                for number, piece in enumerate(self.pieces)
-                if piece.first + piece.length > written.get(piece.kv, piece.kv.room)
-            )
             self.stream = policy.stream(Reads(self.pieces, self.positions, self.in_storages, fresh))
+            # what is not being decoded may have left for the room to read through
+            self.in_storages = self.in_storages and all(map(_takes_new, written))
         self._spans: dict[
             tuple[int, VisibleRange, torch.device], tuple[int, Tensor | None] | None
         ] = {}
@@ -344,3 +343,8 @@ class Plan:
             return lo, None
         keys = torch.arange(piece.start + lo, piece.start + piece.length, device=device)
         return lo, layer.sees(torch.tensor(positions, device=device), keys)
+
+
+def _takes_new(storage: Storage) -> bool:
+    """Whether a kernel can write new keys and values where a storage goes on."""
+    return storage.is_resident and not storage.acts and storage.codec is None

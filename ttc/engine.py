@@ -125,7 +125,9 @@ class Engine:
         recurrent = self.runner.recurrent
         self.memory.states.use(None if recurrent is None else recurrent.shape)
         self.runner.bind(self.residency)
-        self.tree = Tree(self.residency.begin, self.residency.free, self.residency.resume)
+        states = None if recurrent is None else self.memory.states
+        policy = self.residency
+        self.tree = Tree(policy.begin, policy.free, policy.resume, states)
         self.runtime = Runtime(
             self.runner,
             self.limits,

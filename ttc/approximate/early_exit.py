@@ -216,7 +216,12 @@ def score_with_exit(
         # the pass is left early, so that what it writes is incomplete
         with (
             runtime.metered(of),
-            one_pass(runtime, of, [runs[i] for i in chosen]) as (packed, _),
+            one_pass(
+                runtime,
+                of,
+                [runs[i] for i in chosen],
+                [runtime.opening(branches[i], len(runs[i]) - 1) for i in chosen],
+            ) as (packed, _),
         ):
             chosen = [chosen[n] for n in packed.order]
             problems = by_problem([branches[i] for i in chosen])

@@ -44,8 +44,10 @@ def pieces(
             span = spans.get((segment, length))
             if span is None:
                 spans[segment, length] = [row, end_row]
-            else:
+            elif span[1] == row:
                 span[1] = end_row
+            else:
+                raise RuntimeError("the rows that attend a segment are not side by side")
         row = end_row
     runs: dict[tuple[Storage, int, int], list[int]] = {}
     for (segment, length), (first_row, end_row) in spans.items():
@@ -61,9 +63,19 @@ def pieces(
     ]
 
 
-def depth_first(paths: Sequence[Sequence[Segment]]) -> list[int]:
-    """An order of the paths in which all paths through any one segment are neighbours."""
-    return sorted(range(len(paths)), key=lambda i: [segment.serial for segment in paths[i]])
+def depth_first(
+    paths: Sequence[Sequence[Segment]], ends: Sequence[int] | None = None
+) -> list[int]:
+    """An order of the paths in which all that attend any one segment are neighbours. ends: who
+    attends its path up to this position alone, None where all do to the end."""
+
+    seen = ends or [path[-1].end if path else 0 for path in paths]
+
+    def attended(number: int) -> list[tuple[int, int]]:
+        end = seen[number]
+        return [(s.serial, min(s.end, end)) for s in paths[number] if s.start < end]
+
+    return sorted(range(len(paths)), key=attended)
 
 
 def private_pieces(

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers.cache_utils import DummyLayer, DynamicCache, LinearAttentionCacheLayerMixin
 
 from ttc.memory.states import State, StateBatch, StateShape
-from ttc.memory.storage import Storage as KV
 from ttc.parts import handler
 
 FIND_TOKENS = 4
@@ -40,9 +39,7 @@ class Recurrent(Protocol):
 
     def go_on_with(self, batches: Sequence[StateBatch]) -> None: ...
 
-    def pass_states(
-        self, runtime: Any, runs: int, tokens: int, ends: int, kept: bool
-    ) -> PassStates: ...
+    def pass_states(self, runtime: Any) -> PassStates: ...
 
     def running_states(self, runtime: Any) -> RunningStates: ...
 
@@ -50,19 +47,13 @@ class Recurrent(Protocol):
 class PassStates(Protocol):
     """The states of a pass over new tokens."""
 
-    max_runs: int
+    def most(self, target: Any, targets: Sequence[Any]) -> int: ...
 
     def begin(
-        self,
-        before: Sequence[Any],
-        spans: Sequence[slice],
-        in_opening: Sequence[bool],
-        needed: set[KV],
-    ) -> list[StateBatch]: ...
-
-    def end(
-        self, segments: Sequence[Any], passed: Sequence[Any], passing: Sequence[bool]
+        self, plan: Any, before: Sequence[Any], in_opening: Sequence[bool], each: int = 1
     ) -> None: ...
+
+    def end(self, targets: Sequence[Any]) -> None: ...
 
     def clear(self) -> None: ...
 
@@ -70,7 +61,7 @@ class PassStates(Protocol):
 class RunningStates(Protocol):
     """The states of branches that decode."""
 
-    def of(self, branches: Sequence[Any], tails: KV) -> StateBatch: ...
+    def of(self, branches: Sequence[Any]) -> StateBatch: ...
 
     def note_opening(self, opening: Callable[[Any], int]) -> None: ...
 

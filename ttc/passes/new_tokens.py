@@ -14,9 +14,11 @@ from ttc.attention.pieces import depth_first
 from ttc.attention.plan import Plan, Run
 from ttc.memory.storage import Places
 from ttc.passes.pass_by_pass import Passes
+from ttc.model.recurrent_layers import PassStates
 from ttc.passes.runtime import Runtime
 from ttc.protocols import Purpose
 from ttc.tree.branch import Branch, by_problem
+from ttc.tree.segment import Segment
 from ttc.tree.tree import Holder, Path, Tree
 from ttc.usage import Usage, count_pass
 
@@ -32,6 +34,10 @@ class New(NamedTuple):
     places: Sequence[Places]
     keep: Sequence[int] = ()
 
+    @property
+    def start(self) -> int:
+        return self.places[0].storage.start + self.places[0].first
+
 
 class Packed(NamedTuple):
     """The rows of a pass. order: the numbers of the `New` that the plan's runs are."""
@@ -43,27 +49,31 @@ class Packed(NamedTuple):
 
 def packed(runtime: Runtime, new: Sequence[New]) -> Packed:
     paths = [one.holder.leaf.path() for one in new]
-    order = depth_first(paths)
+    firsts = [one.start for one in new]
+    order = depth_first(paths, firsts)
     tokens: list[int] = []
     positions: list[int] = []
     runs: list[Run] = []
-    starts: list[int] = []
     for i in order:
-        one = new[i]
+        one, start = new[i], firsts[i]
         row, count = len(tokens), len(one.tokens)
-        start = one.places[0].storage.start + one.places[0].first
-        starts.append(start)
         runs.append(Run(slice(row, row + count), one.places))
         tokens += one.tokens
         positions += range(start, start + count)
     counts = [len(new[i].tokens) for i in order]
+    starts = [firsts[i] for i in order]
     read = runtime.residency.pieces([paths[i] for i in order], counts, starts)
     return Packed(tokens, runtime.plan(read, positions, runs), order)
 
 
-def run(runtime: Runtime, new: Sequence[New]) -> Tensor:
-    """One pass over new tokens: the model's outputs (kept rows, width), in the order of `new`."""
-    tokens, plan, order = packed(runtime, new)
+def run(
+    runtime: Runtime, new: Sequence[New], load: Callable[[Packed], None] = lambda rows: None
+) -> Tensor:
+    """One pass over new tokens: the model's outputs (kept rows, width), in the order of `new`.
+    load: makes its recurrent states ready."""
+    rows = packed(runtime, new)
+    load(rows)
+    tokens, plan, order = rows
     firsts = {i: run.rows.start for i, run in zip(order, plan.runs, strict=True)}
     keep = [firsts[i] + number for i, one in enumerate(new) for number in one.keep]
     with plan:
@@ -72,22 +82,31 @@ def run(runtime: Runtime, new: Sequence[New]) -> Tensor:
 
 @contextmanager
 def one_pass(
-    runtime: Runtime, holders: Sequence[Holder], tokens: Sequence[Sequence[int]]
+    runtime: Runtime,
+    holders: Sequence[Holder],
+    tokens: Sequence[Sequence[int]],
+    openings: Sequence[int] = (),
 ) -> Iterator[tuple[Packed, list[Path]]]:
     """New tokens after each of some paths in a single pass, and who holds the longer paths until
     it is over. None of them reads what another one writes."""
-    tree = runtime.tree
+    tree, states = runtime.tree, runtime.pass_states()
     paths = [Path(tree.hold(holder.leaf)) for holder in holders]
+    before = [path.leaf for path in paths]
     try:
         new = [
             New(path, part, tree.write(path, part, len(part)))
             for path, part in zip(paths, tokens, strict=True)
         ]
         rows = packed(runtime, new)
+        if states is not None:
+            inside = [openings[i] > new[i].start for i in rows.order]
+            states.begin(rows.plan, [before[i] for i in rows.order], inside, each=2)
         with rows.plan:
             yield rows, paths
         runtime.residency.leave([place.storage for one in new for place in one.places])
     finally:
+        if states is not None:
+            states.clear()
         for path in reversed(paths):
             tree.drop(path.leaf)
 
@@ -100,6 +119,8 @@ class Target:
     shared: whether what stands in the tree is taken, and others take what is computed.
     wanted: the numbers of tokens after which the model's output is wanted, as far as it is
         computed.
+    opening: see `Segment`. kept: whether others go on from its end. passing: of models with
+        recurrent layers, a segment whose state was kept for the next pass alone.
     """
 
     branch: Branch
@@ -108,6 +129,9 @@ class Target:
     shared: bool = True
     wanted: set[int] = field(default_factory=set)
     after: Target | None = None
+    opening: int = 0
+    kept: bool = True
+    passing: Segment | None = None
 
     @property
     def done(self) -> bool:
@@ -141,54 +165,80 @@ def compute(
     while waiting := [t for t in waiting if not t.branch.released and not t.done]:
         with (
             runtime.metered([target.branch for target in waiting]),
-            _chunk(runtime, waiting) as (chosen, new),
+            _chunk(runtime, waiting) as (chosen, new, states),
         ):
-            outputs = run(runtime, new) if new else torch.empty(0)
+            outputs = _run(runtime, chosen, new, states) if new else torch.empty(0)
         count_pass(target.branch.usage for target in chosen)
         sizes = [len(one.keep) for one in new]
         parts = outputs[: sum(sizes)].split(sizes) if new else ()
         for target, one, part in zip(chosen, new, parts, strict=True):
             _count(target.branch.usage, len(one.tokens), purpose)
             if one.keep:
-                first = one.places[0].storage.start + one.places[0].first
-                take(target, [first + number for number in one.keep], part)
+                take(target, [one.start + number for number in one.keep], part)
         if new:
             yield
 
 
+def _run(
+    runtime: Runtime, targets: Sequence[Target], new: Sequence[New], states: PassStates | None
+) -> Tensor:
+    if states is None:
+        return run(runtime, new)
+    of: list[Target] = []
+
+    def load(rows: Packed) -> None:
+        of.extend(targets[i] for i in rows.order)
+        inside = [new[i].start < targets[i].opening for i in rows.order]
+        states.begin(rows.plan, [states.chosen[target][0] for target in of], inside)
+
+    outputs = run(runtime, new, load)
+    states.end(of)
+    return outputs
+
+
 @contextmanager
-def _chunk(runtime: Runtime, targets: Sequence[Target]) -> Iterator[tuple[list[Target], list[New]]]:
+def _chunk(
+    runtime: Runtime, targets: Sequence[Target]
+) -> Iterator[tuple[list[Target], list[New], PassStates | None]]:
     """The next tokens that a pass computes, with their places; taken back where it fails."""
     tree, left = runtime.tree, runtime.prefill_tokens
+    states = runtime.pass_states()
     chosen: list[Target] = []
     new: list[New] = []
     begun: list[tuple[Holder, int]] = []
     try:
         for target in targets:
+            if target.holder is None and target.after in chosen and states is not None:
+                continue  # until the state is there
             holder = target.held(tree)
             before = holder.leaf.end
             begun.append((holder, before))
             if target.shared:
-                tree.move(holder, tree.find(holder.leaf, target.tokens[before:]))
+                tree.move(holder, tree.find(holder.leaf, target.tokens[before:], target.opening))
             start = holder.leaf.end
             target.branch.usage.shared_tokens += start - before
             missing = target.tokens[start:]
             part = missing[:left]
+            if part and states is not None:
+                part = part[: states.most(target, targets)]
             if part:
                 places = tree.write(holder, part, len(missing))
                 end = start + len(part)
                 keep = [number - start for number in sorted(target.wanted) if start <= number < end]
                 chosen.append(target)
                 new.append(New(holder, part, places, keep))
+                tree.set_opening(holder.leaf, start, target.opening)
                 left -= len(part)
             if not left:
                 break
-        yield chosen, new
+        yield chosen, new, states
     except BaseException:
         for holder, end in reversed(begun):
             tree.rewind(holder, end)
         raise
     finally:
+        if states is not None:
+            states.clear()
         runtime.residency.leave([place.storage for one in new for place in one.places])
 
 

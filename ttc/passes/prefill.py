@@ -47,7 +47,14 @@ def prefill(
     shared = runtime.sharing.rule != "none"
     outputs = outputs or Outputs.at([()] * len(branches))
     targets = {
-        Target(branch, text[:-1], branch, shared, wanted): computed
+        Target(
+            branch,
+            text[:-1],
+            branch,
+            shared,
+            wanted,
+            opening=runtime.opening(branch, len(text) - len(branch.tokens)),
+        ): computed
         for branch, text, wanted, computed in zip(
             branches, texts, outputs.places, outputs.computed, strict=True
         )

@@ -24,6 +24,7 @@ from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
 
 if TYPE_CHECKING:
+    from ttc.model.recurrent_layers import PassStates
     from ttc.model.running.lens import Lens
 
 
@@ -102,6 +103,11 @@ class Runtime:
         places = [place.storage for run in runs for place in run.places]
         self.memory.used([*(piece.kv for piece in pieces), *places])
         return Plan(pieces, positions, runs, self.residency)
+
+    def pass_states(self) -> PassStates | None:
+        """The recurrent states of a pass; None for models without any."""
+        recurrent = self.runner.recurrent
+        return None if recurrent is None else recurrent.pass_states(self)
 
     @cached_property
     def lens(self) -> Lens:

@@ -38,6 +38,8 @@ def score(
             n = _shared(group)
             whole = [*known, *group[0][:n]]
             head = Target(branch, whole, Path(tree.hold(branch.leaf)), shared=False)
+            head.opening = runtime.opening(branch, len(more))
+            head.kept = any(len(continuation) > n + 1 for continuation in group)
             head.wanted.update(range(len(known) - 1, len(whole)))
             scored[head] = [
                 (row, [*known, *continuation[: n + 1]])
@@ -47,6 +49,7 @@ def score(
                 if len(continuation) > n + 1:
                     longer = [*known, *continuation]
                     rest = Target(branch, longer[:-1], None, shared=False, after=head)
+                    rest.opening, rest.kept = head.opening, False
                     rest.wanted.update(range(len(whole), len(longer) - 1))
                     scored[rest] = [(row, longer)]
                     rests.append(rest)

@@ -16,10 +16,8 @@ class RecurrentLayers(Recurrent):
     def check(self, check: Check, calls: list[AttentionCall], ids: Tensor, logits: Tensor) -> None:
         check_recurrent(self, check, calls, ids, logits)
 
-    def pass_states(
-        self, runtime: Runtime, runs: int, tokens: int, ends: int, kept: bool
-    ) -> PassStates:
-        return PassStates(runtime, runs, tokens, ends, kept)
+    def pass_states(self, runtime: Runtime) -> PassStates:
+        return PassStates(runtime)
 
     def running_states(self, runtime: Runtime) -> RunningStates:
         return RunningStates(runtime)

@@ -4,59 +4,88 @@ kept at new ends."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
+from ttc.attention.plan import Plan
 from ttc.memory.states import State, StateBatch
-from ttc.memory.storage import Storage as KV
-from ttc.passes.runtime import Runtime
-from ttc.tree.segment import Segment
+from ttc.tree.segment import Segment, common_prefix
+from ttc.tree.tree import SNAPSHOT_TOKENS
+
+if TYPE_CHECKING:
+    from ttc.passes.new_tokens import Target
+    from ttc.passes.runtime import Runtime
+
+WORTH_SHARING = 8
+"""A common beginning of fewer tokens is computed twice: one sequence would wait for the other."""
 
 
 class PassStates:
-    """States of passes over new tokens: each run goes on from the state of the segment that it
-    stands on, and leaves one at its end. What a pass changes counts on the device from `begin` to
-    `end`, or to `clear`.
+    """The states of one pass over new tokens: each run goes on from the state of the segment that
+    it stands on, and leaves one at its end. What a pass changes counts on the device until `clear`.
 
-    max_runs: how many runs a pass may have.
+    chosen: what the pass computes, with the segment that each goes on from, and whether its end is
+        one that others go on from.
     """
 
-    def __init__(self, runtime: Runtime, runs: int, tokens: int, ends: int, kept: bool):
-        """Raises OutOfMemory unless there is room for the KV of so many tokens, and for states at
-        so many ends. kept: False where `end` is not called. All runs are in one pass then, and
-        while some leave it early, those of the others are copied."""
+    def __init__(self, runtime: Runtime):
         self.residency = runtime.residency
         self.memory = runtime.memory.states
         self.tree = runtime.tree
-        self.each = 1 if kept else 2
-        self.max_runs = min(runs, self.residency.max_sequences(tokens, ends)) if kept else runs
-        self.residency.require(tokens, ends, self.each * self.max_runs)
+        self.chosen: dict[Target, tuple[Segment, int]] = {}
         self.claimed = 0
         self.batches: list[StateBatch] = []
         self.members: list[list[int]] = []  # which runs of the pass are the sequences of each batch
 
+    def most(self, target: Target, targets: Sequence[Target]) -> int:
+        """How many tokens of a target the pass may compute: up to where a state is kept, for others
+        to go on from. None while it waits for another one's state, or for room."""
+        assert target.holder is not None
+        leaf, tokens = target.holder.leaf, target.tokens
+        if leaf.parent is not None and leaf.state is None:
+            return 0
+        others = [other for other in targets if self._alike(target, other)]
+        if any(self._shared(target, other) for other in others if other in self.chosen):
+            return 0
+        room = self.residency.memory.device.free_bytes
+        if self.chosen and (len(self.chosen) + 2) * self.memory.nbytes > room:
+            return 0
+        start = leaf.end
+        cuts = [start + SNAPSHOT_TOKENS - start % SNAPSHOT_TOKENS, target.opening]
+        cuts += [start + self._shared(target, other) for other in others]
+        end = min([len(tokens), *(cut for cut in cuts if cut > start)])
+        self.chosen[target] = leaf, end
+        return end - start
+
+    @staticmethod
+    def _alike(target: Target, other: Target) -> bool:
+        both = target.shared and other.shared and other is not target
+        return both and other.opening == target.opening
+
+    @staticmethod
+    def _shared(target: Target, other: Target) -> int:
+        """How many tokens after a target's leaf another one begins with, too; 0 for few."""
+        assert target.holder is not None
+        shared = common_prefix(target.tokens, other.tokens) - target.holder.leaf.end
+        return shared if shared >= WORTH_SHARING or shared == len(other.tokens) else 0
+
+    # ---------------------------------------------------------------- the pass
+
     def begin(
-        self,
-        before: Sequence[Segment],
-        spans: Sequence[slice],
-        in_opening: Sequence[bool],
-        needed: set[KV],
-    ) -> list[StateBatch]:
-        """The batches of a pass whose runs go on after the segments `before`, the rows of each
-        being one of `spans`. in_opening: see `StateBatch`, of each run. needed: the KV that the
-        pass reads."""
-        count = self.each * len(before)
-        nbytes = count * self.memory.nbytes
-        if not self.residency.make_room(nbytes, needed):
-            self.residency.make_room(nbytes)
+        self, plan: Plan, before: Sequence[Segment], in_opening: Sequence[bool], each: int = 1
+    ) -> None:
+        """Give a plan the states of its runs, which go on after the segments `before`. in_opening:
+        see `StateBatch`, of each run. each: how many copies of each the pass may take."""
+        count = each * len(before)
+        self.residency.make_room(count * self.memory.nbytes)
         self.memory.claim(count)
         self.claimed = count
         alike: dict[tuple[int, bool, bool], list[int]] = {}
+        spans = [run.rows for run in plan.runs]
         for run, (segment, span, inside) in enumerate(zip(before, spans, in_opening, strict=True)):
-            alike.setdefault(
-                (span.stop - span.start, state_of(segment) is not None, inside), []
-            ).append(run)
-        self.batches = []
+            begun = state_of(segment) is not None
+            alike.setdefault((span.stop - span.start, begun, inside), []).append(run)
         self.members = list(alike.values())
         for runs in self.members:
             rows = torch.stack([torch.arange(spans[run].start, spans[run].stop) for run in runs])
@@ -64,29 +93,27 @@ class PassStates:
             tensors = {} if None in states else self.memory.zeros(len(runs))
             self.memory.load(states, tensors)
             self.batches.append(StateBatch(rows, tensors, [in_opening[run] for run in runs]))
-        return self.batches
+        plan.states = self.batches
 
-    def end(
-        self, segments: Sequence[Segment], passed: Sequence[Segment | None], passing: Sequence[bool]
-    ) -> None:
-        """The pass is done: keep what it left, for each run at the segment that it ends with.
-        passed: a segment whose state was kept for this pass alone. passing: whether what is kept is
-        for the next pass alone."""
+    def end(self, targets: Sequence[Target]) -> None:
+        """The pass is done: keep what it left, for each run at the end of its target's path.
+        targets: of each run."""
         for batch, runs in zip(self.batches, self.members, strict=True):
             for place, run in enumerate(runs):
-                for segment in (segments[run], passed[run]):
-                    if segment is not None:
-                        self.tree.set_state(segment, None)
-                fits = self.residency.memory.device.free_bytes >= self.memory.nbytes
-                near = fits if passing[run] else self.residency.state_on_device()
-                self.tree.set_state(segments[run], self.memory.keep(batch.tensors, place, near))
-        self.clear()
+                target = targets[run]
+                assert target.holder is not None
+                leaf, (before, end) = target.holder.leaf, self.chosen[target]
+                if target.passing is before and before.refs == 1:
+                    self.tree.set_state(before, None)
+                target.passing = None if leaf.end == end else leaf
+                if target.kept or target.passing:
+                    near = self.residency.state_on_device()
+                    self.tree.set_state(leaf, self.memory.keep(batch.tensors, place, near))
 
     def clear(self) -> None:
         self.memory.give(self.claimed)
         self.claimed = 0
         self.batches = []
-        self.members = []
 
 
 def state_of(segment: Segment) -> State | None:

@@ -1,4 +1,4 @@
-"""The recurrent states of the branches that decode, which lie with their tails."""
+"""The recurrent states of the branches that decode."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ttc.memory.states import State, StateBatch
-from ttc.memory.storage import Storage as KV
+from ttc.memory.states import State, StateBatch, Tensors
 from ttc.passes.runtime import Runtime
-from ttc.recurrent.pass_states import state_of
 from ttc.tree.branch import Branch
 
 
 class RunningStates:
-    """The states of branches that decode, side by side in the buffer of their tails, which each
-    token changes in place.
+    """The states of branches that decode, side by side in a buffer, which each token changes in
+    place.
 
     A branch's state is copied there from the segment that it stands on. The place of a branch that
     leaves is taken by the last one.
@@ -24,28 +22,38 @@ class RunningStates:
     def __init__(self, runtime: Runtime):
         self.residency = runtime.residency
         self.memory = runtime.memory.states
+        self.tree = runtime.tree
         self.branches: list[Branch] = []
-        self.tails: KV | None = None
+        self.buffer: Tensors = {}
+        self.places = 0
         self.batch: StateBatch | None = None
 
-    def of(self, branches: Sequence[Branch], tails: KV) -> StateBatch:
+    def make_room(self, count: int) -> None:
+        """Have places for so many branches. Raises OutOfMemory."""
+        if count <= self.places:
+            return
+        self.residency.make_room((count - self.places) * self.memory.nbytes)
+        self.memory.claim(count - self.places)
+        self.places = count
+        larger = self.memory.zeros(count)
+        for part, tensor in self.buffer.items():
+            larger[part][: len(tensor)] = tensor
+        self.buffer = larger
+
+    def of(self, branches: Sequence[Branch]) -> StateBatch:
         """The states of these branches, in the order of a pass's rows; who is not among them has
-        left. tails: theirs, which have the states of those who were there before in the same
-        places."""
-        self.tails = tails
+        left. Raises OutOfMemory."""
         for branch in [branch for branch in self.branches if branch not in branches]:
             self._remove(branch)
         joining = [branch for branch in branches if branch not in self.branches]
-        assert tails.states is not None
-        self.memory.load(
-            [state_of(branch.leaf) for branch in joining], tails.states, len(self.branches)
-        )
+        self.make_room(len(branches))
+        last_state = self.tree.last_state
+        states = [last_state(branch.leaf).state for branch in joining]
+        self.memory.load(states, self.buffer, len(self.branches))
         self.branches += joining
         rows = torch.tensor([[branches.index(branch)] for branch in self.branches])
-        count = len(self.branches)
-        self.batch = StateBatch(
-            rows, {part: tensor[:count] for part, tensor in tails.states.items()}
-        )
+        tensors = {part: tensor[: len(rows)] for part, tensor in self.buffer.items()}
+        self.batch = StateBatch(rows, tensors)
         return self.batch
 
     def note_opening(self, opening: Callable[[Branch], int]) -> None:
@@ -56,23 +64,23 @@ class RunningStates:
     def leave(self, branch: Branch) -> State:
         """Keep a copy of a branch's state. Raises RuntimeError when a pass broke off, so that it is
         lost."""
-        if self.batch is None or self.batch.broken:
+        if self.batch is None or self.batch.broken or branch not in self.branches:
             raise RuntimeError("a pass broke off, and the states of its branches are lost")
         return self.memory.keep(
             self.batch.tensors, self.branches.index(branch), self.residency.state_on_device()
         )
 
     def clear(self) -> None:
+        self.memory.give(self.places)
+        self.places = 0
         self.branches = []
-        self.tails = None
+        self.buffer = {}
         self.batch = None
 
     def _remove(self, branch: Branch) -> None:
         place = self.branches.index(branch)
-        last = len(self.branches) - 1
-        assert self.tails is not None and self.tails.states is not None
-        for tensor in self.tails.states.values():
-            if place != last:
-                tensor[place] = tensor[last]
-        self.branches[place] = self.branches[last]
-        self.branches.pop()
+        last = self.branches.pop()
+        if last is not branch:
+            for tensor in self.buffer.values():
+                tensor[place] = tensor[len(self.branches)]
+            self.branches[place] = last

@@ -153,6 +153,10 @@ class Residency:
         self.writing.setdefault(storage, None if one_each else storage.filled)
         return True
 
+    def state_on_device(self) -> bool:
+        """Whether the next state that is kept at a segment's end lies on the device."""
+        return True
+
     def passed(self, storages: Sequence[tuple[Storage, int]]) -> None:
         """Branches that decode have written storages up to so many tokens."""
 

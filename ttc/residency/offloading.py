@@ -67,6 +67,9 @@ class Offloading(Residency):
             while tokens > 0:
                 tokens -= policy.begin(Segment([]), tokens, one_each=False).room
 
+    def state_on_device(self) -> bool:
+        return self.memory.device.budget_bytes is None
+
     # ---------------------------------------------------------------- who decodes together
 
     def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:

@@ -257,6 +257,8 @@ class RunningBatch:
         """One pass of the model: the logits (rows, vocab) of each row's next token."""
         self.writing.check(self.rows)
         plan = self.plan or self._make_plan()
+        if self.writing.states is not None:
+            self.writing.states.note_opening(self.runtime.opening)
         logits = None if self.ahead is None else self.ahead.take(self.rows)
         if logits is None:
             tokens = [row.branch.tokens[-1] for row in self.rows]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from ttc.attention.plan import Plan, Run
+from ttc.errors import OutOfMemory
 from ttc.memory.storage import Places, Storage
+from ttc.model.recurrent_layers import RunningStates
 from ttc.passes.runtime import Runtime
 from ttc.scheduler.rows import Row, paths
+from ttc.tree.branch import Branch
 from ttc.tree.room import room_for
 
 
@@ -25,6 +29,8 @@ class Writing:
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
         self.storages: dict[Row, dict[Storage, None]] = {}
+        recurrent = runtime.runner.recurrent
+        self.states: RunningStates | None = recurrent.running_states(runtime) if recurrent else None
 
     def enter(self, rows: Sequence[Row]) -> None:
         """Begin a group. Raises OutOfMemory, and changes nothing then."""
@@ -43,6 +49,7 @@ class Writing:
                 tree.open(row.branch, room_of(row))
                 row.begun = len(row.branch.tokens) - 1
                 row.leaf = row.branch.leaf
+                tree.set_opening(row.leaf, row.leaf.start, self.runtime.opening(row.branch))
                 self.storages.setdefault(row, {})[row.leaf.storage] = None
         except BaseException:
             self.close(rows)
@@ -66,8 +73,20 @@ class Writing:
             if branch.leaf is not row.leaf:  # it was let go of
                 continue
             tree.close(branch, branch.tokens[begun:-1])
+            if done and self.states is not None:
+                self._leave_state(branch, self.states)
         left = [storage for row in rows if done for storage in self.storages.pop(row, ())]
         policy.leave([storage for storage in left if storage in policy.memory.live])
+        if self.states is not None and not self.storages:
+            self.states.clear()
+
+    def _leave_state(self, branch: Branch, states: RunningStates) -> None:
+        """Keep a branch's state at its leaf; without it, its KV is computed again."""
+        tree = self.runtime.tree
+        if branch.leaf.state is None:
+            with suppress(OutOfMemory, RuntimeError):
+                tree.set_state(branch.leaf, states.leave(branch))
+        tree.move(branch, tree.last_state(branch.leaf))
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raise RuntimeError where the KV of a row at work was taken: it would be read in the
@@ -87,4 +106,7 @@ class Writing:
         ]
         read = self.runtime.residency.pieces(paths(rows), [1] * len(rows), positions)
         room = min(storage.room - storage.filled for storage in storages)
-        return self.runtime.plan(read, positions, runs), room
+        plan = self.runtime.plan(read, positions, runs)
+        if self.states is not None:
+            plan.states = [self.states.of([row.branch for row in rows])]
+        return plan, room

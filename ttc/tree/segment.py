@@ -20,6 +20,8 @@ class Segment:
         others; it alone has no storage.
     state: of models with recurrent layers, their state after the last token, None where none was
         kept.
+    opening: how many tokens stand before the first generated one of the branch that made the
+        segment, for recurrent layers that compute these differently; 0 for all others.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Segment:
         self.children: list[Segment] = []
         self.refs = 0
         self.state: State | None = None
+        self.opening = 0
         self.serial = next(_serial)
 
     @property
@@ -57,6 +60,10 @@ class Segment:
         if held_in is None or held_in.being_written:
             return False
         return self.first + len(self.tokens) == held_in.filled
+
+    def opens(self, opening: int) -> int:
+        """How many of its tokens lie in an opening of so many."""
+        return min(max(opening - self.start, 0), len(self.tokens))
 
     def path(self) -> list[Segment]:
         """From the first segment below the trunk to this one."""

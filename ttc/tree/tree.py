@@ -8,10 +8,15 @@ their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ttc.memory.storage import Places, Storage
 from ttc.tree.segment import Segment, common_prefix
+
+if TYPE_CHECKING:
+    from ttc.memory.state_memory import StateMemory
+    from ttc.memory.states import State
+
 
 SNAPSHOT_TOKENS = 1024
 """The state of recurrent layers is kept after each so many tokens of a prompt, for other prompts to
@@ -39,6 +44,7 @@ class Tree:
         whether they are written one at each pass.
     free: lets go of a storage that nobody needs.
     resume: makes a storage ready to be written on in, told the same; says whether it can be.
+    states: of models with recurrent layers: one goes on from a segment's end with a state alone.
     """
 
     def __init__(
@@ -46,10 +52,12 @@ class Tree:
         begin: Callable[[Segment, int, bool], Storage],
         free: Callable[[Storage], None],
         resume: Callable[[Storage, bool], bool] = lambda storage, one_each: True,
+        states: StateMemory | None = None,
     ):
         self.begin = begin
         self.free = free
         self.resume = resume
+        self.states = states
         self.trunk = Segment([])
 
     # ---------------------------------------------------------------- references
@@ -65,6 +73,7 @@ class Tree:
             parent, storage = node.parent, node.storage
             parent.children.remove(node)
             node.held_in = None
+            self.set_state(node, None)
             storage.filled = node.first  # later tokens of it stood below this segment
             if not storage.filled:
                 self.free(storage)
@@ -89,21 +98,44 @@ class Tree:
 
     # ---------------------------------------------------------------- finding
 
-    def find(self, segment: Segment, tokens: Sequence[int]) -> Segment:
+    def find(self, segment: Segment, tokens: Sequence[int], opening: int = 0) -> Segment:
         """The end of the longest prefix of `tokens` that stands below a segment, which is split
-        where they part."""
+        where they part; the last one with a state, which may lie above, where there are states.
+        opening: see `Segment`."""
         while tokens:
             shared, child = max(
-                ((common_prefix(child.tokens, tokens), child) for child in segment.children),
+                (
+                    (common_prefix(child.tokens, tokens), child)
+                    for child in segment.children
+                    if child.opens(opening) == child.opens(child.opening)
+                ),
                 key=lambda found: found[0],
                 default=(0, segment),
             )
             if not shared:
                 break
             if shared < len(child.tokens):
-                return self.split(child, shared)
+                return self.within(child, child.start + shared)
             segment, tokens = child, tokens[shared:]
+        return self.last_state(segment)
+
+    def last_state(self, segment: Segment) -> Segment:
+        """The deepest segment from here up that one can go on from."""
+        while self.states and segment.state is None and segment.parent is not None:
+            segment = segment.parent
         return segment
+
+    def set_opening(self, segment: Segment | None, start: int, opening: int) -> None:
+        """Say of the segments of a path from a position on what opening they were computed with."""
+        while opening and segment is not None and segment.start >= start:
+            segment.opening = opening
+            segment = segment.parent
+
+    def set_state(self, segment: Segment, state: State | None) -> None:
+        before = segment.state
+        segment.state = state
+        if before is not None and self.states is not None:
+            self.states.free(before)
 
     def split(self, segment: Segment, at: int) -> Segment:
         """Part a segment after `at` tokens: two views in place of one. It becomes the lower one;
@@ -114,6 +146,7 @@ class Tree:
         parent.children[parent.children.index(segment)] = upper
         upper.children = [segment]
         upper.refs = 1
+        upper.opening = segment.opening
         segment.tokens = segment.tokens[at:]
         segment.first += at
         segment.start = upper.end
@@ -172,17 +205,23 @@ class Tree:
         self.move(branch, self.within(branch.leaf, length))
 
     def within(self, segment: Segment, length: int) -> Segment:
-        """The end of the first `length` tokens of a path, or of all where it has less."""
+        """The end of the first `length` tokens of a path, or of all where it has less; the last one
+        with a state before, where there are states."""
         while segment.parent is not None and segment.start >= length:
             segment = segment.parent
-        return segment if segment.end <= length else self.split(segment, length - segment.start)
+        if segment.end > length:
+            if self.states is None:
+                return self.split(segment, length - segment.start)
+            assert segment.parent is not None
+            segment = segment.parent
+        return self.last_state(segment)
 
     def _open(self, branch: Holder, room: int, one_each: bool) -> Segment:
         """The segment that a branch's next token belongs to, with a place for it."""
         leaf = branch.leaf
         goes_on = leaf.is_last and not leaf.storage.full
         goes_on = goes_on and self.resume(leaf.storage, one_each)
-        if goes_on and leaf.refs == 1:
+        if goes_on and leaf.refs == 1 and leaf.state is None:
             return leaf
         return self._below(branch, leaf.storage if goes_on else self.begin(leaf, room, one_each))
 

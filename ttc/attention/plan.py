@@ -79,23 +79,28 @@ class Plan:
         self.states: Sequence[StateBatch] = ()
         one_each = len(self.runs) == len(self.positions)
         places = [place for run in self.runs for place in run.places]
-        near = all(place.storage.is_resident for place in places)
-        self.in_storages = one_each and near and not any(place.storage.acts for place in places)
+        written = {place.storage: place.first for place in reversed(places)}
+        fresh = frozenset(
+            number
+            for number, piece in enumerate(self.pieces)
+            if piece.first + piece.length > written.get(piece.kv, piece.kv.room)
+        )
+        # what some rows write and others read has to be there before any of them attends
+        self.in_storages = one_each and not fresh and self._there(places)
         self.passes = 0
         self.stream: Reader | None = None
         if policy is not None:
-            written = {place.storage: place.first for place in reversed(places)}
-            fresh = frozenset(
-                number
-                for number, piece in enumerate(self.pieces)
-                if piece.first + piece.length > written.get(piece.kv, piece.kv.room)
-            )
             self.stream = policy.stream(Reads(self.pieces, self.positions, self.in_storages, fresh))
+            self.in_storages = self.in_storages and self._there(places)  # room was made
         self._spans: dict[
             tuple[int, VisibleRange, torch.device], tuple[int, Tensor | None] | None
         ] = {}
         self._kernels: dict[torch.device, FusedAttention | None] = {}
         self._turns: Counter[tuple[int, ...]] = Counter()
+
+    @staticmethod
+    def _there(places: Sequence[Places]) -> bool:
+        return all(p.storage.is_resident and not p.storage.acts for p in places)
 
     @property
     def fused(self) -> FusedAttention | None:

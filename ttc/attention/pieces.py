@@ -63,9 +63,7 @@ def pieces(
     ]
 
 
-def depth_first(
-    paths: Sequence[Sequence[Segment]], ends: Sequence[int] | None = None
-) -> list[int]:
+def depth_first(paths: Sequence[Sequence[Segment]], ends: Sequence[int] | None = None) -> list[int]:
     """An order of the paths in which all that attend any one segment are neighbours. ends: who
     attends its path up to this position alone, None where all do to the end."""
 

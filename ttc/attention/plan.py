@@ -24,7 +24,7 @@ from ttc.attention.kernels import (
     segment_attention,
 )
 from ttc.attention.pieces import Piece
-from ttc.attention.reader import Reader, Reads
+from ttc.attention.reader import Reader, Reads, View
 from ttc.memory.kv import LayerKV
 from ttc.memory.manager import Memory
 from ttc.memory.states import StateBatch
@@ -170,7 +170,7 @@ class Plan:
             out, lse = self.attend_new(layer, slice(None), q, key, value)
             for heads, view in views:
                 out[heads], lse[heads] = self.attend_new(view.of(layer), heads, q, key, value)
-            absent = self._attend_pieces(layer, q, out, lse)
+            absent = self._attend_pieces(by_view(layer, views, len(q)), q, out, lse)
         for unit, copies in stream.read(layer.index) if stream is not None else ():
             seen = layer if unit.view is None else unit.view.of(layer)
             for index, copy in copies.items():
@@ -240,16 +240,20 @@ class Plan:
         assert self.policy is not None, "what is being written is in neither tier"
         return self.policy.memory
 
-    def _attend_pieces(self, layer: Layer, q: Tensor, out: Tensor, lse: Tensor) -> set[int]:
+    def _attend_pieces(
+        self, sights: Sequence[tuple[slice, Layer]], q: Tensor, out: Tensor, lse: Tensor
+    ) -> set[int]:
         """Fold the pieces on the device into (out, lse), and return the others."""
         absent = set()
         for index, piece in enumerate(self.pieces):
-            copy = piece.kv.readable(layer.index)
+            copy = piece.kv.readable(sights[0][1].index)
             if copy is None:
                 absent.add(index)
-            else:
-                part = LayerKV(*piece.kv.span(copy, piece.first, piece.first + piece.length))
-                self._attend(layer, index, q, part, out, lse)
+                continue
+            both = piece.kv.span(copy, piece.first, piece.first + piece.length)
+            for heads, layer in sights:
+                part = LayerKV(*(one[heads] for one in both))
+                self._attend(layer, index, q[heads], part, out[heads], lse[heads])
         return absent
 
     def attend_new(
@@ -348,3 +352,19 @@ class Plan:
 def _takes_new(storage: Storage) -> bool:
     """Whether a kernel can write new keys and values where a storage goes on."""
     return storage.is_resident and not storage.acts and storage.codec is None
+
+
+def by_view(
+    layer: Layer, views: Sequence[tuple[slice, View]], kv_heads: int
+) -> list[tuple[slice, Layer]]:
+    """All KV heads of a layer in runs, and what each of these sees."""
+    found = []
+    first = 0
+    for heads, view in views:
+        if first < heads.start:
+            found.append((slice(first, heads.start), layer))
+        found.append((heads, view.of(layer)))
+        first = heads.stop
+    if first < kv_heads:
+        found.append((slice(first, kv_heads), layer))
+    return found

@@ -125,6 +125,7 @@ class Reader:
             unit, slot = self._current()
             yield unit, self.serve(unit, slot)
             self.turn += 1
+            self.done()
 
     def close(self) -> None:
         if self.kept is not None:
@@ -171,6 +172,9 @@ class Reader:
 
     def serve(self, unit: Unit, slot: int) -> Staged:
         return self.staged[slot]
+
+    def done(self) -> None:
+        """A unit was attended."""
 
     def stage(self, unit: Unit, chosen: Sequence[int], buffer: Tensor) -> tuple[Copies, Staged]:
         """The copies that bring pieces of a unit into a buffer, and where they will be."""

@@ -108,9 +108,8 @@ class BeamGroups(Offloading):
             missing = memory.missing_bytes(storage, layers)
             if missing and self.fits_beside(own_bytes + missing):
                 memory.fetch(storage, "prefetch", layers)
-        order = [storage for storage in self.order(1) if storage not in coming]
         next_bytes = self.own_bytes(self.coming[1]) + self.missing_bytes(coming)
-        self.write_ahead(max(own_bytes, next_bytes), order)
+        self.write_ahead(own_bytes + next_bytes, self.order(1))
 
     def fits_beside(self, nbytes: int) -> bool:
         """Have room beside what this group and the next one read."""
@@ -143,8 +142,8 @@ class BeamGroups(Offloading):
 
     def order(self, group: int = 0) -> list[Storage]:
         """What is read latest leaves first; of what is not read any more, what was used longest
-        ago. What the group at work reads stays."""
-        at_work = self.reading[0] if self.reading else ()
+        ago. What this group reads stays: the one at work, or a later one."""
+        at_work = self.reading[group] if self.reading else ()
         return sorted(
             (storage for storage in super().order() if storage not in at_work),
             key=lambda storage: self.next_use(storage, group),

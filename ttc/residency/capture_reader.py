@@ -100,6 +100,10 @@ class CaptureReader(Reader):
         }
         return self.staged[slot] | generated
 
+    def done(self) -> None:
+        """Its buffer is free: what comes after the next unit begins to come."""
+        self.begin_ahead()
+
     def _positions(self, acts: Sequence[int]) -> Tensor:
         key = tuple(acts)
         if key not in self.positions:

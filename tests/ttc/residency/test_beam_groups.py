@@ -15,6 +15,7 @@ from tests.helpers.offloading import KIB, eight
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine
+from ttc.memory.dry_link import DryLink
 from ttc.tree.branch import Branch
 
 
@@ -28,22 +29,27 @@ def test_groups_move_each_missing_block_once_and_nothing_when_all_fits() -> None
     engine.generate(branches, 6)
     moved = engine.memory.link.to_device_bytes.total()
     assert isinstance(engine.residency, BeamGroups)
-    assert 0 < engine.residency.needed_bytes <= moved <= 1.1 * engine.residency.needed_bytes
+    assert 0 < engine.residency.needed_bytes <= moved <= 1.25 * engine.residency.needed_bytes
 
 
-def test_what_leaves_for_a_group_is_written_back_while_the_one_before_it_decodes() -> None:
+def test_what_leaves_for_a_group_is_written_back_while_the_one_before_it_decodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8))
     # 2 KiB each, all there
     branches = engine.roots([[10 * salt + i for i in range(17)] for salt in range(1, 9)])
     assert isinstance(engine.residency, BeamGroups) and not engine.memory.host.used_bytes
-    residency, enter, written = engine.residency, engine.residency.enter, list[list[bool]]()
+    enter, written = BeamGroups.enter, list[list[bool]]()
 
-    def watched(*arguments: Any) -> None:
+    def watched(policy: BeamGroups, paths: Any) -> None:
+        if isinstance(policy.memory.link, DryLink):  # the step is tried first
+            return enter(policy, paths)
         before = [(kv, None not in kv.host) for kv in engine.memory.live if kv.is_resident]
-        enter(*arguments)
+        enter(policy, paths)
         written.append([there for kv, there in before if not kv.is_resident])
+        return None
 
-    residency.enter = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(BeamGroups, "enter", watched)
     engine.generate(branches, 16)
     first, second = written
     assert first and not any(first)  # nothing came before
@@ -62,21 +68,24 @@ def test_nothing_is_fetched_ahead_unless_asked_for() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [True, False])
-def test_the_next_groups_blocks_are_fetched_while_one_decodes(prefetch: bool) -> None:
+def test_the_next_groups_blocks_are_fetched_while_one_decodes(
+    prefetch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(memory=BeamGroups(20 * KIB, block_tokens=8, prefetch=prefetch))
     # 2 KiB each, and tails of 1 KiB: two at a time when all are on the host
     branches = separate(engine, 5)
-    memory, residency = engine.memory, engine.residency
+    memory = engine.memory
     memory.device.budget_bytes = 7 * 1024
     for kv in memory.live:
         memory.evict(kv, "test")
-    enter, missing = residency.enter, list[int]()
+    enter, missing = BeamGroups.enter, list[int]()
 
-    def watched(paths: Any) -> None:
-        missing.append(sum(not s.storage.is_resident for path in paths for s in path))
-        enter(paths)
+    def watched(policy: BeamGroups, paths: Any) -> None:
+        if not isinstance(policy.memory.link, DryLink):  # the step is tried first
+            missing.append(sum(not s.storage.is_resident for path in paths for s in path))
+        enter(policy, paths)
 
-    residency.enter = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(BeamGroups, "enter", watched)
     engine.generate(branches, 8)
     first, *others = missing
     assert first > 0 and len(others) == 2

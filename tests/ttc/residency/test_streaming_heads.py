@@ -140,7 +140,7 @@ def test_sink_and_window_stay_on_the_device_for_a_step(
 ) -> None:
     """What streaming heads see is fetched once, whatever the number of tokens; without room for it,
     at each pass."""
-    plain, tokens, steps = build("llama"), prompt(6, 60), 8
+    plain, tokens, steps = build("llama"), prompt(6, 60), 4
 
     def decoded(budget_bytes: int | None) -> tuple[list[int], Engine]:
         engine = engine_with(plain, tmp_path / "heads.json", heads, 4, 8, budget_bytes)

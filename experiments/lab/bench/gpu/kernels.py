@@ -12,7 +12,6 @@ from torch import Tensor
 from experiments.lab.bench.gpu.machine import FAILED, Machine, Row, verdict
 from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments
 from ttc.approximate.quantized_kv import Bytes, CodecKind
-from ttc.attention.pieces import Piece
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer, Partial
 from ttc.attention.plan_arrays import PlanArrays

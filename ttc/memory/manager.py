@@ -29,7 +29,8 @@ class Memory(Tiers):
     block_tokens: the most tokens of a storage, which is what moves at once; None for no limit.
     one_block: whether all layers of a storage lie side by side on the device, so that a kernel
         finds them quickly; they then come and go together.
-    codec: how storages that are not being decoded keep their numbers, None for the model's own type.
+    codec: how storages that no branch decodes in keep their numbers, None for the model's own
+        type.
     live: all storages, in order of creation.
     make_room: a policy's: has so many bytes free on the device, if it can.
     fixed_layers: see `fix`.
@@ -37,7 +38,7 @@ class Memory(Tiers):
     clock: counts plans; a storage keeps when one last used it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a policy says of its memory
         self,
         shapes: Sequence[LayerShape],
         dtype: torch.dtype,

@@ -35,20 +35,7 @@ where both are small."""
 MOST_BITS = 20_000
 """Larger numbers have no value here: a tower of powers would take all memory."""
 
-_SCALARS: tuple[str, ...] = (
-    "num",
-    "sym",
-    "const",
-    "+",
-    "*",
-    "/",
-    "^",
-    "neg",
-    "!",
-    "percent",
-    "degree",
-    "call",
-)
+_SCALARS = ("num", "sym", "const", "+", "*", "/", "^", "neg", "!", "percent", "degree", "call")
 _SCALARS += ("apply", "base", "ratio")
 _TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
@@ -290,11 +277,16 @@ def _named(tree: Expr) -> tuple[Expr, Expr] | None:
 
 
 def _is_name(tree: Expr) -> bool:
-    kinds = {node[0] for node in _nodes(tree) if isinstance(node[0], str)}
-    if tree[0] == "apply":
+    nodes = [node for node in _nodes(tree) if isinstance(node[0], str)]
+    if tree[0] == "apply" or tree == ("const", "e"):
         return True
     allowed = {"sym", "*", "+", "/", "neg", "call", "brackets", "apply", "ratio"}
-    return bool(_symbols(tree)) and kinds <= allowed
+    return bool(_symbols(tree)) and all(
+        node[0] in allowed
+        or node[1] == "e"  # a letter, beside others
+        or (node[0] == "^" and node[1][0] == node[2][0] == "sym")
+        for node in nodes
+    )
 
 
 def _outside_calls(tree: Expr) -> Iterator[Expr]:

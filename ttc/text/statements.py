@@ -42,9 +42,9 @@ _PLAIN = (
 """Digits of all scripts, full-width letters and signs, one character for one."""
 
 _ABOUT = "about|around|approximately|approx|roughly|nearly"
-_LINKS = r":|ঃ|=(?!=)|→|->|=>|⇒|[—–-](?=\s)"
-_CLOSING = r"[ \t*_`~)}\]\"'”’»]*+"
-_MARKUP = r"[*_`~)}\]\"'”’»]*+"
+_LINKS = r":|\.(?=[*_]{2})|ঃ|=(?!=)|→|->|=>|⇒|[—–-](?=\s)"
+_CLOSING = r"[ \t*_`~)}】\]\"'”’»]*+"
+_MARKUP = r"[*_`~)}】\]\"'”’»]*+"
 _OF_WHAT = "to|in|for|of|on|here|that|from|at|we|i|you|therefore|then|thus|hence|as"
 _LONGEST_DENIAL = 48
 

@@ -765,7 +765,7 @@ def _half_open(interval: re.Match[str]) -> str:
 
 
 def _listed_rows(rows: re.Match[str]) -> str:
-    """x &= 1 \\\\ y &= 2 as x = 1, y = 2. A case and its condition are no such rows."""
+    """Rows as x = 1, y = 2; not those of a case and its condition."""
     cells = rows[2].replace(r"\&", "")
     piecewise = rows[1] == "cases" and "&" in cells
     return (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 LATIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Language:
     """Words of one language, parted by `|`.
 

@@ -40,8 +40,7 @@ Letters = Mapping[str, str]
 
 
 def stated_choice(text: str, letters: str | None = None) -> str | None:
-    """The last choice after "answer", as in "The answer is (B)", "Answer: **B**" or "答案是B", or
-    None.
+    """The last choice after "answer", as in "Answer: **B**" or "答案是B", or None.
 
     letters: those of the problem's choices, if they are known; others are no answer.
     """
@@ -118,7 +117,8 @@ _ONE_MORE = (
     r"(?:(?:and|or)\s)?[(\[*]{0,3}+"
 )
 _SEVERAL = re.compile(
-    rf"[A-J](?:(?:{_ONE_MORE}[A-J](?![A-Za-z\d]))+|[A-J]+)[)\]*]*+(?=\s*+(?:[.。<]|都|均|\n|$))"
+    rf"[A-J](?:(?:{_ONE_MORE}[A-J](?![A-Za-z\d])){{1,9}}|[A-J]{{1,9}})[)\]*]*+"
+    r"(?=\s*+(?:[.。<]|都|均|\n|$))"
 )
 """A, C and D; BCD."""
 
@@ -160,9 +160,6 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
     if not _stands_alone(text, at) or _is_wrong(text, end):
         return None
     before, after = text[max(0, at - 60) : at], text[end : end + 24]
-    chosen = single and _chosen().search(before)
-    if not chosen and (others := _OTHERS.match(text, end)) and _is_wrong(text, others.end()):
-        return None
     if sign.isascii() and sign.islower():
         bracketed = before.endswith(("(", "[", "**")) and after.startswith((")", "]", "**"))
         bracketed = bracketed and (len(text) < 40 or _CLAUSE_END.match(text, end) is not None)
@@ -170,8 +167,10 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
     article = sign in "AI" and _ARTICLE.match(text, end) and not _option().search(before)
     if _claims().match(text, end) and not article and not _hypothetical(before):
         return _CLAIMED
-    if chosen and not article:
+    if single and not article and _chosen().search(before):
         return _CLAIMED
+    if (others := _OTHERS.match(text, end)) and _is_wrong(text, others.end()):
+        return None
     if _SUPPOSED.search(before):
         return None
     line = before.rpartition("\n")[2]
@@ -185,7 +184,7 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
     return _SINGLE if sign.isascii() and single and not article and not part else None
 
 
-_OTHERS = re.compile(rf"(?:{_ONE_MORE}[A-J](?![\w'’]))++")
+_OTHERS = re.compile(rf"(?:{_ONE_MORE}[A-J](?![\w'’])){{1,9}}+")
 _BRACKET_BEFORE = re.compile(r"(?:^|[^A-Za-z]|[A-Za-z]{2})[(\[]\s?$")
 _BRACKET_AFTER = re.compile(r"\s?[)\]](?!-\w)")
 _BOLD_BEFORE = re.compile(r"(?:\*\*|__|\\(?:textbf|mathbf|text|mathrm)\s?\{)\(?$")
@@ -266,21 +265,22 @@ def _mention(signs: str) -> re.Pattern[str]:
 
 def _signs(text: str, letters: str | None) -> Letters:
     """The signs that name choices in a text: capitals, and letters of its script."""
-    signs = dict.fromkeys(letters or LATIN)
-    named = {letter: letter for letter in signs}
+    named = {letter: letter for letter in letters or LATIN}
     if text.isascii():
         return named
-    for series in {language.letters for language in LANGUAGES if language.letters}:
-        named |= _own_signs(text, series, letters or LATIN)
+    signs_here = set(text)
+    for series, signs in _SERIES.items():
+        if here := signs & signs_here:
+            named |= _own_signs(text, series, here, letters or LATIN)
     return named
 
 
-def _own_signs(text: str, series: tuple[str, ...], letters: str) -> dict[str, str]:
-    """The signs of the first of a script's series that has the most of those that name choices."""
-    signs = {sign for one in series for sign in one if sign != "_"}
-    here = {sign for sign in signs if sign in text}
-    if not here:
-        return {}
+_SERIES = {one.letters: set().union(*one.letters) - {"_"} for one in LANGUAGES if one.letters}
+"""The scripts' series of letters, and the signs in them."""
+
+
+def _own_signs(text: str, series: tuple[str, ...], here: set[str], letters: str) -> dict[str, str]:
+    """The signs of that series which has the most of those that name choices."""
     found = {m.group() for m in _labels("".join(sorted(here))).finditer(text)}
     best = max(series, key=lambda one: (len(found & set(one)), len(here & set(one))))
     pairs = zip(best, LATIN, strict=False)

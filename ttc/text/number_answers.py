@@ -178,7 +178,7 @@ _NOT_ALONE = re.compile(r"\b(?:more|less|fewer|than|times|of|half|twice|not)\b")
 _PER = re.compile(
     rf"\s(?:for|per|für|pour|por|za|за|для|för|voor|untuk)\s(?=\d)|(?<=[{CLOSED_SCRIPTS}])[,，](?!\d)"
 )
-"""What stands between an answer and what it is for: "Ania paid 64,80 zł for 4 tickets"."""
+"""What parts an answer from what it is for: 64,80 zł for 4 tickets."""
 _LIST = re.compile(r"\s*+\d{1,2}[.)]\s")
 
 

@@ -322,7 +322,7 @@ class SearchLM(TemplateLM):
                     held = roots
                     best: list[list[list[float]]] = []
                     continuations = [[row[1] for row in group] for group in now]
-                    scores = engine.score(roots, continuations, likeliest=best)
+                    scores = engine.begin_score(roots, continuations, likeliest=best).finish()
                     for group, rows, tops in zip(now, scores, best, strict=True):
                         for request, row, top in zip(group, rows, tops, strict=True):
                             skip, place = request[2:]

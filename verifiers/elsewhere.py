@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ttc.checks import check_kind
+from ttc.checks import check_is, check_kind
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Verifier, check_needs, score_range
@@ -34,8 +34,8 @@ class Elsewhere:
     def __post_init__(self) -> None:
         fits = callable(getattr(self.verifier, "rate", None))
         check_kind("verifier", self.verifier, fits, "a verifier, as SelfVerifier()")
-        fits = all(hasattr(self.backend, name) for name in ("roots", "score", "release"))
-        check_kind("backend", self.backend, fits, "a backend, as ttc.RemoteBackend.connect(...)")
+        wanted = "a backend, as ttc.RemoteBackend.connect(...)"
+        check_is("backend", self.backend, Backend, wanted)
         check_needs(self.verifier, self.backend)
 
     @property

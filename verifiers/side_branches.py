@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Backend, RunsBatches, ScoresByPass, SideBranches, Step, Tokens
+from ttc.protocols import Backend, ScoresByPass, Step, Tokens
 from ttc.sampling import Sampling
 from ttc.text.chat import chat_tokens, following, has_template
 from ttc.text.prompt import raw_tokens
@@ -30,7 +30,7 @@ def side_tokens(
 
 
 def begun(
-    backend: SideBranches, branches: Sequence[Branch], prompts: Sequence[list[int]]
+    backend: Backend, branches: Sequence[Branch], prompts: Sequence[list[int]]
 ) -> Passes[list[Branch]]:
     """Branches beside these, with prompts of their own; pass by pass where the backend can."""
     if not isinstance(backend, ScoresByPass):
@@ -47,10 +47,7 @@ def written(
     sampling: Sampling,
     limits: Sequence[int] | None = None,
 ) -> Passes[None]:
-    """Let branches write a step (see `Batch.add`); pass by pass where the backend can."""
-    if not isinstance(backend, RunsBatches):
-        backend.generate(texts, limits or step.max_tokens, end=step.end, sampling=sampling)
-        return
+    """Let branches write a step (see `Batch.add`), pass by pass."""
     batch = backend.running_batch()
     batch.add(texts, step, sampling, limits)
     while len(batch):

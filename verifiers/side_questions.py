@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ttc.checks import check_whole
 from ttc.errors import InvalidInput
 from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Backend, Need, PrefillsByPass, SideBranches, Step
+from ttc.protocols import Backend, Need, PrefillsByPass, Step
 from ttc.sampling import Sampling
 from ttc.text.thinking_models import marks_of
 from ttc.text.thoughts import Thoughts
@@ -81,15 +81,10 @@ class SideQuestions:
         """The probability of each word among all of them, for each question: `[question][word]`;
         the mean over the repeats. All of it counts as verifier tokens.
 
-        questions: the branch that pays for each, and its tokens (`asked`). Raises InvalidInput
+        questions: the branch that pays for each, and its tokens (`asked`). Raises Unsupported
         where the backend makes no branches beside a search's, and UnsupportedModel where a word is
         no single token.
         """
-        if not isinstance(backend, SideBranches):
-            raise InvalidInput(
-                f"{type(backend).__name__} makes no branches beside a search's (side_branches), "
-                "where this verifier asks; use another one"
-            )
         spelt = [spellings(backend, word) for word in words]
         payers = [branch for branch, _ in questions]
         with counted_as_verifier(payers):

@@ -47,7 +47,7 @@ from search.config import SearchConfig
 from search.solving import results_of
 from ttc.engine import Engine
 from ttc.errors import BranchRefused, ContentRefused, InvalidInput, VerifierError
-from ttc.protocols import Backend, Problem, Result, Served, misfit
+from ttc.protocols import Backend, Problem, Result, misfit
 from ttc.text.prompt import PromptTemplate
 from ttc.usage import Usage
 from ttc.wording import number_of
@@ -187,7 +187,6 @@ class Job:
             folder.append(record)
         if engine is not None:
             self._solve(engine, problems, folder)
-        if isinstance(engine, Served):
             engine.close()
         summary = summary_of(
             self.config, [folder.records[name] for name in self._ids()], folder.goes
@@ -244,7 +243,7 @@ class Job:
         self, engine: Backend | None, inputs: dict[str, dict[str, str]], folder: RunFolder
     ) -> None:
         """Refuse another model than the records', where only a loaded one shows which it is."""
-        if isinstance(engine, Served):
+        if engine is not None and engine.served:
             folder.check_inputs(inputs | {"model": dict(engine.served)})
         elif not inputs["model"] and not is_remote(self.config):  # it came from the hub just now
             folder.check_inputs(inputs | {"model": model_fingerprint(self.config.model.name)})
@@ -298,7 +297,7 @@ def stopped(done: str) -> str:
 def other_samples(engine: Backend | None) -> str:
     """Why a problem's samples may depend on the problems beside it, "" where they do not
     (docs/exactness.md, "16 bits")."""
-    if isinstance(engine, Served):
+    if engine is not None and engine.served:
         return "on a server"
     if not isinstance(engine, Engine):
         return ""

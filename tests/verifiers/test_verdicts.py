@@ -63,19 +63,14 @@ MODELS: dict[str, tuple[Any, str]] = {
 
 
 class Asked(FakeBackend):
-    """Notes what branches are that are asked."""
+    """Reads texts by a tokenizer of the test's."""
 
     def __init__(self, tokenizer: Any):
         super().__init__()
         self.tokenizer = tokenizer
-        self.asked: list[list[int]] = []
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def score(self, branches: Any, continuations: Any) -> Any:
-        self.asked += [list(branch.tokens) for branch in branches]
-        return [[[-1.0] * len(words) for words in row] for row in continuations]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -102,7 +97,7 @@ def test_the_self_verifier_asks_outside_thoughts(name: str) -> None:
     for token in following("<think>2</think>4", tokenizer):
         branch.append(token, -1.0, 0.5)
     SelfVerifier("Right?").rate([branch], ["2 + 2?"], backend)
-    (asked,) = backend.asked
+    (asked,) = backend.scored
     _, _, last = tokenizer.decode(asked).rpartition("<turn>assistant")
     assert last.strip() == end.strip()
 

@@ -15,7 +15,7 @@ from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
 from ttc.execution.values import shown
 from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Need, SideBranches
+from ttc.protocols import Need
 from ttc.tree.branch import Branch
 from verifiers.programs.written_tests import ProblemPrograms, WrittenTests, by_program, side_texts
 from verifiers.self_verifier import spellings, yes_share
@@ -144,7 +144,6 @@ class SStar(WrittenTests):
 
     def _choices(self, given: ProblemPrograms, duels: Sequence[Duel]) -> Passes[list[float]]:
         backend = given.backend
-        assert isinstance(backend, SideBranches)  # tests were written on them
         prompts = []
         for duel in duels:
             call = f"{duel.call.function}({', '.join(map(repr, duel.call.arguments))})"

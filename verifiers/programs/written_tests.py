@@ -10,12 +10,11 @@ from threading import Event
 from typing import Any, ClassVar, TypeVar
 
 from ttc.checks import check_whole
-from ttc.errors import InvalidInput
 from ttc.execution.code_tests import CallTest, as_test, shown_tests
 from ttc.execution.programs import Limits, check_sandbox
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, SideBranches, Step
+from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch, by_problem
 from verifiers.programs.execution_verifier import MIB, program_of, runs_of_each
@@ -172,11 +171,6 @@ def side_texts(
     counts as verifier tokens. asked: the branch that pays, and last the prompt."""
     if not asked:
         return []
-    if not isinstance(backend, SideBranches):
-        raise InvalidInput(
-            "tests are written on branches beside a search's own (side_branches); "
-            f"{type(backend).__name__} makes none, so use verifier=execution"
-        )
     payers = [branch for branch, *_ in asked]
     with counted_as_verifier(payers):
         branches = yield from begun(backend, payers, [row[-1] for row in asked])

@@ -87,8 +87,7 @@ def run(config: DictConfig, notes: Path | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is about to solve what is left of it. shard: None where this process solves all of
-    it."""
+    """A run about to solve what is left of it. shard: None where this process solves all of it."""
 
     config: DictConfig
     search: Any
@@ -127,11 +126,9 @@ class Job:
 
     @property
     def part(self) -> str:
-        if self.shard is None:
+        if (shard := self.shard) is None:
             return ""
-        return (
-            f", part {self.shard.index} of {self.shard.count}, threads: {torch.get_num_threads()}"
-        )
+        return f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
 
     def solve(
         self, folder: RunFolder, inputs: dict[str, dict[str, str]], notes: Path | None

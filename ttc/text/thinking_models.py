@@ -197,9 +197,9 @@ def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
     wraps = (
         (head,) if head and plain.startswith(prompt) and head not in (begin, end.strip()) else ()
     )
-    plain = [mark for mark in (begin, end.strip()) if mark and _in_any_text(mark)]
-    if plain or begin == end.strip():
-        told = f"{plain[0]!r} around" if begin != end.strip() else f"{begin!r} before and after"
+    vague = [mark for mark in (begin, end.strip()) if mark and _in_any_text(mark)]
+    if vague or begin == end.strip():
+        told = f"{vague[0]!r} around" if begin != end.strip() else f"{begin!r} before and after"
         raise InvalidInput(
             f"the chat template writes {told} a thought, which may hold it too; name marks with "
             "thinking_marks, or false for none"

@@ -131,10 +131,10 @@ class Marked(ToolFormat):
     def _after(self, text: str) -> str | None:
         """The words after the last call, marks left out; None where that is not whole."""
         after, place = None, 0
-        ended = isinstance(self.arguments, Pairs | PythonCalls)
-        end = self.arguments.end.strip() if ended else ""
+        arguments = self.arguments
+        end = arguments.end.strip() if isinstance(arguments, Pairs | PythonCalls) else ""
         while match := self._pattern.search(text, place):
-            readings = self.arguments.read(text, match.end())
+            readings = arguments.read(text, match.end())
             place = max([match.end(), *(reading.end for reading in readings)])
             rest = text[place:]
             whole = readings and not readings[-1].error and rest.lstrip().startswith(end)

@@ -156,10 +156,9 @@ def _truncated_by(result: Result, limits: DictConfig) -> str | None:
         return None
     if result.best.finish_reason is not None:
         return result.best.finish_reason
-    generated = result.usage.generated_tokens
     spent = {
-        "max_generated_tokens": generated,
-        "max_tokens": generated + result.usage.verifier_tokens,
+        "max_generated_tokens": result.usage.generated_tokens,
+        "max_tokens": result.usage.budgeted_tokens,
     }
     for name, tokens in spent.items():
         if limits[name] is not None and tokens >= limits[name]:

@@ -35,7 +35,20 @@ where both are small."""
 MOST_BITS = 20_000
 """Larger numbers have no value here: a tower of powers would take all memory."""
 
-_SCALARS: tuple[str, ...] = ("num", "sym", "const", "+", "*", "/", "^", "neg", "!", "percent", "degree", "call")
+_SCALARS: tuple[str, ...] = (
+    "num",
+    "sym",
+    "const",
+    "+",
+    "*",
+    "/",
+    "^",
+    "neg",
+    "!",
+    "percent",
+    "degree",
+    "call",
+)
 _SCALARS += ("apply", "base", "ratio")
 _TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from experiments.standins.random_gguf import FACTORS, Shape, random_weight, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.exits import ALWAYS, CANDIDATES, LAYERS, ask, cut_off, problems
+from tests.helpers.processors import passes_on, skip_unless_runs
 from ttc import (
     BeamGroups,
     Capture,
@@ -196,13 +194,6 @@ def test_a_kind_that_is_not_read_is_named(tmp_path: Path) -> None:
         load(tmp_path / "model.gguf", device="cpu", quantized=True)
 
 
-PROGRAM = """
-import sys
-from tests.ttc.stored.test_stored import check_products
-check_products()
-"""
-
-
 def check_products() -> None:
     """The sweep over kinds, for a process with other settings."""
     for kind in SCALED:
@@ -213,23 +204,11 @@ def check_products() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "avx2" not in Path("/proc/cpuinfo").read_text().split()
-    if Path("/proc/cpuinfo").exists()
-    else True,
-    reason="needs a processor with AVX2",
-)
 @pytest.mark.parametrize("processor", ["haswell", "x86-64"])
 def test_other_processors_compute_the_same(processor: str) -> None:
-    environment: dict[str, Any] = os.environ | {"TTC_CPU": processor}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    skip_unless_runs(processor)
+    program = "from tests.ttc.stored.test_stored import check_products; check_products()"
+    passes_on(processor, program)
 
 
 def test_without_a_compiler_weights_are_unpacked(

@@ -137,6 +137,7 @@ UNTIL_SURE = "search._target_=my_search.UntilSure"
 USES = "verifier._target_=my_verifier.UsesTheNumbers"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "given",
     [
@@ -291,6 +292,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -389,6 +391,7 @@ class Early(Search):
 """
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("file", "name", "line"),
     [

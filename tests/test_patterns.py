@@ -235,6 +235,7 @@ def check(longest: int, all_begins: bool) -> None:
     assert not slow, "\n".join(slow)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_is_not_linear_is_found() -> None:
     for known in (r"```python\s*(.*?)\s*```", r"[ \t]*x", r"(?:(?!<end>).)*<end>"):
         pattern = re.compile(known, re.DOTALL)

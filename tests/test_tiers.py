@@ -1,6 +1,7 @@
 """`make test` has a part of everything, and CI runs the rest too."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,24 @@ def test_some_cases_are_quick_and_the_others_slow() -> None:
     assert (pair.values, marks(pair)) == ((1, [2]), ["slow"])
     with pytest.raises(AssertionError, match="no such cases"):
         some_quick(["a"], ["b"])
+
+
+def test_of_few_cases_the_first_and_the_last_are_quick() -> None:
+    class Item:
+        def __init__(self, nodeid: str, *marks: str) -> None:
+            self.nodeid, self.marks = nodeid, list(marks)
+
+        def get_closest_marker(self, name: str) -> bool:
+            return name in self.marks
+
+        def add_marker(self, name: str) -> None:
+            self.marks.append(name)
+
+    many: Any = [Item(f"a.py::test[{n}]", "few") for n in range(5)]
+    others: Any = [Item("a.py::other[0]", "few"), *(Item(f"a.py::all[{n}]") for n in range(3))]
+    tiers.leave_few([Item("a.py::test[-]", "few", "slow"), *many, *others])  # type: ignore[list-item]
+    assert ["slow" in item.marks for item in many] == [False, True, True, True, False]
+    assert not any("slow" in item.marks for item in others)
 
 
 def test_the_fast_tier_has_a_quarter_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:

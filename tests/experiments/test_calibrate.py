@@ -245,6 +245,7 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
         resolved(configuration("run", *gated[:-1], "search=beam_search", "dataset.offset=20"))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [

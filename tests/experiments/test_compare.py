@@ -235,6 +235,7 @@ def test_runs_of_a_sweep_have_its_names_and_its_order(
     assert [row.name for row in load_rows([tmp_path])] == ["toy-n=2", "toy-n=4", "toy-n=8"]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
 def test_tables_are_as_wide_as_the_terminal(
     columns: int,

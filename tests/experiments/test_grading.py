@@ -205,6 +205,7 @@ def test_generated_problems_can_have_another_grader(place: Path) -> None:
 # ---------------------------------------------------------------- what is refused
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("setting", "path", "message"),
     [

@@ -80,6 +80,7 @@ def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
     assert summary["problems"] == 4 and f"{summary['accuracy']:.1%}" in done.stdout
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -52,6 +52,7 @@ class Asking(Search):
         return branches
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "name", ["chatml", "smollm_2", "qwen_2_5", "stablelm_2", "alpaca", "llama_3_1", "gemma_3"]
 )

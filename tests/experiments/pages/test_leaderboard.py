@@ -237,6 +237,7 @@ def test_a_file_that_is_wrong_is_refused(
         read_plan(file)
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_is_refused_before_anything_runs(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,6 +333,7 @@ def plain(value: Any) -> Any:
     return getattr(value, "text", value)
 
 
+@pytest.mark.slow
 def test_another_leaderboard_of_the_same_name_replaces_no_tables(place: Path) -> None:
     assert leaderboard(parsed([str(board(place, "one", seeds=[0]))])) == 0
     file = place / "outputs" / "one" / "leaderboard.json"

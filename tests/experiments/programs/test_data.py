@@ -155,6 +155,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
         load("livecodebench", jsonl(tmp_path / "l.jsonl", [LIVE | {"private_test_cases": evil}]))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("choice", "row", "says"),
     [

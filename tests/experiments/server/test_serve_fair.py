@@ -130,6 +130,7 @@ def text_of(search: Search, question: str, verifier: Verifier | None = None) -> 
     return result.best.text
 
 
+@pytest.mark.slow
 def test_a_short_request_does_not_wait_for_long_prompts() -> None:
     """Eight prompts take 38 passes each. A token more comes after one of them, its own prompt and a
     token of others."""

@@ -159,6 +159,7 @@ def test_requests_that_never_come_to_an_end_keep_nobody_away() -> None:
         assert waiting.recv(1) == b""  # closed by the server
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_keeps_no_connection() -> None:
     asked = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 50
     with running(patience=Patience(20, header_s=300, write_s=0.2)) as found:
@@ -261,6 +262,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("fields", "status", "message"), BAD, ids=lambda value: str(value)[:40])
 def test_a_request_that_cannot_be_used_is_refused_by_name(
     shared: Running, fields: dict[str, Any], status: int, message: str
@@ -553,6 +555,7 @@ def test_a_key_keeps_others_out_and_a_strange_host_name_is_refused() -> None:
 # ---------------------------------------------------------------- the end
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopped_ends_what_is_under_way() -> None:
     ask = ENDLESS | {"max_tokens": 200}
     with running(shutdown_s=200, pass_s=0.002) as found:

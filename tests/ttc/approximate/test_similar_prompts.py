@@ -183,6 +183,7 @@ def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
     assert probed == prompt_tokens
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("pooling", ["matched", "mean", "last"])
 @pytest.mark.parametrize(
     "words", [REWORDED, ROOT[:-1] + " in all, and on the whole?", ROOT[10:], "Count the legs."]

@@ -276,6 +276,7 @@ def test_requests_whose_rows_alternate_get_their_own_tokens_from_the_device() ->
     assert texts(True) == texts(False)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("event", EVENTS)
 def test_what_comes_between_two_tokens_changes_no_result(event: str) -> None:
     asks = [Ask((20, 20, 20)), Ask((14,), after=4), Ask((12, 12), batch=1, text=(1, 2, 3, 4))]
@@ -283,6 +284,7 @@ def test_what_comes_between_two_tokens_changes_no_result(event: str) -> None:
     assert used(found.batches[0]) > 3
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("event", "dropped"),
     [
@@ -328,6 +330,7 @@ asks = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(
     asked=st.lists(asks, min_size=1, max_size=4),

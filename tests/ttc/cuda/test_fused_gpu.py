@@ -83,6 +83,7 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
         ExtendCase(LayerShape(2, 64, 48), 3, TREE, COUNTS, dtype, device=DEVICE).check(layer, bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_keys_and_values_in_bytes_are_read_as_they_are(kind: CodecKind) -> None:
     for dtype in (torch.float32, torch.bfloat16):
@@ -92,6 +93,7 @@ def test_keys_and_values_in_bytes_are_read_as_they_are(kind: CodecKind) -> None:
         case.check(Layer(0, 0.3, softcap=3.0, window=80), BOUND[dtype])
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(10), suppress_health_check=[*HealthCheck])
 @given(
     trees([1, 16, 65, 300]),

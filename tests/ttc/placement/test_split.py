@@ -72,6 +72,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", some_quick(POLICIES, [p for p in POLICIES if "," not in p]))
 def test_the_devices_layers_keep_kv_under_any_policy(policy: str) -> None:
     plain = deeper("qwen3")

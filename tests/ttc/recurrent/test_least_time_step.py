@@ -77,6 +77,7 @@ def test_a_least_time_step_in_all_code_of_transformers_needs_no_rule(
         assert_like_plain(model, branch)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("length", [1, 2, 17])
 def test_tokens_are_those_of_generate(case: str, length: int) -> None:

@@ -67,6 +67,7 @@ def places(branches: list[Branch]) -> list[tuple[bool, bool]]:
     ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("case", ["qwen3_5_text", slow("jamba"), slow("mamba2")])
 def test_a_budget_that_has_states_move_changes_nothing(case: str, policy: str) -> None:
@@ -215,6 +216,7 @@ def test_states_leave_before_keys_and_values_and_the_oldest_first() -> None:
     assert_nothing_left(engine, roots)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", ["beam_groups", "paged", "headwise", "layerwise"])
 def test_branches_whose_states_the_host_has_no_room_for_decode_in_turn(policy: str) -> None:
     state, _ = sizes("mamba2")
@@ -252,6 +254,7 @@ def test_states_of_a_model_that_rests_leave_for_those_of_another_one() -> None:
     assert_like_plain(plain("mamba2"), roots[0])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("failing", [1, 2, 4])
 @pytest.mark.parametrize("link_gbps", [None, slow(1.0)])
 @pytest.mark.parametrize("policy", POLICIES)

@@ -220,6 +220,7 @@ def untroubled() -> list[tuple[Any, list[int]]]:
     return found
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "fault", some_quick(FAULTS, ["an error inside", "half of the JSON", "no finish reason"])
 )
@@ -230,6 +231,7 @@ def test_what_may_pass_is_asked_again_with_the_same_seed(fault: str) -> None:
     assert all(request == served.requests[0] for request in served.requests[:3])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "fault", some_quick(FAULTS, ["too many requests", "no JSON", "two choices", "no text"])
 )
@@ -257,6 +259,7 @@ def test_what_a_stranger_answers_is_refused_by_name() -> None:
         assert len(branch.generated) == 6
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -430,6 +433,7 @@ def test_an_answer_without_an_end_is_not_kept(
         assert gone.wait(100)
 
 
+@pytest.mark.slow
 def test_packed_answers_are_read_and_bombs_are_not_unpacked() -> None:
     def packed(data: bytes, encoding: str = "gzip") -> Fault:
         return lambda handler, body: handler.send(200, data, Content_Encoding=encoding)

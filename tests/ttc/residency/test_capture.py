@@ -54,6 +54,7 @@ def capture(engine: Engine) -> Capture:
     return engine.residency
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", some_quick(FAMILIES, FEW))
 def test_every_family_gives_what_plain_transformers_gives(family: str) -> None:
     """Forks, a three-level tree, ragged branches, half of the blocks as activations, on the device

@@ -389,6 +389,7 @@ def test_branches_may_be_scored_while_they_decode(after: int) -> None:
         assert row == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", [Layerwise, Paged, Headwise, BeamGroups])
 def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
     # 56 tokens, and a batch's tails have 36

@@ -78,6 +78,7 @@ def grown(engine: Engine) -> list[Branch]:
     return branches
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", POLICIES)
 def test_branches_that_grow_part_by_part_are_like_plain_transformers(
     policy: str, tiny: None
@@ -92,6 +93,7 @@ def test_branches_that_grow_part_by_part_are_like_plain_transformers(
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", [Resident(), BeamGroups(block_tokens=8), Paged(4 * KIB)])
 @pytest.mark.parametrize(
     "case", some_quick(["mamba2", "jamba", "qwen3_5_text", "lfm2"], ["qwen3_5_text"])
@@ -250,6 +252,7 @@ def test_a_batch_breaks_off_while_some_wait_without_their_kv(tiny: None, passes:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("length", [30, 40, 50])
 def test_the_passes_of_another_model_have_waiting_rows_let_go_of_their_kv(
     tiny: None, length: int
@@ -326,6 +329,7 @@ def test_64_branches_begin_whatever_their_limit() -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("failing", [3, 8, 13])
 @pytest.mark.parametrize("case", ["llama", "mamba2"])
 def test_a_pass_that_fails_leaves_what_was_written(case: str, failing: int, tiny: None) -> None:

@@ -73,6 +73,7 @@ class Foreseen(Draft):
         ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "gemma2"])
 def test_families_write_the_same(name: str) -> None:
     plain = written(Engine(build(name), Letters()), 40)
@@ -124,6 +125,7 @@ SEARCHES = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", SEARCHES)
 def test_searches_end_the_same(name: str) -> None:
     results = [

@@ -103,6 +103,7 @@ POLICIES: dict[str, Any] = {
 BUDGET = 200_000 / 2**30
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_tree_on_stored_weights_equals_plain_transformers(tmp_path: Path, policy: str) -> None:
     engine, plain = _both(tmp_path, Kind.Q4_1, memory=POLICIES[policy]())
@@ -117,6 +118,7 @@ def test_trees_on_other_kinds_do_too(tmp_path: Path, kind: Kind) -> None:
         assert_like_plain(plain, branch)
 
 
+@pytest.mark.slow
 def test_verification_that_exits_early_is_a_shorter_model(tmp_path: Path) -> None:
     engine, plain = _both(tmp_path, Kind.Q4_1, layers=LAYERS)
     branches, given = problems(engine)

@@ -43,6 +43,7 @@ def plain_of(file: Path) -> Any:
     ).eval()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("architecture", "kind", "options"),
     [

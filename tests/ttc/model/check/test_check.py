@@ -268,6 +268,7 @@ def test_tokens_that_mix_outside_attention_are_noticed(monkeypatch: pytest.Monke
         examine(small_llama())
 
 
+@pytest.mark.few
 @torch.no_grad()
 @pytest.mark.parametrize("case", ["doge", "xlnet", "inkling_text", "xlm", "bart"])
 def test_a_refused_model_runs_as_before(case: str) -> None:

@@ -86,6 +86,7 @@ def fused(model: Any) -> FusedRunner:
     return runner
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", MODELS)
 def test_trees_by_compiled_layers_are_plain_transformers(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +133,7 @@ def logits_of(runner: FusedRunner, tokens: list[int]) -> torch.Tensor:
     return runner.forward(tokens, ExtendPlan([], [9] * len(tokens), pieces))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
     "name", ["biases everywhere", "qwen 3, which normalises heads", "rows of more than one slice"]

@@ -88,6 +88,7 @@ def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     assert engine.kv_bytes() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [slow("qwen3_next"), "gemma4_text: shared KV"])
 def test_recurrent_states_and_shared_kv_lie_with_their_layers_too(family: str) -> None:
     plain = small_models.build(family)

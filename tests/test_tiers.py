@@ -38,22 +38,36 @@ def test_some_cases_are_quick_and_the_others_slow() -> None:
         some_quick(["a"], ["b"])
 
 
-def test_of_few_cases_the_first_and_the_last_are_quick() -> None:
-    class Item:
-        def __init__(self, nodeid: str, *marks: str) -> None:
-            self.nodeid, self.marks = nodeid, list(marks)
+class Case:
+    """A collected case, as far as the tiers look at it."""
 
-        def get_closest_marker(self, name: str) -> bool:
-            return name in self.marks
+    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
+        self.nodeid, self.marks = nodeid, {mark.name: mark.mark for mark in marks}
 
-        def add_marker(self, name: str) -> None:
-            self.marks.append(name)
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.marks.get(name)
 
-    many: Any = [Item(f"a.py::test[{n}]", "few") for n in range(5)]
-    others: Any = [Item("a.py::other[0]", "few"), *(Item(f"a.py::all[{n}]") for n in range(3))]
-    tiers.leave_few([Item("a.py::test[-]", "few", "slow"), *many, *others])  # type: ignore[list-item]
-    assert ["slow" in item.marks for item in many] == [False, True, True, True, False]
-    assert not any("slow" in item.marks for item in others)
+    def add_marker(self, name: str) -> None:
+        self.marks[name] = getattr(pytest.mark, name).mark
+
+
+@pytest.mark.parametrize(
+    ("marks", "cases", "quick"),
+    [
+        ([pytest.mark.few], 5, [0, 4]),
+        ([pytest.mark.few(3)], 6, [0, 2, 5]),
+        ([pytest.mark.few(3)], 2, [0, 1]),
+        ([pytest.mark.few], 1, [0]),
+        ([], 3, [0, 1, 2]),
+    ],
+)
+def test_few_of_the_cases_are_quick(marks: list[Any], cases: int, quick: list[int]) -> None:
+    alike: list[Any] = [Case(f"a.py::test[{n}]", *marks) for n in range(cases)]
+    slow_one: Any = Case("a.py::test[-]", pytest.mark.slow, *marks)
+    others: list[Any] = [Case("a.py::other[0]", *marks)]
+    tiers.leave_few([slow_one, *alike, *others])
+    assert [n for n, case in enumerate(alike) if "slow" not in case.marks] == quick
+    assert "slow" not in others[0].marks
 
 
 def test_the_fast_tier_has_a_quarter_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:

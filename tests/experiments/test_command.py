@@ -68,7 +68,7 @@ def test_the_first_output_comes_before_slow_imports(words: list[str]) -> None:
     assert line.strip() and "os" in imported and not SLOW & imported
 
 
-@pytest.mark.few
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

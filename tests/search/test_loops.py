@@ -135,7 +135,7 @@ def test_models_without_thoughts_are_left_alone_unless_it_is_asked_for() -> None
     assert whole.best.finish_reason is None and whole.usage.generated_tokens == LIMIT
 
 
-@pytest.mark.few
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "search", all_searches(thinking_tokens=LIMIT), ids=lambda search: type(search).__name__
 )

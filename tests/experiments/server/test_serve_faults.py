@@ -262,7 +262,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
-@pytest.mark.few
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("fields", "status", "message"), BAD, ids=lambda value: str(value)[:40])
 def test_a_request_that_cannot_be_used_is_refused_by_name(
     shared: Running, fields: dict[str, Any], status: int, message: str

@@ -22,7 +22,7 @@ from verifiers import (
 NOTHING = {"ids_in": False, "ids_out": False, "extras": False, "logprobs": 0, "stop": "trimmed"}
 
 
-@pytest.mark.few
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("served", "expected"),
     [

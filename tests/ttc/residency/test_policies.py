@@ -54,7 +54,7 @@ QUICK = [
 """Every policy, and without other options every family of `FEW`."""
 
 
-@pytest.mark.few
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("family", "policy"), some_quick(CASES, QUICK))
 def test_offloaded_equals_plain_transformers(family: str, policy: str) -> None:
     plain = build(family)

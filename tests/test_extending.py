@@ -202,6 +202,7 @@ class Last(BlockCache):
 '''
 
 
+@pytest.mark.slow
 def test_the_settings_of_another_class_are_its_constructors_arguments(folder: Path) -> None:
     (folder / "my_others.py").write_text(OTHERS)
     config = composed("verifier=my_others.Weighs", "verifier.weight=2", "verifier.words=[a]")

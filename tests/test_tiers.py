@@ -58,6 +58,7 @@ class Case:
         ([pytest.mark.few(3)], 6, [0, 2, 5]),
         ([pytest.mark.few(3)], 2, [0, 1]),
         ([pytest.mark.few], 1, [0]),
+        ([pytest.mark.few(1)], 4, [0]),
         ([], 3, [0, 1, 2]),
     ],
 )

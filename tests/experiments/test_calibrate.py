@@ -197,6 +197,7 @@ def test_a_calibration_and_the_run_that_uses_it(
             run(configuration("run", *gated_run, *more))
 
 
+@pytest.mark.slow
 def test_an_inner_verifier_by_name_or_with_settings() -> None:
     gated = "verifier=confidence_gated"
     named = make_verifier(

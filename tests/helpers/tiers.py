@@ -29,7 +29,7 @@ def leave_few(items: Iterable[pytest.Item]) -> None:
     for alike in cases.values():
         mark = alike[0].get_closest_marker("few")
         count = mark.args[0] if mark and mark.args else 2
-        quick = {n * (len(alike) - 1) // (count - 1) for n in range(count)}
+        quick = {n * (len(alike) - 1) // max(1, count - 1) for n in range(count)}
         for place, item in enumerate(alike):
             if place not in quick:
                 item.add_marker("slow")

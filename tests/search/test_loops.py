@@ -75,7 +75,7 @@ def seen(result: Result) -> Any:
     return [(b.tokens, b.step_ends, b.step_reasons, b.thought_closed) for b in result.branches]
 
 
-@pytest.mark.few
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "search",
     [

@@ -75,6 +75,7 @@ def answers(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert leaderboard(parsed([str(board(place, "all"))])) == 0
     folder = place / "outputs" / "all"

@@ -213,6 +213,7 @@ def test_a_long_rating_does_not_keep_others_waiting() -> None:
     assert counted.engine.kv_bytes() == 0
 
 
+@pytest.mark.slow
 def test_a_first_token_does_not_wait_for_short_ratings() -> None:
     """Six searches are to be rated one after the other, in 12 passes each. A short request gets its
     first token after its own prompt, a rating's pass and tokens of others."""

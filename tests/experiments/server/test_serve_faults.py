@@ -318,6 +318,7 @@ def more_searches() -> Iterator[Running]:
         yield found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("fields", "param", "message"), BLAMED, ids=lambda value: str(value)[:40])
 def test_a_refusal_names_the_field_as_the_client_has_sent_it(
     more_searches: Running, fields: dict[str, Any], param: str, message: str
@@ -335,6 +336,7 @@ def of_json(text: str) -> dict[str, Any]:
     return {"content": text, "headers": {"Content-Type": "application/json"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
@@ -444,6 +446,7 @@ ASKED_OF_TOOLS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", ASKED_OF_TOOLS, ids=str)
 def test_fields_that_ask_for_nothing_change_nothing(
     shared: Running, fields: dict[str, Any]
@@ -456,6 +459,7 @@ def test_fields_that_ask_for_nothing_change_nothing(
     assert same["choices"] == plain["choices"]
 
 
+@pytest.mark.slow
 def test_a_problem_that_breaks_a_shared_pass_fails_alone(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,6 +168,7 @@ def test_what_cannot_be_trained_is_refused_by_name(
         run(configuration("train_verifier", f"train.folder={tmp_path}/head", *overrides, *extra))
 
 
+@pytest.mark.slow
 def test_a_folder_with_files_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "value_head.json").write_text("{}")
     with pytest.raises(InvalidInput, match="holds a trained verifier already"):

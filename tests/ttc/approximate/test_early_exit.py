@@ -60,7 +60,7 @@ def test_without_an_exit_firing_the_scores_are_the_models_own(family: str) -> No
     assert ask(engine, branches, given, None)[0] == expected
 
 
-@pytest.mark.few
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 4])
 @pytest.mark.parametrize("family", some_quick(MODELS, FEW))
 def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
@@ -78,7 +78,7 @@ def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
         assert row == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-@pytest.mark.few
+@pytest.mark.few(1)
 @pytest.mark.parametrize("common_depth", [False, True])
 @pytest.mark.parametrize("family", some_quick(CORE, ["llama", "gemma2"]))
 def test_the_papers_rule_row_by_row(family: str, common_depth: bool) -> None:
@@ -174,6 +174,7 @@ def test_a_problems_only_branch_has_no_order() -> None:
     assert report.depths == [LAYERS, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill_tokens", [1, slow(16), 30, slow(512)])
 def test_scores_do_not_depend_on_how_branches_are_batched(prefill_tokens: int) -> None:
     whole, engine = (

@@ -101,6 +101,7 @@ def test_the_next_pass_is_launched_before_the_last_token_is_waited_for() -> None
     assert [where for where, _ in passes] == ["host"] * 9
 
 
+@pytest.mark.slow
 def test_tokens_that_are_drawn_again_make_the_pass_ahead_one_that_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -357,6 +358,7 @@ def decoded(engine: Engine, limits: Sequence[int] = (9, 9, 9)) -> RunningBatch:
     return batch
 
 
+@pytest.mark.slow
 def test_a_cpu_and_an_engine_that_is_told_not_to_make_none() -> None:
     assert make_engine().running_batch().ahead is None
     device, _ = pretended_devices()

@@ -55,6 +55,7 @@ def attend_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "fused_attention", fused_gpu.fused_attention)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layer", some_quick(LAYERS, LAYERS[3:]), ids=str)
 @pytest.mark.parametrize(("shape", "groups"), some_quick(SHAPES, SHAPES[:1]), ids=str)
 def test_a_decode_step_on_a_tree_is_attended_as_by_softmax(
@@ -249,6 +250,7 @@ def test_not_a_number_stays_one() -> None:
     assert out[:, :, 0].isfinite().all() and out[:, :, 1].isnan().all()
 
 
+@pytest.mark.slow
 def test_what_is_not_on_the_device_is_left_to_the_stream() -> None:
     case = DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32, DEVICE)
     case.memory.evict(case.entries[1].kv, "test")

@@ -79,6 +79,7 @@ def test_a_tree_over_placed_layers_equals_plain_transformers(case: str, placemen
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.few(1)
 @PLACED
 @pytest.mark.parametrize("case", some_quick(MORE, ["gemma4_text: shared KV"]))
 def test_all_that_can_be_served_can_be_placed(case: str, placement: str) -> None:
@@ -149,6 +150,7 @@ def test_what_was_evicted_is_computed_again(case: str, placement: str) -> None:
         assert_like_plain(plain(case), branch)
 
 
+@pytest.mark.slow
 @PLACED
 @pytest.mark.parametrize(
     "case",

@@ -67,7 +67,7 @@ def places(branches: list[Branch]) -> list[tuple[bool, bool]]:
     ]
 
 
-@pytest.mark.few
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("case", ["qwen3_5_text", slow("jamba"), slow("mamba2")])
 def test_a_budget_that_has_states_move_changes_nothing(case: str, policy: str) -> None:
@@ -154,6 +154,7 @@ def test_what_fits_stays_on_the_device() -> None:
         assert engine.memory.device.used_bytes == engine.kv_bytes() > 0
 
 
+@pytest.mark.slow
 def test_groups_are_as_large_as_states_and_kv_allow() -> None:
     for case, states, tokens, expected in (
         ("mamba2", 4, 0, [3, 3]),
@@ -275,6 +276,7 @@ def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(
     assert_nothing_left(engine, [root, *branches])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["paged", "beam_groups"])
 def test_an_evicted_branch_is_computed_again_from_a_state_on_the_host(policy: str) -> None:
     def texts(**options: Any) -> tuple[Engine, list[Branch]]:

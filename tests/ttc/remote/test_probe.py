@@ -77,7 +77,7 @@ def test_the_probe_finds_what_a_server_offers(
         assert found == expected and backend.capabilities.describe()
 
 
-@pytest.mark.few
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("served", "user", "reason"),
     [

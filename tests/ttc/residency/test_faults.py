@@ -77,6 +77,7 @@ def test_a_host_too_small_for_one_branch_is_refused_and_leaves_the_tree_whole(
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link_gbps", [None, 1.0])
 @pytest.mark.parametrize("policy", OFFLOADING)
 @pytest.mark.parametrize("failing", some_quick(range(1, 21), [1, 2, 5, 11]))

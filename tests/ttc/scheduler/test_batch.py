@@ -280,6 +280,7 @@ def test_groups_that_a_policy_keeps_decode_their_whole_step() -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 def test_an_error_leaves_every_branch_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for policy in range(len(POLICIES)):
         engine = make_engine(memory=POLICIES[policy])

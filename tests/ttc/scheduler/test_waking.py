@@ -101,7 +101,7 @@ def check(family: str, order: str, policy: str, share: float | None, **options: 
     return engine
 
 
-@pytest.mark.few
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "family", some_quick([*FEW, "qwen3", "gpt_oss", *RECURRENT], ["llama", "jamba"])
@@ -110,7 +110,7 @@ def test_evicted_branches_of_several_problems_decode_as_plain_ones(family: str, 
     check(family, order, "resident", None)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("share", [0.9, 0.6])
 @pytest.mark.parametrize("policy", some_quick(POLICIES, ["resident", "paged"]))

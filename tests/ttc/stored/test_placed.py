@@ -51,7 +51,7 @@ def engine_of(name: Path, **options: Any) -> Engine:
     return engine
 
 
-@pytest.mark.few
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("placement", [Split(k=2), slow(Streamed())], ids=["split", "streamed"])
 def test_a_placed_model_equals_plain_transformers(

@@ -103,7 +103,7 @@ POLICIES: dict[str, Any] = {
 BUDGET = 200_000 / 2**30
 
 
-@pytest.mark.few
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_tree_on_stored_weights_equals_plain_transformers(tmp_path: Path, policy: str) -> None:
     engine, plain = _both(tmp_path, Kind.Q4_1, memory=POLICIES[policy]())

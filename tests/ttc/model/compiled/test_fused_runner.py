@@ -156,6 +156,7 @@ def a_row_is_the_same_bits(name: str, threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)])
 @pytest.mark.parametrize("run", [team(), by_pool], ids=["team", "pool"])
 @torch.inference_mode()
@@ -180,6 +181,7 @@ def test_two_threads_that_wait_for_each_other_find_what_one_finds(
     assert torch.equal(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [96, 109, 270])
 @torch.inference_mode()
 def test_many_rows_of_bfloat16_are_as_near_to_the_truth_as_few(rows: int) -> None:

@@ -71,6 +71,7 @@ def kv_devices(memory: KVMemory) -> list[set[str]]:
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["llama", slow("gpt_oss")])
 def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     plain = build(family)
@@ -164,6 +165,7 @@ def test_samples_are_those_of_one_device_after_evictions_too() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_model_is_read_straight_to_its_devices(tmp_path: Path) -> None:
     plain = saved(tmp_path)
     engine = Engine.from_pretrained(tmp_path, device_map=places(plain), dtype="float32")

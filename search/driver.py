@@ -21,9 +21,8 @@ from search.base import Request
 from search.beginnings import Beginnings
 from search.config import SearchConfig
 from search.expansions import Expansions
-from search.prefills import Events, Task
 from search.rates import Rates
-from search.under_way import UnderWay, Work, in_order
+from search.under_way import Events, PassEvents, UnderWay, Work, in_order
 from ttc.errors import TTCError, VerifierError
 from ttc.origin import error_text
 from ttc.protocols import Append, Backend, Expand, Handoff, Problem, Rate, Release, Step, Vary
@@ -181,7 +180,7 @@ class Driver:
 
     # ------------------------------------------------------------ beginning and end
 
-    def _begin(self, indices: Sequence[int]) -> Task:
+    def _begin(self, indices: Sequence[int]) -> PassEvents:
         """Let these problems begin, but for those that were cancelled meanwhile."""
         batch = {index: self.waiting.pop(index) for index in indices if index in self.waiting}
         beginnings = Beginnings(self.engine, self.under_way, batch, self.strict, self.contained)
@@ -222,7 +221,7 @@ class Driver:
 
     # ------------------------------------------------------------ requests
 
-    def _answer(self, resting: list[ActiveSearch]) -> Task:
+    def _answer(self, resting: list[ActiveSearch]) -> PassEvents:
         """Answer the requests of those who don't decode, equal kinds merged, and say what was
         done."""
         for active in resting:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
-from search.prefills import Events
-from search.under_way import BeginDecoding, UnderWay
+from search.under_way import BeginDecoding, Events, UnderWay
 from ttc.errors import BranchRefused, RemoteError, VerifierError
 from ttc.protocols import Backend, Expand
 from ttc.results import Progress

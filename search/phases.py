@@ -9,9 +9,8 @@ from typing import Any
 
 from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
-from search.prefills import Events, Task, begin_extend, passes_of
 from search.thinking import GoesOn, ThinkingStep, UnlimitedStep
-from search.under_way import BeginDecoding, UnderWay
+from search.under_way import BeginDecoding, Events, PassEvents, UnderWay
 from ttc.errors import ContextExceeded, InvalidInput
 from ttc.parts import handler
 from ttc.protocols import Backend, Expand, Step
@@ -102,20 +101,20 @@ class PhasedSteps:
         self._begin_phases(active, going)
         yield from self.end_steps([child for child, what in follows.items() if what == "over"])
 
-    def _close_thoughts(self, active: ActiveSearch, children: Sequence[Branch]) -> Task:
+    def _close_thoughts(self, active: ActiveSearch, children: Sequence[Branch]) -> PassEvents:
         """Put the end of thinking after what branches have thought, and let them answer."""
         if active.over:
             return
         closings = [active.thinking[child].closing for child in children]
         ends = {child: len(child.tokens) for child in children}
         try:
-            prefill = begin_extend(self.engine, children, closings)
+            task = self.engine.extend(children, closings)
         except ContextExceeded:
             for child in children:  # their thoughts have no end
                 child.end_step("length")
             yield from self.end_steps(children)
             return
-        yield from passes_of(prefill)
+        yield from task.passes()
         if active.over:
             return
         for child in children:
@@ -137,7 +136,7 @@ class PhasedSteps:
         for active, steps in self.tools.answered(self.decoding).items():
             self.under_way.add_work(active, self._tell(active, steps))
 
-    def _tell(self, active: ActiveSearch, steps: Mapping[Branch, Any]) -> Task:
+    def _tell(self, active: ActiveSearch, steps: Mapping[Branch, Any]) -> PassEvents:
         if active.over:
             return
         given: dict[Branch, list[int]] = {}
@@ -153,7 +152,7 @@ class PhasedSteps:
                 active.refuse(error)
                 return
         if given:
-            yield from passes_of(begin_extend(self.engine, list(given), list(given.values())))
+            yield from self.engine.extend(list(given), list(given.values())).passes()
         if active.over:
             return
         follows |= {child: steps[child].go_on() for child in given}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from search.active_search import ActiveSearch, Chat
-from search.prefills import Task, begin_variants, passes_of
+from search.under_way import PassEvents
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Handoff, Vary
 from ttc.results import Progress
@@ -20,7 +20,7 @@ class Prompted:
 
     engine: Backend
 
-    def vary(self, active: ActiveSearch, request: Vary) -> Task:
+    def vary(self, active: ActiveSearch, request: Vary) -> PassEvents:
         """Children of the root whose prompts are phrased otherwise, or have hints."""
         template = active.config.template
         templates = [replace(template, instruction=phrasing) for phrasing in request.phrasings] or [
@@ -32,17 +32,17 @@ class Prompted:
         prompts = [phrased[i % len(phrased)] for i in range(request.n)]
         suffixes = [hints[i % len(hints)] for i in range(request.n)]
         try:
-            prefill = begin_variants(self.engine, request.root, prompts, suffixes)
+            task = self.engine.variants(request.root, prompts, suffixes)
         except InvalidInput as error:
             active.fail(error)
             return
-        for place, branch in enumerate(prefill.branches):
+        for place, branch in enumerate(task.branches):
             active.record(branch, request.root)
             start = len(branch.tokens) - len(suffixes[place])
             active.begin_turn(branch, Chat(templates[place % len(templates)], (), start), tokenizer)
-        yield from passes_of(prefill)
+        branches = yield from task.passes()
         if not active.over:
-            yield _answered(active, prefill.branches)
+            yield _answered(active, branches)
 
     def hand_on(self, active: ActiveSearch, request: Handoff) -> tuple[int, Progress] | None:
         models = self.engine.models

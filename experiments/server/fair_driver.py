@@ -13,8 +13,7 @@ from search.active_search import ActiveSearch
 from search.admission import PROBLEMS, ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
-from search.prefills import Events
-from search.under_way import Work
+from search.under_way import Events, Work
 from ttc.engine import Engine
 from ttc.errors import VerifierError
 from ttc.protocols import Backend, Expand, Problem, Rate, Step, Vary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from search.active_search import ActiveSearch, Chat
 from search.under_way import PassEvents
@@ -30,6 +30,11 @@ class Siblings(NamedTuple):
     request: Append
     children: list[Branch]
     tokens: list[list[int]]
+
+
+def append(driver: Any, requests: Sequence[tuple[ActiveSearch, Append]]) -> PassEvents:
+    """Answers to `Append`."""
+    yield from Appends(driver.engine).answer(requests)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeVar
 
 from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
@@ -21,15 +20,24 @@ from search.base import Request
 from search.beginnings import Beginnings
 from search.config import SearchConfig
 from search.expansions import Expansions
-from search.rates import Rates
 from search.under_way import Events, PassEvents, UnderWay, Work, in_order
 from ttc.errors import TTCError, VerifierError
 from ttc.origin import error_text
+from ttc.parts import load
 from ttc.protocols import Append, Backend, Expand, Handoff, Problem, Rate, Release, Step, Vary
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 
-R = TypeVar("R", bound=Request)
+HANDLERS: dict[type[Request], str] = {
+    Vary: "search.prompted:vary",
+    Handoff: "search.prompted:hand_on",
+    Append: "search.appends:append",
+    Expand: "search.expansions:expand",
+    Rate: "search.rates:rate",
+}
+"""What answers each kind of request, in the order in which they are answered: a function of the
+driver and of the searches that ask, each with its request. It is loaded with the first request;
+`Driver.let_go` answers `Release` before all."""
 
 
 @contextmanager
@@ -63,10 +71,8 @@ class Driver:
     under_way: UnderWay = field(default_factory=UnderWay)
     added: int = 0
     expansions: Expansions = field(init=False)
-    rates: Rates = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rates = Rates(self.engine)
         self.expansions = Expansions(
             self.engine, self.admission, self.under_way, self.begin_decoding
         )
@@ -227,27 +233,10 @@ class Driver:
         for active in resting:
             self.let_go(active)
         pending = [(active, active.request) for active in resting]
-
-        def asked(kind: type[R]) -> Iterator[tuple[ActiveSearch, R]]:
-            for active, request in pending:
-                if isinstance(request, kind) and not active.over:
-                    yield active, request
-
-        if any(isinstance(request, Vary | Handoff) for _, request in pending):
-            from search.prompted import Prompted
-
-            prompted = Prompted(self.engine)
-            for active, variation in asked(Vary):
-                yield from prompted.vary(active, variation)
-            for active, handoff in asked(Handoff):
-                yield prompted.hand_on(active, handoff)
-        if any(isinstance(request, Append) for _, request in pending):
-            from search.appends import Appends
-
-            yield from Appends(self.engine).answer(list(asked(Append)))
-        for active, expansion in asked(Expand):
-            self.expansions.answer(active, expansion)
-        yield from self.rates.answer(list(asked(Rate)))
+        for kind, place in HANDLERS.items():
+            requests = [(a, r) for a, r in pending if isinstance(r, kind) and not a.over]
+            if requests:
+                yield from load(place)(self, requests)
 
     def let_go(self, active: ActiveSearch) -> None:
         """Free the branches that a search needs no more, until it asks for something else."""

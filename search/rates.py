@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from search.active_search import ActiveSearch
 from search.rating import aggregate
@@ -148,3 +149,8 @@ def _keep(active: ActiveSearch, request: Rate, scores: StepScores) -> None:
 
 def _not_over(requests: RateRequests) -> RateRequests:
     return [(active, request) for active, request in requests if not active.over]
+
+
+def rate(driver: Any, requests: RateRequests) -> PassEvents:
+    """Answers to `Rate`."""
+    yield from Rates(driver.engine).answer(requests)

@@ -13,6 +13,7 @@ from search.active_search import ActiveSearch
 from search.admission import PROBLEMS, ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
+from search.rates import Rates
 from search.under_way import Events, Work
 from ttc.engine import Engine
 from ttc.errors import VerifierError
@@ -181,7 +182,7 @@ class FairDriver(Driver):
         if not isinstance(active.request, Rate) or active.over:
             return 0
         try:
-            return self.rates.price(active, active.request)
+            return Rates(self.engine).price(active, active.request)
         except VerifierError as error:
             active.fail(error)
             return 0

@@ -28,6 +28,7 @@ from ttc.passes.arguments import (
 )
 from ttc.passes.prefill import Outputs, prefill
 from ttc.passes.runtime import Runtime, check_parts
+from ttc.passes.verifier_reads import by_meter, read_by_verifier, tokens_to_read
 from ttc.protocols import Backend, Purpose, Tokens
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
@@ -312,9 +313,15 @@ class Engine(Backend):
                 asked = outputs.of(range(len(branches))[part])
                 yield from prefill(self.runtime, new, [b.tokens for b in new], purpose, asked)
 
+        read = [
+            (usage, tokens_to_read((branches[place].tokens[:-1], ()) for place in places))
+            for usage, places in by_meter(branches if purpose == "verifier" else [])
+        ]
+
         def in_parts() -> Passes[list[Branch]]:
             try:
-                yield from self.calls.in_parts(branches, passes, wake=False)
+                with read_by_verifier(read):
+                    yield from self.calls.in_parts(branches, passes, wake=False)
             except BaseException:
                 self.release(branches)
                 raise
@@ -359,9 +366,15 @@ class Engine(Backend):
             targets = [b.tokens + new for b, new in zip(of, added[part], strict=True)]
             yield from prefill(self.runtime, of, targets, purpose)
 
+        read = [
+            (usage, sum(len(added[place]) for place in places))
+            for usage, places in by_meter(extended if purpose == "verifier" else [])
+        ]
+
         def in_parts() -> Passes[None]:
             try:
-                yield from self.calls.in_parts(extended, passes, wake)
+                with read_by_verifier(read):
+                    yield from self.calls.in_parts(extended, passes, wake)
             except BaseException:
                 for branch in extended:
                     if not branch.released:

@@ -22,8 +22,8 @@ class Elsewhere:
     template: the words around a question there.
 
     Each branch's question and text become a prompt there, in that model's tokens and under its chat
-    template; the backend shares what their beginnings have in common. All of these tokens that it
-    computes count as the verifier's.
+    template; the backend shares what their beginnings have in common. All of these tokens count as
+    the verifier's.
     Raises InvalidInput where the backend lacks what the verifier needs.
     """
 
@@ -52,6 +52,7 @@ class Elsewhere:
         texts = [following(b.text, tokenizer) if b.text else [] for b in branches]
         whole = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
         roots = yield from there.roots(whole, seeds=[0] * len(branches)).passes()
+        lengths = [len(root.tokens) for root in roots]
         try:
             for root, branch, text in zip(roots, branches, texts, strict=True):
                 root.count_as_written(len(text))
@@ -61,9 +62,12 @@ class Elsewhere:
             )
         finally:
             there.release(roots)
-            for root, branch in zip(roots, branches, strict=True):
+            for root, branch, read in zip(roots, branches, lengths, strict=True):
                 spent = root.usage
                 branch.usage.verifier_tokens += (
                     spent.prompt_tokens + spent.generated_tokens + spent.verifier_tokens
+                )
+                branch.usage.verifier_shared_tokens += (
+                    read - 1 - spent.prompt_tokens + spent.verifier_shared_tokens
                 )
         return scores

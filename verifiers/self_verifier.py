@@ -18,6 +18,7 @@ from ttc.task import Passes, all_of
 from ttc.text.chat import QUESTION, following, has_template, next_turn_text
 from ttc.text.prompt import NEXT_QUESTION
 from ttc.text.thinking_switch import without_thought
+from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import common_prefix
 from verifiers.side_branches import rated_text, side_tokens
@@ -157,10 +158,12 @@ class SelfVerifier:
         """What follows each answer: its turn's end, the question, the next turn's start."""
         tokenizer = backend.tokenizer
         if has_template(tokenizer):
-            options, closing = without_thought(tokenizer)
-            turn = next_turn_text(QUESTION, self.question, tokenizer, options)
-            tokens = following(turn + closing, tokenizer)
-            return [tokens] * len(branches)
+            asked = dict[Thoughts | None, list[int]]()
+            for thoughts in dict.fromkeys(branch.thoughts for branch in branches):
+                options, closing = without_thought(tokenizer, thoughts)
+                turn = next_turn_text(QUESTION, self.question, tokenizer, options)
+                asked[thoughts] = following(turn + closing, tokenizer)
+            return [asked[branch.thoughts] for branch in branches]
         text = f" {self.question}\nAnswer:"
         begun = following(text, tokenizer)
         usual = backend.encode(f"\n\n{text[1:]}")
@@ -173,7 +176,7 @@ class SelfVerifier:
         for branch, problem in zip(branches, questions, strict=True):
             solution = rated_text(branch, self.thoughts).strip()
             text = f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{solution}\n\n{self.question}"
-            prompts.append(side_tokens(text, backend))
+            prompts.append(side_tokens(text, backend, thoughts=branch.thoughts))
         return prompts
 
 

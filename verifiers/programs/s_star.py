@@ -128,7 +128,8 @@ class SStar(WrittenTests):
         asked: list[tuple[Branch, Any, list[int]]] = []
         for i, j in pairs:
             text = TELL_APART.format(question=question, a=groups[i][0], b=groups[j][0], name=name)
-            asked.append((given.branch, name, side_tokens(text, backend)))
+            tokens = side_tokens(text, backend, thoughts=given.branch.thoughts)
+            asked.append((given.branch, name, tokens))
         texts = yield from side_texts(backend, asked, 1, self.max_tokens, self.sampling)
         duels = []
         for (i, j), (text,) in zip(pairs, texts, strict=True):
@@ -150,7 +151,8 @@ class SStar(WrittenTests):
             a, b = map(_said, duel.outcomes)
             for first, second in ((a, b), (b, a)):
                 text = CHOOSE.format(question=given.question, call=call, a=first, b=second)
-                prompts.append(side_tokens(text, backend))
+                thoughts = given.branch.thoughts
+                prompts.append(side_tokens(text, backend, thoughts=thoughts))
         left, right = spellings(backend, "A"), spellings(backend, "B")
         asked = backend.side_branches([given.branch] * len(prompts), prompts)
         judges = yield from asked.passes()

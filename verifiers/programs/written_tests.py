@@ -122,7 +122,7 @@ class WrittenTests:
             if first.root_id in self._written or not names:
                 continue
             name = names.most_common(1)[0][0]
-            asked.append((first, name, self._prompt(questions[rows[0]], name, backend)))
+            asked.append((first, name, self._prompt(questions[rows[0]], name, backend, first)))
         texts = yield from side_texts(backend, asked, self.samples, self.max_tokens, self.sampling)
         for (first, name, _), samples in zip(asked, texts, strict=True):
             tests = [as_test(line.strip()) for text in samples for line in _ASSERTED.findall(text)]
@@ -131,9 +131,10 @@ class WrittenTests:
         while len(self._written) > REMEMBERED:
             del self._written[next(iter(self._written))]
 
-    def _prompt(self, question: str, name: str, backend: Backend) -> list[int]:
+    def _prompt(self, question: str, name: str, backend: Backend, about: Branch) -> list[int]:
         text = ASK.format(question=question, count=self.tests, name=name)
-        return side_tokens(text, backend, f"\n```python\nassert {name}(")
+        ending = f"\n```python\nassert {name}("
+        return side_tokens(text, backend, ending, thoughts=about.thoughts)
 
 
 class Agreement(WrittenTests):
@@ -148,7 +149,7 @@ class Agreement(WrittenTests):
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         firsts = [rows[0] for rows in by_problem(branches)]
         new = [row for row in firsts if branches[row].root_id not in self._written]
-        prompts = [self._prompt(questions[row], "function", backend) for row in new]
+        prompts = [self._prompt(questions[row], "function", backend, branches[row]) for row in new]
         return sum(
             len(prompt) + NAME_TOKENS + self.samples * (self.max_tokens + 1) for prompt in prompts
         )

@@ -176,7 +176,8 @@ def _parameters(target: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _takes_any(target: Any) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
+    made = target.__init__ if inspect.isclass(target) else target
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(made).parameters.values())
 
 
 def checked_parts(config: DictConfig) -> DictConfig:

@@ -94,5 +94,5 @@ def test_a_search_that_yields_nothing_is_told_to_be_a_generator() -> None:
     "fields", [{"phrasings": "{question}"}, {"phrasings": (5,)}, {"hints": None}], ids=str
 )
 def test_phrasings_and_hints_are_lists_of_texts(fields: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"{next(iter(fields))}=.*; give a list of texts"):
+    with pytest.raises(InvalidInput, match=f"{next(iter(fields))}=.*; give (a list of )?text"):
         DiversePrompts(**fields)

@@ -13,7 +13,7 @@ from functools import cache
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Predicate
 
@@ -89,12 +89,15 @@ class Options:
     """Base of dataclasses whose fields are options: a misspelt keyword, and a value that a field's
     hint does not allow, raise InvalidInput."""
 
+    setting_of: ClassVar[str] = ""
+    """Stands before a field's name in messages, as `memory.`."""
+
     def __new__(cls, *args: Any, **given: Any) -> Any:
         check_names(cls.__name__, given, cls.__init__)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        check_options(self)
+        check_options(self, self.setting_of)
 
 
 def check_names(owner: str, given: Iterable[str], call: Callable[..., Any]) -> None:
@@ -132,7 +135,7 @@ def use_one_of(name: Any, known: Iterable[Any]) -> str:
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def check_options(options: Any, prefix: str = "", common: Mapping[str, Any] = NOTHING) -> None:
+def check_options(options: object, prefix: str = "", common: Mapping[str, Any] = NOTHING) -> None:
     """Raise InvalidInput for a field of a dataclass whose value its hint does not allow.
 
     prefix: stands before a field's name in the message. common: hints by the names of fields, for
@@ -211,12 +214,12 @@ class Kind:
                 check_option(f"an item of {name}", item, self.item)
         for limit in self.limits:
             if isinstance(limit, Predicate) and not limit.func(value):
-                raise InvalidInput(f"{name}={value!r} is empty; give {self.words}")
+                raise InvalidInput(f"{name} is empty; give {self.words}")
         ends = {
             end: getattr(limit, end) for limit in self.limits for end in FITS if hasattr(limit, end)
         }
         if not all(FITS[end](value, limit) for end, limit in ends.items()):
-            allowed = f"{limits_in_words(ends)}{', or null for none' * optional}"
+            allowed = f"{limits_in_words(ends)}{', or null' * optional}"
             raise InvalidInput(f"{name}={value} must be {allowed}")
 
 
@@ -245,9 +248,10 @@ def _kinds(hint: Any) -> tuple[Kind, ...]:
     if origin in (Union, UnionType):
         parts = [_kinds(part) for part in args]
         return tuple(kind for part in parts for kind in part) if all(parts) else ()
-    if origin in (tuple, list, Sequence) and len(args) == 1 + (origin is tuple) and _kinds(args[0]):
-        return (Kind(list, item=args[0]),)
-    return ()
+    listed = origin in (list, Sequence) or (origin is tuple and args[1:] == (Ellipsis,))
+    items = _kinds(args[0]) if listed else ()
+    plain = items and all(kind.item is None for kind in items)
+    return (Kind(list, item=args[0]),) if plain else ()
 
 
 def _single(limit: Any) -> Iterable[Any]:
@@ -255,12 +259,3 @@ def _single(limit: Any) -> Iterable[Any]:
 
 
 SEVERAL = {int: "whole numbers", float: "numbers", str: "texts", bool: "flags", NoneType: "None"}
-
-check_fields = check_options
-
-
-def check_positive(settings, prefix, *names):
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not value > 0:
-            raise InvalidInput(f"{prefix}{name}={value} must be positive, or null for no limit")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from importlib import import_module
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -288,10 +289,13 @@ def target_of(target: type) -> str:
 
 
 def plain_hint(hint: Any) -> Any:
+    """The hint as Hydra has it: texts for choices, Any for what is no plain value."""
     if get_origin(hint) is Literal:
         return str
     if any(isinstance(part, type) and part.__module__ != "builtins" for part in get_args(hint)):
         return Any  # a part of its own, chosen from its own group
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(map(plain_hint, get_args(hint)))]  # noqa: UP007
     return hint
 
 

@@ -19,7 +19,6 @@ from experiments.server.refusal import Refusal
 from experiments.server.requests import MAX_TEMPERATURE, MAX_WHOLE, Body, shown
 from search import Search, SelfConsistency
 from search.options import check_scores
-from ttc.checks import check_fields
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Verifier, check_needs
 
@@ -155,7 +154,6 @@ class Offer:
         self._check_limits(settings, "search.")
         try:
             search = replace(search, **{**of_request, **settings})
-            check_fields(search)
         except InvalidInput as error:
             names = {key: FIELDS_OF.get(key, key) for key in of_request}
             names |= {key: f"search.{key}" for key in settings}

@@ -37,12 +37,12 @@ from ttc.tree.branch import Branch
         ("9", float, "x='9' is of type str; give a number"),
         (None, float, "x=None is of type NoneType; give a number"),
         (1, bool, "x=1 is of type int; give True or False"),
-        (0, PositiveFloat | None, "x=0 must be more than 0, or null for none"),
+        (0, PositiveFloat | None, "x=0 must be more than 0, or null"),
         (math.nan, Probability, "x=nan must be from 0 to 1"),
         (0, Share, "x=0 must be more than 0 and at most 1"),
         (1, Annotated[float, Interval(ge=0, lt=1)], "x=1 must be at least 0 and less than 1"),
-        ("", Text, "x='' is empty; give text"),
-        ("\n", Words, "x='\\n' is empty; give text"),
+        ("", Text, "x is empty; give text"),
+        ("\n", Words, "x is empty; give text"),
         ("men", Literal["mean", "min"], "x='men' is unknown; is it mean? use one of mean, min"),
         ("q", Literal["mean", "min"], "x='q' is unknown; use one of mean, min"),
         (3, Literal["mean", "min"], "x=3 is of type int; give mean or min"),
@@ -75,6 +75,7 @@ def test_a_value_that_a_hint_does_not_allow_is_refused(value: Any, hint: Any, me
         ("auto", int | Literal["auto"]),
         ("anything", Search | None),  # objects are not checked
         (object(), Any),
+        ((("q", "a"),), tuple[tuple[str, str], ...]),
     ],
 )
 def test_what_a_hint_allows_is_taken(value: Any, hint: Any) -> None:

@@ -135,13 +135,14 @@ def use_one_of(name: Any, known: Iterable[Any]) -> str:
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def check_options(options: object, prefix: str = "", common: Mapping[str, Any] = NOTHING) -> None:
+def check_options(options: Any, prefix: str = "", common: Mapping[str, Any] = NOTHING) -> None:
     """Raise InvalidInput for a field of a dataclass whose value its hint does not allow.
 
     prefix: stands before a field's name in the message. common: hints by the names of fields, for
     those that state no limit of their own.
     """
-    for name, hint in option_hints(type(options)).items():
+    kind: Any = type(options)
+    for name, hint in option_hints(kind).items():
         if name in common and hint in (int, float, str):
             hint = common[name]
         check_option(prefix + name, getattr(options, name), hint)

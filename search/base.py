@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ttc.checks import (
     check_flag,
     check_is,
     check_kind,
+    check_option,
     check_options,
     check_whole,
 )
@@ -249,9 +250,8 @@ def check_request(request: Any) -> None:
         texts = [request.text] if isinstance(request.text, str) else request.text
         fits = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
         check_kind("Append.text", request.text, fits, "a text, or one for each branch")
-    elif isinstance(request, Rate) and request.aggregation not in get_args(Aggregation):
-        known = ", ".join(get_args(Aggregation))
-        raise InvalidInput(f"Rate.aggregation={request.aggregation!r} is unknown; use {known}")
+    elif isinstance(request, Rate):
+        check_option("Rate.aggregation", request.aggregation, Aggregation)
 
 
 def _check_expand(request: Expand) -> None:

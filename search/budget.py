@@ -6,11 +6,14 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from ttc.checks import NonNegativeInt, Options, PositiveFloat, PositiveInt
 from ttc.errors import InvalidInput
-from ttc.results import Stopped
 from ttc.usage import Usage
+
+if TYPE_CHECKING:
+    from ttc.results import Stopped
 
 LIMITS = ("max_tokens", "max_generated_tokens", "max_calls", "max_tool_calls", "max_wall_s")
 """The fields of a budget that each end a search by themselves."""

@@ -104,7 +104,7 @@ class SolveOptions(Options):
         given: dict[str, Any] = dict(keywords)
         limits = {name: given.pop(name) for name in BUDGET_NAMES if name in given}
         for name in given:
-            check_known(name, OPTION_NAMES, "{} is no option")
+            check_known(name, OPTION_NAMES, f"{name} is no option")
         if limits and "budget" in given:
             raise InvalidInput(
                 f"budget= holds {', '.join(limits)} already; give the limits in one of both ways"
@@ -131,7 +131,8 @@ def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
         p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
     ]
     for name in given:
-        check_known(name, (*OPTION_NAMES, *of_the_call), f"{{}} is no option of {call.__name__}")
+        known = (*OPTION_NAMES, *of_the_call)
+        check_known(name, known, f"{name} is no option of {call.__name__}")
 
 
 def check_parts(search: Any, engine: Any, verifier: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
 from operator import ge, gt, le, lt
@@ -102,9 +102,9 @@ class Options:
 
 def check_names(owner: str, given: Iterable[str], call: Callable[..., Any]) -> None:
     """Raise InvalidInput for a keyword that a call does not take. owner: whose keyword it is."""
-    taken = _keywords(call)
-    if taken is not None and (unknown := [name for name in given if name not in taken]):
-        check_known(unknown[0], taken, f"{{}} is no option of {owner}")
+    if (taken := _keywords(call)) is not None:
+        for name in given:
+            check_known(name, taken, f"{name} is no option of {owner}")
 
 
 @cache
@@ -116,11 +116,11 @@ def _keywords(call: Callable[..., Any]) -> Collection[str] | None:
     return [parameter.name for parameter in parameters]
 
 
-def check_known(given: Any, known: Collection[Any], what: str = "{!r} is unknown") -> None:
+def check_known(given: Any, known: Collection[Any], what: str) -> None:
     """Raise InvalidInput for a name that is none of the known ones, with the nearest of these.
-    what: the message's beginning, with the name in it."""
+    what: how the message begins, as `x is unknown`."""
     if given not in known:
-        raise InvalidInput(f"{what.format(given)}; {use_one_of(given, known)}")
+        raise InvalidInput(f"{what}; {use_one_of(given, known)}")
 
 
 def use_one_of(name: Any, known: Iterable[Any]) -> str:
@@ -150,13 +150,25 @@ def check_options(options: Any, prefix: str = "", common: Mapping[str, Any] = NO
 
 @cache
 def option_hints(kind: Any) -> dict[str, Any]:
-    """The hints of a dataclass's fields, limits included; those that cannot be read are left
-    out."""
+    """The hints of a dataclass's fields, limits included; those that cannot be read are left out. A
+    limit holds in classes that inherit the field, also where they give it another default."""
     try:
         hints = get_type_hints(kind, include_extras=True)
     except NameError:  # of a name that is imported for type checkers alone
         return {}
+    for base in filter(is_dataclass, kind.__mro__[1:]):
+        plain = get_type_hints(base)
+        same = {n: hint for n, hint in option_hints(base).items() if hints[n] == plain[n]}
+        hints |= same
     return {f.name: hints[f.name] for f in fields(kind) if f.init}
+
+
+def check_limits(settings: Any, kind: Any, prefix: str) -> None:
+    """Raise InvalidInput for a value beyond its limit among settings whose types are right, as
+    Hydra's are. kind: the dataclass that describes them. prefix: as for `check_options`."""
+    for name, hint in option_hints(kind).items():
+        if any(kind.limits for kind in _kinds(hint)):
+            check_option(prefix + name, getattr(settings, name), hint)
 
 
 def check_option(name: str, value: Any, hint: Any) -> None:
@@ -173,7 +185,7 @@ def check_option(name: str, value: Any, hint: Any) -> None:
     if kinds:
         choices = [choice for kind in kinds for choice in kind.choices]
         if choices and isinstance(value, str):
-            check_known(value, choices, f"{name}={{!r}} is unknown")
+            check_known(value, choices, f"{name}={value!r} is unknown")
         check_kind(name, value, False, " or ".join(kind.words for kind in kinds))
 
 

@@ -114,6 +114,20 @@ def test_a_users_own_search_gets_the_same_checks(given: dict[str, Any], message:
     assert message in str(refused.value)
 
 
+@dataclass(frozen=True)
+class Heir(Own):
+    enough: float = 2.0
+    temperature: float = 1.0
+    thinking_tokens: int | None = None
+
+
+@pytest.mark.parametrize("given", [{"enough": 11}, {"temperature": -1}, {"thinking_tokens": -1}])
+def test_a_limit_holds_where_a_class_gives_the_field_another_default(given: Any) -> None:
+    with pytest.raises(InvalidInput, match="must be"):
+        Heir(**given)
+    assert Heir().thinking_tokens is None
+
+
 def test_a_changed_copy_is_checked_too() -> None:
     with pytest.raises(InvalidInput, match="beam is no option of BestOfN"):
         replace(BestOfN(), beam=3)  # type: ignore[call-arg]

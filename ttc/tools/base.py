@@ -210,7 +210,7 @@ class Tools(Options):
         if twice := [name for name in names if names.count(name) > 1]:
             raise InvalidInput(f"two tools are called {twice[0]}; give each a name of its own")
         if not isinstance(self.format, ToolFormat):
-            check_known(self.format, FORMATS, "format={!r} is unknown")
+            check_known(self.format, FORMATS, f"format={self.format!r} is unknown")
 
     @classmethod
     def of(cls, given: Any) -> Tools | None:

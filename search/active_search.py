@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from search.base import Case, Request, Search, SearchSteps, check_request
 from search.budget import Budget, Spending
 from search.config import SearchConfig
+from search.pruned import pruned
 from search.recorded_tree import RecordedTree
 from search.selection import answer_of, best_first, by_path, with_answer
 from ttc.errors import BudgetExceeded, InvalidInput
@@ -351,6 +352,7 @@ class ActiveSearch:
             order = [best, *(branch for branch in order if branch is not best)]
         records = {branch: BranchRecord.of(branch) for branch in order}
         by_model = {model: replace(meter) for model, meter in self.spending.meters.items()}
+        first_turn = {branch: not chat.said for branch, chat in self.chats.items()}
         return Result(
             self.problem,
             None if best is None else records[best],
@@ -363,6 +365,7 @@ class ActiveSearch:
             self.stopped,
             by_model if len(by_model) > 1 else {},
             self.config.template.text(self.problem.question, tokenizer),
+            pruned(first_turn, order, self.case.extract),
         )
 
     def choices(self) -> list[Branch]:

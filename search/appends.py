@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from search.active_search import ActiveSearch, Chat
 from search.prefills import Task, begin_extend, passes_of
-from search.several_models import backend_of
 from ttc.errors import InvalidInput
 from ttc.protocols import Append, Backend, Prefill
 from ttc.results import Progress
@@ -63,8 +62,8 @@ class Appends:
             if request.turn:
                 template, said, _ = active.chats[child]
                 chat = Chat(template, (*said, text), len(child.tokens))
-                active.begin_turn(child, chat, backend_of(self.engine, child).tokenizer)
-            active.tree.wrote(child, backend_of(self.engine, child).decode(added))
+                active.begin_turn(child, chat, self.engine.of_branch(child).tokenizer)
+            active.tree.wrote(child, self.engine.of_branch(child).decode(added))
         progress = active.progress("appended", children)
         active.advance(children)
         return active.index, progress
@@ -111,7 +110,7 @@ class Appends:
         """How many tokens of a branch stay before a text, and the text's tokens."""
         if request.turn:
             return self._next_turn(active, branch, text)
-        engine = backend_of(self.engine, branch)
+        engine = self.engine.of_branch(branch)
         given, eos = engine.encode(text), branch.finish_reason == "eos"
         if not request.drop or not self._drops(branch, request.drop):
             return Given(len(branch.tokens) - eos, given)
@@ -120,7 +119,7 @@ class Appends:
     def _drops(self, branch: Branch, drop: str) -> bool:
         """Whether the last token of a branch holds the text that is to give way, and nothing
         else."""
-        engine = backend_of(self.engine, branch)
+        engine = self.engine.of_branch(branch)
         eos, generated = branch.finish_reason == "eos", branch.generated
         if not eos and generated and generated[-1:] == engine.encode(drop):
             return True
@@ -137,7 +136,7 @@ class Appends:
     def _next_turn(self, active: ActiveSearch, branch: Branch, words: str) -> Given:
         """How many tokens of a branch the prompt with the user's next words begins with, and its
         rest."""
-        tokenizer = backend_of(self.engine, branch).tokenizer
+        tokenizer = self.engine.of_branch(branch).tokenizer
         template, said, _ = active.chats[branch]
         before = branch.tokens[: len(branch.tokens) - (branch.finish_reason == "eos")]
         said, question = (*said, self._answer(active, branch)), active.problem.question
@@ -151,7 +150,7 @@ class Appends:
 
         Where the marks of thoughts are special tokens, which no message holds, it is what follows
         the thought."""
-        engine = backend_of(self.engine, branch)
+        engine = self.engine.of_branch(branch)
         start, thoughts = active.chats[branch].start, branch.thoughts
         tokens = branch.tokens[start : len(branch.tokens) - (branch.finish_reason == "eos")]
         if thoughts is not None and thoughts.hidden:

@@ -131,8 +131,7 @@ class Spending:
 
     @property
     def tokens_left(self) -> int | None:
-        usage = self.usage
-        return self._left(self.budget.max_tokens, usage.generated_tokens + usage.verifier_tokens)
+        return self._left(self.budget.max_tokens, self.usage.budgeted_tokens)
 
     @property
     def generated_left(self) -> int | None:

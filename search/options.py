@@ -13,7 +13,7 @@ from search.base import Search
 from search.budget import UNLIMITED, Budget
 from ttc.checks import Options, check_is, check_kind, check_known, check_whole
 from ttc.errors import InvalidInput
-from ttc.protocols import Extract, Problem, Verifier, check_needs, score_range
+from ttc.protocols import Backend, Extract, Problem, Verifier, check_needs, score_range
 from ttc.results import Progress, Result
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
@@ -138,8 +138,7 @@ def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
 def check_parts(search: Any, engine: Any, verifier: Any) -> None:
     """Refuse a search, engine or verifier that is none. Warns of a verifier with nothing to do."""
     check_is("search", search, Search, "a search, as BestOfN(n=8)")
-    fits = all(hasattr(engine, name) for name in ("roots", "fork", "generate", "release"))
-    check_kind("engine", engine, fits, "a backend, as ttc.Engine(model, tokenizer)")
+    check_is("engine", engine, Backend, "a backend, as ttc.Engine(model, tokenizer)")
     if verifier is not None:
         fits = callable(getattr(verifier, "rate", None))
         check_kind("verifier", verifier, fits, "a verifier, as SelfVerifier()")

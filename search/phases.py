@@ -10,7 +10,6 @@ from typing import Any
 from search.active_search import ActiveSearch
 from search.admission import ProblemAdmission
 from search.prefills import Events, Task, begin_extend, passes_of
-from search.several_models import backend_of
 from search.thinking import GoesOn, ThinkingStep, UnlimitedStep
 from search.under_way import BeginDecoding, UnderWay
 from ttc.errors import ContextExceeded, InvalidInput
@@ -51,7 +50,7 @@ class PhasedSteps:
     ) -> None:
         thoughts, chat = active.config.thoughts, active.config.tools
         for child in children:
-            backend = backend_of(self.engine, child)
+            backend = self.engine.of_branch(child)
             thinking: ThinkingStep | UnlimitedStep | None = None
             if step.thinking is not None and thoughts is not None:
                 limits = step.thinking

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from search.active_search import ActiveSearch, Chat
 from search.prefills import Task, begin_variants, passes_of
-from search.several_models import backend_of
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Handoff, OffersModels, Vary
+from ttc.protocols import Backend, Handoff, Vary
 from ttc.results import Progress
 from ttc.text.chat import following
 from ttc.tree.branch import Branch
@@ -46,7 +45,7 @@ class Prompted:
             yield _answered(active, prefill.branches)
 
     def hand_on(self, active: ActiveSearch, request: Handoff) -> tuple[int, Progress] | None:
-        models = self.engine.models if isinstance(self.engine, OffersModels) else {}
+        models = self.engine.models
         if (backend := models.get(request.model)) is None:
             known = ", ".join(models) or "none: the backend has one model, without a name"
             active.refuse(InvalidInput(f"Handoff.model={request.model!r} is unknown; use {known}"))
@@ -69,7 +68,7 @@ class Prompted:
             answer, words = said[place : place + 2]
             before = [*prompt, *following(answer, tokenizer)]
             prompt = template.next_prompt(words, tokenizer, question, said[: place + 1], before)
-        written = backend_of(self.engine, branch).decode(branch.tokens[start:])
+        written = self.engine.of_branch(branch).decode(branch.tokens[start:])
         text = written.removesuffix(branch.cut)
         given = following(text, tokenizer) if text else []
         child = backend.root([*prompt, *given])

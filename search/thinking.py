@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from ttc.protocols import Backend, Bounded, Step, Thinking
+from ttc.protocols import Backend, Step, Thinking
 from ttc.text.chat import decoded
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, ThoughtClosed
@@ -129,8 +129,7 @@ class ThinkingStep:
     def _thought_left(self) -> int:
         """The tokens that may still be thought, with room for the answer after them."""
         left = self.limit + self.extra - self.branch.thinking_tokens
-        limits = self.backend.limits if isinstance(self.backend, Bounded) else None
-        room = None if limits is None else limits.left(len(self.branch.tokens))
+        room = self.backend.context_left(self.branch)
         if room is None:
             return left
         room -= len(self.closing) + self.step.max_tokens

@@ -25,20 +25,19 @@ from ttc.passes.arguments import (
     checked_prompts,
     checked_side_prompts,
     checked_variants,
-    forked,
     step_of,
 )
 from ttc.passes.pass_by_pass import PassByPass, Passes, at_once, one_at_a_time
 from ttc.passes.prefill import Outputs, prefill
 from ttc.passes.runtime import Runtime, check_parts
-from ttc.protocols import Purpose, Tokens
+from ttc.passes.verifier_reads import by_meter, read_by_verifier, tokens_to_read
+from ttc.protocols import Backend, Purpose, Tokens
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.batch import RunningBatch
 from ttc.scheduler.calls import Calls
 from ttc.scheduler.stops import Gate
-from ttc.text.chat import decoded, encoded
 from ttc.tree.branch import Branch, check_branches, check_live
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Engine:
+class Engine(Backend):
     """Runs a Hugging Face decoder over a tree of branches. KV of a shared prefix is stored and read
     once.
 
@@ -84,6 +83,8 @@ class Engine:
     Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting
     of its generation_config that the engine does not have.
     """
+
+    limits: ModelLimits
 
     def __init__(  # noqa: PLR0913 - the engine's parts, which users name
         self,
@@ -228,10 +229,6 @@ class Engine:
 
     # ---------------------------------------------------------------- branches
 
-    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
-        """A branch that holds a prompt; only what no live branch shares is computed."""
-        return self.roots([tokens], seeds=[seed])[0]
-
     @one_at_a_time
     def begin_roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
@@ -322,9 +319,15 @@ class Engine:
                 asked = outputs.of(range(len(branches))[part])
                 yield from prefill(self.runtime, new, [b.tokens for b in new], purpose, asked)
 
+        read = [
+            (usage, tokens_to_read((branches[place].tokens[:-1], ()) for place in places))
+            for usage, places in by_meter(branches if purpose == "verifier" else [])
+        ]
+
         def in_parts() -> Passes[list[Branch]]:
             try:
-                yield from self.calls.in_parts(branches, passes, wake=False)
+                with read_by_verifier(read):
+                    yield from self.calls.in_parts(branches, passes, wake=False)
             except BaseException:
                 self.release(branches)
                 raise
@@ -339,7 +342,7 @@ class Engine:
         keep: how many of its first tokens they have, as their prompt; None for all of the branch as
         it is.
         """
-        children = forked(branch, n, keep)
+        children = super().fork(branch, n, keep)
         for child in children:
             while keep is not None and child.leaf.end >= max(keep, 1):
                 child.leaf = child.leaf.parent or self.tree.trunk
@@ -369,9 +372,15 @@ class Engine:
             targets = [b.tokens + new for b, new in zip(of, added[part], strict=True)]
             yield from prefill(self.runtime, of, targets, purpose)
 
+        read = [
+            (usage, sum(len(added[place]) for place in places))
+            for usage, places in by_meter(extended if purpose == "verifier" else [])
+        ]
+
         def in_parts() -> Passes[None]:
             try:
-                yield from self.calls.in_parts(extended, passes, wake)
+                with read_by_verifier(read):
+                    yield from self.calls.in_parts(extended, passes, wake)
             except BaseException:
                 for branch in extended:
                     if not branch.released:
@@ -439,8 +448,6 @@ class Engine:
 
     @one_at_a_time
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
-        """A batch that branches join and leave while others decode, at most `max_rows` at once (see
-        `RunsBatches`)."""
         drafts = None if self.speculation is None else self.speculation.checks(self.runtime)
         return RunningBatch(self.runtime, self.gate, self.calls, max_rows, drafts)
 
@@ -506,29 +513,12 @@ class Engine:
 
     score = at_once(begin_score)
 
-    def score_within(
-        self,
-        branches: Sequence[Branch],
-        given: Sequence[Tokens],
-        continuations: Sequence[Sequence[Tokens]],
-        *,
-        exit: EarlyExit | None = None,
-        report: ExitReport | None = None,
-    ) -> list[list[list[float]]]:
-        """`score` with given tokens, for callers that ask a backend whether it can
-        (`ScoresWithin`)."""
-        return self.score(branches, continuations, given=given, exit=exit, report=report)
-
     # ---------------------------------------------------------------- text
 
     def encode(self, text: str) -> list[int]:
         """Text to tokens, with no special tokens added."""
         check_is("text", text, str, "a string")
-        return encoded(text, self.tokenizer)
-
-    def decode(self, tokens: Tokens, *, special: bool = False) -> str:
-        """Tokens to text, special tokens left out unless `special`."""
-        return decoded(tokens, self.tokenizer, special=special)
+        return super().encode(text)
 
     # ---------------------------------------------------------------- between calls
 
@@ -552,7 +542,3 @@ class Engine:
         passes."""
         self.calls.take_turns_with(other.calls)
         self.lock = self.calls.lock
-
-    def context_left(self, branch: Branch) -> int | None:
-        """How many tokens a branch can still grow by, None for no limit."""
-        return self.limits.left(len(branch.tokens))

@@ -15,6 +15,9 @@ class Usage:
     `shared_tokens` those that were found in the tree instead, `recomputed_tokens` those whose KV a
     `BlockCache` had evicted, `substituted_tokens` those in whose place a similar prompt's KV was
     used (approximate); finding that out ran `probe_layer_rows` rows x layers that no KV came of.
+    `verifier_tokens` are those that verifiers had computed, `verifier_shared_tokens` those that
+    they read but found in the tree (less than 0 where `sharing=none` computes more than is read). A
+    budget counts both, so that it does not depend on what the tree holds.
     Of the `generated_tokens`, `thinking_tokens` belong to a model's thoughts. `tool_calls` counts
     the calls of tools, equal ones too; the tokens of their answers are among the prompt's.
     `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the
@@ -45,6 +48,12 @@ class Usage:
     tool_calls: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    verifier_shared_tokens: int = 0
+
+    @property
+    def budgeted_tokens(self) -> int:
+        """What a budget's `max_tokens` counts."""
+        return self.generated_tokens + self.verifier_tokens + self.verifier_shared_tokens
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ttc.checks import Options, check_kind
+from ttc.checks import Options, check_is, check_kind
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Verifier, check_needs, score_range
@@ -22,8 +22,8 @@ class Elsewhere(Options):
     template: the words around a question there.
 
     Each branch's question and text become a prompt there, in that model's tokens and under its chat
-    template; the backend shares what their beginnings have in common. All of these tokens that it
-    computes count as the verifier's.
+    template; the backend shares what their beginnings have in common. All of these tokens count as
+    the verifier's.
     Raises InvalidInput where the backend lacks what the verifier needs.
     """
 
@@ -35,8 +35,8 @@ class Elsewhere(Options):
         super().__post_init__()
         fits = callable(getattr(self.verifier, "rate", None))
         check_kind("verifier", self.verifier, fits, "a verifier, as SelfVerifier()")
-        fits = all(hasattr(self.backend, name) for name in ("roots", "score", "release"))
-        check_kind("backend", self.backend, fits, "a backend, as ttc.RemoteBackend.connect(...)")
+        wanted = "a backend, as ttc.RemoteBackend.connect(...)"
+        check_is("backend", self.backend, Backend, wanted)
         check_needs(self.verifier, self.backend)
 
     @property
@@ -55,6 +55,7 @@ class Elsewhere(Options):
             [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)],
             seeds=[0] * len(branches),
         )
+        lengths = [len(root.tokens) for root in roots]
         try:
             for root, branch, text in zip(roots, branches, texts, strict=True):
                 root.count_as_written(len(text))
@@ -64,9 +65,12 @@ class Elsewhere(Options):
             )
         finally:
             there.release(roots)
-            for root, branch in zip(roots, branches, strict=True):
+            for root, branch, read in zip(roots, branches, lengths, strict=True):
                 spent = root.usage
                 branch.usage.verifier_tokens += (
                     spent.prompt_tokens + spent.generated_tokens + spent.verifier_tokens
+                )
+                branch.usage.verifier_shared_tokens += (
+                    read - 1 - spent.prompt_tokens + spent.verifier_shared_tokens
                 )
         return scores

@@ -67,7 +67,8 @@ class LLMVerifier(SideQuestions):
         return [[sum(grades[i : i + count]) / count] for i in range(0, len(grades), count)]
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        return self.longest_cost(self._prompts(branches, questions, backend), backend)
+        prompts = self._prompts(branches, questions, backend)
+        return self.longest_cost(prompts, backend, branches[0].thoughts if branches else None)
 
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
@@ -89,6 +90,7 @@ class LLMVerifier(SideQuestions):
                     best=best,
                 ),
                 backend,
+                branch.thoughts,
             )
             for branch, question in zip(branches, questions, strict=True)
             for criterion in self.criteria

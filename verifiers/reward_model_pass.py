@@ -14,8 +14,9 @@ from ttc.engine import Engine
 from ttc.errors import VerifierError
 from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.prefill import Outputs
+from ttc.passes.verifier_reads import by_meter, present, read_by_verifier, tokens_to_read
 from ttc.tree.branch import Branch
-from ttc.tree.segment import MIN_SHARED_TOKENS, common_prefix
+from ttc.usage import Usage
 
 PENDING = 0
 """A token that is never run: an engine's branch has no KV of its last token."""
@@ -105,9 +106,11 @@ class TreeMirror:
         Raises InvalidInput for a text beyond the model's context and OutOfMemory where the budget
         has no room, both before the model runs.
         """
+        self.follow_model()
         try:
-            reads = yield from self.follow(branches, layouts)
-            yield from self._read_suffixes(branches, layouts, reads)
+            with read_by_verifier(self._read_tokens(branches, layouts)):
+                reads = yield from self.follow(branches, layouts)
+                yield from self._read_suffixes(branches, layouts, reads)
         finally:
             self.released([])  # of the branches that have gone meanwhile nothing is kept
         if any(read.score is None for row in reads for read in row):
@@ -196,13 +199,39 @@ class TreeMirror:
         rated = self.mirrors.get(branch)
         if rated is not None and rated.layout == layout:
             return 0
+        above = self._above(branch)
+        if above is None:
+            return len(layout.whole)
+        mirrored = above.branch
+        return len(layout.whole) - present(mirrored.tokens[: mirrored.leaf.end], layout.tokens)
+
+    def _above(self, branch: Branch) -> Mirror | None:
+        """What is kept of a branch, or else of the nearest that it goes on from."""
         above: Branch | None = branch
         while above is not None and above not in self.mirrors:
             above = above.parent
-        if above is None:
-            return len(layout.whole)
-        mirrored = self.mirrors[above].branch
-        return len(layout.whole) - _present(mirrored.tokens[: mirrored.leaf.end], layout.tokens)
+        return None if above is None else self.mirrors[above]
+
+    def _read_tokens(
+        self, branches: Sequence[Branch], layouts: Sequence[Layout]
+    ) -> list[tuple[Usage, int]]:
+        """What a rating reads on each meter."""
+        read = []
+        for usage, places in by_meter(branches):
+            texts = [
+                (layouts[place].whole, self._known(branches[place], layouts[place]))
+                for place in places
+            ]
+            read.append((usage, tokens_to_read(texts)))
+        return read
+
+    def _known(self, branch: Branch, layout: Layout) -> list[int]:
+        """The text that was read before it."""
+        rated = self.mirrors.get(branch)
+        if rated is not None and rated.layout == layout:
+            return layout.whole
+        above = self._above(branch)
+        return [] if above is None else above.layout.tokens
 
     # ---------------------------------------------------------------- what may go
 
@@ -227,11 +256,6 @@ class TreeMirror:
                 return True
             waiting += [child for child in branch.children if child not in self.mirrors]
         return False
-
-
-def _present(mirrored: Sequence[int], tokens: Sequence[int]) -> int:
-    shared = common_prefix(mirrored, tokens)
-    return shared if shared == len(mirrored) else max(0, shared - MIN_SHARED_TOKENS + 1)
 
 
 def read_apart(

@@ -6,31 +6,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Backend, RunsBatches, ScoresByPass, SideBranches, Step, Tokens
+from ttc.protocols import Backend, ScoresByPass, Step, Tokens
 from ttc.sampling import Sampling
 from ttc.text.chat import chat_tokens, following, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.text.special_tokens import guarded
 from ttc.text.thinking_switch import without_thought
+from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch
 from ttc.usage import distinct
 
 
 def side_tokens(
-    text: str, backend: Backend, ending: str = "\nAnswer:", *, thinks: bool = False
+    text: str,
+    backend: Backend,
+    ending: str = "\nAnswer:",
+    *,
+    thinks: bool = False,
+    thoughts: Thoughts | None = None,
 ) -> list[int]:
     """The tokens of a question as a chat. ending: what follows it without a chat template. thinks:
-    the model may think first; else it is asked for the answer at once."""
+    the model may think first; else it is asked for the answer at once. thoughts: of the branch that
+    it is about."""
     if has_template(backend.tokenizer):
         tokenizer = backend.tokenizer
-        options, closing = ({}, "") if thinks else without_thought(tokenizer)
+        options, closing = ({}, "") if thinks else without_thought(tokenizer, thoughts)
         tokens = chat_tokens([{"role": "user", "content": text}], tokenizer, options)
         return [*tokens, *following(closing, tokenizer)] if closing else tokens
     return raw_tokens(f"{guarded(text, backend.tokenizer)}{ending}", backend.tokenizer)
 
 
 def begun(
-    backend: SideBranches, branches: Sequence[Branch], prompts: Sequence[list[int]]
+    backend: Backend, branches: Sequence[Branch], prompts: Sequence[list[int]]
 ) -> Passes[list[Branch]]:
     """Branches beside these, with prompts of their own; pass by pass where the backend can."""
     if not isinstance(backend, ScoresByPass):
@@ -47,10 +54,7 @@ def written(
     sampling: Sampling,
     limits: Sequence[int] | None = None,
 ) -> Passes[None]:
-    """Let branches write a step (see `Batch.add`); pass by pass where the backend can."""
-    if not isinstance(backend, RunsBatches):
-        backend.generate(texts, limits or step.max_tokens, end=step.end, sampling=sampling)
-        return
+    """Let branches write a step (see `Batch.add`), pass by pass."""
     batch = backend.running_batch()
     batch.add(texts, step, sampling, limits)
     while len(batch):

@@ -89,7 +89,7 @@ def ask(arguments: argparse.Namespace) -> int:
     from experiments.runs.screen import show_logged
     from search.config import SearchConfig
     from ttc.errors import InvalidInput
-    from ttc.protocols import Served, misfit
+    from ttc.protocols import misfit
 
     for setting in arguments.settings:
         if "=" not in setting:
@@ -121,8 +121,7 @@ def ask(arguments: argparse.Namespace) -> int:
         options = solve_options(config, AnswerReading.of(config.dataset), verifier, template)
         result = watched(arguments.question, SearchConfig.of(search, backend, options), backend)
     finally:
-        if isinstance(backend, Served):
-            backend.close()
+        backend.close()
     show(outcome(result, backend))
     return int(result.error is not None)
 

@@ -29,7 +29,6 @@ from experiments.server.service import Service
 from experiments.server.web import Patience, server
 from search import try_verifier
 from ttc.errors import InvalidInput
-from ttc.protocols import Served
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 """The names by which a machine calls itself."""
@@ -71,8 +70,7 @@ def run(config: DictConfig, choice: str) -> None:
             config.serve.shutdown_s, config.serve.header_s, config.serve.max_connections
         )
         server(api, key, hosts, patience).run(sockets=[listening])
-        if isinstance(backend, Served):
-            backend.close()
+        backend.close()
 
 
 def bind(host: str, port: int) -> socket.socket:

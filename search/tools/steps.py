@@ -10,7 +10,7 @@ from typing import Any
 from search.thinking import GoesOn, Phases, ThinkingStep
 from search.tools.runs import ToolRun
 from ttc.errors import ContextExceeded
-from ttc.protocols import Backend, Bounded, Step
+from ttc.protocols import Backend, Step
 from ttc.text.chat import decoded, following
 from ttc.text.encodable import encodable
 from ttc.tool_calls import ToolCall, Written
@@ -135,8 +135,7 @@ class ToolStep:
         self.texts = [self._shortened(run.answer) for run in self.runs]
         text = self.chat.after(self.calls, self.texts, self.last)
         tokens = following(text, self.backend.tokenizer)
-        limits = self.backend.limits if isinstance(self.backend, Bounded) else None
-        room = None if limits is None else limits.left(len(self.branch.tokens))
+        room = self.backend.context_left(self.branch)
         if room is not None and len(tokens) >= room:
             raise ContextExceeded(
                 f"the answers of tools take {len(tokens)} tokens, {room} are left"

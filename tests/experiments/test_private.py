@@ -216,6 +216,11 @@ def test_no_command_writes_or_shows_a_private_text(
             "VerifierError: Mine raised KeyError: ... (own.py:3)",
         ),
         (
+            "Mine raised KeyError: zebra (own.py:3), on a branch made to try it; no problem",
+            "Mine raised KeyError: ... (own.py:3)",
+        ),
+        ("ValueError: zebra (quagga:3)", "ValueError: ..."),
+        (
             "InvalidInput: it doesn't have a zebra; give one",
             "InvalidInput: it doesn't have a ...; give one",
         ),

@@ -171,12 +171,6 @@ def test_wrong_settings_are_refused(make: Any, message: str) -> None:
         make()
 
 
-def test_a_backend_without_side_branches_is_named() -> None:
-    backend = Scripted(lambda branch: f"{branch.path[-1]}0")
-    result = solve(BestOfN(n=2, max_tokens=4), problem="q", engine=backend, verifier=Tournament())
-    assert "Scripted makes no branches beside a search's" in str(result.error)
-
-
 # ---------------------------------------------------------------- ensembles
 
 

@@ -25,22 +25,6 @@ def checked_prompts(
     return checked, seeds
 
 
-def forked(branch: Branch, n: int, keep: int | None) -> list[Branch]:
-    """`n` children of a branch, with its first `keep` tokens as their prompt where that is a
-    number."""
-    check_live([branch])
-    check_whole("n", n, 1)
-    if keep is not None and check_whole("keep", keep, 0) > len(branch.tokens):
-        raise InvalidInput(
-            f"keep={keep} is more than the {len(branch.tokens)} tokens of {branch!r}"
-        )
-    children = [branch.child() for _ in range(n)]
-    for child in children:
-        if keep is not None:
-            child.rewind(keep)
-    return children
-
-
 def checked_variants(
     limits: ModelLimits, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None
 ) -> tuple[list[list[int]], list[list[int]]]:

@@ -16,7 +16,7 @@ from ttc.parts import find
 from ttc.passes.arguments import check_step
 from ttc.passes.pass_by_pass import check_interrupt
 from ttc.passes.runtime import Runtime
-from ttc.protocols import Step
+from ttc.protocols import Batch, Step
 from ttc.sampling import SAMPLED, Sampling
 from ttc.scheduler.admission import Admission
 from ttc.scheduler.calls import Calls
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ttc.scheduler.seams import DraftChecks, PassAhead
 
 
-class RunningBatch:
+class RunningBatch(Batch):
     """Branches that decode together, each until its step is over. Others join between two tokens,
     as far as there is room: first come, first served, the branches of one call of `add` all at
     once if they find room.

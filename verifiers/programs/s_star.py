@@ -16,7 +16,7 @@ from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
 from ttc.execution.values import shown
 from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Need, SideBranches
+from ttc.protocols import Need
 from ttc.tree.branch import Branch
 from verifiers.programs.written_tests import ProblemPrograms, WrittenTests, by_program, side_texts
 from verifiers.self_verifier import spellings, yes_share
@@ -125,7 +125,8 @@ class SStar(WrittenTests):
         asked: list[tuple[Branch, Any, list[int]]] = []
         for i, j in pairs:
             text = TELL_APART.format(question=question, a=groups[i][0], b=groups[j][0], name=name)
-            asked.append((given.branch, name, side_tokens(text, backend)))
+            tokens = side_tokens(text, backend, thoughts=given.branch.thoughts)
+            asked.append((given.branch, name, tokens))
         texts = yield from side_texts(backend, asked, 1, self.max_tokens, self.sampling)
         duels = []
         for (i, j), (text,) in zip(pairs, texts, strict=True):
@@ -141,14 +142,14 @@ class SStar(WrittenTests):
 
     def _choices(self, given: ProblemPrograms, duels: Sequence[Duel]) -> Passes[list[float]]:
         backend = given.backend
-        assert isinstance(backend, SideBranches)  # tests were written on them
         prompts = []
         for duel in duels:
             call = f"{duel.call.function}({', '.join(map(repr, duel.call.arguments))})"
             a, b = map(_said, duel.outcomes)
             for first, second in ((a, b), (b, a)):
                 text = CHOOSE.format(question=given.question, call=call, a=first, b=second)
-                prompts.append(side_tokens(text, backend))
+                thoughts = given.branch.thoughts
+                prompts.append(side_tokens(text, backend, thoughts=thoughts))
         left, right = spellings(backend, "A"), spellings(backend, "B")
         judges = yield from begun(backend, [given.branch] * len(prompts), prompts)
         try:

@@ -10,12 +10,11 @@ from threading import Event
 from typing import Any, ClassVar, TypeVar
 
 from ttc.checks import NonNegativeFloat, Options, PositiveInt
-from ttc.errors import InvalidInput
 from ttc.execution.code_tests import CallTest, as_test, shown_tests
 from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox
 from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, SideBranches, Step
+from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch, by_problem
 from verifiers.programs.execution_verifier import MIB, program_of, runs_of_each
@@ -118,7 +117,7 @@ class WrittenTests(Options):
             if first.root_id in self._written or not names:
                 continue
             name = names.most_common(1)[0][0]
-            asked.append((first, name, self._prompt(questions[rows[0]], name, backend)))
+            asked.append((first, name, self._prompt(questions[rows[0]], name, backend, first)))
         texts = yield from side_texts(backend, asked, self.samples, self.max_tokens, self.sampling)
         for (first, name, _), samples in zip(asked, texts, strict=True):
             tests = [as_test(line.strip()) for text in samples for line in _ASSERTED.findall(text)]
@@ -127,9 +126,10 @@ class WrittenTests(Options):
         while len(self._written) > REMEMBERED:
             del self._written[next(iter(self._written))]
 
-    def _prompt(self, question: str, name: str, backend: Backend) -> list[int]:
+    def _prompt(self, question: str, name: str, backend: Backend, about: Branch) -> list[int]:
         text = ASK.format(question=question, count=self.tests, name=name)
-        return side_tokens(text, backend, f"\n```python\nassert {name}(")
+        ending = f"\n```python\nassert {name}("
+        return side_tokens(text, backend, ending, thoughts=about.thoughts)
 
 
 class Agreement(WrittenTests):
@@ -144,7 +144,7 @@ class Agreement(WrittenTests):
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         firsts = [rows[0] for rows in by_problem(branches)]
         new = [row for row in firsts if branches[row].root_id not in self._written]
-        prompts = [self._prompt(questions[row], "function", backend) for row in new]
+        prompts = [self._prompt(questions[row], "function", backend, branches[row]) for row in new]
         return sum(
             len(prompt) + NAME_TOKENS + self.samples * (self.max_tokens + 1) for prompt in prompts
         )
@@ -167,11 +167,6 @@ def side_texts(
     counts as verifier tokens. asked: the branch that pays, and last the prompt."""
     if not asked:
         return []
-    if not isinstance(backend, SideBranches):
-        raise InvalidInput(
-            "tests are written on branches beside a search's own (side_branches); "
-            f"{type(backend).__name__} makes none, so use verifier=execution"
-        )
     payers = [branch for branch, *_ in asked]
     with counted_as_verifier(payers):
         branches = yield from begun(backend, payers, [row[-1] for row in asked])

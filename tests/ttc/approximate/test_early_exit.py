@@ -394,5 +394,5 @@ def test_the_self_verifier_asks_within_the_pass(chat: bool) -> None:
 def test_an_exit_needs_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend()
     monkeypatch.setattr(backend, "encode", lambda text: [1])
-    with pytest.raises(InvalidInput, match="FakeBackend has no score_within"):
+    with pytest.raises(InvalidInput, match="FakeBackend has no exit"):
         SelfVerifier(exit=ALWAYS).rate([], [], backend)  # type: ignore[arg-type]

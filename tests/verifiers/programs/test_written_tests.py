@@ -127,18 +127,6 @@ def test_s_star_lets_the_model_choose_between_outputs_that_differ() -> None:
     assert not backend.live
 
 
-def test_a_backend_without_side_branches_is_named() -> None:
-    backend = Scripted(lambda branch: f"```\n{TWICE}\n```0")
-    result = solve(
-        BestOfN(n=2, max_tokens=60),
-        problem="Double.",
-        engine=backend,
-        verifier=CodeT(),
-        answer_kind="code",
-    )
-    assert "Scripted makes none, so use verifier=execution" in str(result.error)
-
-
 @pytest.mark.parametrize(
     "setting",
     [{"tests": 0}, {"samples": 0}, {"max_tokens": 0}, {"temperature": -1}, {"time_s": -1}],

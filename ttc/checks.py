@@ -156,7 +156,8 @@ def option_hints(kind: Any) -> dict[str, Any]:
         hints = get_type_hints(kind, include_extras=True)
     except NameError:  # of a name that is imported for type checkers alone
         return {}
-    for base in filter(is_dataclass, kind.__mro__[1:]):
+    bases: list[Any] = [base for base in kind.__mro__[1:] if is_dataclass(base)]
+    for base in bases:
         plain = get_type_hints(base)
         same = {n: hint for n, hint in option_hints(base).items() if hints[n] == plain[n]}
         hints |= same

@@ -49,7 +49,7 @@ WRONG_REQUESTS: list[tuple[Any, str]] = [
     ),
     (
         lambda root: Rate([root], "max"),
-        "Rate.aggregation='max' is unknown; use min, product, last, mean",
+        "Rate.aggregation='max' is unknown; use one of min, product, last, mean",
     ),
     (lambda root: Vary(root, -1), "Vary.n=-1 must be at least 0"),
 ]

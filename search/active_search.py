@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from search.base import Case, Request, Search, SearchSteps, check_request
 from search.budget import Budget, Spending
 from search.config import SearchConfig
-from search.pruned import pruned
-from search.recorded_tree import RecordedTree
+from search.recorded_tree import RecordedTree, pruned
 from search.selection import answer_of, best_first, by_path, with_answer
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.origin import at, error_text, origin_of_generator

@@ -138,6 +138,7 @@ UNTIL_SURE = "search._target_=my_search.UntilSure"
 USES = "verifier._target_=my_verifier.UsesTheNumbers"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "given",
     [
@@ -201,6 +202,7 @@ class Last(BlockCache):
 '''
 
 
+@pytest.mark.slow
 def test_the_settings_of_another_class_are_its_constructors_arguments(folder: Path) -> None:
     (folder / "my_others.py").write_text(OTHERS)
     config = composed("verifier=my_others.Weighs", "verifier.weight=2", "verifier.words=[a]")
@@ -292,6 +294,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -390,6 +393,7 @@ class Early(Search):
 """
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("file", "name", "line"),
     [

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from experiments.eval.compare.rows import load_rows
 from experiments.eval.compare.show import comparison
 from experiments.runs.problem_loop import run
@@ -33,6 +35,7 @@ def records_of(place: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_records_of_older_versions_go_on_and_are_counted(tmp_path: Path) -> None:
     """They do not say how a thought ended, and their configuration has no setting for loops."""
     save_circling(tmp_path / "model", "7")

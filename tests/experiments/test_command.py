@@ -54,6 +54,7 @@ COMMANDS = [
 """Each shows a page, or is refused soon after its first line."""
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_the_first_output_comes_before_slow_imports(words: list[str]) -> None:
     """It takes a fifth of a second, and importing torch alone takes several."""
@@ -67,6 +68,7 @@ def test_the_first_output_comes_before_slow_imports(words: list[str]) -> None:
     assert line.strip() and "os" in imported and not SLOW & imported
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -465,6 +465,7 @@ ROWS_OF_READERS: dict[str, tuple[dict[str, Any], str]] = {
 """What a row needs beside the fields that have names in `dataset.fields`, and a gold answer."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["question", "answer", "id", "solution", "source"])
 @pytest.mark.parametrize("reader", READERS)
 def test_every_name_of_a_field_is_used_or_refused(tmp_path: Path, reader: str, field: str) -> None:

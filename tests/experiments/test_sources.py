@@ -249,6 +249,7 @@ def test_arc_and_math(tmp_path: Path) -> None:
     assert task.is_correct(task.problems[0], "0.5") and not task.is_correct(task.problems[0], "2")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("choice", "row", "asked", "gold"),
     [

@@ -138,6 +138,7 @@ def test_a_branch_that_was_being_written_keeps_what_it_has() -> None:
         assert node.text and node.status == "kept" and node.tokens == len(node.token_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", some_quick([3, 9, 15, 30], [9]))
 def test_other_problems_go_on_as_if_nothing_had_been(number: int) -> None:
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=4)

@@ -555,6 +555,7 @@ ALL = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("search", ALL, ids=lambda search: type(search).__name__)
 def test_every_search_runs_over_a_model_that_thinks(search: Any) -> None:
     verifier = Costly(1) if search.needs_verifier else None

@@ -52,6 +52,7 @@ class Asking(Search):
         return branches
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "name", ["chatml", "smollm_2", "qwen_2_5", "stablelm_2", "alpaca", "llama_3_1", "gemma_3"]
 )
@@ -307,6 +308,7 @@ def smollm2() -> Any:
     return load_tokenizer("smollm2-135m")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen_3", "llama_3", slow("smollm2"), slow("switched")])
 def test_an_engine_answers_the_whole_chat_as_a_new_prompt(name: str) -> None:
     tokenizer = {"smollm2": smollm2, "switched": lambda: thinker(SWITCHED)}.get(

@@ -109,6 +109,7 @@ def without_settings(family: str) -> list[list[int]]:
     return [generated(with_settings(family, {}), tokens) for tokens in PROMPTS]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("family", "name"), CASES)
 def test_greedy_branches_are_those_of_generate(family: str, name: str) -> None:
     model = with_settings(family, HONOURED[name])
@@ -124,6 +125,7 @@ def test_greedy_branches_are_those_of_generate(family: str, name: str) -> None:
     assert [branch.generated for branch in branches] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [None, Layerwise(0.0001), Paged(0.0001, block_tokens=8)])
 def test_forks_and_steps_go_on_as_one_text(memory: Any) -> None:
     """A fork's text is the whole path: what it says again was said above it. The prompt ends where
@@ -384,6 +386,7 @@ def test_the_switch_leaves_them_out() -> None:
     assert branch.generated == generated(with_settings("qwen2", ends), PROMPTS[0])
 
 
+@pytest.mark.slow
 def test_a_saved_models_settings_are_read(tmp_path: Any) -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast

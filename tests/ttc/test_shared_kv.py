@@ -39,6 +39,7 @@ def engine_of(**options: Any) -> Engine:
     return Engine(copy.deepcopy(plain()), Letters(), **options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("policy", "tokens"),
     [

@@ -49,6 +49,7 @@ def record_of(
 GOOD = part("good", "say(case='a', verdict='right')")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("code", "verdict", "why"),
     [

@@ -130,6 +130,7 @@ def text_of(search: Search, question: str, verifier: Verifier | None = None) -> 
     return result.best.text
 
 
+@pytest.mark.slow
 def test_a_short_request_does_not_wait_for_long_prompts() -> None:
     """Eight prompts take 38 passes each. A token more comes after one of them, its own prompt and a
     token of others."""
@@ -212,6 +213,7 @@ def test_a_long_rating_does_not_keep_others_waiting() -> None:
     assert counted.engine.kv_bytes() == 0
 
 
+@pytest.mark.slow
 def test_a_first_token_does_not_wait_for_short_ratings() -> None:
     """Six searches are to be rated one after the other, in 12 passes each. A short request gets its
     first token after its own prompt, a rating's pass and tokens of others."""

@@ -19,6 +19,7 @@ from tests.helpers.configurations import configuration
 from ttc import InvalidInput
 
 
+@pytest.mark.slow
 def test_all_searches_are_offered_that_the_verifier_can_serve() -> None:
     config = configuration("serve", "search=best_of_n", "search.n=5")
     found = offered(config, "best_of_n", make_verifier(config), FakeBackend())

@@ -42,6 +42,7 @@ from verifiers import SelfVerifier
 # -------------------------------------------------------------------- against plain transformers
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", some_quick(MODELS, FEW))
 def test_without_an_exit_firing_the_scores_are_the_models_own(family: str) -> None:
     plain = build(family, torch.float32)
@@ -59,6 +60,7 @@ def test_without_an_exit_firing_the_scores_are_the_models_own(family: str) -> No
     assert ask(engine, branches, given, None)[0] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 4])
 @pytest.mark.parametrize("family", some_quick(MODELS, FEW))
 def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
@@ -76,6 +78,7 @@ def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
         assert row == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("common_depth", [False, True])
 @pytest.mark.parametrize("family", some_quick(CORE, ["llama", "gemma2"]))
 def test_the_papers_rule_row_by_row(family: str, common_depth: bool) -> None:
@@ -108,6 +111,7 @@ def test_the_papers_rule_row_by_row(family: str, common_depth: bool) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positive", [1, 2])
 @pytest.mark.parametrize("patience", [slow(1), 2, slow(3)])
 @pytest.mark.parametrize("family", ["llama", slow("gemma2"), slow("opt")])
@@ -170,6 +174,7 @@ def test_a_problems_only_branch_has_no_order() -> None:
     assert report.depths == [LAYERS, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill_tokens", [1, slow(16), 30, slow(512)])
 def test_scores_do_not_depend_on_how_branches_are_batched(prefill_tokens: int) -> None:
     whole, engine = (
@@ -199,6 +204,7 @@ def test_scores_do_not_depend_on_how_branches_are_batched(prefill_tokens: int) -
 KIB = 1 / 2**20
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "policy",
     [
@@ -230,6 +236,7 @@ def test_exits_over_every_residency_policy(policy: Any) -> None:
 # -------------------------------------------------------------------- what is left behind
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "exit", [NEVER, ALWAYS, EarlyExit(theta=4.0, eps=0.3), EarlyExit("ranking", patience=1)]
 )

@@ -85,6 +85,7 @@ def by_hand(case: str, tokens: list[int]) -> list[Tensor]:
     return [model.lm_head(norm(found[0, -1].clone())).double().log_softmax(-1) for found in states]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", some_quick(CASES + MORE, CASES[:4]))
 def test_branches_of_a_three_level_tree_leave_where_plain_transformers_says(case: str) -> None:
     engine = engine_of(case, prefill_tokens=30)
@@ -124,6 +125,7 @@ def test_branches_of_a_three_level_tree_leave_where_plain_transformers_says(case
     assert_nothing_left(engine, [*branches, *forks])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", some_quick(CASES, CASES[:2]))
 def test_thresholds_that_never_and_always_fire(case: str) -> None:
     engine = engine_of(case)
@@ -192,6 +194,7 @@ POLICIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "tokens", "case"),
     some_quick(POLICIES, POLICIES[::3]),
@@ -242,6 +245,7 @@ def test_a_pass_that_breaks_off_leaves_nothing_behind(case: str) -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", CASES)
 def test_the_decode_gate_stops_who_trails_and_the_leader_goes_on_exactly(case: str) -> None:
     engine = engine_of(case, gate=DecodeGate(theta=0.0, r_gap=0.0))

@@ -94,6 +94,7 @@ def test_a_prompt_is_read_as_it_is_stored(
     assert_nothing_left(engine, [root])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kernel_decodes_as_operations_do(

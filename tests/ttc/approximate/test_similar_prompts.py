@@ -183,6 +183,7 @@ def test_a_refused_variant_is_exact_and_its_probe_is_its_prefill() -> None:
     assert probed == prompt_tokens
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pooling", ["matched", "mean", "last"])
 @pytest.mark.parametrize(
     "words", [REWORDED, ROOT[:-1] + " in all, and on the whole?", ROOT[10:], "Count the legs."]
@@ -339,6 +340,7 @@ def test_a_probe_of_all_layers_is_refused() -> None:
     assert engine.kv_bytes() == 0
 
 
+@pytest.mark.slow
 def test_company_in_the_tree_decides_nothing() -> None:
     """A variant that shares more with another problem's refused variant than with its root is
     judged as if alone."""
@@ -376,6 +378,7 @@ def test_company_in_the_tree_decides_nothing() -> None:
         goes_on_like_plain(together, [*found, company])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [ROOT[:30], ROOT[:1]])
 def test_a_variant_that_the_root_begins_with_is_no_substitution(words: str) -> None:
     engine = make_engine(LAYERS, 256, sharing=similar(tau=-1))

@@ -55,6 +55,7 @@ def attend_with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "fused_attention", fused_gpu.fused_attention)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layer", some_quick(LAYERS, LAYERS[3:]), ids=str)
 @pytest.mark.parametrize(("shape", "groups"), some_quick(SHAPES, SHAPES[:1]), ids=str)
 def test_a_decode_step_on_a_tree_is_attended_as_by_softmax(
@@ -83,6 +84,7 @@ def test_keys_in_16_bits_are_attended_as_by_softmax(dtype: torch.dtype) -> None:
         ExtendCase(LayerShape(2, 64, 48), 3, TREE, COUNTS, dtype, device=DEVICE).check(layer, bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_keys_and_values_in_bytes_are_read_as_they_are(kind: CodecKind) -> None:
     for dtype in (torch.float32, torch.bfloat16):
@@ -92,6 +94,7 @@ def test_keys_and_values_in_bytes_are_read_as_they_are(kind: CodecKind) -> None:
         case.check(Layer(0, 0.3, softcap=3.0, window=80), BOUND[dtype])
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(10), suppress_health_check=[*HealthCheck])
 @given(
     trees([1, 16, 65, 300]),
@@ -247,6 +250,7 @@ def test_not_a_number_stays_one() -> None:
     assert out[:, :, 0].isfinite().all() and out[:, :, 1].isnan().all()
 
 
+@pytest.mark.slow
 def test_what_is_not_on_the_device_is_left_to_the_stream() -> None:
     case = DecodeCase(LayerShape(2, 16, 16), 2, TREE, 7, 5, torch.float32, DEVICE)
     case.memory.evict(case.entries[1].kv, "test")

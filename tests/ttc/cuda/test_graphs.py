@@ -108,6 +108,7 @@ def test_replayed_passes_give_what_the_modules_give_while_rows_join_and_leave(
         assert_like_plain(build("qwen3"), branch)
 
 
+@pytest.mark.slow
 @interpreted
 def test_one_graph_serves_plan_after_plan(recorder: StandIn) -> None:
     engine = engine_over(recorder)

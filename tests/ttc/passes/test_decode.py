@@ -111,6 +111,7 @@ def test_given_tokens_after_generated_ones_have_no_score() -> None:
     assert_whole(engine, [branch])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("call", range(1, 7))
 def test_a_failure_in_a_batch_leaves_every_branch_able_to_go_on(
     call: int, monkeypatch: pytest.MonkeyPatch

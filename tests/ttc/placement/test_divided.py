@@ -34,6 +34,7 @@ def helped(plain: Any, **options: Any) -> Engine:
     return placed(plain, Split(**({"k": LAYERS, "streamed": 0.6} | options)))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", some_quick(LARGE, [family for family in FEW if family in LARGE]))
 def test_a_tree_over_divided_layers_equals_plain_transformers(family: str) -> None:
     plain = deeper(family)

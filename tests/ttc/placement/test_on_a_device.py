@@ -33,6 +33,7 @@ def devices(copies: Any) -> set[str]:
     return {str(copy.keys.device) for copy in copies if copy is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [Paged, *map(slow, (Headwise, BeamGroups, Layerwise))])
 def test_kv_that_moves_between_a_device_and_the_host_gives_plain_results(policy: type[Any]) -> None:
     plain, (device, _) = build("llama"), pretended_devices()

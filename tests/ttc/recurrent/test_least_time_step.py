@@ -31,6 +31,7 @@ def engine_of(case: str, **options: Any) -> Engine:
     return Engine(copy.deepcopy(plain(case)), Letters(), **options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_a_tree_of_branches_is_what_generate_computes(case: str) -> None:
     engine = engine_of(case, prefill_tokens=5)
@@ -77,6 +78,7 @@ def test_a_least_time_step_in_all_code_of_transformers_needs_no_rule(
         assert_like_plain(model, branch)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("length", [1, 2, 17])
 def test_tokens_are_those_of_generate(case: str, length: int) -> None:
@@ -120,6 +122,7 @@ def test_a_prompt_does_not_share_what_was_generated(case: str) -> None:
     assert_nothing_left(engine, [first, second, third])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_tokens_that_follow_one_by_one(case: str) -> None:
     engine, more, continuations = (

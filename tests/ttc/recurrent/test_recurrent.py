@@ -49,6 +49,7 @@ def greedy_texts(engine: Engine, branches: list[Branch]) -> list[list[int]]:
     return [branch.generated for branch in branches]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", [*CASES, *map(slow, ("granitemoehybrid", "falcon_h1", "minimax"))])
 def test_tree_equals_plain_transformers(case: str) -> None:
     engine = engine_of(case, prefill_tokens=5)
@@ -61,6 +62,7 @@ def test_tree_equals_plain_transformers(case: str) -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "bound"),
     [("lfm2: convolutions", 1e-9), ("granitemoehybrid", None), ("falcon_h1", None)],
@@ -75,6 +77,7 @@ def test_double_precision(case: str, bound: float | None) -> None:
         assert_like_plain(model, branch, bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_plain_transformers(case: str) -> None:
     engine = engine_of(case, prefill_tokens=8)
@@ -91,6 +94,7 @@ def test_scores_are_those_of_plain_transformers(case: str) -> None:
     assert_whole(engine, [root, *branches])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CASES)
 def test_samples_do_not_depend_on_the_batch(case: str) -> None:
     assert_batches_change_no_sample(lambda: engine_of(case), Sampling(0.8))
@@ -152,6 +156,7 @@ def test_branches_that_a_budget_has_no_states_for_decode_in_turn() -> None:
         assert_like_plain(plain("mamba2"), branch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_was_evicted_is_computed_again_from_a_state(case: str) -> None:
     whole = engine_of(case)

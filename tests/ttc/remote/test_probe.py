@@ -22,6 +22,7 @@ from verifiers import (
 NOTHING = {"ids_in": False, "ids_out": False, "extras": False, "logprobs": 0, "stop": "trimmed"}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("served", "expected"),
     [
@@ -76,6 +77,7 @@ def test_the_probe_finds_what_a_server_offers(
         assert found == expected and backend.capabilities.describe()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("served", "user", "reason"),
     [

@@ -54,6 +54,7 @@ def capture(engine: Engine) -> Capture:
     return engine.residency
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", some_quick(FAMILIES, FEW))
 def test_every_family_gives_what_plain_transformers_gives(family: str) -> None:
     """Forks, a three-level tree, ragged branches, half of the blocks as activations, on the device
@@ -76,6 +77,7 @@ def test_every_family_gives_what_plain_transformers_gives(family: str) -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])  # others compute in float32 within
 def test_double_precision(family: str) -> None:
     plain = multi_head(family, torch.float64)
@@ -110,6 +112,7 @@ def test_weights_that_are_streamed_are_there_when_keys_and_values_are_generated(
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 def test_what_the_next_layer_needs_gives_way_to_the_layer_at_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -298,6 +301,7 @@ def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches
     engine.release(forks)
 
 
+@pytest.mark.slow
 def test_each_branch_keeps_the_ratio_whatever_the_others_have() -> None:
     engine = engine_of(multi_head("opt"), act_share=0.75)
     branches = engine.roots(
@@ -383,6 +387,7 @@ def test_with_grouped_queries_no_block_is_an_act_block_and_the_policy_says_why()
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("balanced", [True, False])
 def test_mini_batches_stay_below_their_tokens(balanced: bool) -> None:
     plain = multi_head("opt")

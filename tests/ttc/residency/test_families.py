@@ -33,6 +33,7 @@ CASES = [(family, policy) for family in (*FAMILIES, *OTHERS) for policy in POLIC
 QUICK = [(family, policy) for family in TWICE for policy in POLICIES if "capture" in policy]
 
 
+@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:memory=capture")
 @pytest.mark.parametrize(("family", "policy"), some_quick(CASES, QUICK))
 def test_a_family_decodes_under_a_policy_or_is_refused_by_name(family: str, policy: str) -> None:

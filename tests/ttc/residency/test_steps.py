@@ -34,6 +34,7 @@ def ragged(engine: Engine) -> list[Branch]:
     return branches
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", OFFLOADING)
 def test_copies_may_come_as_late_as_they_are_waited_for(policy: Any) -> None:
     expected = ragged(make_engine())
@@ -43,6 +44,7 @@ def test_copies_may_come_as_late_as_they_are_waited_for(policy: Any) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "room"), [slow((Resident, 8)), slow((BeamGroups, 5)), (Paged, 5)])
 def test_a_full_device_still_compacts(kind: Any, room: int) -> None:
     """A step takes 4 tokens for its tails, and 4 more where they are frozen on the device; that, at

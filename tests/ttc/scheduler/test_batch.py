@@ -280,6 +280,7 @@ def test_groups_that_a_policy_keeps_decode_their_whole_step() -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 def test_an_error_leaves_every_branch_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for policy in range(len(POLICIES)):
         engine = make_engine(memory=POLICIES[policy])
@@ -389,6 +390,7 @@ def test_branches_may_be_scored_while_they_decode(after: int) -> None:
         assert row == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", [Layerwise, Paged, Headwise, BeamGroups])
 def test_batches_that_do_not_fit_side_by_side_take_turns(policy: Any) -> None:
     # 56 tokens, and a batch's tails have 36

@@ -78,6 +78,7 @@ def grown(engine: Engine) -> list[Branch]:
     return branches
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_branches_that_grow_part_by_part_are_like_plain_transformers(
     policy: str, tiny: None
@@ -92,6 +93,7 @@ def test_branches_that_grow_part_by_part_are_like_plain_transformers(
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [Resident(), BeamGroups(block_tokens=8), Paged(4 * KIB)])
 @pytest.mark.parametrize(
     "case", some_quick(["mamba2", "jamba", "qwen3_5_text", "lfm2"], ["qwen3_5_text"])
@@ -148,6 +150,7 @@ class EndsAt:
         return [b for b in problem if len(b.generated) == self.lengths[b.path[-1]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "written"), [(4000, 33), (4000, 60), (4000, 300), slow((1500, 900))]
 )
@@ -228,6 +231,7 @@ def test_the_youngest_let_go_of_their_kv_and_have_it_computed_again(tiny: None) 
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", some_quick([0, 5, 11, 23, 47, 60], [11, 47]))
 def test_a_batch_breaks_off_while_some_wait_without_their_kv(tiny: None, passes: int) -> None:
     """What they go on from is computed again, and never read in the tail that they had."""
@@ -250,6 +254,7 @@ def test_a_batch_breaks_off_while_some_wait_without_their_kv(tiny: None, passes:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [30, 40, 50])
 def test_the_passes_of_another_model_have_waiting_rows_let_go_of_their_kv(
     tiny: None, length: int
@@ -326,6 +331,7 @@ def test_64_branches_begin_whatever_their_limit() -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("failing", [3, 8, 13])
 @pytest.mark.parametrize("case", ["llama", "mamba2"])
 def test_a_pass_that_fails_leaves_what_was_written(case: str, failing: int, tiny: None) -> None:
@@ -411,6 +417,7 @@ def test_problems_that_a_gate_compares_decode_in_turn_where_they_do_not_fit_toge
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "exit",
     [EarlyExit(l_min=1, theta=1e9, eps=1e9), EarlyExit("ranking", l_min=1, patience=1)],
@@ -429,6 +436,7 @@ def test_ratings_that_branches_leave_early_are_made_in_parts(exit: EarlyExit, ti
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 def test_branches_that_do_not_fit_together_are_given_texts_in_parts(tiny: None) -> None:
     texts = [prompt(5 + i, 9 + i) for i in range(4)]
     roomy = make_engine(context=256)

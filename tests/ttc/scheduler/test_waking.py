@@ -101,6 +101,7 @@ def check(family: str, order: str, policy: str, share: float | None, **options: 
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "family", some_quick([*FEW, "qwen3", "gpt_oss", *RECURRENT], ["llama", "jamba"])
@@ -109,6 +110,7 @@ def test_evicted_branches_of_several_problems_decode_as_plain_ones(family: str, 
     check(family, order, "resident", None)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("share", [0.9, 0.6])
 @pytest.mark.parametrize("policy", some_quick(POLICIES, ["resident", "paged"]))
@@ -123,6 +125,7 @@ def test_and_with_drafts(lookup: Any, order: str) -> None:
     check("llama", order, "resident", None, speculation=lookup(max_rows=16))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("steps", range(1, 8))
 def test_a_call_has_the_room_of_one_that_was_begun_before(steps: int) -> None:
     words = [[[65], [66]]]

@@ -71,6 +71,7 @@ TWO_THREADS = [(name, 2) for name in MODELS if name != "wide rows"]
 """That two threads share a pass shows in the model whose rows are wide."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "threads"), some_quick(CASES, [case for case in CASES if case not in TWO_THREADS])
 )

@@ -71,6 +71,7 @@ def kv_devices(memory: KVMemory) -> list[set[str]]:
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["llama", slow("gpt_oss")])
 def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     plain = build(family)
@@ -88,6 +89,7 @@ def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     assert engine.kv_bytes() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [slow("qwen3_next"), "gemma4_text: shared KV"])
 def test_recurrent_states_and_shared_kv_lie_with_their_layers_too(family: str) -> None:
     plain = small_models.build(family)
@@ -163,6 +165,7 @@ def test_samples_are_those_of_one_device_after_evictions_too() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_model_is_read_straight_to_its_devices(tmp_path: Path) -> None:
     plain = saved(tmp_path)
     engine = Engine.from_pretrained(tmp_path, device_map=places(plain), dtype="float32")

@@ -28,7 +28,6 @@ from ttc.passes.arguments import (
 )
 from ttc.passes.prefill import Outputs, prefill
 from ttc.passes.runtime import Runtime, check_parts
-from ttc.passes.verifier_reads import by_meter, read_by_verifier, tokens_to_read
 from ttc.protocols import Backend, Purpose, Tokens
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
@@ -39,9 +38,10 @@ from ttc.scheduler.stops import Gate
 from ttc.step import step_of
 from ttc.task import Passes, Task, one_at_a_time
 from ttc.tree.branch import Branch, check_branches, check_live
+from ttc.tree.segment import tokens_to_read
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
-from ttc.usage import Usage
+from ttc.usage import Usage, by_meter, read_by_verifier
 
 if TYPE_CHECKING:
     from ttc.approximate.early_exit import EarlyExit, ExitReport
@@ -315,7 +315,7 @@ class Engine(Backend):
 
         read = [
             (usage, tokens_to_read((branches[place].tokens[:-1], ()) for place in places))
-            for usage, places in by_meter(branches if purpose == "verifier" else [])
+            for usage, places in by_meter(b.usage for b in branches if purpose == "verifier")
         ]
 
         def in_parts() -> Passes[list[Branch]]:
@@ -368,7 +368,7 @@ class Engine(Backend):
 
         read = [
             (usage, sum(len(added[place]) for place in places))
-            for usage, places in by_meter(extended if purpose == "verifier" else [])
+            for usage, places in by_meter(b.usage for b in extended if purpose == "verifier")
         ]
 
         def in_parts() -> Passes[None]:

@@ -9,9 +9,9 @@ from typing import Literal
 
 from ttc.checks import check_kind
 from ttc.errors import InvalidInput, VerifierError
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, children_price, score_range
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from ttc.wording import number_of
 

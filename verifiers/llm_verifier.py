@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from ttc.checks import check_kind, check_whole
 from ttc.errors import InvalidInput
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.side_branches import rated_text
 from verifiers.side_questions import SideQuestions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ttc.checks import check_is, check_kind
+from ttc.checks import Options, check_is, check_kind
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Verifier, check_needs, score_range
 from ttc.task import Passes
@@ -15,7 +15,7 @@ from ttc.tree.branch import Branch
 
 
 @dataclass(eq=False)
-class Elsewhere:
+class Elsewhere(Options):
     """Rates branches by a verifier that asks the model of another backend, a server's for example.
 
     verifier: one that works on a branch, as `SelfVerifier`. backend: of the model that it asks.
@@ -32,6 +32,7 @@ class Elsewhere:
     template: PromptTemplate = field(default_factory=PromptTemplate)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fits = callable(getattr(self.verifier, "rate", None))
         check_kind("verifier", self.verifier, fits, "a verifier, as SelfVerifier()")
         wanted = "a backend, as ttc.RemoteBackend.connect(...)"

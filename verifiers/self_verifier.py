@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.layer_profile import BranchProfile, layer_profile
-from ttc.checks import check_is
+from ttc.checks import Options, Words
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.passes.ratings import pass_by_pass
@@ -54,7 +54,7 @@ class Asking:
 
 
 @dataclass(frozen=True)
-class SelfVerifier:
+class SelfVerifier(Options):
     """Asks the model whether a branch's answer is correct: P(yes) / (P(yes) + P(no)), one score.
 
     The question is forked onto the branch, so that a dozen tokens are computed instead of the
@@ -77,15 +77,13 @@ class SelfVerifier:
 
     needs: ClassVar[tuple[Need, ...]] = ("score",)
 
-    question: str = "Is the answer above correct? Reply with Yes or No."
+    question: Words = "Is the answer above correct? Reply with Yes or No."
     exit: EarlyExit | None = None
     fresh: bool = False
     thoughts: bool = True
 
     def __post_init__(self) -> None:
-        check_is("question", self.question, str, "text")
-        if not self.question.strip():
-            raise InvalidInput("the verifier's question is empty")
+        super().__post_init__()
         if not self.thoughts and not self.fresh:
             raise InvalidInput(
                 "thoughts=False shows the answer alone, and the branch's KV holds its thoughts; "

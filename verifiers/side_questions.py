@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ttc.checks import check_whole
+from ttc.checks import NonNegativeFloat, NonNegativeInt, Options, PositiveInt
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Need, Step
 from ttc.sampling import Sampling
@@ -26,7 +26,7 @@ from verifiers.side_branches import (
 
 
 @dataclass(eq=False, kw_only=True)
-class SideQuestions:
+class SideQuestions(Options):
     """What verifiers have in common that ask such questions.
 
     repeats: how often each question is asked. max_tokens: of the text that the model writes before
@@ -38,15 +38,13 @@ class SideQuestions:
     needs: ClassVar[tuple[Need, ...]] = ("score",)
     cue: ClassVar[str]
 
-    repeats: int = 1
-    max_tokens: int = 0
-    temperature: float = 0.8
+    repeats: PositiveInt = 1
+    max_tokens: NonNegativeInt = 0
+    temperature: NonNegativeFloat = 0.8
     thoughts: bool = False
 
     def __post_init__(self) -> None:
-        check_whole("repeats", self.repeats, 1)
-        check_whole("max_tokens", self.max_tokens, 0)
-        _ = self.sampling  # refuses a wrong temperature before any work
+        super().__post_init__()
         if self.repeats > 1 and (not self.max_tokens or not self.temperature):
             raise InvalidInput(
                 f"repeats={self.repeats} would all be the same with max_tokens={self.max_tokens} "

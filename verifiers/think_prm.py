@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ttc.checks import check_whole
+from ttc.checks import NonNegativeFloat, PositiveInt
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.passes.ratings import pass_by_pass
@@ -49,23 +49,20 @@ class ThinkPRM(RewardModel):
     """
 
     model: Any = "launch/ThinkPRM-1.5B"
-    max_tokens: int = 4096
-    samples: int = 1
-    temperature: float = 0.0
+    max_tokens: PositiveInt = 4096
+    samples: PositiveInt = 1
+    temperature: NonNegativeFloat = 0.0
     headed: ClassVar[bool] = False
     rates_steps: ClassVar[bool] = False
     writes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("max_tokens", self.max_tokens, 1)
-        check_whole("samples", self.samples, 1)
         if self.samples > 1 and self.temperature == 0:
             raise InvalidInput(
                 f"samples={self.samples} would all be the same at temperature=0; give 0.6, as the "
                 "authors do"
             )
-        _ = self.sampling  # refuses a wrong temperature before any work
 
     @property
     def sampling(self) -> Sampling:

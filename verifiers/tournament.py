@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ttc.checks import check_is, check_whole
-from ttc.errors import InvalidInput
+from ttc.checks import PositiveInt, Words
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
 from ttc.task import Passes
@@ -43,16 +42,8 @@ class Tournament(SideQuestions):
 
     cue: ClassVar[str] = "\nThe better one:"
 
-    criterion: str = "Which of them is right, or nearer to it?"
-    opponents: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_is("criterion", self.criterion, str, "text")
-        if not self.criterion.strip():
-            raise InvalidInput("criterion is empty; say what is asked of two solutions")
-        if self.opponents is not None:
-            check_whole("opponents", self.opponents, 1)
+    criterion: Words = "Which of them is right, or nearer to it?"
+    opponents: PositiveInt | None = None
 
     @pass_by_pass
     def rate(

@@ -59,7 +59,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="fixes the answer (0)")
     arguments, others = parser.parse_known_intermixed_args(words)
     if others:
-        from experiments.runs.flags import ASK_FLAGS, unknown_flag
+        from experiments.cli.settings import ASK_FLAGS
+        from experiments.runs.flags import unknown_flag
 
         parser.error(unknown_flag(others[0].partition("=")[0], ASK_FLAGS))
     return arguments

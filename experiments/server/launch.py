@@ -41,7 +41,6 @@ def run(config: DictConfig, choice: str) -> None:
     show_log(config.dataset.private)
     check_backend(config)
     check_run(config)
-    check_limits(config)
     key = api_key(config)
     listening = bind(config.serve.host, config.serve.port)
     with listening:
@@ -119,23 +118,6 @@ def is_local(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def check_limits(config: DictConfig) -> None:
-    """Raise InvalidInput for limits under which nothing could be served."""
-    for name in (
-        "max_body_bytes",
-        "max_prompt_tokens",
-        "max_tokens",
-        "max_width",
-        "max_problems",
-        "max_connections",
-        "header_s",
-    ):
-        if (value := config.serve[name]) is not None and value < 1:
-            raise InvalidInput(f"serve.{name}={value} must be at least 1")
-    if config.serve.shutdown_s < 0:
-        raise InvalidInput(f"serve.shutdown_s={config.serve.shutdown_s} must be 0 or more")
 
 
 def model_name(config: DictConfig) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.cli.settings import DatasetConfig
 from experiments.runs.build import make_template, resolved
 from experiments.runs.data import load_examples, load_task
 from experiments.runs.readers import READERS
-from experiments.runs.schema import DatasetConfig
 from tests.helpers.configurations import configuration
 from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.cli.settings import DatasetConfig
 from experiments.eval.compare.rows import check_comparable, load_rows
 from experiments.eval.predictions import predictions_of
 from experiments.eval.select import load, score
 from experiments.runs.data import load_task
 from experiments.runs.problem_loop import run
 from experiments.runs.problem_record import votes_by_path
-from experiments.runs.schema import DatasetConfig
 from experiments.runs.summary import pass_share, votes
 from experiments.runs.user_classes import checked_parts
 from experiments.runs.user_code import code_files, code_fingerprint

@@ -149,7 +149,7 @@ def test_an_engine_writes_what_plain_generation_does(memory: int) -> None:
 
 def test_a_text_of_another_kind_is_refused() -> None:
     for wrong in ("", "  ", 3):
-        with pytest.raises(InvalidInput, match=r"feedback=.* must be a text"):
+        with pytest.raises(InvalidInput, match=r"feedback.*; give text"):
             Revision(feedback=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="memory=0 must be at least 1"):
         Revision(memory=0)

@@ -166,9 +166,15 @@ def test_bad_input_is_named_and_changes_nothing(call: Any, message: str) -> None
             lambda: Engine.from_pretrained("x", placement=Split),
             r"placement=Split is a class; give an object, as Split",
         ),
-        (lambda: Resident(budget_gib=math.nan), "memory.budget_gib=nan must be positive"),
-        (lambda: Split(budget_gib=math.nan), "placement.budget_gib=nan must be positive"),
-        (lambda: Auto(budget_gib=math.nan), "memory.budget_gib=nan must be positive"),
+        (
+            lambda: Resident(budget_gib=math.nan),
+            "memory.budget_gib=nan must be more than 0, or null",
+        ),
+        (
+            lambda: Split(budget_gib=math.nan),
+            "placement.budget_gib=nan must be more than 0, or null",
+        ),
+        (lambda: Auto(budget_gib=math.nan), "memory.budget_gib=nan must be more than 0, or null"),
         (
             lambda: Engine.from_pretrained("smollm2-135m", device=1.0),
             "device=1.0 is of type float; give its name",

@@ -155,7 +155,7 @@ def test_what_is_written_before_a_grade_is_counted_and_repeated() -> None:
     [
         (lambda: LLMVerifier(criteria=()), "criteria is empty"),
         (lambda: LLMVerifier(criteria="right?"), "criteria='right.' is of type str"),
-        (lambda: LLMVerifier(grades=27), "grades=27 must lie in 2 to 26"),
+        (lambda: LLMVerifier(grades=27), "grades=27 must be from 2 to 26"),
         (lambda: LLMVerifier(repeats=4), "repeats=4 would all be the same with max_tokens=0"),
         (lambda: Tournament(repeats=2, max_tokens=9, temperature=0), "temperature=0"),
         (lambda: Tournament(max_tokens=-1), "max_tokens=-1"),
@@ -223,8 +223,8 @@ def test_an_ensemble_weighs_its_parts_by_the_odds_of_their_being_right() -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"accuracies": [0.9]}, "one number between 0 and 1 for each of the 2 parts"),
-        ({"accuracies": [0.9, 1.0]}, "one number between 0 and 1"),
+        ({"accuracies": [0.9]}, "parts: 2, accuracies: 1; give one each"),
+        ({"accuracies": [0.9, 1.0]}, "accuracies=1.0 must be more than 0 and less than 1"),
         ({"accuracies": "ab"}, "a list of numbers"),
         ({"accuracies": [0.4, 0.5]}, "none has a weight"),
         ({"accuracies": [0.9, 0.8], "how": "min"}, "accuracies weigh a mean"),

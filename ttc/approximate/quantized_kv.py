@@ -8,12 +8,11 @@ written once, whatever comes after it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ttc.errors import InvalidInput
 from ttc.residency.resident import Resident
 
 CodecKind = Literal["int8", "fp8"]
@@ -33,12 +32,6 @@ class QuantizedKV(Resident):
     """
 
     kind: CodecKind = "int8"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kind not in get_args(CodecKind):
-            known = " or ".join(map(repr, get_args(CodecKind)))
-            raise InvalidInput(f"memory.kind={self.kind!r} is unknown; use {known}")
 
     def _memory_options(self) -> dict[str, Any]:
         return super()._memory_options() | {"codec": Bytes(self.kind)}

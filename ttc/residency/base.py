@@ -13,7 +13,7 @@ from weakref import ReferenceType, ref
 import torch
 
 from ttc.attention.entry import Entry, Reads, shared_entries
-from ttc.checks import check_fields, check_positive
+from ttc.checks import Options, PositiveFloat
 from ttc.memory.kv import KV, LayerShape
 from ttc.memory.manager import KVMemory
 from ttc.memory.tiers import Block, Tier
@@ -51,7 +51,7 @@ def machine_bytes() -> int:
 
 
 @dataclass
-class Residency(ABC):
+class Residency(Options, ABC):
     """Decides where new KV goes, which branches decode together, and how what is not on the device
     is read.
 
@@ -60,7 +60,9 @@ class Residency(ABC):
         machine's.
     """
 
-    budget_gib: float | None = None
+    setting_of: ClassVar[str] = "memory."
+
+    budget_gib: PositiveFloat | None = None
 
     regenerates: ClassVar = False
     """Whether it keeps what keys and values are computed from, and so needs the model."""
@@ -71,13 +73,6 @@ class Residency(ABC):
         init=False, repr=False, compare=False, default_factory=list
     )
     """The policies of other models that keep KV in the same tiers."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "memory.")
-        self._check_positive("budget_gib")
-
-    def _check_positive(self, *names: str) -> None:
-        check_positive(self, "memory.", *names)
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = replace(self)

@@ -11,6 +11,7 @@ import torch
 
 from ttc.attention.entry import Reads
 from ttc.attention.stream import FetchUnit, KVReader, View
+from ttc.checks import PositiveInt
 from ttc.memory.kv import KV, LayerShape
 from ttc.residency.base import Paths
 from ttc.residency.offloading import Offloading
@@ -30,16 +31,12 @@ class Headwise(Offloading):
         decodes, if there is room (appendix D).
     """
 
-    head_group: int | None = None
+    head_group: PositiveInt | None = None
     streaming_heads: str | None = None
-    sink_tokens: int = 64
-    window_tokens: int = 256
+    sink_tokens: PositiveInt = 64
+    window_tokens: PositiveInt = 256
 
     _streaming: frozenset[tuple[int, int]] = field(init=False, repr=False, default=frozenset())
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_positive("head_group", "sink_tokens", "window_tokens")
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = super().bind(shapes, dtype, device)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ttc.attention.entry import Reads
 from ttc.attention.stream import FetchUnit, KVReader, View
+from ttc.checks import PositiveFloat, PositiveInt
 from ttc.memory.tiers import Block
 from ttc.residency.base import Paths, Residency, free_device_bytes, machine_bytes, to_bytes
 from ttc.residency.beam_scheduling import balanced_rounds
@@ -26,14 +27,10 @@ class Offloading(Residency):
     prefetch: fetch what comes next while computing.
     """
 
-    host_budget_gib: float | None = None
-    link_gbps: float | None = None
-    block_tokens: int = 512
+    host_budget_gib: PositiveFloat | None = None
+    link_gbps: PositiveFloat | None = None
+    block_tokens: PositiveInt = 512
     prefetch: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_positive("host_budget_gib", "link_gbps", "block_tokens")
 
     def _memory_options(self) -> dict[str, Any]:
         return {"host_budget_bytes": to_bytes(self.host_budget_gib), "link_gbps": self.link_gbps}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ttc.attention.entry import Reads
 from ttc.attention.stream import KVReader
-from ttc.errors import InvalidInput
+from ttc.checks import Share
 from ttc.memory.kv import KV
 from ttc.residency.base import Paths
 from ttc.residency.offloading import Offloading
@@ -23,15 +23,10 @@ class Paged(Offloading):
         leave when their room is needed, so that new KV finds it without waiting.
     """
 
-    watermark: float = 0.8
+    watermark: Share = 0.8
 
     _fresh: set[KV] = field(init=False, repr=False, default_factory=set)
     """Pages that the next pass fills: too early to write them."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.watermark <= 1:
-            raise InvalidInput(f"memory.watermark={self.watermark} must be above 0 and at most 1")
 
     def allocate(self, tokens: int, needed: Iterable[KV] = (), path: Sequence[KV] = ()) -> KV:
         roomy = self.make_room(self.memory.bytes_of(tokens))

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ttc.checks import check_whole
+from ttc.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from ttc.engine import Engine
-from ttc.execution.programs import Limits, check_sandbox, run_program
+from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox, run_program
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
@@ -86,22 +86,16 @@ class GenPRM(RewardModel):
     """
 
     model: Any = "GenPRM/GenPRM-1.5B"
-    max_tokens: int = 2048
-    rounds: int = 3
-    temperature: float = 0.6
-    time_s: float = 5.0
-    memory_mib: int = 1024
+    max_tokens: PositiveInt = 2048
+    rounds: NonNegativeInt = 3
+    temperature: NonNegativeFloat = 0.6
+    time_s: ProgramSeconds = 5.0
+    memory_mib: ProgramMiB = 1024
     headed: ClassVar[bool] = False
     rates_steps: ClassVar[bool] = False
     writes: ClassVar[bool] = True
 
     _reviews: dict[Key, Review] = field(init=False, repr=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("max_tokens", self.max_tokens, 1)
-        check_whole("rounds", self.rounds, 0)
-        _ = self.limits, self.sampling  # refuses wrong ones before any work
 
     @property
     def limits(self) -> Limits:

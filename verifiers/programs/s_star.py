@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from threading import Event
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from ttc.checks import check_whole
+from annotated_types import Ge
+
 from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
 from ttc.execution.values import shown
@@ -62,11 +63,7 @@ class SStar(WrittenTests):
 
     needs: ClassVar[tuple[Need, ...]] = ("score",)
 
-    groups: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("groups", self.groups, 2)
+    groups: Annotated[int, Ge(2)] = 4
 
     def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
         programs = given.programs

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, ClassVar, TypeVar
 
-from ttc.checks import check_whole
+from ttc.checks import NonNegativeFloat, Options, PositiveInt
 from ttc.execution.code_tests import CallTest, as_test, shown_tests
-from ttc.execution.programs import Limits, check_sandbox
+from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
@@ -48,7 +48,7 @@ class ProblemPrograms:
 
 
 @dataclass(eq=False)
-class WrittenTests:
+class WrittenTests(Options):
     """Rates the programs of one problem together, by calls of the function that they define.
 
     The calls are those of the tests that the model writes once for each problem, and of the shown
@@ -59,20 +59,15 @@ class WrittenTests:
     time_s, memory_mib: as for `ExecutionVerifier`.
     """
 
-    tests: int = 8
-    samples: int = 1
-    max_tokens: int = 256
-    temperature: float = 0.8
-    time_s: float = 5.0
-    memory_mib: int = 1024
+    tests: PositiveInt = 8
+    samples: PositiveInt = 1
+    max_tokens: PositiveInt = 256
+    temperature: NonNegativeFloat = 0.8
+    time_s: ProgramSeconds = 5.0
+    memory_mib: ProgramMiB = 1024
     _written: dict[int, list[CallTest]] = field(default_factory=dict, init=False, repr=False)
     answer_kinds: ClassVar[tuple[str, ...]] = ("code",)
     writes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name in ("tests", "samples", "max_tokens"):
-            check_whole(name, getattr(self, name), 1)
-        _ = self.limits, self.sampling  # refuses wrong ones before any work
 
     @property
     def limits(self) -> Limits:
@@ -164,8 +159,8 @@ class Agreement(WrittenTests):
 def side_texts(
     backend: Backend,
     asked: Sequence[tuple[Branch, Any, list[int]]],
-    samples: int,
-    max_tokens: int,
+    samples: PositiveInt,
+    max_tokens: PositiveInt,
     sampling: Sampling,
 ) -> Passes[list[list[str]]]:
     """What the model writes after prompts of a verifier's own, `samples` texts for each; all of it

@@ -248,7 +248,7 @@ class Combination:
     host_budget: float | None = None
     block_tokens: int = 32
     prefetch: bool = True
-    cache: str | None = None
+    cache: Literal["rsbcm", "lru"] | None = None
     capacity: int = 8
     sharing: str = "exact"
     speculation: str | None = None

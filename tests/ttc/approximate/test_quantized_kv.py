@@ -157,7 +157,7 @@ def test_a_budget_holds_and_what_it_cannot_serve_is_refused() -> None:
     assert [len(b.generated) for b in branches] == [24] * 4
     assert engine.memory.device.peak_bytes <= 150 * token
     assert_nothing_left(engine, branches)
-    with pytest.raises(InvalidInput, match=r"memory\.kind='int4' is unknown; use 'int8' or 'fp8'"):
+    with pytest.raises(InvalidInput, match=r"memory\.kind='int4' is unknown; is it int8"):
         QuantizedKV(kind="int4")  # type: ignore[arg-type]
     assert type(engine.residency.for_another_model()).__name__ == "Resident"
 

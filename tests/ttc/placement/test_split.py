@@ -314,7 +314,7 @@ def test_what_cannot_be_split_is_refused(profile: str) -> None:
         InvalidInput, match=r"placement.k=5 leaves no layer on the device; of 6 units at most 4"
     ):
         Split(k=5).place(model, "cpu")
-    with pytest.raises(InvalidInput, match=r"placement.k='most' must be a whole number or 'auto'"):
+    with pytest.raises(InvalidInput, match=r"placement.k='most' is unknown; use one of auto"):
         Split(k="most")
     with pytest.raises(InvalidInput, match=r"k=auto needs a profile of this machine"):
         Split()

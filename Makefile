@@ -5,6 +5,9 @@ READY := $(VENV)/.ready
 
 NEWEST = $(shell sh .ci/newest_python)
 
+# without the modules' bytecode each process of a test would compile them anew, for ten seconds
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-all test-newest lint mass bench setup without guards
 
 SEARCH := rebase

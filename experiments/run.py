@@ -30,8 +30,9 @@ def launch() -> int:
     from experiments.cli.output import say, show
     from experiments.cli.printable import printable
     from experiments.cli.refusals import explained
+    from experiments.cli.settings import RUN_FLAGS
     from experiments.eval.compare.show import compared
-    from experiments.runs.flags import RUN_FLAGS, as_settings
+    from experiments.runs.flags import as_settings
     from experiments.runs.problem_loop import run, stopped
     from experiments.runs.records import run_folder
     from experiments.runs.schema import register

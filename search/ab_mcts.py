@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from search.base import COUNT, Case, Request, Search, SearchSteps
-from search.turns import REVISE, ask, check_words
+from search.base import Case, Request, Search, SearchSteps
+from search.turns import REVISE, ask
+from ttc.checks import PositiveInt, Words
 from ttc.errors import BudgetExceeded, ContextExceeded, VerifierError
 from ttc.protocols import Aggregation, Expand, Handoff, Rate, Release
 from ttc.tree.branch import Branch
@@ -99,18 +100,12 @@ class ABMCTS(Search):
     Use it where: the model can improve its answers; ratings lie in [0, 1].
     """
 
-    limits: ClassVar = {"iterations": COUNT}
-
-    iterations: int = 16
+    iterations: PositiveInt = 16
     max_tokens: int = 256
-    feedback: str = REVISE
+    feedback: Words = REVISE
     aggregation: Aggregation = "last"
 
     compares_ratings = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(feedback=self.feedback)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         top = AnswerNode(root)

@@ -7,10 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
-from search.base import COUNT, Case, Limit, Search, SearchSteps, expand
+from annotated_types import Interval
+
+from search.base import Case, Search, SearchSteps, expand
 from search.selection import C, Winner, answer_of, vote
+from ttc.checks import PositiveInt
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
 from ttc.text.equality import ballots_by
@@ -32,16 +35,10 @@ class AdaptiveConsistency(Search):
     Use it where: as `self_consistency`, and problems differ in difficulty.
     """
 
-    limits: ClassVar = {
-        "block": COUNT,
-        "rule": ("beta", "window"),
-        "confidence": Limit(0.5, 1, above=True),
-    }
-
     n: int = 40
-    block: int = 1
+    block: PositiveInt = 1
     rule: Literal["beta", "window"] = "beta"
-    confidence: float = 0.95
+    confidence: Annotated[float, Interval(gt=0.5, le=1)] = 0.95
     max_tokens: int = 256
 
     needs_verifier = False

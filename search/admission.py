@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from ttc.protocols import Backend, Batch, RunsBatches
-from ttc.tree.branch import MOST_ROWS, Branch
+from ttc.protocols import Backend, Batch
+from ttc.tree.branch import Branch
 from ttc.tree.room import TOGETHER_TOKENS
 from ttc.tree.tree import SNAPSHOT_TOKENS
 
@@ -18,13 +18,6 @@ and on a backend that does not say what it has room for."""
 
 WINDOW = 64
 """Problems after whose end earlier demands are forgotten: a server may run for weeks."""
-
-
-@runtime_checkable
-class Withdraws(Protocol):
-    """A batch whose branches wait for a call that has not been made, and can be taken out of it."""
-
-    def withdraw(self, branches: Sequence[Branch]) -> None: ...
 
 
 class Demand(NamedTuple):
@@ -44,19 +37,13 @@ class Demand(NamedTuple):
 NO_DEMAND = Demand()
 
 
-def most_rows(backend: Backend) -> int:
-    """The most branches that decode at once on a backend, unless something else is asked for: a
-    server that answers more requests than `MOST_ROWS` at once says so."""
-    return max(MOST_ROWS, getattr(backend, "most_rows", 0))
-
-
 @dataclass
 class ProblemAdmission:
     """The batch that searches decode in, and how many more problems may begin.
 
     concurrency: the most problems under way, None for as many as there is room for.
-    max_rows: the most branches that decode at once, None for `most_rows` where `concurrency` is
-        None too, else for no limit.
+    max_rows: the most branches that decode at once, None for the backend's `most_rows` where
+        `concurrency` is None too, else for no limit.
 
     A problem is taken to need the most that any problem of late has needed at once: its prompt, and
         a step for each branch that it keeps and for each branch of the next step. A step counts for
@@ -81,14 +68,12 @@ class ProblemAdmission:
     def of(
         cls, backend: Backend, concurrency: int | None = None, max_rows: int | None = None
     ) -> ProblemAdmission:
-        if not isinstance(backend, RunsBatches):
-            from search.generate_batch import GenerateBatch
-
+        if not backend.joins:
             return cls(
-                GenerateBatch(backend), PROBLEMS if concurrency is None else concurrency, None
+                backend.running_batch(), PROBLEMS if concurrency is None else concurrency, None
             )
         if concurrency is None and max_rows is None:
-            limit = most_rows(backend)
+            limit = backend.most_rows
             return cls(backend.running_batch(limit), None, limit, at_first=PROBLEMS)
         return cls(backend.running_batch(max_rows), concurrency, max_rows)
 
@@ -120,8 +105,7 @@ class ProblemAdmission:
         )
 
     def forget(self, branches: Sequence[Branch]) -> None:
-        if isinstance(self.batch, Withdraws):
-            self.batch.withdraw(branches)
+        self.batch.withdraw(branches)
 
     def note_end(self) -> None:
         self.at_first = inf

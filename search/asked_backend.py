@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, nan
-from typing import Any, ClassVar, Literal
+from math import nan
+from typing import Any, Literal
 
-from ttc.errors import InvalidInput
-from ttc.passes.arguments import check_strings, forked
-from ttc.passes.pass_by_pass import Passes
+from ttc.errors import Unsupported
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, Need, Purpose, Step, Tokens
-from ttc.sampling import SAMPLED, Sampling, random_key
+from ttc.protocols import Backend, Batch, Need, Step, Tokens
+from ttc.sampling import SAMPLED, Sampling
+from ttc.step import check_strings
+from ttc.task import Passes, Task
 from ttc.text.word_tokenizer import WordTokenizer
 from ttc.tree.branch import Branch, StepEnd, check_live
-from ttc.tree.segment import Segment
-from ttc.usage import Usage
 
 Kind = Literal["text", "score"]
 WAY_OUT = "run it on a ttc.Engine or a server by search.solve"
+LACKS: dict[Need, str] = dict.fromkeys(
+    ("logprobs", "top_logprobs", "statistics", "score"), f"it is told texts alone; {WAY_OUT}"
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Desk:
                 self.unread.pop(name, None)
 
 
-class AskedBackend:
+class AskedBackend(Backend):
     """Branches that are texts alone, kept here; what they go on with is asked for.
 
     A token is a word (`WordTokenizer`). `Usage.generated_tokens` counts words too, unless the
@@ -102,86 +103,54 @@ class AskedBackend:
     models: the names of the generators, where there are several.
     """
 
-    lacks: ClassVar[dict[Need, str]] = dict.fromkeys(
-        ("logprobs", "top_logprobs", "statistics", "score"), f"it is told texts alone; {WAY_OUT}"
-    )
-    writes_ahead: ClassVar[bool] = True
+    tokenizer: WordTokenizer
 
     def __init__(self, desk: Desk, models: Sequence[str] = ()) -> None:
         self.desk = desk
         self.tokenizer = WordTokenizer()
-        self.models: dict[str, Backend] = dict.fromkeys(models or ("",), self)
+        self.models = dict.fromkeys(models or ("",), self)
 
-    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
-        return self.roots([tokens], seeds=[seed])[0]
+    @property
+    def lacks(self) -> Mapping[Need, str]:
+        return LACKS
+
+    @property
+    def writes_ahead(self) -> bool:
+        return True
 
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]:
-        seeds = range(len(prompts)) if seeds is None else seeds
-        roots = [
-            Branch(prompt, _trunk(), random_key(seed), Usage(), self.decode)
-            for prompt, seed in zip(prompts, seeds, strict=True)
-        ]
-        for root in roots:
+    ) -> Task[list[Branch]]:
+        task = super().roots(prompts, seeds=seeds)
+        for root in task.branches:
             root.model = next(iter(self.models))
-        return roots
-
-    def variants(
-        self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
-    ) -> list[Branch]:
-        children = forked(root, len(prompts), None) if prompts else []
-        for child, prompt, after in zip(
-            children, prompts, suffixes or [[]] * len(prompts), strict=True
-        ):
-            child.tokens = [*prompt, *after]
-            child.prompt_length = child.given_end = len(child.tokens)
-        return children
-
-    def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
-        return forked(branch, n, keep)
-
-    def extend(
-        self,
-        branches: Sequence[Branch],
-        tokens_per_branch: Sequence[Tokens],
-        *,
-        purpose: Purpose = "prompt",
-    ) -> None:
-        check_live(branches)
-        for branch, tokens in zip(branches, tokens_per_branch, strict=True):
-            branch.give(tokens)
+        return task
 
     def generate(self, *_: Any, **__: Any) -> None:
         """Refused: a text is asked for between two calls, and a batch alone can wait for it."""
-        raise InvalidInput(
+        raise Unsupported(
             "a verifier asks for texts at once, and those of ask_tell come later; give the "
             "verifier a backend of its own, or leave it out and tell the scores"
         )
 
-    def score(self, *_: Any) -> list[list[list[float]]]:
-        """Refused: nobody tells log-probabilities."""
-        raise InvalidInput(f"score: {self.lacks['score']}")
-
-    def release(self, branches: Sequence[Branch]) -> None:
+    def release(self, branches: Iterable[Branch]) -> None:
+        branches = list(branches)
         self.desk.forget(branches)
-        for branch in branches:
-            branch.detach()
+        super().release(branches)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
 
-    def decode(self, tokens: Tokens) -> str:
+    def decode(self, tokens: Tokens, *, special: bool = False) -> str:
         return self.tokenizer.decode(tokens)
 
     def running_batch(self, max_rows: int | None = None) -> AskedBatch:
-        """Branches whose next step is asked for (see `RunsBatches`)."""
         return AskedBatch(self.desk, self.encode)
 
 
-class AskedBatch:
+class AskedBatch(Batch):
     """Branches whose step is asked for; each ends as soon as its text was told (see
-    `ttc.protocols.Batch`)."""
+    `Batch`)."""
 
     def __init__(self, desk: Desk, encode: Callable[[str], list[int]]):
         self.desk, self.encode = desk, encode
@@ -198,7 +167,7 @@ class AskedBatch:
         check_strings("delimiter", step.delimiters)
         check_strings("end", step.end)
         if step.statistics:
-            raise InvalidInput(f"Step.statistics=True: {AskedBackend.lacks['statistics']}")
+            raise Unsupported(f"Step.statistics=True: {LACKS['statistics']}")
         limits = [step.max_tokens] * len(branches) if limits is None else limits
         for branch, limit in zip(branches, limits, strict=True):
             asked = Pending("text", branch, Step(limit, step.delimiters, step.end), sampling)
@@ -217,9 +186,6 @@ class AskedBatch:
     def close(self) -> None:
         self.desk.forget([asked.branch for asked, _ in self.works.values()])
         self.works.clear()
-
-    def fits(self, tokens: int, states: int) -> float:
-        return inf
 
     def __len__(self) -> int:
         return len(self.works)
@@ -285,7 +251,3 @@ def cut(text: str, step: Step) -> tuple[str, StepEnd | None]:
         if (at := text.find(string, start)) >= 0
     ]
     return (text[: min(places)[0]], min(places)[1]) if places else (text, None)
-
-
-def _trunk() -> Segment:
-    return Segment([], None, None)

@@ -5,13 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from search.selection import C, Voting, Winner, answer_of, best_first, whole
-from ttc.checks import NUMBERS, PLAIN, check_flag, check_is, check_kind, check_whole, is_number
+from ttc.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Options,
+    PositiveInt,
+    Share,
+    Text,
+    check_flag,
+    check_is,
+    check_kind,
+    check_option,
+    check_options,
+    check_whole,
+)
 from ttc.errors import InvalidInput
 from ttc.protocols import (
     Aggregation,
@@ -26,7 +38,7 @@ from ttc.protocols import (
     Thinking,
     Vary,
 )
-from ttc.sampling import Sampling
+from ttc.sampling import MinP, Sampling
 from ttc.text.equality import AnswerReader
 from ttc.text.thoughts import Mode, Thoughts
 from ttc.tree.branch import Branch, check_branches
@@ -78,43 +90,18 @@ class Case:
         return 0 if self.thinking is None else self.thinking.tokens or 0
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What a number among a search's settings may be: from `least` to `most`.
-
-    whole: without fractions. above: `least` itself is too little. optional: it may be None.
-    """
-
-    least: float = -inf
-    most: float = inf
-    whole: bool = False
-    above: bool = False
-    optional: bool = False
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise InvalidInput for a value that is no such number."""
-        if value is None and self.optional:
-            return
-        kind = int if self.whole else float
-        check_kind(name, value, is_number(value, NUMBERS[kind]), PLAIN[kind])
-        number = float(value)
-        if self.above and not number > self.least:
-            raise InvalidInput(f"{name}={value} must be more than {self.least:g}")
-        if not self.least <= number <= self.most:
-            bounds = f"from {self.least:g} to {self.most:g}"
-            allowed = f"at least {self.least:g}" if self.most == inf else bounds
-            raise InvalidInput(f"{name}={value} must be {allowed}")
-
-
-COUNT = Limit(1, whole=True)
+COMMON = {
+    **dict.fromkeys(
+        ("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps"), PositiveInt
+    ),
+    "aggregation": Aggregation,
+}
+"""What settings of these names may be in every search."""
 
 
 @dataclass(frozen=True)
-class Search(ABC):
+class Search(Options, ABC):
     """An algorithm. Its fields are its whole configuration; it owns no model and no batching.
-
-    limits: what each setting may be, a `Limit` for a number or the strings to choose from. A search
-    names those of its own settings; those named here hold for all.
 
     Of a model that thinks before it answers:
     thinking: "on" or "off" through the chat template, or how hard to think ("low", "medium",
@@ -126,44 +113,17 @@ class Search(ABC):
         `ttc.scheduler.repeats`). None does so for models that think, true for all, false for none.
     """
 
-    limits: ClassVar[Mapping[str, Limit | tuple[str, ...]]] = {
-        "temperature": Limit(0),
-        "top_k": Limit(0, whole=True),
-        "top_p": Limit(0, 1, above=True),
-        "min_p": Limit(0, 1),
-        "thinking": get_args(Mode),
-        "thinking_tokens": Limit(0, whole=True, optional=True),
-        **dict.fromkeys(
-            ("n", "max_tokens", "beam_size", "beam_width", "step_tokens", "max_steps"), COUNT
-        ),
-        "aggregation": get_args(Aggregation),
-    }
-
-    temperature: float = 0.8
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    thinking: Literal["auto", "on", "off", "low", "medium", "high"] = "auto"
-    thinking_tokens: int | None = 4096
+    temperature: NonNegativeFloat = 0.8
+    top_k: NonNegativeInt = 0
+    top_p: Share = 1.0
+    min_p: MinP = 0.0
+    thinking: Mode = "auto"
+    thinking_tokens: NonNegativeInt | None = 4096
     final: str = "Final Answer:"
     stop_loops: bool | None = None
 
     def __post_init__(self) -> None:
-        limits: dict[str, Limit | tuple[str, ...]] = {}
-        for kind in reversed(type(self).__mro__):
-            limits |= vars(kind).get("limits", {})
-        for name, limit in limits.items():
-            if not hasattr(self, name):
-                continue
-            value = getattr(self, name)
-            if isinstance(limit, Limit):
-                limit.check(name, value)
-            elif value not in limit:
-                allowed = " or ".join(filter(None, (", ".join(limit[:-1]), limit[-1])))
-                raise InvalidInput(f"{name}={value!r} is unknown; use {allowed}")
-        if self.stop_loops is not None:
-            check_flag("stop_loops", self.stop_loops)
-        _ = self.sampling  # refuses bad values before any work
+        check_options(self, common=COMMON)
 
     @property
     def sampling(self) -> Sampling:
@@ -242,17 +202,7 @@ class StepwiseSearch(Search):
         thought is written as a whole, in the step of the answer that follows it.
     """
 
-    thinking_step: int | str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.thinking_step, str) and not self.thinking_step:
-            raise InvalidInput(
-                "thinking_step is empty; give paragraph, sentence, wait, another string, a number "
-                "of tokens, or leave it out"
-            )
-        if self.thinking_step is not None and not isinstance(self.thinking_step, str):
-            Limit(1, whole=True).check("thinking_step", self.thinking_step)
+    thinking_step: PositiveInt | Text | None = None
 
     def thinks(self, thoughts: Thoughts | None) -> Thinking | None:
         thinking = super().thinks(thoughts)
@@ -300,9 +250,8 @@ def check_request(request: Any) -> None:
         texts = [request.text] if isinstance(request.text, str) else request.text
         fits = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
         check_kind("Append.text", request.text, fits, "a text, or one for each branch")
-    elif isinstance(request, Rate) and request.aggregation not in get_args(Aggregation):
-        known = ", ".join(get_args(Aggregation))
-        raise InvalidInput(f"Rate.aggregation={request.aggregation!r} is unknown; use {known}")
+    elif isinstance(request, Rate):
+        check_option("Rate.aggregation", request.aggregation, Aggregation)
 
 
 def _check_expand(request: Expand) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch
+from search.base import Case, SearchSteps, StepwiseSearch
 from search.growing import grow, rate_ahead, steps_to
 from search.selection import ranked
+from ttc.checks import NonNegativeInt, PositiveInt
 from ttc.protocols import Aggregation, Release
 from ttc.tree.branch import Branch
 
@@ -31,21 +31,15 @@ class BeamSearch(StepwiseSearch):
     Use it where: the verifier can rate unfinished answers.
     """
 
-    limits: ClassVar = {
-        "lookahead": Limit(0, whole=True),
-        "verify_every": COUNT,
-        "finish_tokens": Limit(0, whole=True),
-    }
-
     beam_size: int = 4
     beam_width: int = 4
     step_tokens: int = 32
     max_steps: int = 8
     delimiter: str | None = None
     aggregation: Aggregation = "last"
-    lookahead: int = 0
-    verify_every: int = 1
-    finish_tokens: int = 0
+    lookahead: NonNegativeInt = 0
+    verify_every: PositiveInt = 1
+    finish_tokens: NonNegativeInt = 0
 
     compares_ratings = True
 

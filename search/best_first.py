@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from search.base import COUNT, Case, SearchSteps, StepwiseSearch, expand
+from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.selection import C, Winner, complete, ranked
+from ttc.checks import PositiveInt
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Extract, Rate, Release
 from ttc.tree.branch import Branch
@@ -28,13 +28,11 @@ class BestFirst(StepwiseSearch):
     Use it where: a wrong first step must be undone.
     """
 
-    limits: ClassVar = {"finish": COUNT}
-
     beam_size: int = 2
     beam_width: int = 4
     step_tokens: int = 32
     max_steps: int = 12
-    finish: int = 8
+    finish: PositiveInt = 8
     delimiter: str | None = None
     aggregation: Aggregation = "mean"
 

@@ -6,46 +6,50 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
-from ttc.checks import check_fields
+from ttc.checks import NonNegativeInt, Options, PositiveFloat, PositiveInt
 from ttc.errors import InvalidInput
-from ttc.results import Stopped
 from ttc.usage import Usage
+
+if TYPE_CHECKING:
+    from ttc.results import Stopped
 
 LIMITS = ("max_tokens", "max_generated_tokens", "max_calls", "max_tool_calls", "max_wall_s")
 """The fields of a budget that each end a search by themselves."""
 
 
 @dataclass(frozen=True)
-class Budget:
-    """What one problem may cost, None for no limit (`search.solve` says more of each).
+class Budget(Options):
+    """What one problem may cost, null for no limit.
 
-    max_tokens: generated plus verifier tokens. max_generated_tokens, max_calls: generated tokens
-    alone, and expansions.
-    max_tool_calls: calls of tools, after which nothing is expanded.
-    max_wall_s: seconds from the start of the search, after which it ends, in the middle of a step
-        too.
-    reserve: the last of these tokens, and the last call, which are kept for the final answer.
-    final_text: what is put after an unfinished branch to ask for its answer.
+    Where a limit runs out, the search ends with the best so far and `Result.stopped` is its name.
+
+    max_tokens: the most tokens of one problem, generated plus verifier tokens. It is never passed,
+        unless by the last rating of a verifier that does not say beforehand what it costs (see
+        `Priced`).
+    max_generated_tokens: the most generated tokens of one problem. It is never passed.
+    max_calls: the most expansions of one problem.
+    max_tool_calls: the calls of tools after which nothing is expanded; a step under way is not cut
+        for them.
+    max_wall_s: seconds from the start of a problem's search, its prompt included, after which it
+        ends, in the middle of a step too. The only budget with which results depend on the machine,
+        and on what else is solved.
+    reserve: so many of the last tokens, and the last call, are kept to finish the best branch so
+        far, where a budget ended the search before that branch was finished; no time is.
+    final_text: put after it first, to ask for the answer.
     """
 
-    max_tokens: int | None = None
-    max_generated_tokens: int | None = None
-    max_calls: int | None = None
-    max_tool_calls: int | None = None
-    max_wall_s: float | None = None
-    reserve: int = 0
+    max_tokens: PositiveInt | None = None
+    max_generated_tokens: PositiveInt | None = None
+    max_calls: PositiveInt | None = None
+    max_tool_calls: PositiveInt | None = None
+    max_wall_s: PositiveFloat | None = None
+    reserve: NonNegativeInt = 0
     final_text: str = ""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("max_tokens", "max_generated_tokens", "max_calls", "max_tool_calls"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise InvalidInput(f"{name}={value} must be at least 1")
-        if self.max_wall_s is not None and not self.max_wall_s > 0:
-            raise InvalidInput(f"max_wall_s={self.max_wall_s} must be more than 0")
-        if self.reserve < 0:
-            raise InvalidInput(f"reserve={self.reserve} must be 0 or more")
+        super().__post_init__()
         if self.reserve and not any((self.max_tokens, self.max_generated_tokens, self.max_calls)):
             raise InvalidInput(
                 f"reserve={self.reserve} is a part of a budget; give max_tokens or max_calls too"
@@ -127,8 +131,7 @@ class Spending:
 
     @property
     def tokens_left(self) -> int | None:
-        usage = self.usage
-        return self._left(self.budget.max_tokens, usage.generated_tokens + usage.verifier_tokens)
+        return self._left(self.budget.max_tokens, self.usage.budgeted_tokens)
 
     @property
     def generated_left(self) -> int | None:

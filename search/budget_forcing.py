@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from search.base import COUNT, Case, Limit, Request, Search, SearchSteps
-from search.turns import check_words
-from ttc.errors import BudgetExceeded, ContextExceeded, InvalidInput
+from search.base import Case, Request, Search, SearchSteps
+from ttc.checks import NonNegativeInt, PositiveInt, Words
+from ttc.errors import BudgetExceeded, ContextExceeded
 from ttc.protocols import Append, Expand, Release, Step
 from ttc.tree.branch import Branch
 
@@ -32,29 +32,14 @@ class BudgetForcing(Search):
     Use it where: the model was trained to think at length.
     """
 
-    limits: ClassVar = {
-        "waits": Limit(0, whole=True),
-        "thinking_tokens": COUNT,
-        "answer_tokens": COUNT,
-    }
-
-    waits: int = 2
-    thinking_tokens: int = 512
-    answer_tokens: int = 64
-    wait: str = "Wait"
+    waits: NonNegativeInt = 2
+    thinking_tokens: PositiveInt = 512
+    answer_tokens: PositiveInt = 64
+    wait: Words = "Wait"
     end_of_thinking: str | None = None
-    final: str = "Final Answer:"
+    final: Words = "Final Answer:"
 
     needs_verifier = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(wait=self.wait, final=self.final)
-        if not isinstance(self.end_of_thinking, str | None):
-            raise InvalidInput(
-                f'end_of_thinking={self.end_of_thinking!r} must be a text, "" for none, or None '
-                "for the model's own"
-            )
 
     @property
     def draws(self) -> bool:

@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar
 
-from search.base import COUNT, Case, Search, SearchSteps
+from search.base import Case, Search, SearchSteps
 from search.selection import C, Winner
-from ttc.errors import BudgetExceeded, ContextExceeded, InvalidInput
+from ttc.checks import PositiveInt, Text
+from ttc.errors import BudgetExceeded, ContextExceeded
 from ttc.protocols import Append, Expand, Extract, Release, Step
 from ttc.text.boxes import boxed
 from ttc.text.equality import ballots_by
@@ -39,21 +39,14 @@ class CertaintyProbe(Search):
     Use it where: chains think on after they have found the answer.
     """
 
-    limits: ClassVar = {"every": COUNT, "agree": COUNT, "probe_tokens": COUNT}
-
     thinking_tokens: int | None = None
     max_tokens: int = 1024
-    every: int = 64
-    agree: int = 3
-    probe_tokens: int = 20
-    suffix: str = PROBE
+    every: PositiveInt = 64
+    agree: PositiveInt = 3
+    probe_tokens: PositiveInt = 20
+    suffix: Text = PROBE
 
     needs_verifier = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.suffix:
-            raise InvalidInput("suffix is empty; give the words that ask for the answer")
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chain = root

@@ -17,11 +17,8 @@ from ttc.origin import at, origin
 from ttc.protocols import (
     Backend,
     Extract,
-    OffersModels,
     Problem,
-    RunsBatches,
     Thinking,
-    WritesAhead,
 )
 from ttc.sampling import random_key
 from ttc.text.equality import AnswerReader
@@ -38,7 +35,7 @@ class SearchConfig:
     stops: strings of the template's form that finish a branch; texts leave them out.
     closes: whether thoughts are ended as they begin, as thinking is off and the template has no
         switch for it.
-    limited: whether thoughts have limits of their own, which a backend that `WritesAhead` cannot
+    limited: whether thoughts have limits of their own, which a backend that `writes_ahead` cannot
         keep.
     stops_loops: whether tokens that go in circles end a thought or a branch.
     tools: the tools that branches may call, None for none.
@@ -75,7 +72,7 @@ class SearchConfig:
             from ttc.text.thinking_switch import switched
 
             template, closes = switched(template, search.thinking, engine.tokenizer, thoughts)
-        limited = not (isinstance(engine, WritesAhead) and engine.writes_ahead)
+        limited = not engine.writes_ahead
         if closes and not limited:
             raise InvalidInput(
                 "thinking=off, and the chat template has no switch for it; on this server no "
@@ -85,7 +82,7 @@ class SearchConfig:
         if options.tools is not None:
             from ttc.parts import handler
 
-            if isinstance(engine, OffersModels) and len(engine.models) > 1:
+            if len(engine.models) > 1:
                 raise InvalidInput(
                     "tools are called in one model's format; give one engine, or leave tools out"
                 )
@@ -102,7 +99,7 @@ class SearchConfig:
             limited=limited,
             stops_loops=_stops_loops(search.stop_loops, engine, limited, thoughts),
             tools=chat,
-            models=tuple(engine.models) if isinstance(engine, OffersModels) else (),
+            models=tuple(engine.models),
         )
 
     @property
@@ -135,7 +132,7 @@ def _stops_loops(
     setting: bool | None, engine: Backend, limited: bool, thoughts: Thoughts | None
 ) -> bool:
     """By default for models that think, where the backend can do so."""
-    able = limited and isinstance(engine, RunsBatches)
+    able = limited and engine.joins
     if setting and not able:
         raise InvalidInput(
             "stop_loops=true, and this backend writes its texts without looking for loops; leave "

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from search.base import COUNT, Case, Limit, Search, SearchSteps, expand
+from search.base import Case, Search, SearchSteps, expand
 from search.selection import (
     C,
     Candidate,
@@ -23,6 +23,7 @@ from search.selection import (
     samples_of,
     trace_confidence,
 )
+from ttc.checks import PositiveInt, Share
 from ttc.errors import BudgetExceeded, InvalidInput
 from ttc.protocols import Extract, Need, Release
 from ttc.results import comparable
@@ -53,27 +54,16 @@ class DeepConf(Search):
     Use it where: samples are long, and the model knows when it is lost.
     """
 
-    limits: ClassVar = {
-        "mode": ("offline", "online"),
-        "keep": Limit(0, 1, above=True),
-        "measure": get_args(Measure),
-        "window": COUNT,
-        "warmup": COUNT,
-        "block": COUNT,
-        "consensus": Limit(0, 1, above=True, optional=True),
-        "least_votes": COUNT,
-    }
-
     mode: Literal["offline", "online"] = "offline"
     n: int = 32
     max_tokens: int = 256
-    keep: float = 0.9
+    keep: Share = 0.9
     measure: Measure = "lowest"
-    window: int = 2048
-    warmup: int = 16
-    block: int = 4
-    consensus: float | None = 0.95
-    least_votes: int = 4
+    window: PositiveInt = 2048
+    warmup: PositiveInt = 16
+    block: PositiveInt = 4
+    consensus: Share | None = 0.95
+    least_votes: PositiveInt = 4
     step_tokens: int = 16
 
     needs_verifier = False

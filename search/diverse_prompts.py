@@ -3,11 +3,9 @@ own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from search.base import Case, Search, SearchSteps, expand
-from ttc.checks import check_kind
 from ttc.errors import InvalidInput
 from ttc.protocols import Aggregation, Rate, Vary
 from ttc.tree.branch import Branch
@@ -44,10 +42,6 @@ class DiversePrompts(Search):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, texts in (("phrasings", self.phrasings), ("hints", self.hints)):
-            is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
-            fits = is_list and all(isinstance(text, str) for text in texts)
-            check_kind(name, texts, fits, "a list of texts")
         for phrasing in self.phrasings:
             if "{question}" not in phrasing:
                 raise InvalidInput(

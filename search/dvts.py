@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import ClassVar
 
-from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch
+from search.base import Case, SearchSteps, StepwiseSearch
 from search.growing import grow, rate_ahead, steps_to
 from search.selection import ranked
+from ttc.checks import NonNegativeInt, PositiveInt
 from ttc.protocols import Aggregation, Release
 from ttc.tree.branch import Branch
 
@@ -27,22 +27,15 @@ class DVTS(StepwiseSearch):
     Use it where: beams of one tree become too much alike.
     """
 
-    limits: ClassVar = {
-        "subtrees": COUNT,
-        "lookahead": Limit(0, whole=True),
-        "verify_every": COUNT,
-        "finish_tokens": Limit(0, whole=True),
-    }
-
-    subtrees: int = 4
+    subtrees: PositiveInt = 4
     beam_width: int = 4
     step_tokens: int = 256
     max_steps: int = 40
     delimiter: str | None = "\n\n"
     aggregation: Aggregation = "last"
-    lookahead: int = 0
-    verify_every: int = 1
-    finish_tokens: int = 0
+    lookahead: NonNegativeInt = 0
+    verify_every: PositiveInt = 1
+    finish_tokens: NonNegativeInt = 0
 
     compares_ratings = True
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from search.base import COUNT, Case, Limit, Request, SearchSteps, StepwiseSearch, expand
+from search.base import Case, Request, SearchSteps, StepwiseSearch, expand
 from search.growing import drop_repeated
 from search.selection import C, Voting, Winner, best_first, by_path, complete, vote
 from ttc.approximate.branch_confidence import mean_of_own
+from ttc.checks import NonNegativeFloat, PositiveInt
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Expand, Extract, Need, Rate, Release
 from ttc.results import comparable
@@ -75,21 +76,14 @@ class MCTS(StepwiseSearch):
     Use it where: whole answers are rated better than steps.
     """
 
-    limits: ClassVar = {
-        **dict.fromkeys(("iterations", "max_depth", "rollout_tokens"), COUNT),
-        "exploration": Limit(0),
-        "rule": ("uct", "puct"),
-        "answer": ("best_value", "most_visited", "weighted_majority"),
-    }
-
-    iterations: int = 16
+    iterations: PositiveInt = 16
     beam_width: int = 4
     step_tokens: int = 32
-    max_depth: int = 8
+    max_depth: PositiveInt = 8
     rule: Literal["uct", "puct"] = "uct"
-    exploration: float = math.sqrt(2)
+    exploration: NonNegativeFloat = 2**0.5
     rollout: bool = True
-    rollout_tokens: int = 256
+    rollout_tokens: PositiveInt = 256
     answer: Literal["best_value", "most_visited", "weighted_majority"] = "best_value"
     delimiter: str | None = None
     aggregation: Aggregation = "last"

@@ -8,8 +8,9 @@ from math import exp, isfinite
 from statistics import fmean
 from typing import ClassVar
 
-from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch, expand
+from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.selection import ranked
+from ttc.checks import PositiveFloat, PositiveInt, Probability
 from ttc.protocols import Aggregation, Expand, Need, Rate, Release
 from ttc.tree.branch import Branch
 
@@ -30,19 +31,13 @@ class MUR(StepwiseSearch):
     Use it where: most steps are easy, and the verifier can rate unfinished answers.
     """
 
-    limits: ClassVar = {
-        "scaling_rate": Limit(0, above=True),
-        "momentum_rate": Limit(0, 1),
-        "finish_tokens": COUNT,
-    }
-
     beam_width: int = 4
-    scaling_rate: float = 0.8
-    momentum_rate: float = 0.9
+    scaling_rate: PositiveFloat = 0.8
+    momentum_rate: Probability = 0.9
     step_tokens: int = 256
     max_steps: int = 20
     delimiter: str | None = "\n\n"
-    finish_tokens: int = 256
+    finish_tokens: PositiveInt = 256
     aggregation: Aggregation = "last"
 
     needs: ClassVar[tuple[Need, ...]] = ("logprobs",)

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 from search.base import Search
 from search.budget import UNLIMITED, Budget
-from ttc.checks import check_is, check_kind, check_whole
+from ttc.checks import Options, check_is, check_kind, check_known, check_whole
 from ttc.errors import InvalidInput
-from ttc.protocols import Extract, Problem, Verifier, check_needs, score_range
+from ttc.protocols import Backend, Extract, Problem, Verifier, check_needs, score_range
 from ttc.results import Progress, Result
 from ttc.text.answers import extract_answer
 from ttc.text.prompt import PromptTemplate
@@ -36,7 +36,7 @@ class SolveKeywords(TypedDict, total=False):
     answer_kind: str
     extract: Extract | None
     thinking_marks: Setting
-    end: Sequence[str]
+    end: Iterable[str]
     budget: Budget
     max_tokens: int | None
     max_generated_tokens: int | None
@@ -59,7 +59,7 @@ class CallKeywords(SolveKeywords, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolveOptions:
+class SolveOptions(Options):
     """How problems are solved, beside the search and the backend: what one problem's result depends
     on.
 
@@ -72,14 +72,13 @@ class SolveOptions:
     answer_kind: str = "number"
     extract: Extract | None = None
     thinking_marks: Setting = None
-    end: Sequence[str] = ()
+    end: Iterable[str] = ()
     budget: Budget = UNLIMITED
     cancel: Cancel | None = None
     tools: Any = None
 
     def __post_init__(self) -> None:
-        check_whole("seed", self.seed)
-        check_is("answer_kind", self.answer_kind, str, "its name, as 'number'")
+        super().__post_init__()
         extract_answer("", self.answer_kind)  # refuses an unknown kind
         template, extract = self.template, self.extract
         check_is("template", template, PromptTemplate | None, "a PromptTemplate(instruction=...)")
@@ -104,8 +103,8 @@ class SolveOptions:
         """
         given: dict[str, Any] = dict(keywords)
         limits = {name: given.pop(name) for name in BUDGET_NAMES if name in given}
-        if unknown := [name for name in given if name not in OPTION_NAMES]:
-            raise InvalidInput(f"{unknown[0]} is no option; use one of {', '.join(OPTION_NAMES)}")
+        for name in given:
+            check_known(name, OPTION_NAMES, f"{name} is no option")
         if limits and "budget" in given:
             raise InvalidInput(
                 f"budget= holds {', '.join(limits)} already; give the limits in one of both ways"
@@ -132,18 +131,14 @@ def check_keywords(call: Callable[..., Any], given: Iterable[str]) -> None:
         p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty
     ]
     for name in given:
-        if name not in OPTION_NAMES:
-            raise InvalidInput(
-                f"{call.__name__} has no option {name}; use one of "
-                f"{', '.join((*OPTION_NAMES, *of_the_call))}"
-            )
+        known = (*OPTION_NAMES, *of_the_call)
+        check_known(name, known, f"{name} is no option of {call.__name__}")
 
 
 def check_parts(search: Any, engine: Any, verifier: Any) -> None:
     """Refuse a search, engine or verifier that is none. Warns of a verifier with nothing to do."""
     check_is("search", search, Search, "a search, as BestOfN(n=8)")
-    fits = all(hasattr(engine, name) for name in ("roots", "fork", "generate", "release"))
-    check_kind("engine", engine, fits, "a backend, as ttc.Engine(model, tokenizer)")
+    check_is("engine", engine, Backend, "a backend, as ttc.Engine(model, tokenizer)")
     if verifier is not None:
         fits = callable(getattr(verifier, "rate", None))
         check_kind("verifier", verifier, fits, "a verifier, as SelfVerifier()")

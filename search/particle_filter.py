@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from search.base import Case, Limit, Request, SearchSteps, StepwiseSearch, expand
+from search.base import Case, Request, SearchSteps, StepwiseSearch, expand
+from ttc.checks import PositiveFloat, Probability
 from ttc.errors import InvalidInput, UnusableScores
 from ttc.protocols import Aggregation, Rate, Release
 from ttc.results import comparable
@@ -46,20 +47,14 @@ class ParticleFilter(StepwiseSearch):
     Use it where: ratings are probabilities, and may be wrong.
     """
 
-    limits: ClassVar = {
-        "weight_temperature": Limit(0, above=True),
-        "ess_threshold": Limit(0, 1),
-        "resampling": get_args(Resampling),
-    }
-
     n: int = 16
     step_tokens: int = 256
     max_steps: int = 40
     delimiter: str | None = "\n\n"
     aggregation: Aggregation = "last"
-    weight_temperature: float = 1.0
+    weight_temperature: PositiveFloat = 1.0
     resampling: Resampling = "multinomial"
-    ess_threshold: float = 1.0
+    ess_threshold: Probability = 1.0
 
     compares_ratings = True
 

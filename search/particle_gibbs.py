@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
-from search.base import COUNT, Case, Limit, SearchSteps
+from annotated_types import Ge
+
+from search.base import Case, SearchSteps
 from search.particle_filter import ParticleFilter
+from ttc.checks import PositiveInt
 from ttc.protocols import Release
 from ttc.tree.branch import Branch
 
@@ -27,10 +30,8 @@ class ParticleGibbs(ParticleFilter):
     Use it where: a filter settles too early.
     """
 
-    limits: ClassVar = {"n": Limit(2, whole=True), "sweeps": COUNT}
-
-    n: int = 8
-    sweeps: int = 2
+    n: Annotated[int, Ge(2)] = 8
+    sweeps: PositiveInt = 2
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         candidates: dict[Branch, None] = {}

@@ -12,9 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from search.base import COUNT, Case, SearchSteps, StepwiseSearch, expand
+from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.growing import by_parent
 from search.mur import signal
+from ttc.checks import PositiveInt
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Expand, Need, Release
 from ttc.tree.branch import Branch
@@ -83,20 +84,14 @@ class PhiDecoding(StepwiseSearch):
     Use it where: there is no verifier, and later steps show which earlier ones were right.
     """
 
-    limits: ClassVar = {
-        "clusters": COUNT,
-        "finish_tokens": COUNT,
-        "least_steps": COUNT,
-    }
-
     beam_size: int = 4
     beam_width: int = 4
-    clusters: int = 3
-    least_steps: int = 4
+    clusters: PositiveInt = 3
+    least_steps: PositiveInt = 4
     step_tokens: int = 256
     max_steps: int = 8
     delimiter: str | None = "\n\n"
-    finish_tokens: int = 256
+    finish_tokens: PositiveInt = 256
 
     needs_verifier = False
     needs: ClassVar[tuple[Need, ...]] = ("logprobs",)

@@ -10,20 +10,19 @@ from numbers import Integral
 
 from ttc.errors import UnusableScores, VerifierError
 from ttc.origin import error_text
-from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.ratings import passes_of_rating
 from ttc.protocols import (
     Aggregation,
     Backend,
     Forgets,
-    OffersModels,
     Priced,
-    PricesChildren,
     Problem,
     Verifier,
     check_needs,
+    children_price,
 )
 from ttc.sampling import Sampling
+from ttc.task import Passes, all_of
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch, by_model
 from ttc.wording import number_of
@@ -87,7 +86,7 @@ class Rater:
     ) -> Passes[Sequence[Sequence[float]]]:
         """What the verifier says. One that asks a model about its own branches is asked by
         model."""
-        if "score" not in getattr(verifier, "needs", ()) or not isinstance(backend, OffersModels):
+        if "score" not in getattr(verifier, "needs", ()) or not backend.models:
             said: Sequence[Sequence[float]] = yield from passes_of_rating(
                 verifier, branches, questions, backend
             )
@@ -119,13 +118,10 @@ class Rater:
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
     ) -> int:
-        verifier = self.verifier
-        if not isinstance(verifier, PricesChildren):
+        asked = parent, question, backend, tokens, count
+        if not hasattr(self.verifier, "children_price"):
             return count * self.price([parent], question, backend)
-        return self._checked_price(
-            "children_price",
-            lambda: verifier.children_price(parent, question, backend, tokens, count),
-        )
+        return self._checked_price("children_price", lambda: children_price(self.verifier, *asked))
 
     def _checked_price(self, method: str, price: Callable[[], int]) -> int:
         try:

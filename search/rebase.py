@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar, Literal, get_args
+from typing import Literal
 
-from search.base import Case, Limit, SearchSteps, StepwiseSearch, expand
+from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.selection import C, Voting, Winner, complete, vote
+from ttc.checks import PositiveFloat
 from ttc.protocols import Aggregation, Extract, Rate, Release
 from ttc.results import comparable
 from ttc.tree.branch import Branch
@@ -33,15 +34,13 @@ class REBASE(StepwiseSearch):
     Use it where: ratings are fine-grained, and answers can be compared.
     """
 
-    limits: ClassVar = {"balance_temperature": Limit(0, above=True), "answer": get_args(Answer)}
-
     temperature: float = 1.0
     n: int = 16
     step_tokens: int = 256
     max_steps: int = 25
     delimiter: str | None = None
     aggregation: Aggregation = "last"
-    balance_temperature: float = 0.2
+    balance_temperature: PositiveFloat = 0.2
     answer: Answer = "weighted_majority"
 
     compares_ratings = True

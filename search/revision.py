@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from search.base import COUNT, Case, Request, Search, SearchSteps, expand
+from search.base import Case, Request, Search, SearchSteps, expand
 from search.selection import C, Winner, ranked, vote
-from search.turns import REVISE, ask, check_words
+from search.turns import REVISE, ask
+from ttc.checks import PositiveInt, Words
 from ttc.errors import BudgetExceeded, ContextExceeded
 from ttc.protocols import Aggregation, Append, Extract, Rate, Release
 from ttc.tree.branch import Branch
@@ -30,21 +31,15 @@ class Revision(Search):
     Use it where: first answers are nearly right.
     """
 
-    limits: ClassVar = {"attempts": COUNT, "memory": COUNT}
-
     n: int = 2
-    attempts: int = 4
-    memory: int = 4
+    attempts: PositiveInt = 4
+    memory: PositiveInt = 4
     max_tokens: int = 256
-    feedback: str = REVISE
+    feedback: Words = REVISE
     aggregation: Aggregation = "last"
 
     compares_ratings = True
     voting = "weighted"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(feedback=self.feedback)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         chains: list[list[Branch]] = []

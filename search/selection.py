@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 
+from ttc.checks import check_known
 from ttc.errors import InvalidInput
 from ttc.protocols import Extract
 from ttc.results import comparable
@@ -326,8 +327,7 @@ def trace_confidence(
     where a group is the mean over `window` tokens in a row; "bottom", the mean of the lowest tenth
     of the groups. A text shorter than `window` is one group. 0 for no tokens.
     """
-    if measure not in get_args(Measure):
-        raise InvalidInput(f"measure={measure!r} is unknown; use mean, tail, lowest or bottom")
+    check_known(measure, get_args(Measure), f"measure={measure!r} is unknown")
     if window < 1:
         raise InvalidInput(f"window={window} must be at least 1 token")
     values = np.asarray(confidences, dtype=float)

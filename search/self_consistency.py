@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, get_args
 
-from search.base import Case, Limit, Search, SearchSteps, expand
+from search.base import Case, Search, SearchSteps, expand
 from search.selection import C, Voting, Winner, vote
 from search.tool_votes import ToolVote, vote_on_calls
 from ttc.protocols import Aggregation, Extract, Need, Rate
@@ -25,8 +24,6 @@ class SelfConsistency(Search):
     Tokens: n L.
     Use it where: answers can be compared, and there is no verifier.
     """
-
-    limits: ClassVar[Mapping[str, Limit | tuple[str, ...]]] = {"tool_vote": get_args(ToolVote)}
 
     n: int = 16
     max_tokens: int = 256

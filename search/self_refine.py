@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from search.base import COUNT, Case, Search, SearchSteps
-from search.turns import ask, check_words
+from search.base import Case, Search, SearchSteps
+from search.turns import ask
+from ttc.checks import PositiveInt, Words
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Expand, Release
 from ttc.tree.branch import Branch
@@ -34,20 +34,14 @@ class SelfRefine(Search):
     Use it where: there is no verifier, and the model judges well.
     """
 
-    limits: ClassVar = {"attempts": COUNT, "feedback_tokens": COUNT}
-
-    attempts: int = 4
+    attempts: PositiveInt = 4
     max_tokens: int = 256
-    feedback_tokens: int = 128
-    feedback: str = CRITICISE
-    rewrite: str = REWRITE
-    done: str = "it is correct"
+    feedback_tokens: PositiveInt = 128
+    feedback: Words = CRITICISE
+    rewrite: Words = REWRITE
+    done: Words = "it is correct"
 
     needs_verifier = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_words(feedback=self.feedback, rewrite=self.rewrite, done=self.done)
 
     def run(self, root: Branch, case: Case) -> SearchSteps:
         answers: list[Branch] = []

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from search.admission import Withdraws
-from search.generate_batch import GenerateBatch
-from ttc.checks import check_kind
+from ttc.checks import check_is, check_kind
 from ttc.errors import InvalidInput
 from ttc.protocols import (
     Backend,
     Batch,
-    Limited,
     Need,
-    OffersModels,
     Purpose,
-    RunsBatches,
     Step,
     Tokens,
 )
 from ttc.sampling import SAMPLED, Sampling
+from ttc.task import Passes, Task
 from ttc.tree.branch import Branch, by_model
 
+T = TypeVar("T")
+R = TypeVar("R")
 
-class SeveralModels:
+
+class SeveralModels(Backend):
     """Backends by the names of their models. Roots are the first one's; `Handoff` gives a branch to
     another. Each call goes to the backends that own the branches.
 
@@ -34,8 +33,7 @@ class SeveralModels:
     def __init__(self, models: Mapping[str, Backend]):
         for name, backend in models.items():
             check_kind("a model's name", name, isinstance(name, str) and bool(name), "its name")
-            fits = all(hasattr(backend, method) for method in ("roots", "fork", "generate"))
-            check_kind(f"engine[{name!r}]", backend, fits, "a backend, as ttc.Engine(...)")
+            check_is(f"engine[{name!r}]", backend, Backend, "a backend, as ttc.Engine(...)")
         if not models:
             raise InvalidInput("engine={} names no model; give one backend, or several by name")
         if len({id(backend) for backend in models.values()}) < len(models):
@@ -50,37 +48,33 @@ class SeveralModels:
     def lacks(self) -> Mapping[Need, str]:
         lacks: dict[Need, str] = {}
         for name, backend in self.models.items():
-            if isinstance(backend, Limited):
-                lacks |= {need: f"{name}: {why}" for need, why in backend.lacks.items()}
+            lacks |= {need: f"{name}: {why}" for need, why in backend.lacks.items()}
         return lacks
 
     @property
     def writes_ahead(self) -> bool:
-        return any(getattr(backend, "writes_ahead", False) for backend in self.models.values())
-
-    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
-        return self.roots([tokens], seeds=[seed])[0]
+        return any(backend.writes_ahead for backend in self.models.values())
 
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]:
+    ) -> Task[list[Branch]]:
         """Prompts of the first model."""
-        roots = self.first.roots(prompts, seeds=seeds)
-        for root in roots:
-            root.model = next(iter(self.models))
-        return roots
+        return self._of_first(self.first.roots(prompts, seeds=seeds))
+
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[Tokens]
+    ) -> Task[list[Branch]]:
+        return self._of_first(self.first.side_branches(branches, prompts))
+
+    def _of_first(self, task: Task[list[Branch]]) -> Task[list[Branch]]:
+        for branch in task.branches:
+            branch.model = next(iter(self.models))
+        return task
 
     def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
-    ) -> list[Branch]:
+    ) -> Task[list[Branch]]:
         return self.models[root.model].variants(root, prompts, suffixes)
-
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]:
-        first: Any = self.first
-        new: list[Branch] = first.side_branches(branches, prompts)
-        for branch in new:
-            branch.model = next(iter(self.models))
-        return new
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
         return self.models[branch.model].fork(branch, n, keep)
@@ -91,10 +85,42 @@ class SeveralModels:
         tokens_per_branch: Sequence[Tokens],
         *,
         purpose: Purpose = "prompt",
-    ) -> None:
-        for backend, places in self._owners(branches):
+    ) -> Task[None]:
+        def extended(backend: Backend, places: list[int]) -> Task[None]:
             given = [tokens_per_branch[place] for place in places]
-            backend.extend([branches[place] for place in places], given, purpose=purpose)
+            return backend.extend([branches[place] for place in places], given, purpose=purpose)
+
+        return self._each(branches, extended, lambda _: None)
+
+    def _each(
+        self,
+        branches: Sequence[Branch],
+        call: Callable[[Backend, list[int]], Task[T]],
+        join: Callable[[list[tuple[list[int], T]]], R],
+    ) -> Task[R]:
+        """One task of a call of each backend on its own branches. join: its result, of theirs and
+        the places of their branches."""
+        owners = self._owners(branches)
+        tasks: list[Task[T]] = []
+        try:
+            for backend, places in owners:
+                tasks.append(call(backend, places))
+        except BaseException:
+            for task in tasks:
+                task.close()
+            raise
+
+        def passes() -> Passes[R]:
+            results = []
+            try:
+                for (_, places), task in zip(owners, tasks, strict=True):
+                    results.append((places, (yield from task.passes())))
+            finally:
+                for task in tasks:
+                    task.close()
+            return join(results)
+
+        return Task(branches, passes())
 
     def generate(
         self,
@@ -113,39 +139,52 @@ class SeveralModels:
             backend.generate(part, limits, stop=stop, end=end, sampling=sampling)
 
     def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Tokens]]
-    ) -> list[list[list[float]]]:
-        scores: dict[int, list[list[float]]] = {}
-        for backend, places in self._owners(branches):
-            part = [branches[place] for place in places]
-            given = backend.score(part, [continuations[place] for place in places])
-            scores |= dict(zip(places, given, strict=True))
-        return [scores[place] for place in range(len(branches))]
+        self,
+        branches: Sequence[Branch],
+        continuations: Sequence[Sequence[Tokens]],
+        *,
+        given: Sequence[Tokens] | None = None,
+        exit: Any = None,
+        report: Any = None,
+    ) -> Task[list[list[list[float]]]]:
+        def scored(backend: Backend, places: list[int]) -> Task[list[list[list[float]]]]:
+            part, asked = [branches[i] for i in places], [continuations[i] for i in places]
+            before = None if given is None else [given[i] for i in places]
+            return backend.score(part, asked, given=before, exit=exit, report=report)
 
-    def release(self, branches: Sequence[Branch]) -> None:
+        def in_order(
+            found: list[tuple[list[int], list[list[list[float]]]]],
+        ) -> list[list[list[float]]]:
+            scores = {
+                place: row
+                for places, rows in found
+                for place, row in zip(places, rows, strict=True)
+            }
+            return [scores[place] for place in range(len(branches))]
+
+        return self._each(branches, scored, in_order)
+
+    def release(self, branches: Iterable[Branch]) -> None:
+        branches = list(branches)
         for backend, places in self._owners(branches):
             backend.release([branches[place] for place in places])
 
     def encode(self, text: str) -> list[int]:
         return self.first.encode(text)
 
-    def decode(self, tokens: Tokens) -> str:
-        return self.first.decode(tokens)
+    def decode(self, tokens: Tokens, *, special: bool = False) -> str:
+        return self.first.decode(tokens, special=special)
 
     def running_batch(self, max_rows: int | None = None) -> SideBySide:
-        batches: dict[str, Batch] = {}
-        for name, backend in self.models.items():
-            if isinstance(backend, RunsBatches):
-                batches[name] = backend.running_batch(max_rows)
-            else:
-                batches[name] = GenerateBatch(backend)
-        return SideBySide(batches)
+        return SideBySide(
+            {name: backend.running_batch(max_rows) for name, backend in self.models.items()}
+        )
 
     def _owners(self, branches: Sequence[Branch]) -> list[tuple[Backend, list[int]]]:
         return [(self.models[name], places) for name, places in by_model(branches).items()]
 
 
-class SideBySide:
+class SideBySide(Batch):
     """Batches of several models, by name, that go on in turn (see `ttc.protocols.Batch`)."""
 
     def __init__(self, batches: Mapping[str, Batch]):
@@ -167,7 +206,7 @@ class SideBySide:
     def step(self) -> list[Branch]:
         """A token of each local model. Servers are waited for where nothing decodes here."""
         busy = [batch for batch in self.batches.values() if len(batch)]
-        ready = [batch for batch in busy if getattr(batch, "has_answers", True)]
+        ready = [batch for batch in busy if batch.has_answers]
         return [branch for batch in ready or busy for branch in batch.step()]
 
     def close(self) -> None:
@@ -179,13 +218,7 @@ class SideBySide:
 
     def withdraw(self, branches: Sequence[Branch]) -> None:
         for batch in self.batches.values():
-            if isinstance(batch, Withdraws):
-                batch.withdraw(branches)
+            batch.withdraw(branches)
 
     def __len__(self) -> int:
         return sum(map(len, self.batches.values()))
-
-
-def backend_of(backend: Backend, branch: Branch) -> Backend:
-    """The backend whose tokenizer a branch's tokens are of."""
-    return backend.models[branch.model] if isinstance(backend, OffersModels) else backend

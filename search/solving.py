@@ -21,7 +21,7 @@ from search.options import (
     check_concurrency,
     check_keywords,
 )
-from search.prefills import Events
+from search.under_way import Events
 from ttc.checks import check_flag, check_kind
 from ttc.protocols import Backend, Problem, misfit
 from ttc.results import Progress, Result
@@ -74,21 +74,9 @@ def solve(
         False for none.
     end: strings that finish a branch. A prompt without a chat template ends at the next "Question:"
         by itself (see `PromptTemplate.ends`), which texts leave out.
-    max_tokens: the most tokens of one problem, generated plus verifier tokens. It is never passed,
-        unless by the last rating of a verifier that does not say beforehand what it costs (see
-        `Priced`).
-    max_generated_tokens: the most generated tokens of one problem. It is never passed.
-    max_calls: the most expansions of one problem. max_tool_calls: the calls of tools after which
-        nothing is expanded; a step under way is not cut for them.
-    max_wall_s: seconds from the start of a problem's search, its prompt included, after which it
-        ends, in the middle of a step too. The only budget with which results depend on the machine,
-        and on what else is solved.
-    Where one of these runs out, the search ends with the best so far and `Result.stopped` is the
-    limit's name.
-    reserve: so many of the last tokens, and the last call, are kept to finish the best branch so
-        far, where a budget ended the search before that branch was finished; no time is.
-        final_text: put after it first, to ask for the answer.
-    budget: a whole `search.budget.Budget`, in the place of these seven.
+    max_tokens, max_generated_tokens, max_calls, max_tool_calls, max_wall_s, reserve, final_text:
+        what one problem may cost, see `search.budget.Budget`.
+    budget: a whole one, in the place of these seven.
     cancel: a `threading.Event`, or anything with `is_set`. Once it is set, all problems of the call
         end as they do when their time is up, and `Result.stopped` is "cancelled".
     Time and `cancel` are looked at between any two passes of the model. A branch that was being

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from search.base import COUNT, Case, Limit, SearchSteps, StepwiseSearch, expand
+from search.base import Case, SearchSteps, StepwiseSearch, expand
 from search.selection import complete, ranked
+from ttc.checks import PositiveInt
 from ttc.errors import BudgetExceeded
 from ttc.protocols import Aggregation, Rate, Release
 from ttc.tree.branch import Branch
@@ -29,12 +29,10 @@ class TreeOfThoughts(StepwiseSearch):
     Use it where: the verifier's scale is known, and memory is short.
     """
 
-    limits: ClassVar = {"max_depth": COUNT, "max_states": COUNT, "threshold": Limit()}
-
     beam_width: int = 4
     step_tokens: int = 32
-    max_depth: int = 8
-    max_states: int = 16
+    max_depth: PositiveInt = 8
+    max_states: PositiveInt = 16
     threshold: float = 0.5
     delimiter: str | None = None
     aggregation: Aggregation = "last"

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from search.base import Request
-from ttc.errors import ContextExceeded, InvalidInput
+from ttc.errors import ContextExceeded
 from ttc.protocols import Append
 from ttc.tree.branch import Branch
 
@@ -28,9 +28,3 @@ def ask(branches: Sequence[Branch], words: str) -> Generator[Request, Any, list[
     for branch in branches:  # find out which
         asked += yield from ask([branch], words)
     return asked
-
-
-def check_words(**given: Any) -> None:
-    for name, words in given.items():
-        if not isinstance(words, str) or not words.strip():
-            raise InvalidInput(f"{name}={words!r} must be a text that is not empty")

@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from tests.helpers import tiers
 
+    tiers.leave_few(items)
     quick = {item.path for item in items if item.get_closest_marker("slow") is None}
     tiers.ALL_SLOW = {item.path for item in items} - quick
 

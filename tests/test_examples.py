@@ -38,6 +38,7 @@ def test_every_example_is_run_here_and_fits_a_screen_or_two() -> None:
         assert len((EXAMPLES / name).read_text().splitlines()) <= 100
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", FILES)
 def test_an_example_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

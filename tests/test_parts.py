@@ -67,6 +67,7 @@ LISTS = [Path(package, "__init__.py") for package in PACKAGES]
 """The files that list the public names, for type checkers alone."""
 
 
+@pytest.mark.few
 @PARTS
 def test_nothing_imports_a_part_but_what_is_deleted_with_it(part: str) -> None:
     own = [Path(path) for path in parts.paths({part})]

@@ -1,6 +1,7 @@
 """`make test` has a part of everything, and CI runs the rest too."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,39 @@ def test_some_cases_are_quick_and_the_others_slow() -> None:
     assert (pair.values, marks(pair)) == ((1, [2]), ["slow"])
     with pytest.raises(AssertionError, match="no such cases"):
         some_quick(["a"], ["b"])
+
+
+class Case:
+    """A collected case, as far as the tiers look at it."""
+
+    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
+        self.nodeid, self.marks = nodeid, {mark.name: mark.mark for mark in marks}
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.marks.get(name)
+
+    def add_marker(self, name: str) -> None:
+        self.marks[name] = getattr(pytest.mark, name).mark
+
+
+@pytest.mark.parametrize(
+    ("marks", "cases", "quick"),
+    [
+        ([pytest.mark.few], 5, [0, 4]),
+        ([pytest.mark.few(3)], 6, [0, 2, 5]),
+        ([pytest.mark.few(3)], 2, [0, 1]),
+        ([pytest.mark.few], 1, [0]),
+        ([pytest.mark.few(1)], 4, [0]),
+        ([], 3, [0, 1, 2]),
+    ],
+)
+def test_few_of_the_cases_are_quick(marks: list[Any], cases: int, quick: list[int]) -> None:
+    alike: list[Any] = [Case(f"a.py::test[{n}]", *marks) for n in range(cases)]
+    slow_one: Any = Case("a.py::test[-]", pytest.mark.slow, *marks)
+    others: list[Any] = [Case("a.py::other[0]", *marks)]
+    tiers.leave_few([slow_one, *alike, *others])
+    assert [n for n, case in enumerate(alike) if "slow" not in case.marks] == quick
+    assert "slow" not in others[0].marks
 
 
 def test_the_fast_tier_has_a_quarter_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:

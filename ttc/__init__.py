@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ttc.approximate.decode_gate import DecodeGate as DecodeGate
     from ttc.approximate.early_exit import EarlyExit as EarlyExit, ExitReport as ExitReport
     from ttc.approximate.quantized_kv import QuantizedKV as QuantizedKV
+    from ttc.backend import Backend as Backend
     from ttc.engine import Engine as Engine
     from ttc.errors import (
         BudgetExceeded as BudgetExceeded,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         OutOfMemory as OutOfMemory,
         RemoteError as RemoteError,
         TTCError as TTCError,
+        Unsupported as Unsupported,
         UnsupportedModel as UnsupportedModel,
         VerifierError as VerifierError,
     )
@@ -26,16 +28,11 @@ if TYPE_CHECKING:
     from ttc.placement.streamed import Streamed as Streamed
     from ttc.protocols import (
         Append as Append,
-        Backend as Backend,
         Expand as Expand,
         Forgets as Forgets,
-        Limited as Limited,
         Priced as Priced,
         Rate as Rate,
         Release as Release,
-        ScoresWithin as ScoresWithin,
-        SideBranches as SideBranches,
-        Step as Step,
         Vary as Vary,
         Verifier as Verifier,
     )
@@ -57,6 +54,8 @@ if TYPE_CHECKING:
     from ttc.sampling import Sampling as Sampling
     from ttc.speculation.draft_model import DraftModel as DraftModel
     from ttc.speculation.prompt_lookup import PromptLookup as PromptLookup
+    from ttc.step import Step as Step
+    from ttc.task import Task as Task
     from ttc.text.thinking_marks import ThinkingMarks as ThinkingMarks
     from ttc.tools.base import Tool as Tool, ToolError as ToolError, Tools as Tools
     from ttc.tools.calculator import CalculatorTools as CalculatorTools

@@ -1,15 +1,33 @@
-"""Refusing arguments of a wrong type by their names."""
+"""What options may be, from the hints of their fields, and one way to refuse what they may not.
+
+A dataclass that inherits from `Options` says all of an option once: its docstring what the option
+means, the field its type, limit and default, as in `n: PositiveInt = 4`.
+"""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from operator import ge, gt, le, lt
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, GroupedMetadata, Gt, Interval, Predicate
 
 from ttc.errors import InvalidInput
+
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+Probability = Annotated[float, Interval(ge=0, le=1)]
+Share = Annotated[float, Interval(gt=0, le=1)]
+Text = Annotated[str, Predicate(len)]
+Words = Annotated[str, Predicate(str.strip)]
+"""A text with more than blanks."""
 
 PLAIN = {
     int: "a whole number",
@@ -67,36 +85,191 @@ def check_one_each(count: int, things: str, given: int, others: str, none: str =
         )
 
 
-def check_positive(settings: Any, prefix: str, *names: str) -> None:
-    """Raise InvalidInput for a limit among these fields that is not above 0; None is no limit."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not value > 0:
-            raise InvalidInput(f"{prefix}{name}={value} must be positive, or null for no limit")
+class Options:
+    """Base of dataclasses whose fields are options: a misspelt keyword, and a value that a field's
+    hint does not allow, raise InvalidInput."""
+
+    setting_of: ClassVar[str] = ""
+    """Stands before a field's name in messages, as `memory.`."""
+
+    def __new__(cls, *args: Any, **given: Any) -> Any:
+        check_names(cls.__name__, given, cls.__init__)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        check_options(self, self.setting_of)
 
 
-def check_fields(settings: Any, prefix: str = "") -> None:
-    """Raise InvalidInput for a field of a dataclass that does not hold its declared plain type.
-    prefix: stands before a field's name in the message."""
-    kind: Any = type(settings)
-    for name, types in _plain_fields(kind):
-        value = getattr(settings, name)
-        fits = any(_holds(value, plain) for plain in types)
-        check_kind(prefix + name, value, fits, " or ".join(PLAIN[plain] for plain in types))
-
-
-def _holds(value: Any, plain: type) -> bool:
-    if plain in NUMBERS:
-        return is_number(value, NUMBERS[plain])
-    return isinstance(value, plain)
+def check_names(owner: str, given: Iterable[str], call: Callable[..., Any]) -> None:
+    """Raise InvalidInput for a keyword that a call does not take. owner: whose keyword it is."""
+    if (taken := _keywords(call)) is not None:
+        for name in given:
+            check_known(name, taken, f"{name} is no option of {owner}")
 
 
 @cache
-def _plain_fields(kind: type) -> list[tuple[str, tuple[type, ...]]]:
-    hints = get_type_hints(kind)
-    declared = {f.name: _alternatives(hints[f.name]) for f in fields(kind) if f.init}
-    return [(name, types) for name, types in declared.items() if set(types) <= PLAIN.keys()]
+def _keywords(call: Callable[..., Any]) -> Collection[str] | None:
+    """The keywords that a method takes, None for any."""
+    _, *parameters = inspect.signature(call).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [parameter.name for parameter in parameters]
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+def check_known(given: Any, known: Collection[Any], what: str) -> None:
+    """Raise InvalidInput for a name that is none of the known ones, with the nearest of these.
+    what: how the message begins, as `x is unknown`."""
+    if given not in known:
+        raise InvalidInput(f"{what}; {use_one_of(given, known)}")
+
+
+def use_one_of(name: Any, known: Iterable[Any]) -> str:
+    """What to give in place of an unknown name: the nearest, if one is near, and all."""
+    from difflib import get_close_matches
+
+    names = [str(one) for one in known]
+    nearest = "".join(f"is it {close}? " for close in get_close_matches(str(name), names, 1))
+    return f"{nearest}use one of {', '.join(names)}"
+
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def check_options(options: Any, prefix: str = "", common: Mapping[str, Any] = NOTHING) -> None:
+    """Raise InvalidInput for a field of a dataclass whose value its hint does not allow.
+
+    prefix: stands before a field's name in the message. common: hints by the names of fields, for
+    those that state no limit of their own.
+    """
+    kind: Any = type(options)
+    for name, hint in option_hints(kind).items():
+        if name in common and hint in (int, float, str):
+            hint = common[name]
+        check_option(prefix + name, getattr(options, name), hint)
+
+
+@cache
+def option_hints(kind: Any) -> dict[str, Any]:
+    """The hints of a dataclass's fields, limits included; those that cannot be read are left out. A
+    limit holds in classes that inherit the field, also where they give it another default."""
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError:  # of a name that is imported for type checkers alone
+        return {}
+    bases: list[Any] = [base for base in kind.__mro__[1:] if is_dataclass(base)]
+    for base in bases:
+        plain = get_type_hints(base)
+        same = {n: hint for n, hint in option_hints(base).items() if hints[n] == plain[n]}
+        hints |= same
+    return {f.name: hints[f.name] for f in fields(kind) if f.init}
+
+
+def check_limits(settings: Any, kind: Any, prefix: str) -> None:
+    """Raise InvalidInput for a value beyond its limit among settings whose types are right, as
+    Hydra's are. kind: the dataclass that describes them. prefix: as for `check_options`."""
+    for name, hint in option_hints(kind).items():
+        if any(kind.limits for kind in _kinds(hint)):
+            check_option(prefix + name, getattr(settings, name), hint)
+
+
+def check_option(name: str, value: Any, hint: Any) -> None:
+    """Raise InvalidInput for a value that a hint does not allow.
+
+    Numbers, texts, flags, choices (`Literal`), lists of these, and None are checked, with the
+    limits of `annotated_types`. A hint with anything else in it allows all.
+    """
+    kinds = _kinds(hint)
+    for kind in kinds:
+        if kind.holds(value):
+            kind.check(name, value, any(other.type is NoneType for other in kinds))
+            return
+    if kinds:
+        choices = [choice for kind in kinds for choice in kind.choices]
+        if choices and isinstance(value, str):
+            check_known(value, choices, f"{name}={value!r} is unknown")
+        check_kind(name, value, False, " or ".join(kind.words for kind in kinds))
+
+
+@dataclass(frozen=True)
+class ValueKind:
+    """One of the kinds of values that a hint allows.
+
+    choices: the texts that are allowed, () for any. item: the hint of a list's items. limits: what
+    `annotated_types` says of values of this kind.
+    """
+
+    type: Any
+    limits: tuple[Any, ...] = ()
+    choices: tuple[str, ...] = ()
+    item: Any = None
+
+    @property
+    def words(self) -> str:
+        if self.choices:
+            return " or ".join(self.choices)
+        if self.item is None:
+            return PLAIN[self.type]
+        return f"a list of {' or '.join(SEVERAL[kind.type] for kind in _kinds(self.item))}"
+
+    def holds(self, value: Any) -> bool:
+        if self.choices:
+            return value in self.choices
+        if self.item is not None:
+            return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        if self.type in NUMBERS:
+            return is_number(value, NUMBERS[self.type])
+        return isinstance(value, self.type)
+
+    def check(self, name: str, value: Any, optional: bool) -> None:
+        """Raise InvalidInput for a value of this kind that lies outside its limits. optional: None
+        is allowed too."""
+        if self.item is not None:
+            for item in value:
+                check_option(f"an item of {name}", item, self.item)
+        for limit in self.limits:
+            if isinstance(limit, Predicate) and not limit.func(value):
+                raise InvalidInput(f"{name} is empty; give {self.words}")
+        ends = {
+            end: getattr(limit, end) for limit in self.limits for end in FITS if hasattr(limit, end)
+        }
+        if not all(FITS[end](value, limit) for end, limit in ends.items()):
+            allowed = f"{limits_in_words(ends)}{', or null' * optional}"
+            raise InvalidInput(f"{name}={value} must be {allowed}")
+
+
+FITS: dict[str, Callable[[Any, Any], bool]] = {"ge": ge, "gt": gt, "le": le, "lt": lt}
+
+
+def limits_in_words(ends: Mapping[str, Any]) -> str:
+    """What a number may be, as `from 0 to 1`."""
+    if ends.keys() == {"ge", "le"}:
+        return f"from {ends['ge']:g} to {ends['le']:g}"
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    return " and ".join(f"{words[end]} {limit:g}" for end, limit in ends.items())
+
+
+@cache
+def _kinds(hint: Any) -> tuple[ValueKind, ...]:
+    """The kinds of values that a hint allows, () where it allows what is not checked."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint in PLAIN:
+        return (ValueKind(hint),)
+    if origin is Literal and all(isinstance(choice, str) for choice in args):
+        return (ValueKind(str, choices=args),)
+    if origin is Annotated:
+        limits = tuple(one for limit in args[1:] for one in _single(limit))
+        return tuple(replace(kind, limits=limits) for kind in _kinds(args[0]))
+    if origin in (Union, UnionType):
+        parts = [_kinds(part) for part in args]
+        return tuple(kind for part in parts for kind in part) if all(parts) else ()
+    listed = origin in (list, Sequence) or (origin is tuple and args[1:] == (Ellipsis,))
+    items = _kinds(args[0]) if listed else ()
+    plain = items and all(kind.item is None for kind in items)
+    return (ValueKind(list, item=args[0]),) if plain else ()
+
+
+def _single(limit: Any) -> Iterable[Any]:
+    return limit if isinstance(limit, GroupedMetadata) else (limit,)
+
+
+SEVERAL = {int: "whole numbers", float: "numbers", str: "texts", bool: "flags", NoneType: "None"}

@@ -25,24 +25,23 @@ from ttc.passes.arguments import (
     checked_prompts,
     checked_side_prompts,
     checked_variants,
-    forked,
-    step_of,
 )
-from ttc.passes.pass_by_pass import PassByPass, Passes, at_once, one_at_a_time
 from ttc.passes.prefill import Outputs, prefill
 from ttc.passes.runtime import Runtime, check_parts
-from ttc.protocols import Purpose, Tokens
+from ttc.protocols import Backend, Purpose, Tokens
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.sampling import SAMPLED, Sampling, random_key
 from ttc.scheduler.batch import RunningBatch
 from ttc.scheduler.calls import Calls
 from ttc.scheduler.stops import Gate
-from ttc.text.chat import decoded, encoded
+from ttc.step import step_of
+from ttc.task import Passes, Task, one_at_a_time
 from ttc.tree.branch import Branch, check_branches, check_live
+from ttc.tree.segment import tokens_to_read
 from ttc.tree.sharing import Sharing
 from ttc.tree.tree import Tree
-from ttc.usage import Usage
+from ttc.usage import Usage, by_meter, read_by_verifier
 
 if TYPE_CHECKING:
     from ttc.approximate.early_exit import EarlyExit, ExitReport
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Engine:
+class Engine(Backend):
     """Runs a Hugging Face decoder over a tree of branches. KV of a shared prefix is stored and read
     once.
 
@@ -79,11 +78,13 @@ class Engine:
     speculation: what drafts tokens while few branches decode, as `PromptLookup()`, None for
         nothing. No token depends on it (docs/speculation.md). `engine.speculation.reason` says why
         an engine does not speculate that was asked to.
-    Threads may share an engine; their calls run one after the other. Each `begin_` call is made
-    pass by pass, and its namesake without `begin_` at once (see `ttc.protocols.PrefillsByPass`).
+    Threads may share an engine; their calls run one after the other. What computes KV gives a
+    `ttc.Task`: its `result` is what the call makes, and it can be made pass by pass.
     Raises UnsupportedModel when the model's attention cannot be served exactly, and for a setting
     of its generation_config that the engine does not have.
     """
+
+    limits: ModelLimits
 
     def __init__(  # noqa: PLR0913 - the engine's parts, which users name
         self,
@@ -230,25 +231,19 @@ class Engine:
 
     # ---------------------------------------------------------------- branches
 
-    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
-        """A branch that holds a prompt; only what no live branch shares is computed."""
-        return self.roots([tokens], seeds=[seed])[0]
-
     @one_at_a_time
-    def begin_roots(
+    def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> PassByPass[list[Branch]]:
+    ) -> Task[list[Branch]]:
         """Many prompts, prefilled in merged batches; each is the start of its own random stream."""
         checked = zip(*checked_prompts(self.limits, prompts, seeds), strict=True)
         branches = [self._new(prompt, random_key(seed), Usage()) for prompt, seed in checked]
         return self._begin_prefill(branches, "prompt")
 
-    roots = at_once(begin_roots)
-
     @one_at_a_time
-    def begin_variants(
+    def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
-    ) -> PassByPass[list[Branch]]:
+    ) -> Task[list[Branch]]:
         """Children of `root`, one per prompt, that start from prompts of their own instead of the
         root's.
 
@@ -273,8 +268,6 @@ class Engine:
             self.release(children)
             raise
 
-    variants = at_once(begin_variants)
-
     def _share_similar(
         self, root: Branch, children: Sequence[Branch], suffixes: Sequence[Sequence[int]]
     ) -> None:
@@ -292,9 +285,9 @@ class Engine:
             share_similar(self.runtime, root, fitting)
 
     @one_at_a_time
-    def begin_side_branches(
+    def side_branches(
         self, branches: Sequence[Branch], prompts: Sequence[Tokens], outputs: Outputs | None = None
-    ) -> PassByPass[list[Branch]]:
+    ) -> Task[list[Branch]]:
         """New branches with these prompts on the usage meters of `branches`, for a verifier that
         asks elsewhere than on their KV; the caller releases all of them. Counted as verifier
         tokens. outputs: see `Outputs`."""
@@ -305,15 +298,13 @@ class Engine:
         ]
         return self._begin_prefill(new, "verifier", outputs)
 
-    side_branches = at_once(begin_side_branches)
-
     def _new(self, prompt: list[int], key: int, usage: Usage, root_id: int | None = None) -> Branch:
         trunk = self.tree.hold(self.tree.trunk)
         return Branch(prompt, trunk, key, usage, self.decode, root_id)
 
     def _begin_prefill(
         self, branches: list[Branch], purpose: Purpose, outputs: Outputs | None = None
-    ) -> PassByPass[list[Branch]]:
+    ) -> Task[list[Branch]]:
         self.live.update(branches)
         shared = self.sharing.rule != "none" or purpose == "verifier"
         outputs = outputs or Outputs.at([()] * len(branches))
@@ -324,9 +315,15 @@ class Engine:
                 asked = outputs.of(range(len(branches))[part])
                 yield from prefill(self.runtime, new, [b.tokens for b in new], purpose, asked)
 
+        read = [
+            (usage, tokens_to_read((branches[place].tokens[:-1], ()) for place in places))
+            for usage, places in by_meter(b.usage for b in branches if purpose == "verifier")
+        ]
+
         def in_parts() -> Passes[list[Branch]]:
             try:
-                yield from self.calls.in_parts(branches, passes, wake=False)
+                with read_by_verifier(read):
+                    yield from self.calls.in_parts(branches, passes, wake=False)
             except BaseException:
                 self.release(branches)
                 raise
@@ -341,7 +338,7 @@ class Engine:
         keep: how many of its first tokens they have, as their prompt; None for all of the branch as
         it is.
         """
-        children = forked(branch, n, keep)
+        children = super().fork(branch, n, keep)
         for child in children:
             kept = 0 if self.sharing.rule == "none" else max(0, len(child.tokens) - 1)
             child.leaf = self.tree.hold(self.tree.within(child.leaf, kept))
@@ -349,13 +346,13 @@ class Engine:
         return children
 
     @one_at_a_time
-    def begin_extend(
+    def extend(
         self,
         branches: Sequence[Branch],
         tokens_per_branch: Sequence[Tokens],
         *,
         purpose: Purpose = "prompt",
-    ) -> PassByPass[None]:
+    ) -> Task[None]:
         """Append given tokens to each branch; `purpose` says what they count as."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
         extended = list(branches)
@@ -367,9 +364,15 @@ class Engine:
             targets = [b.tokens + new for b, new in zip(of, added[part], strict=True)]
             yield from prefill(self.runtime, of, targets, purpose)
 
+        read = [
+            (usage, sum(len(added[place]) for place in places))
+            for usage, places in by_meter(b.usage for b in extended if purpose == "verifier")
+        ]
+
         def in_parts() -> Passes[None]:
             try:
-                yield from self.calls.in_parts(extended, passes, wake)
+                with read_by_verifier(read):
+                    yield from self.calls.in_parts(extended, passes, wake)
             except BaseException:
                 for branch in extended:
                     if not branch.released:
@@ -380,8 +383,6 @@ class Engine:
                     branch.give(new)
 
         return self.calls.pass_by_pass(extended, in_parts())
-
-    extend = at_once(begin_extend)
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
@@ -437,15 +438,13 @@ class Engine:
 
     @one_at_a_time
     def running_batch(self, max_rows: int | None = None) -> RunningBatch:
-        """A batch that branches join and leave while others decode, at most `max_rows` at once (see
-        `RunsBatches`)."""
         drafts = None if self.speculation is None else self.speculation.checks(self.runtime)
         return RunningBatch(self.runtime, self.gate, self.calls, max_rows, drafts)
 
     # ---------------------------------------------------------------- scoring
 
     @one_at_a_time
-    def begin_score(
+    def score(
         self,
         branches: Sequence[Branch],
         continuations: Sequence[Sequence[Tokens]],
@@ -454,7 +453,7 @@ class Engine:
         exit: EarlyExit | None = None,
         report: ExitReport | None = None,
         likeliest: list[list[list[float]]] | None = None,
-    ) -> PassByPass[list[list[list[float]]]]:
+    ) -> Task[list[list[list[float]]]]:
         """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of
         branch i.
 
@@ -502,31 +501,12 @@ class Engine:
 
         return self.calls.pass_by_pass(branches, in_parts())
 
-    score = at_once(begin_score)
-
-    def score_within(
-        self,
-        branches: Sequence[Branch],
-        given: Sequence[Tokens],
-        continuations: Sequence[Sequence[Tokens]],
-        *,
-        exit: EarlyExit | None = None,
-        report: ExitReport | None = None,
-    ) -> list[list[list[float]]]:
-        """`score` with given tokens, for callers that ask a backend whether it can
-        (`ScoresWithin`)."""
-        return self.score(branches, continuations, given=given, exit=exit, report=report)
-
     # ---------------------------------------------------------------- text
 
     def encode(self, text: str) -> list[int]:
         """Text to tokens, with no special tokens added."""
         check_is("text", text, str, "a string")
-        return encoded(text, self.tokenizer)
-
-    def decode(self, tokens: Tokens, *, special: bool = False) -> str:
-        """Tokens to text, special tokens left out unless `special`."""
-        return decoded(tokens, self.tokenizer, special=special)
+        return super().encode(text)
 
     # ---------------------------------------------------------------- between calls
 
@@ -550,7 +530,3 @@ class Engine:
         passes."""
         self.calls.take_turns_with(other.calls)
         self.lock = self.calls.lock
-
-    def context_left(self, branch: Branch) -> int | None:
-        """How many tokens a branch can still grow by, None for no limit."""
-        return self.limits.left(len(branch.tokens))

@@ -17,6 +17,10 @@ class MissingPart(InvalidInput):
     """A part of this project that is needed and was deleted (`ttc.parts`)."""
 
 
+class Unsupported(InvalidInput):
+    """Something that a backend does not have, which another one may."""
+
+
 class ContextExceeded(InvalidInput):
     """More tokens than the model's context has room for."""
 

@@ -7,86 +7,28 @@ requests of many searches and sends them to a `Backend`. What comes back is in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
+from ttc.backend import Backend as Backend
+from ttc.backend import Batch as Batch
+from ttc.backend import Need as Need
+from ttc.backend import Purpose as Purpose
+from ttc.backend import Tokens as Tokens
+from ttc.backend import check_needs as check_needs
 from ttc.checks import check_is, check_whole
 from ttc.errors import InvalidInput
 from ttc.results import Problem as Problem
 from ttc.results import Result as Result
 from ttc.sampling import SAMPLED, Sampling
+from ttc.step import Step as Step
+from ttc.step import Thinking as Thinking
 from ttc.tree.branch import Branch
 from ttc.wording import number_of
 
-if TYPE_CHECKING:
-    from ttc.model.limits import ModelLimits
-
-Tokens = Sequence[int]
 Aggregation = Literal["min", "product", "last", "mean"]
-Purpose = Literal["prompt", "verifier", "recompute"]
-Need = Literal["logprobs", "top_logprobs", "statistics", "score"]
-"""What not every backend offers: log-probabilities of the tokens that it wrote and of the likeliest
-one in each place, those of the 20 likeliest, all statistics of `Step.statistics`, and
-`Backend.score`."""
-
-NEEDS: dict[Need, str] = {
-    "logprobs": "log-probabilities of the tokens",
-    "top_logprobs": "log-probabilities of the 20 likeliest tokens",
-    "statistics": "entropies and self-certainties",
-    "score": "log-probabilities of given tokens",
-}
-
-
-@dataclass(frozen=True)
-class Thinking:
-    """How long a model may think before its answer, and where a step ends meanwhile.
-
-    tokens: the most generated tokens of one answer's thought. Where they are spent, the model's
-        end of thinking is put in and `final` after it, and the answer follows. The thought also
-        ends early enough that the model's context has room for the answer's step. None: the limits
-        of steps count thoughts too, and only a thought that goes in circles is ended.
-    final: words that ask for the answer, "" for none.
-    step: None lets a step go on through the whole thought and to the end of the answer's step
-        behind it. A number ends it after so many tokens of a thought, a string or several end it
-        where they come; then the end of the thought ends it too.
-    """
-
-    tokens: int | None
-    final: str = ""
-    step: int | tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One unit of expansion: at most `max_tokens` tokens, or up to and including `delimiter`.
-
-    delimiter: a string, or several of which the first to come counts; leading blanks of the step
-        are left out.
-    end: strings that finish the branch, as the model's end-of-sequence token does.
-    statistics: keep each token's entropy, the mean log-probability of the likeliest tokens and the
-        self-certainty, as in `Engine.generate`; the backend must offer it.
-    thinking: what is thought has limits of its own, and only what is answered counts to
-        `max_tokens`, ends at `delimiter` and is finished by `end`. None treats both alike. A driver
-        keeps it (`search.solve`), a batch does not.
-    stop_loops: end the step as "looped" where the branch's last tokens repeat. A driver sets it
-        (see `search.base.Search`).
-    Each child says in `step_reasons[-1]` why its step ended.
-    """
-
-    max_tokens: int
-    delimiter: str | tuple[str, ...] | None = None
-    end: tuple[str, ...] = ()
-    statistics: bool = False
-    thinking: Thinking | None = None
-    stop_loops: bool = False
-
-    @property
-    def delimiters(self) -> tuple[str, ...]:
-        if self.delimiter is None or isinstance(self.delimiter, str):
-            return (self.delimiter,) if self.delimiter else ()
-        return tuple(self.delimiter)
 
 
 @dataclass(frozen=True)
@@ -213,260 +155,6 @@ class Release:
     branches: Sequence[Branch]
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """Where branches live. `ttc.Engine` is one."""
-
-    tokenizer: Any
-
-    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch: ...
-
-    def roots(
-        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]: ...
-
-    def variants(
-        self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
-    ) -> list[Branch]: ...
-
-    def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]: ...
-
-    def extend(
-        self,
-        branches: Sequence[Branch],
-        tokens_per_branch: Sequence[Tokens],
-        *,
-        purpose: Purpose = "prompt",
-    ) -> None: ...
-
-    def generate(
-        self,
-        branches: Sequence[Branch],
-        max_tokens: int | Sequence[int],
-        *,
-        stop: Sequence[str] = (),
-        end: Sequence[str] = (),
-        sampling: Sampling = SAMPLED,
-    ) -> None: ...
-
-    def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Tokens]]
-    ) -> list[list[list[float]]]: ...
-
-    def release(self, branches: Sequence[Branch]) -> None: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, tokens: Tokens) -> str: ...
-
-
-class Batch(Protocol):
-    """Branches that decode together; others join and leave at any token. What each decodes is what
-    `Backend.generate` would make of it."""
-
-    def add(
-        self,
-        branches: Sequence[Branch],
-        step: Step,
-        sampling: Sampling = SAMPLED,
-        limits: Sequence[int] | None = None,
-    ) -> None:
-        """Let branches decode one step, all of them from the same token on, as soon as there is
-        room.
-
-        limits: the most tokens of each branch, where these differ; else `step.max_tokens` of every
-        branch.
-        """
-        ...
-
-    def step(self) -> list[Branch]:
-        """Decode a token, or more, for those who have room. Returns the branches whose step is
-        over.
-
-        Raises BranchRefused for a branch that cannot go on, for what is in it; the others stay.
-        """
-        ...
-
-    def close(self) -> None:
-        """Break off whatever is under way; the branches keep what they have decoded."""
-        ...
-
-    def fits(self, tokens: int, states: int) -> float:
-        """How many times over the memory has room for the keys and values of so many tokens and for
-        so many recurrent states, inf where that is not known."""
-        ...
-
-    def __len__(self) -> int:
-        """The branches whose step is not over."""
-        ...
-
-
-@runtime_checkable
-class Bounded(Protocol):
-    """A backend that says what its model can hold."""
-
-    @property
-    def limits(self) -> ModelLimits: ...
-
-
-@runtime_checkable
-class WritesAhead(Protocol):
-    """A backend that says whether it may write beyond the marks of a thought: `Step.thinking` is
-    left out there."""
-
-    @property
-    def writes_ahead(self) -> bool: ...
-
-
-@runtime_checkable
-class RunsBatches(Protocol):
-    """A backend whose branches need not wait for each other.
-
-    max_rows: the most that decode at once, None for no limit.
-    """
-
-    def running_batch(self, max_rows: int | None = None) -> Batch: ...
-
-
-class Prefill(Protocol):
-    """Branches that are there, and whose keys and values are computed pass by pass. Between two
-    passes its caller may do anything else with the backend. It is closed at the end.
-
-    branches: one that is released leaves it; the others go on.
-    """
-
-    branches: list[Branch]
-
-    def step(self) -> bool:
-        """One pass of the model. True once there are no more."""
-        ...
-
-    def close(self) -> None:
-        """Make no more passes."""
-        ...
-
-
-@runtime_checkable
-class PrefillsByPass(Protocol):
-    """A backend that can stop between two passes of a long prompt. Each call is that of `Backend`
-    without `begin_`, and refuses at once what that one refuses. Nobody may use the branches before
-    the last pass, but for releasing them."""
-
-    def begin_roots(
-        self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> Prefill: ...
-
-    def begin_variants(
-        self,
-        root: Branch,
-        prompts: Sequence[Tokens],
-        suffixes: Sequence[Tokens] | None = None,
-    ) -> Prefill: ...
-
-    def begin_extend(
-        self,
-        branches: Sequence[Branch],
-        tokens_per_branch: Sequence[Tokens],
-        *,
-        purpose: Purpose = "prompt",
-    ) -> Prefill: ...
-
-
-@runtime_checkable
-class SideBranches(Protocol):
-    """A backend that can make further branches, and charge them to the problem of a search's."""
-
-    def side_branches(
-        self, branches: Sequence[Branch], prompts: Sequence[Tokens]
-    ) -> list[Branch]: ...
-
-
-@runtime_checkable
-class ScoresWithin(Protocol):
-    """A backend whose scoring pass can hold given tokens before the continuations, and can be left
-    early.
-
-    given[i] stands between branch i and its continuations; exit is an `EarlyExit`, report its
-    `ExitReport`.
-    """
-
-    def score_within(
-        self,
-        branches: Sequence[Branch],
-        given: Sequence[Tokens],
-        continuations: Sequence[Sequence[Tokens]],
-        *,
-        exit: Any = None,
-        report: Any = None,
-    ) -> list[list[list[float]]]: ...
-
-
-@runtime_checkable
-class ScoresByPass(Protocol):
-    """A backend that can stop between two passes of `score_within` and `side_branches`, as an
-    Engine can. What the calls give, and how they end, is that of `ttc.passes.pass_by_pass`."""
-
-    def begin_score(
-        self,
-        branches: Sequence[Branch],
-        continuations: Sequence[Sequence[Tokens]],
-        *,
-        given: Sequence[Tokens] | None = None,
-        exit: Any = None,
-        report: Any = None,
-    ) -> Any: ...
-
-    def begin_side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> Any: ...
-
-
-@runtime_checkable
-class OffersModels(Protocol):
-    """A backend of several models: `branch.model` names the one that a branch is of.
-
-    models: the backend of each, by its name. Roots are of the first.
-    """
-
-    @property
-    def models(self) -> Mapping[str, Backend]: ...
-
-
-@runtime_checkable
-class Limited(Protocol):
-    """A backend that does not offer everything.
-
-    lacks: what it does not, and for each why, with the way out.
-    """
-
-    @property
-    def lacks(self) -> Mapping[Need, str]: ...
-
-
-@runtime_checkable
-class Served(Protocol):
-    """A backend whose model a server runs, so that nothing here shows which it is.
-
-    served: what the server says of its model, and what its requests ask for by themselves.
-    """
-
-    @property
-    def served(self) -> Mapping[str, str]: ...
-
-    def close(self) -> None:
-        """Break off what is under way, and the connections."""
-
-
-def check_needs(user: object, backend: object) -> None:
-    """Raise InvalidInput where a search or verifier `needs` what the backend lacks."""
-    lacks = backend.lacks if isinstance(backend, Limited) else {}
-    needs: Sequence[Need] = getattr(user, "needs", ())
-    for need in needs:
-        if need in lacks:
-            raise InvalidInput(
-                f"{type(user).__name__} needs {NEEDS[need]}, and the backend has none: "
-                f"{lacks[need]}"
-            )
-
-
 class Verifier(Protocol):
     """Rates branches. Process verifiers return one score per step, outcome verifiers a list of one.
 
@@ -491,22 +179,16 @@ class Forgets(Protocol):
 @runtime_checkable
 class Priced(Protocol):
     """A verifier that knows what a rating costs before it is made, so that a budget of tokens is
-    never passed."""
+    never passed.
+
+    Where the price depends on a branch's text or on what is rated together, it also has
+    `children_price(parent, question, backend, tokens, count)`: the most verifier tokens that rating
+    `count` children together takes, each of which has `tokens` more than its parent; not fewer for
+    more of them.
+    """
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         """The most verifier tokens that rating these branches takes."""
-        ...
-
-
-@runtime_checkable
-class PricesChildren(Protocol):
-    """A verifier that knows what rating a branch's children will cost, before they are written."""
-
-    def children_price(
-        self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
-    ) -> int:
-        """The most verifier tokens that rating `count` children together takes, each of which has
-        `tokens` more than its parent; not fewer for more of them."""
         ...
 
 
@@ -534,10 +216,11 @@ def misfit(verifier: object, kind: str) -> str | None:
 def children_price(
     verifier: object, parent: Branch, question: str, backend: Backend, tokens: int, count: int
 ) -> int:
-    """What `PricesChildren` says; where the verifier is only `Priced`, the price of the parent for
-    each child, and 0 for any other."""
-    if isinstance(verifier, PricesChildren):
-        return verifier.children_price(parent, question, backend, tokens, count)
+    """What a verifier's `children_price` says; where it is only `Priced`, the price of the parent
+    for each child, and 0 for any other."""
+    if (own := getattr(verifier, "children_price", None)) is not None:
+        price: int = own(parent, question, backend, tokens, count)
+        return price
     if isinstance(verifier, Priced):
         return count * verifier.price([parent], [question], backend)
     return 0

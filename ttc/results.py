@@ -184,6 +184,8 @@ class Result:
         out, or "cancelled"; else None.
     usage_by_model: what each model took of `usage`, by its name; {} where there is one alone.
     prompt: the text that was sent to the model for the question, None where none was.
+    pruned: how many other branches there were, and how many of them ended as they should not (see
+        `search.recorded_tree.pruned`).
     """
 
     problem: Problem
@@ -197,6 +199,7 @@ class Result:
     stopped: Stopped | None = None
     usage_by_model: dict[str, Usage] = field(default_factory=dict)
     prompt: str | None = None
+    pruned: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def unsolved(
@@ -220,6 +223,7 @@ class Result:
             "stopped": self.stopped,
             "prompt": self.prompt,
             **({"usage_by_model": by_model} if by_model else {}),
+            **({"pruned": self.pruned} if self.pruned else {}),
         }
 
     @classmethod
@@ -246,6 +250,7 @@ class Result:
                     for name, usage in values.get("usage_by_model", {}).items()
                 },
                 values.get("prompt"),
+                dict(values.get("pruned", {})),
             )
         except (KeyError, TypeError, ValueError, StopIteration) as error:
             raise InvalidInput(

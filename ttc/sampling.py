@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from ttc.checks import check_fields
+from ttc.checks import NonNegativeFloat, NonNegativeInt, Options, Share
 from ttc.compiling import library_or_warning
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.threads import COUNTERS_APART, function_address, run, threads_for
@@ -44,27 +45,20 @@ ROWS_PER_THREAD = 4
 NOT_FINITE, UNSURE = -1, -2
 
 
+MinP = Annotated[float, Interval(ge=0, lt=1)]
+
+
 @dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen. `temperature=0` is greedy. Filters apply in the order top-k,
+class Sampling(Options):
+    """How the next token is chosen. `temperature=0` is greedy, `top_k=0`, `top_p=1` and `min_p=0`
+    turn a filter off. Filters apply in the order top-k,
     top-p, min-p. Of equal logits top-k and min-p keep all or none, as transformers does, so that
     `top_k=1` draws among those that tie for the largest."""
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not self.temperature >= 0:
-            raise InvalidInput(f"temperature={self.temperature} must be 0 (greedy) or above")
-        if self.top_k < 0:
-            raise InvalidInput(f"top_k={self.top_k} must be 0 (off) or above")
-        if not 0 < self.top_p <= 1:
-            raise InvalidInput(f"top_p={self.top_p} must lie in (0, 1]; 1 turns it off")
-        if not 0 <= self.min_p < 1:
-            raise InvalidInput(f"min_p={self.min_p} must lie in [0, 1); 0 turns it off")
+    temperature: NonNegativeFloat = 1.0
+    top_k: NonNegativeInt = 0
+    top_p: Share = 1.0
+    min_p: MinP = 0.0
 
 
 SAMPLED = Sampling()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -15,6 +16,9 @@ class Usage:
     `shared_tokens` those that were found in the tree instead, `recomputed_tokens` those whose KV a
     `BlockCache` had evicted, `substituted_tokens` those in whose place a similar prompt's KV was
     used (approximate); finding that out ran `probe_layer_rows` rows x layers that no KV came of.
+    `verifier_tokens` are those that verifiers had computed, `verifier_shared_tokens` those that
+    they read but found in the tree (less than 0 where `sharing=none` computes more than is read). A
+    budget counts both, so that it does not depend on what the tree holds.
     Of the `generated_tokens`, `thinking_tokens` belong to a model's thoughts. `tool_calls` counts
     the calls of tools, equal ones too; the tokens of their answers are among the prompt's.
     `forward_passes` counts the batched passes the problem took part in, `verifications_skipped` the
@@ -45,6 +49,12 @@ class Usage:
     tool_calls: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    verifier_shared_tokens: int = 0
+
+    @property
+    def budgeted_tokens(self) -> int:
+        """What a budget's `max_tokens` counts."""
+        return self.generated_tokens + self.verifier_tokens + self.verifier_shared_tokens
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -58,6 +68,19 @@ class Usage:
         return asdict(self)
 
 
+@contextmanager
+def read_by_verifier(read: Sequence[tuple[Usage, int]]) -> Iterator[None]:
+    """A call of a verifier, which reads so many tokens on each meter and generates nothing.
+
+    A budget counts them whether they are computed or found in the tree, so that no result depends
+    on what other problems left there.
+    """
+    before = [usage.budgeted_tokens for usage, _ in read]
+    yield
+    for (usage, tokens), counted in zip(read, before, strict=True):
+        usage.verifier_shared_tokens += tokens - (usage.budgeted_tokens - counted)
+
+
 def count_pass(usages: Iterable[Usage]) -> None:
     for usage in distinct(usages):
         usage.forward_passes += 1
@@ -65,3 +88,11 @@ def count_pass(usages: Iterable[Usage]) -> None:
 
 def distinct(usages: Iterable[Usage]) -> list[Usage]:
     return list({id(usage): usage for usage in usages}.values())
+
+
+def by_meter(usages: Iterable[Usage]) -> list[tuple[Usage, list[int]]]:
+    """Each meter once, with its places among these."""
+    found: dict[int, tuple[Usage, list[int]]] = {}
+    for place, usage in enumerate(usages):
+        found.setdefault(id(usage), (usage, []))[1].append(place)
+    return list(found.values())

@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import ClassVar
 
-from ttc.errors import InvalidInput
+from ttc.checks import Options, Probability
 from ttc.protocols import Backend
 from ttc.text.answers import extract_answer
 from ttc.text.numbers import as_number
@@ -51,7 +51,7 @@ LOOK_BACK_CHARS = 200
 
 
 @dataclass(frozen=True)
-class ArithmeticVerifier:
+class ArithmeticVerifier(Options):
     """Rates each step of a branch in [0, 1] by rules; no model, no gold answer.
 
     A branch starts at `neutral`. Up to each step's end, the score is a product of
@@ -72,14 +72,9 @@ class ArithmeticVerifier:
 
     answer_kinds: ClassVar[tuple[str, ...]] = ("number", "strict", "math")
 
-    neutral: float = 0.5
-    wrong: float = 0.05
-    idle: float = 0.9
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 <= value <= 1:
-                raise InvalidInput(f"{name}={value} must lie in [0, 1]")
+    neutral: Probability = 0.5
+    wrong: Probability = 0.05
+    idle: Probability = 0.9
 
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
-from ttc.calibration.gate_calibration import GateCalibration, check_threshold
-from ttc.checks import check_kind
+from ttc.calibration.gate_calibration import GateCalibration, Threshold
+from ttc.checks import Options, check_kind
 from ttc.errors import InvalidInput, VerifierError
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, children_price, score_range
+from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 from ttc.wording import number_of
 
 
 @dataclass
-class ConfidenceGatedVerifier:
+class ConfidenceGatedVerifier(Options):
     """Rates a problem's branches by their p where p is decisive, else by `inner`. Approximate.
 
     At the first rating of a problem (all branches with one `root_id`) it is skipped when max p >=
@@ -42,8 +42,8 @@ class ConfidenceGatedVerifier:
     """
 
     inner: Verifier
-    tau_conf: float = 0.9
-    r_gap: float = 0.1
+    tau_conf: Threshold = 0.9
+    r_gap: Threshold = 0.1
     calibration: GateCalibration | None = None
     calls: int = field(default=0, init=False)
     skips: int = field(default=0, init=False)
@@ -53,8 +53,7 @@ class ConfidenceGatedVerifier:
         if self.calibration is not None:
             self.tau_conf = self.calibration.tau_conf
             self.r_gap = self.calibration.r_gap
-        check_threshold("tau_conf", self.tau_conf)
-        check_threshold("r_gap", self.r_gap)
+        super().__post_init__()
         is_verifier = callable(getattr(self.inner, "rate", None))
         check_kind("inner", self.inner, is_verifier, "a verifier, as SelfVerifier()")
         if isinstance(self.inner, ConfidenceGatedVerifier):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ttc.approximate.branch_confidence import mean_of_own
-from ttc.errors import InvalidInput
+from ttc.checks import Options
 from ttc.protocols import Backend, Need
 from ttc.tree.branch import Branch
 
@@ -18,7 +18,7 @@ WORST = {"top1": 0.0, "logprob": math.log(sys.float_info.min)}
 
 
 @dataclass(frozen=True)
-class ConfidenceVerifier:
+class ConfidenceVerifier(Options):
     """Rates each step by a mean over its tokens.
 
     metric: "top1", the model's highest probability at each place (RKSC's p), or "logprob", the
@@ -34,10 +34,6 @@ class ConfidenceVerifier:
     needs: ClassVar[tuple[Need, ...]] = ("logprobs",)
 
     metric: Literal["top1", "logprob"] = "top1"
-
-    def __post_init__(self) -> None:
-        if self.metric not in WORST:
-            raise InvalidInput(f"metric={self.metric!r} is unknown; use top1 or logprob")
 
     @property
     def score_range(self) -> tuple[float, float]:

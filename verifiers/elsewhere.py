@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ttc.checks import check_kind
-from ttc.passes.pass_by_pass import Passes
+from ttc.checks import Options, check_is, check_kind
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Verifier, check_needs, score_range
+from ttc.task import Passes
 from ttc.text.chat import following
 from ttc.text.prompt import PromptTemplate
 from ttc.tree.branch import Branch
 
 
 @dataclass(eq=False)
-class Elsewhere:
+class Elsewhere(Options):
     """Rates branches by a verifier that asks the model of another backend, a server's for example.
 
     verifier: one that works on a branch, as `SelfVerifier`. backend: of the model that it asks.
     template: the words around a question there.
 
     Each branch's question and text become a prompt there, in that model's tokens and under its chat
-    template; the backend shares what their beginnings have in common. All of these tokens that it
-    computes count as the verifier's.
+    template; the backend shares what their beginnings have in common. All of these tokens count as
+    the verifier's.
     Raises InvalidInput where the backend lacks what the verifier needs.
     """
 
@@ -32,10 +32,11 @@ class Elsewhere:
     template: PromptTemplate = field(default_factory=PromptTemplate)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fits = callable(getattr(self.verifier, "rate", None))
         check_kind("verifier", self.verifier, fits, "a verifier, as SelfVerifier()")
-        fits = all(hasattr(self.backend, name) for name in ("roots", "score", "release"))
-        check_kind("backend", self.backend, fits, "a backend, as ttc.RemoteBackend.connect(...)")
+        wanted = "a backend, as ttc.RemoteBackend.connect(...)"
+        check_is("backend", self.backend, Backend, wanted)
         check_needs(self.verifier, self.backend)
 
     @property
@@ -50,10 +51,9 @@ class Elsewhere:
         tokenizer, there = self.backend.tokenizer, self.backend
         prompts = [self.template.tokens(question, tokenizer) for question in questions]
         texts = [following(b.text, tokenizer) if b.text else [] for b in branches]
-        roots = there.roots(
-            [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)],
-            seeds=[0] * len(branches),
-        )
+        whole = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
+        roots = yield from there.roots(whole, seeds=[0] * len(branches)).passes()
+        lengths = [len(root.tokens) for root in roots]
         try:
             for root, branch, text in zip(roots, branches, texts, strict=True):
                 root.count_as_written(len(text))
@@ -63,9 +63,12 @@ class Elsewhere:
             )
         finally:
             there.release(roots)
-            for root, branch in zip(roots, branches, strict=True):
+            for root, branch, read in zip(roots, branches, lengths, strict=True):
                 spent = root.usage
                 branch.usage.verifier_tokens += (
                     spent.prompt_tokens + spent.generated_tokens + spent.verifier_tokens
+                )
+                branch.usage.verifier_shared_tokens += (
+                    read - 1 - spent.prompt_tokens + spent.verifier_shared_tokens
                 )
         return scores

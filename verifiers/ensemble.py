@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from ttc.checks import check_kind
+from annotated_types import Interval
+
+from ttc.checks import Options, check_kind, check_one_each
 from ttc.errors import InvalidInput, VerifierError
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass, passes_of_rating
 from ttc.protocols import Backend, Forgets, Need, Priced, Verifier, children_price, score_range
+from ttc.task import Passes
 from ttc.tree.branch import Branch
-from ttc.wording import number_of
 
 JOINS: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda scores: scores[-1],
@@ -23,7 +24,7 @@ JOINS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 @dataclass
-class EnsembleVerifier:
+class EnsembleVerifier(Options):
     """The mean or the smallest of what several verifiers say: one score per branch.
 
     parts: the verifiers; their scores should have one scale, as probabilities have. how: "mean" or
@@ -40,35 +41,23 @@ class EnsembleVerifier:
     parts: Sequence[Verifier]
     how: Literal["mean", "min"] = "mean"
     steps: Literal["last", "min", "mean"] = "last"
-    accuracies: Sequence[float] | None = None
+    accuracies: Sequence[Annotated[float, Interval(gt=0, lt=1)]] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fits = isinstance(self.parts, Sequence) and all(
             callable(getattr(part, "rate", None)) for part in self.parts
         )
         check_kind("parts", self.parts, fits, "a list of verifiers")
         if not self.parts:
             raise InvalidInput("an ensemble has no parts; give at least one verifier")
-        for name, known in (("how", ("mean", "min")), ("steps", tuple(JOINS))):
-            if getattr(self, name) not in known:
-                raise InvalidInput(
-                    f"{name}={getattr(self, name)!r} is unknown; use {', '.join(known)}"
-                )
         self._check_accuracies()
 
     def _check_accuracies(self) -> None:
         given = self.accuracies
         if given is None:
             return
-        numbers = isinstance(given, Sequence) and all(
-            isinstance(p, int | float) and not isinstance(p, bool) for p in given
-        )
-        check_kind("accuracies", given, numbers, "a list of numbers, as [0.7, 0.6]")
-        if len(given) != len(self.parts) or not all(0 < p < 1 for p in given):
-            raise InvalidInput(
-                f"accuracies={list(given)} must be one number between 0 and 1 for each of the "
-                f"{number_of(len(self.parts), 'part')}"
-            )
+        check_one_each(len(self.parts), "parts", len(given), "accuracies")
         if self.how != "mean":
             raise InvalidInput(f"accuracies weigh a mean, and how={self.how!r}; leave one out")
         if max(given) <= 0.5:

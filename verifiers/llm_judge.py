@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from annotated_types import Interval
 from torch import Tensor
 
-from ttc.checks import check_is, check_whole
+from ttc.checks import Words
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.protocols import Backend
@@ -45,19 +46,10 @@ class LLMJudge(RewardModel):
     """
 
     model: Any = None
-    rubric: str = RUBRIC
-    grades: int = 5
+    rubric: Words = RUBRIC
+    grades: Annotated[int, Interval(ge=2, le=9)] = 5
     thoughts: bool = False
     headed: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("grades", self.grades)
-        check_is("rubric", self.rubric, str, "text")
-        if not 2 <= self.grades <= 9:
-            raise InvalidInput(f"grades={self.grades} must lie in 2 to 9: each is one digit")
-        if not self.rubric.strip():
-            raise InvalidInput("rubric is empty; say what the grade is for")
 
     def mirror(self, backend: Backend) -> TreeMirror:
         if self.model is None and (self._mirror is None or self._mirror[0]() is not backend):

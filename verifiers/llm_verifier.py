@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from ttc.checks import check_kind, check_whole
-from ttc.errors import InvalidInput
-from ttc.passes.pass_by_pass import Passes
+from annotated_types import Interval, Predicate
+
+from ttc.checks import Words
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.side_branches import rated_text
 from verifiers.side_questions import SideQuestions
@@ -47,20 +48,8 @@ class LLMVerifier(SideQuestions):
 
     cue: ClassVar[str] = "\nGrade:"
 
-    criteria: tuple[str, ...] = CRITERIA
-    grades: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        texts = not isinstance(self.criteria, str) and all(
-            isinstance(criterion, str) and criterion.strip() for criterion in self.criteria
-        )
-        check_kind("criteria", self.criteria, texts, "texts, as (criterion, ...)")
-        if not self.criteria:
-            raise InvalidInput("criteria is empty; give at least one question")
-        check_whole("grades", self.grades)
-        if not 2 <= self.grades <= len(ascii_uppercase):
-            raise InvalidInput(f"grades={self.grades} must lie in 2 to 26: each is one letter")
+    criteria: Annotated[tuple[Words, ...], Predicate(len)] = CRITERIA
+    grades: Annotated[int, Interval(ge=2, le=26)] = 20
 
     @pass_by_pass
     def rate(
@@ -78,7 +67,8 @@ class LLMVerifier(SideQuestions):
         return [[sum(grades[i : i + count]) / count] for i in range(0, len(grades), count)]
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
-        return self.longest_cost(self._prompts(branches, questions, backend), backend)
+        prompts = self._prompts(branches, questions, backend)
+        return self.longest_cost(prompts, backend, branches[0].thoughts if branches else None)
 
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
@@ -100,6 +90,7 @@ class LLMVerifier(SideQuestions):
                     best=best,
                 ),
                 backend,
+                branch.thoughts,
             )
             for branch, question in zip(branches, questions, strict=True)
             for criterion in self.criteria

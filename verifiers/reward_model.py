@@ -14,15 +14,15 @@ from weakref import ReferenceType, ref
 from jinja2 import TemplateError
 from torch import Tensor
 
-from ttc.checks import check_is
+from ttc.checks import Options, Text
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.loading.load import load, load_headed
 from ttc.model.loading.reward_heads import HeadedModel
 from ttc.model.packed_linear import pack_linears
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
+from ttc.task import Passes
 from ttc.text.chat import encoded, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.tree.branch import Branch
@@ -37,7 +37,7 @@ MAX_REMEMBERED = 10_000
 
 
 @dataclass(eq=False)
-class RewardModel(ABC):
+class RewardModel(Options, ABC):
     """Rates branches with a model whose KV follows the search's tree: a child costs its new tokens.
 
     model: a hub id or a folder, loaded at first use; or a loaded (model, tokenizer).
@@ -55,7 +55,7 @@ class RewardModel(ABC):
     """
 
     model: Any
-    separator: str = "\n\n"
+    separator: Text = "\n\n"
     device: str = "auto"
     dtype: str = "auto"
     thoughts: bool = True
@@ -74,11 +74,6 @@ class RewardModel(ABC):
         init=False, repr=False, default=None
     )
     _known: dict[str, list[int]] = field(init=False, repr=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_is("separator", self.separator, str, "text")
-        if not self.separator:
-            raise InvalidInput("separator is empty; give what ends a step, such as a blank line")
 
     # ---------------------------------------------------------------- of each format
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ttc.engine import Engine
 from ttc.errors import VerifierError
-from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.prefill import Outputs
+from ttc.task import Passes, all_of
 from ttc.tree.branch import Branch
-from ttc.tree.segment import common_prefix
+from ttc.tree.segment import common_prefix, tokens_to_read
+from ttc.usage import Usage, by_meter, read_by_verifier
 
 PENDING = 0
 """A token that is never run: an engine's branch has no KV of its last token."""
@@ -105,9 +106,11 @@ class TreeMirror:
         Raises InvalidInput for a text beyond the model's context and OutOfMemory where the budget
         has no room, both before the model runs.
         """
+        self.follow_model()
         try:
-            reads = yield from self.follow(branches, layouts)
-            yield from self._read_suffixes(branches, layouts, reads)
+            with read_by_verifier(self._read_tokens(branches, layouts)):
+                reads = yield from self.follow(branches, layouts)
+                yield from self._read_suffixes(branches, layouts, reads)
         finally:
             self.released([])  # of the branches that have gone meanwhile nothing is kept
         if any(read.score is None for row in reads for read in row):
@@ -172,9 +175,9 @@ class TreeMirror:
             [place for place, read in text.reads.items() if read.score is None] for text in texts
         )
         prompts = [[*text.tokens, PENDING] for text in texts]
-        call = self.engine.begin_side_branches([text.branch for text in texts], prompts, outputs)
+        call = self.engine.side_branches([text.branch for text in texts], prompts, outputs)
         try:
-            computed = yield from call.made()
+            computed = yield from call.passes()
             for text, by_place in zip(texts, outputs.computed, strict=True):
                 for place, output in by_place.items():
                     text.reads[place].score = self.score(output)
@@ -196,15 +199,41 @@ class TreeMirror:
         rated = self.mirrors.get(branch)
         if rated is not None and rated.layout == layout:
             return 0
-        above: Branch | None = branch
-        while above is not None and above not in self.mirrors:
-            above = above.parent
+        above = self._above(branch)
         if above is None:
             return len(layout.whole)
-        mirrored = self.mirrors[above].branch
+        mirrored = above.branch
         return len(layout.whole) - common_prefix(
             mirrored.tokens[: mirrored.leaf.end], layout.tokens
         )
+
+    def _above(self, branch: Branch) -> Mirror | None:
+        """What is kept of a branch, or else of the nearest that it goes on from."""
+        above: Branch | None = branch
+        while above is not None and above not in self.mirrors:
+            above = above.parent
+        return None if above is None else self.mirrors[above]
+
+    def _read_tokens(
+        self, branches: Sequence[Branch], layouts: Sequence[Layout]
+    ) -> list[tuple[Usage, int]]:
+        """What a rating reads on each meter."""
+        read = []
+        for usage, places in by_meter(branch.usage for branch in branches):
+            texts = [
+                (layouts[place].whole, self._known(branches[place], layouts[place]))
+                for place in places
+            ]
+            read.append((usage, tokens_to_read(texts)))
+        return read
+
+    def _known(self, branch: Branch, layout: Layout) -> list[int]:
+        """The text that was read before it."""
+        rated = self.mirrors.get(branch)
+        if rated is not None and rated.layout == layout:
+            return layout.whole
+        above = self._above(branch)
+        return [] if above is None else above.layout.tokens
 
     # ---------------------------------------------------------------- what may go
 

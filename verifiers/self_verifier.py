@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.layer_profile import BranchProfile, layer_profile
-from ttc.checks import check_is
+from ttc.checks import Options, Words
 from ttc.engine import Engine
 from ttc.errors import InvalidInput, UnsupportedModel
-from ttc.passes.pass_by_pass import Passes, all_of
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, Need, ScoresByPass, ScoresWithin, SideBranches
+from ttc.protocols import Backend, Need
+from ttc.task import Passes, all_of
 from ttc.text.chat import QUESTION, following, has_template, next_turn_text
 from ttc.text.prompt import NEXT_QUESTION
 from ttc.text.thinking_switch import without_thought
+from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch, by_problem
 from ttc.tree.segment import common_prefix
 from verifiers.side_branches import rated_text, side_tokens
@@ -45,19 +45,16 @@ class Asking:
         starts = list(self.branches)
         if self.replaced:
             of = [starts[i] for i in self.replaced]
-            if isinstance(self.backend, ScoresByPass):
-                call = self.backend.begin_side_branches(of, self.beginnings)
-                self.side = call.branches
-                yield from call.made()
-            else:
-                self.side = _side_branches(self.backend, of, self.beginnings)
+            task = self.backend.side_branches(of, self.beginnings)
+            self.side = task.branches
+            yield from task.passes()
         for i, branch in zip(self.replaced, self.side, strict=True):
             starts[i] = branch
         return starts, self.asked
 
 
 @dataclass(frozen=True)
-class SelfVerifier:
+class SelfVerifier(Options):
     """Asks the model whether a branch's answer is correct: P(yes) / (P(yes) + P(no)), one score.
 
     The question is forked onto the branch, so that a dozen tokens are computed instead of the
@@ -70,8 +67,8 @@ class SelfVerifier:
         layers.
     thoughts: show the model its thoughts too, which the branch's KV always holds. Without them
         takes `fresh`. While it still thinks there is no answer, and its text so far is shown.
-    Raises InvalidInput for an empty question; for thoughts=False without `fresh`; for an exit on a
-    backend that is no `ScoresWithin`, and for fresh prompts on one that is no `SideBranches`.
+    Raises InvalidInput for an empty question and for thoughts=False without `fresh`, Unsupported
+    for an exit or fresh prompts on a backend that has none.
 
     Rates: the answer: P(yes) when the model is asked whether it is right.
     Cost: the question's tokens.
@@ -80,15 +77,13 @@ class SelfVerifier:
 
     needs: ClassVar[tuple[Need, ...]] = ("score",)
 
-    question: str = "Is the answer above correct? Reply with Yes or No."
+    question: Words = "Is the answer above correct? Reply with Yes or No."
     exit: EarlyExit | None = None
     fresh: bool = False
     thoughts: bool = True
 
     def __post_init__(self) -> None:
-        check_is("question", self.question, str, "text")
-        if not self.question.strip():
-            raise InvalidInput("the verifier's question is empty")
+        super().__post_init__()
         if not self.thoughts and not self.fresh:
             raise InvalidInput(
                 "thoughts=False shows the answer alone, and the branch's KV holds its thoughts; "
@@ -101,26 +96,13 @@ class SelfVerifier:
     ) -> Passes[list[list[float]]]:
         yes, no = spellings(backend, "yes"), spellings(backend, "no")
         words = [[[token] for token in (*yes, *no)]] * len(branches)
-        if isinstance(backend, ScoresWithin):
-            exit = None if self.exit is None else replace(self.exit, positive=len(yes))
-            asking = self._asking(branches, questions, backend)
-            try:
-                starts, asked = yield from asking.starts()
-                if isinstance(backend, ScoresByPass):
-                    call = backend.begin_score(starts, words, given=asked, exit=exit)
-                    logprobs = yield from call.made()
-                else:
-                    logprobs = backend.score_within(starts, asked, words, exit=exit)
-            finally:
-                backend.release(asking.side)
-        elif self.exit is None:
-            with self._asked(branches, questions, backend) as ends:
-                logprobs = backend.score(ends, words)
-        else:
-            raise InvalidInput(
-                "exit leaves the model between two layers, as an Engine can; "
-                f"{type(backend).__name__} has no score_within, so leave the exit out"
-            )
+        exit = None if self.exit is None else replace(self.exit, positive=len(yes))
+        asking = self._asking(branches, questions, backend)
+        try:
+            starts, asked = yield from asking.starts()
+            logprobs = yield from backend.score(starts, words, given=asked, exit=exit).passes()
+        finally:
+            backend.release(asking.side)
         return [[yes_share([row[0] for row in rows], len(yes))] for rows in logprobs]
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
@@ -151,26 +133,6 @@ class SelfVerifier:
 
     # ---------------------------------------------------------------- asking
 
-    @contextmanager
-    def _asked(
-        self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
-    ) -> Iterator[list[Branch]]:
-        children: list[Branch] = []
-        try:
-            if self.fresh:
-                prompts = self._prompts(branches, questions, backend)
-                children += _side_branches(backend, branches, prompts)
-            else:
-                follow_ups = self._follow_ups(branches, backend)
-                for branch, tokens in zip(branches, follow_ups, strict=True):
-                    children += backend.fork(branch, 1)
-                    children[-1].reopen(int(_ends_otherwise(branch, tokens, backend)))
-                tokens_per_child = _after_the_turn(branches, follow_ups)
-                backend.extend(children, tokens_per_child, purpose="verifier")
-            yield children
-        finally:
-            backend.release(children)
-
     def _asking(
         self, branches: Sequence[Branch], questions: Sequence[str], engine: Backend
     ) -> Asking:
@@ -194,10 +156,12 @@ class SelfVerifier:
         """What follows each answer: its turn's end, the question, the next turn's start."""
         tokenizer = backend.tokenizer
         if has_template(tokenizer):
-            options, closing = without_thought(tokenizer)
-            turn = next_turn_text(QUESTION, self.question, tokenizer, options)
-            tokens = following(turn + closing, tokenizer)
-            return [tokens] * len(branches)
+            asked = dict[Thoughts | None, list[int]]()
+            for thoughts in dict.fromkeys(branch.thoughts for branch in branches):
+                options, closing = without_thought(tokenizer, thoughts)
+                turn = next_turn_text(QUESTION, self.question, tokenizer, options)
+                asked[thoughts] = following(turn + closing, tokenizer)
+            return [asked[branch.thoughts] for branch in branches]
         text = f" {self.question}\nAnswer:"
         begun = following(text, tokenizer)
         usual = backend.encode(f"\n\n{text[1:]}")
@@ -210,19 +174,8 @@ class SelfVerifier:
         for branch, problem in zip(branches, questions, strict=True):
             solution = rated_text(branch, self.thoughts).strip()
             text = f"{GRADER}\n\nProblem:\n{problem}\n\nSolution:\n{solution}\n\n{self.question}"
-            prompts.append(side_tokens(text, backend))
+            prompts.append(side_tokens(text, backend, thoughts=branch.thoughts))
         return prompts
-
-
-def _side_branches(
-    backend: Backend, branches: Sequence[Branch], prompts: list[list[int]]
-) -> list[Branch]:
-    if not isinstance(backend, SideBranches):
-        raise InvalidInput(
-            "fresh prompts need a backend that makes branches beside a search's own "
-            f"(side_branches); {type(backend).__name__} does not"
-        )
-    return backend.side_branches(branches, prompts)
 
 
 def _shared_lengths(branches: Sequence[Branch], prompts: Sequence[list[int]]) -> list[int]:

@@ -5,39 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Backend, RunsBatches, ScoresByPass, SideBranches, Step, Tokens
+from ttc.protocols import Backend, Step, Tokens
 from ttc.sampling import Sampling
+from ttc.task import Passes
 from ttc.text.chat import chat_tokens, following, has_template
 from ttc.text.prompt import raw_tokens
 from ttc.text.special_tokens import guarded
 from ttc.text.thinking_switch import without_thought
+from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch
 from ttc.usage import distinct
 
 
 def side_tokens(
-    text: str, backend: Backend, ending: str = "\nAnswer:", *, thinks: bool = False
+    text: str,
+    backend: Backend,
+    ending: str = "\nAnswer:",
+    *,
+    thinks: bool = False,
+    thoughts: Thoughts | None = None,
 ) -> list[int]:
     """The tokens of a question as a chat. ending: what follows it without a chat template. thinks:
-    the model may think first; else it is asked for the answer at once."""
+    the model may think first; else it is asked for the answer at once. thoughts: of the branch that
+    it is about."""
     if has_template(backend.tokenizer):
         tokenizer = backend.tokenizer
-        options, closing = ({}, "") if thinks else without_thought(tokenizer)
+        options, closing = ({}, "") if thinks else without_thought(tokenizer, thoughts)
         tokens = chat_tokens([{"role": "user", "content": text}], tokenizer, options)
         return [*tokens, *following(closing, tokenizer)] if closing else tokens
     return raw_tokens(f"{guarded(text, backend.tokenizer)}{ending}", backend.tokenizer)
-
-
-def begun(
-    backend: SideBranches, branches: Sequence[Branch], prompts: Sequence[list[int]]
-) -> Passes[list[Branch]]:
-    """Branches beside these, with prompts of their own; pass by pass where the backend can."""
-    if not isinstance(backend, ScoresByPass):
-        return backend.side_branches(branches, prompts)
-    call = backend.begin_side_branches(branches, prompts)
-    yield from call.made()
-    return list(call.branches)
 
 
 def written(
@@ -47,10 +43,7 @@ def written(
     sampling: Sampling,
     limits: Sequence[int] | None = None,
 ) -> Passes[None]:
-    """Let branches write a step (see `Batch.add`); pass by pass where the backend can."""
-    if not isinstance(backend, RunsBatches):
-        backend.generate(texts, limits or step.max_tokens, end=step.end, sampling=sampling)
-        return
+    """Let branches write a step (see `Batch.add`), pass by pass."""
     batch = backend.running_batch()
     batch.add(texts, step, sampling, limits)
     while len(batch):
@@ -68,12 +61,8 @@ def reopen(texts: Sequence[Branch]) -> None:
 def scored(
     backend: Backend, branches: Sequence[Branch], words: Sequence[Tokens]
 ) -> Passes[list[list[float]]]:
-    """Log-probabilities of single tokens after each branch; pass by pass where the backend can."""
-    continuations = [words] * len(branches)
-    if isinstance(backend, ScoresByPass):
-        rows = yield from backend.begin_score(branches, continuations).made()
-    else:
-        rows = backend.score(branches, continuations)
+    """Log-probabilities of single tokens after each branch."""
+    rows = yield from backend.score(branches, [words] * len(branches)).passes()
     return [[logprob for (logprob,) in row] for row in rows]
 
 

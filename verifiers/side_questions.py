@@ -6,19 +6,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ttc.checks import check_whole
+from ttc.checks import NonNegativeFloat, NonNegativeInt, Options, PositiveInt
 from ttc.errors import InvalidInput
-from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Backend, Need, PrefillsByPass, SideBranches, Step
+from ttc.protocols import Backend, Need, Step
 from ttc.sampling import Sampling
-from ttc.text.thinking_models import marks_of
+from ttc.task import Passes
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch
 from verifiers.self_verifier import spellings
 from verifiers.side_branches import (
-    begun,
     counted_as_verifier,
     reopen,
     scored,
@@ -28,7 +26,7 @@ from verifiers.side_branches import (
 
 
 @dataclass(eq=False, kw_only=True)
-class SideQuestions:
+class SideQuestions(Options):
     """What verifiers have in common that ask such questions.
 
     repeats: how often each question is asked. max_tokens: of the text that the model writes before
@@ -40,15 +38,13 @@ class SideQuestions:
     needs: ClassVar[tuple[Need, ...]] = ("score",)
     cue: ClassVar[str]
 
-    repeats: int = 1
-    max_tokens: int = 0
-    temperature: float = 0.8
+    repeats: PositiveInt = 1
+    max_tokens: NonNegativeInt = 0
+    temperature: NonNegativeFloat = 0.8
     thoughts: bool = False
 
     def __post_init__(self) -> None:
-        check_whole("repeats", self.repeats, 1)
-        check_whole("max_tokens", self.max_tokens, 0)
-        _ = self.sampling  # refuses a wrong temperature before any work
+        super().__post_init__()
         if self.repeats > 1 and (not self.max_tokens or not self.temperature):
             raise InvalidInput(
                 f"repeats={self.repeats} would all be the same with max_tokens={self.max_tokens} "
@@ -60,18 +56,23 @@ class SideQuestions:
     def sampling(self) -> Sampling:
         return Sampling(self.temperature)
 
-    def asked(self, text: str, backend: Backend) -> list[int]:
-        """A question's tokens, up to where the model writes."""
-        tokens = side_tokens(text, backend, "\n", thinks=self.max_tokens > 0)
+    def asked(self, text: str, backend: Backend, thoughts: Thoughts | None = None) -> list[int]:
+        """A question's tokens, up to where the model writes. thoughts: of the branch that it is
+        about."""
+        thinks = self.max_tokens > 0
+        tokens = side_tokens(text, backend, "\n", thinks=thinks, thoughts=thoughts)
         return tokens if self.max_tokens else [*tokens, *backend.encode(self.cue)]
 
-    def _closing(self, backend: Backend, thinks: bool) -> str:
-        marks = marks_of(backend.tokenizer) if thinks else None
-        return self.cue if marks is None else f"\n{marks.closing}\n{self.cue}"
+    def _closing(self, thoughts: Thoughts | None) -> str:
+        return self.cue if thoughts is None else f"\n{thoughts.marks.closing}\n{self.cue}"
 
-    def longest_cost(self, prompts: Sequence[Sequence[int]], backend: Backend) -> int:
-        """The most verifier tokens that asking these questions takes."""
-        text = self.max_tokens + len(backend.encode(self._closing(backend, True))) + 1
+    def longest_cost(
+        self, prompts: Sequence[Sequence[int]], backend: Backend, thoughts: Thoughts | None
+    ) -> int:
+        """The most verifier tokens that asking these questions takes. thoughts: of the branches
+        that they are about."""
+        closing = self._closing(thoughts or Thoughts.known(backend.tokenizer))
+        text = self.max_tokens + len(backend.encode(closing)) + 1
         more = self.repeats * text if self.max_tokens else 1
         return sum(len(prompt) + more for prompt in prompts)
 
@@ -81,25 +82,21 @@ class SideQuestions:
         """The probability of each word among all of them, for each question: `[question][word]`;
         the mean over the repeats. All of it counts as verifier tokens.
 
-        questions: the branch that pays for each, and its tokens (`asked`). Raises InvalidInput
-        where the backend makes no branches beside a search's, and UnsupportedModel where a word is
-        no single token.
+        questions: the branch that pays for each, and its tokens (`asked`). Raises UnsupportedModel
+        where a word is no single token.
         """
-        if not isinstance(backend, SideBranches):
-            raise InvalidInput(
-                f"{type(backend).__name__} makes no branches beside a search's (side_branches), "
-                "where this verifier asks; use another one"
-            )
         spelt = [spellings(backend, word) for word in words]
         payers = [branch for branch, _ in questions]
         with counted_as_verifier(payers):
-            branches = yield from begun(backend, payers, [prompt for _, prompt in questions])
+            prompts = [prompt for _, prompt in questions]
+            branches = yield from backend.side_branches(payers, prompts).passes()
             try:
                 texts = branches
                 if self.max_tokens:
                     texts = [text for one in branches for text in backend.fork(one, self.repeats)]
                     branches = [*branches, *texts]
-                    yield from self._reason(backend, texts)
+                    about = [payer.thoughts for payer in payers for _ in range(self.repeats)]
+                    yield from self._reason(backend, texts, about)
                 tokens = [[token] for group in spelt for token in group]
                 rows = yield from scored(backend, texts, tokens)
             finally:
@@ -109,21 +106,20 @@ class SideQuestions:
         groups = [shares[start : start + count] for start in range(0, len(shares), count)]
         return [[sum(column) / count for column in zip(*group, strict=True)] for group in groups]
 
-    def _reason(self, backend: Backend, texts: Sequence[Branch]) -> Passes[None]:
+    def _reason(
+        self, backend: Backend, texts: Sequence[Branch], about: Sequence[Thoughts | None]
+    ) -> Passes[None]:
         """Let the model write, and put the cue after each text, behind an end of its thought where
         that is open."""
         yield from written(backend, texts, Step(self.max_tokens), self.sampling)
         reopen(texts)
-        thoughts = Thoughts.of(backend.tokenizer)
-        cues = [
-            backend.encode(self._closing(backend, thoughts is not None and text.thinks(thoughts)))
-            for text in texts
-        ]
-        if isinstance(backend, PrefillsByPass):
-            extended: Any = backend.begin_extend(texts, cues, purpose="verifier")
-            yield from extended.made()
-        else:
-            backend.extend(texts, cues, purpose="verifier")
+        own = Thoughts.known(backend.tokenizer)
+        cues = []
+        for text, thoughts in zip(texts, about, strict=True):
+            told = thoughts or own
+            thinks = told is not None and text.thinks(told)
+            cues.append(backend.encode(self._closing(told if thinks else None)))
+        yield from backend.extend(texts, cues, purpose="verifier").passes()
 
 
 def _shares(logprobs: Sequence[float], spelt: Sequence[Sequence[int]]) -> list[float]:

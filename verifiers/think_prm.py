@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ttc.checks import check_whole
+from ttc.checks import NonNegativeFloat, PositiveInt
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.math_shepherd import numbered
 from verifiers.reward_model import RewardModel, check_room
 from verifiers.reward_model_pass import Layout
 from verifiers.self_verifier import spellings, yes_share
-from verifiers.side_branches import begun, counted_as_verifier, reopen, scored, written
+from verifiers.side_branches import counted_as_verifier, reopen, scored, written
 
 TASK = (
     "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{}\n\n"
@@ -49,23 +49,20 @@ class ThinkPRM(RewardModel):
     """
 
     model: Any = "launch/ThinkPRM-1.5B"
-    max_tokens: int = 4096
-    samples: int = 1
-    temperature: float = 0.0
+    max_tokens: PositiveInt = 4096
+    samples: PositiveInt = 1
+    temperature: NonNegativeFloat = 0.0
     headed: ClassVar[bool] = False
     rates_steps: ClassVar[bool] = False
     writes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("max_tokens", self.max_tokens, 1)
-        check_whole("samples", self.samples, 1)
         if self.samples > 1 and self.temperature == 0:
             raise InvalidInput(
                 f"samples={self.samples} would all be the same at temperature=0; give 0.6, as the "
                 "authors do"
             )
-        _ = self.sampling  # refuses a wrong temperature before any work
 
     @property
     def sampling(self) -> Sampling:
@@ -112,7 +109,7 @@ class ThinkPRM(RewardModel):
             return []
         yes, no = spellings(engine, "yes"), spellings(engine, "no")
         with counted_as_verifier(branches):
-            texts = yield from begun(engine, branches, prompts)
+            texts = yield from engine.side_branches(branches, prompts).passes()
             try:
                 thoughts = [
                     thought for text in texts for thought in engine.fork(text, self.samples)
@@ -139,7 +136,7 @@ class ThinkPRM(RewardModel):
         unasked = [thought for thought in thoughts if DECISION not in thought.text]
         verdicts = [self._verdict(thought.text) for thought in unasked]
         reopen(unasked)
-        yield from engine.begin_extend(unasked, verdicts, purpose="verifier").made()
+        yield from engine.extend(unasked, verdicts, purpose="verifier").passes()
 
     def _verdict(self, thought: str) -> list[int]:
         end = "" if END_OF_THOUGHT in thought else f"\n{END_OF_THOUGHT}"

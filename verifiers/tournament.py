@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ttc.checks import check_is, check_whole
-from ttc.errors import InvalidInput
-from ttc.passes.pass_by_pass import Passes
+from ttc.checks import PositiveInt, Words
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
+from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 from verifiers.side_branches import rated_text
 from verifiers.side_questions import SideQuestions
@@ -43,16 +42,8 @@ class Tournament(SideQuestions):
 
     cue: ClassVar[str] = "\nThe better one:"
 
-    criterion: str = "Which of them is right, or nearer to it?"
-    opponents: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_is("criterion", self.criterion, str, "text")
-        if not self.criterion.strip():
-            raise InvalidInput("criterion is empty; say what is asked of two solutions")
-        if self.opponents is not None:
-            check_whole("opponents", self.opponents, 1)
+    criterion: Words = "Which of them is right, or nearer to it?"
+    opponents: PositiveInt | None = None
 
     @pass_by_pass
     def rate(
@@ -63,8 +54,9 @@ class Tournament(SideQuestions):
             texts = [rated_text(branches[row], self.thoughts).strip() for row in rows]
             solutions = list(dict.fromkeys(texts))
             pairs = self.pairs(len(solutions))
-            prompts = self._prompts(questions[rows[0]], solutions, pairs, backend)
-            asked = [(branches[rows[0]], prompt) for prompt in prompts]
+            payer = branches[rows[0]]
+            prompts = self._prompts(questions[rows[0]], solutions, pairs, backend, payer)
+            asked = [(payer, prompt) for prompt in prompts]
             if not asked:
                 continue
             shares = yield from self.answer_shares(backend, asked, "AB")
@@ -92,17 +84,18 @@ class Tournament(SideQuestions):
         for rows in by_problem(branches):
             texts = {rated_text(branches[row], self.thoughts).strip(): None for row in rows}
             pairs = self.pairs(len(texts))
-            prompts = self._prompts(questions[rows[0]], list(texts), pairs, backend)
-            cost += self.longest_cost(prompts, backend)
+            payer = branches[rows[0]]
+            prompts = self._prompts(questions[rows[0]], list(texts), pairs, backend, payer)
+            cost += self.longest_cost(prompts, backend, payer.thoughts)
         return cost
 
     def children_price(
         self, parent: Branch, question: str, backend: Backend, tokens: int, count: int
     ) -> int:
         text = rated_text(parent, self.thoughts).strip()
-        (prompt, _) = self._prompts(question, [text, text], [(0, 1)], backend)
+        (prompt, _) = self._prompts(question, [text, text], [(0, 1)], backend, parent)
         matches = 2 * len(self.pairs(count))
-        return matches * (self.longest_cost([prompt], backend) + 2 * tokens)
+        return matches * (self.longest_cost([prompt], backend, parent.thoughts) + 2 * tokens)
 
     def _prompts(
         self,
@@ -110,6 +103,7 @@ class Tournament(SideQuestions):
         solutions: Sequence[str],
         pairs: Sequence[tuple[int, int]],
         backend: Backend,
+        about: Branch,
     ) -> list[list[int]]:
         prompts = []
         for first, second in pairs:
@@ -117,5 +111,5 @@ class Tournament(SideQuestions):
                 text = PAIR.format(
                     question=question, a=solutions[a], b=solutions[b], criterion=self.criterion
                 )
-                prompts.append(self.asked(text, backend))
+                prompts.append(self.asked(text, backend, about.thoughts))
         return prompts

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from experiments.cli.choices import choices, defaults
 from experiments.cli.package_check import check
+from ttc.parts import handler
 
 GROUPS = (
     "model",
@@ -42,7 +44,18 @@ def page() -> str:
 
 
 def _text(name: str) -> str:
-    return (PAGES / f"{name}.txt").read_text(encoding="utf-8")
+    """A page's words; `{GROUP}` on a line of its own stands for the settings of a group."""
+    text = (PAGES / f"{name}.txt").read_text(encoding="utf-8")
+    return re.sub(r"^\{(\w+)\}$", lambda group: _settings(group[1]), text, flags=re.MULTILINE)
+
+
+def _settings(group: str) -> str:
+    from experiments.cli.described import help_lines
+    from experiments.cli.settings import SETTINGS
+
+    if group == "groups":
+        return "{groups}"
+    return help_lines(group, SETTINGS.get(group) or handler("settings", group))
 
 
 def _wrapped(head: str, words: list[str], width: int = 80) -> list[str]:

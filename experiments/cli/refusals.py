@@ -14,12 +14,21 @@ from hydra.errors import (
     OverrideParseException,
 )
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from experiments.cli.removed import removal, removed_setting
+from ttc.checks import PLAIN, use_one_of
 from ttc.errors import TTCError
 from ttc.origin import at, error_text, origin, raised_by_user
 from ttc.parts import missing_for
+
+TYPES = {"Integer": int, "Float": float, "Boolean": bool, "String": str}
+"""What OmegaConf calls the types of values."""
 
 
 def explained(error: BaseException) -> str:
@@ -60,6 +69,8 @@ def reason(error: BaseException | None) -> str | None:
         if isinstance(cause, ConfigAttributeError | ConfigKeyError):
             return _unknown_setting(cause)
         given = str(error).strip().removeprefix("Error merging override ")
+        if isinstance(cause, ValidationError) and (wrong := _wrong_type(given, cause)):
+            return wrong
         return ": ".join(filter(None, (given, reason(cause))))
     if isinstance(error, OmegaConfBaseException):
         return str(error).splitlines()[0]
@@ -88,7 +99,7 @@ def _unknown_choice(error: MissingConfigException) -> str:
         return str(error).splitlines()[0]
     path = PurePosixPath(error.missing_cfg_file or "")
     group, name = str(path.parent), path.name
-    unknown = f"{group}={name} is unknown; use one of {', '.join(choices)}"
+    unknown = f"{group}={name} is unknown; {use_one_of(name, choices)}"
     return removal(group, name) or missing_for(f"{group}={name}") or unknown
 
 
@@ -115,7 +126,12 @@ def _unknown_setting(error: ConfigAttributeError | ConfigKeyError) -> str:
             f"{error.full_key} is no setting of the chosen {owner}, which has none; choose another "
             f"{owner} beside it"
         )
-    return (
-        f"{error.full_key} is no setting{owner and f' of {owner}'}; use one of "
-        f"{', '.join(map(str, names))}"
-    )
+    named = use_one_of((error.full_key or "").rpartition(".")[2], names)
+    return f"{error.full_key} is no setting{owner and f' of {owner}'}; {named}"
+
+
+def _wrong_type(given: str, error: ValidationError) -> str | None:
+    """The refusal of a value of another type, in the words of `ttc.checks`."""
+    told = re.match(r"Value '.*' of type '(\w+)' could not be converted to (\w+)", error.msg or "")
+    right = told and TYPES.get(told[2])
+    return f"{given} is of type {told[1]}; give {PLAIN[right]}" if told and right else None

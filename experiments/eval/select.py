@@ -19,6 +19,7 @@ from experiments.runs.reading import read_fingerprint, read_records
 from experiments.runs.stats import wilson
 from experiments.runs.summary import counted
 from search.selection import Measure, Rule, Sample, all_rules
+from ttc.checks import check_known
 from ttc.errors import InvalidInput, TTCError
 from ttc.sampling import random_key
 from ttc.wording import number_of
@@ -192,8 +193,8 @@ def report(arguments: argparse.Namespace) -> str:
     rules = all_rules(arguments.measure, arguments.window, arguments.temperature)
     names = [rule.name for rule in rules]
     asked = arguments.rules or names
-    if unknown := [name for name in asked if name not in names]:
-        raise InvalidInput(f"--rules: {unknown[0]!r} is unknown; use {', '.join(names)}")
+    for name in asked:
+        check_known(name, names, f"--rules: {name!r} is unknown")
     rules, missing = usable([rule for rule in rules if rule.name in asked], problems)
     for name in arguments.rules or ():
         if name in missing:

@@ -300,7 +300,8 @@ class SearchLM(TemplateLM):
         A context is computed once for all that follows it, and let go once its neighbours, which
         begin alike, have taken over what they share.
         """
-        if not isinstance(self.solver.backend, Engine):
+        engine = self.solver.backend
+        if not isinstance(engine, Engine):
             raise InvalidInput(
                 "log-likelihoods need the model on this machine: use backend=local, or the "
                 "harness's own --model local-completions for a server"
@@ -312,17 +313,16 @@ class SearchLM(TemplateLM):
         groups = [list(group) for _, group in groupby(sorted(cut), key=lambda row: row[0])]
         answers: dict[int, tuple[float, bool]] = {}
         held: list[Any] = []
-        engine = self.solver.backend
         step = self.solver.batch or TOGETHER
         try:
             with tqdm(total=len(requests), disable=disable_tqdm, desc="log-likelihoods") as bar:
                 for now in (groups[i : i + step] for i in range(0, len(groups), step)):
-                    roots = engine.roots([group[0][0] for group in now])
+                    roots = engine.roots([group[0][0] for group in now]).result()
                     engine.release(held)
                     held = roots
                     best: list[list[list[float]]] = []
                     continuations = [[row[1] for row in group] for group in now]
-                    scores = engine.score(roots, continuations, likeliest=best)
+                    scores = engine.score(roots, continuations, likeliest=best).result()
                     for group, rows, tops in zip(now, scores, best, strict=True):
                         for request, row, top in zip(group, rows, tops, strict=True):
                             skip, place = request[2:]

@@ -29,7 +29,7 @@ from search.config import SearchConfig
 from search.options import SolveOptions
 from search.solving import results_of
 from ttc.errors import InvalidInput
-from ttc.protocols import Backend, Bounded, Problem, Served
+from ttc.protocols import Backend, Problem
 from ttc.results import Result
 from ttc.text.chat import QUESTION, encoded, following, has_template, next_turn_text
 from ttc.text.prompt import PromptTemplate, check_text, raw_tokens
@@ -142,7 +142,7 @@ class Solver:
         search, verifier = make_search(config)
         backend = make_backend(config)
         chosen = {name: as_dict(config[name], resolve=True) for name in GROUPS}
-        remote = dict(backend.served) if isinstance(backend, Served) else {}
+        remote = dict(backend.served)
         identity = {
             **chosen,
             "run": {name: config.run[name] for name in ("seed", *LIMITS)},
@@ -189,8 +189,8 @@ class Solver:
     @property
     def context_length(self) -> int | None:
         """The model's, None where it is not known."""
-        backend = self.backend
-        return backend.limits.context_length if isinstance(backend, Bounded) else None
+        limits = self.backend.limits
+        return None if limits is None else limits.context_length
 
 
 def configuration(settings: Mapping[str, Any]) -> DictConfig:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from experiments.cli.settings import DatasetConfig
 from experiments.runs.rows import Row
-from experiments.runs.schema import DatasetConfig
 from ttc.errors import InvalidInput
 from ttc.execution.code_tests import (
     CallTest,

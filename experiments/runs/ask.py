@@ -59,7 +59,8 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="fixes the answer (0)")
     arguments, others = parser.parse_known_intermixed_args(words)
     if others:
-        from experiments.runs.flags import ASK_FLAGS, unknown_flag
+        from experiments.cli.settings import ASK_FLAGS
+        from experiments.runs.flags import unknown_flag
 
         parser.error(unknown_flag(others[0].partition("=")[0], ASK_FLAGS))
     return arguments
@@ -88,7 +89,7 @@ def ask(arguments: argparse.Namespace) -> int:
     from experiments.runs.screen import show_logged
     from search.config import SearchConfig
     from ttc.errors import InvalidInput
-    from ttc.protocols import Served, misfit
+    from ttc.protocols import misfit
 
     for setting in arguments.settings:
         if "=" not in setting:
@@ -120,8 +121,7 @@ def ask(arguments: argparse.Namespace) -> int:
         options = solve_options(config, AnswerReading.of(config.dataset), verifier, template)
         result = watched(arguments.question, SearchConfig.of(search, backend, options), backend)
     finally:
-        if isinstance(backend, Served):
-            backend.close()
+        backend.close()
     show(outcome(result, backend))
     return int(result.error is not None)
 

@@ -16,13 +16,14 @@ from experiments.runs.config_values import as_dict
 from experiments.runs.data import load_examples
 from experiments.runs.default_verifier import default_verifier
 from experiments.runs.grading import AnswerReading
-from experiments.runs.schema import VERIFIERS, CalibratedExitConfig, schema_of
+from experiments.runs.schema import VERIFIERS, CalibratedExitConfig, check_settings, schema_of
 from search import Search
 from search.budget import LIMITS, Budget
 from search.options import SolveOptions
 from ttc.approximate.early_exit import EarlyExit
 from ttc.calibration.exit_calibration import ExitCalibration
 from ttc.calibration.gate_calibration import GateCalibration
+from ttc.checks import use_one_of
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.model.generation_settings import GenerationSettings
@@ -46,9 +47,10 @@ def resolved(config: DictConfig) -> DictConfig:
     """The configuration with typed escapes resolved, and with inner verifiers and calibrations in
     place of their names, so that the run's folder shows the settings that are used.
 
-    Raises InvalidInput for an unknown name, and for a calibration that was made for another model,
-    data set or search, or on the same problems.
+    Raises InvalidInput for a setting beyond its limit, for an unknown name, and for a calibration
+    that was made for another model, data set or search, or on the same problems.
     """
+    check_settings(config)
     config = config.copy()
     if OmegaConf.is_interpolation(config.verifier, "_target_"):  # verifier=auto
         config.verifier = _by_name(default_verifier(config.dataset.answer_kind), "verifier")
@@ -93,7 +95,7 @@ def _calibration(kind: type[C], file: str, config: DictConfig) -> C:
 
 def _by_name(name: str, where: str) -> Any:
     if name not in VERIFIERS:
-        unknown = f"{where}={name} is unknown; use one of {', '.join(VERIFIERS)}"
+        unknown = f"{where}={name} is unknown; {use_one_of(name, VERIFIERS)}"
         raise InvalidInput(missing_for(f"verifier={name}") or unknown)
     return OmegaConf.structured(schema_of(VERIFIERS[name]))
 
@@ -181,12 +183,8 @@ def make_tools(config: DictConfig) -> Any:
 
 
 def check_run(config: DictConfig) -> None:
-    """Refuse budgets and a number of problems with which nothing would be solved."""
-    make_budget(config)
-    if config.run.batch is not None and config.run.batch < 1:
-        raise InvalidInput(
-            f"run.batch={config.run.batch} must be at least 1, or null for what there is room for"
-        )
+    """Raise InvalidInput for settings with which nothing would be solved."""
+    check_settings(config)
 
 
 def make_backend(config: DictConfig) -> Backend:

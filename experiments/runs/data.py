@@ -7,14 +7,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from experiments.cli.settings import DatasetConfig
 from experiments.runs.generated import generated_problems
 from experiments.runs.grading import AnswerReading, IsCorrect
 from experiments.runs.private import LEFT_OUT, texts_left_out, without_quotes
 from experiments.runs.readers import check_fields_are_read, find_reader, own_id, text_of
 from experiments.runs.rows import UNREADABLE, Row, rows_of_file, rows_of_hub
-from experiments.runs.schema import DatasetConfig
 from experiments.runs.shards import Shard
 from experiments.runs.summary import kinds_of_errors, shown_kind
+from ttc.checks import check_limits
 from ttc.errors import InvalidInput
 from ttc.origin import at, origin
 from ttc.parts import handler
@@ -83,12 +84,7 @@ def _padded(question: str, chars: int) -> str:
 
 
 def _load(config: DatasetConfig) -> LoadedTask:
-    if config.offset < 0:
-        raise InvalidInput(f"dataset.offset={config.offset} must be 0 or more")
-    if config.limit is not None and config.limit < 1:
-        raise InvalidInput(
-            f"dataset.limit={config.limit} must be at least 1; leave it out for all problems"
-        )
+    check_limits(config, DatasetConfig, "dataset.")
     reading = AnswerReading.of(config)
     stop = None if config.limit is None else config.offset + config.limit
     check_fields_are_read(config)
@@ -158,8 +154,6 @@ def load_examples(config: DatasetConfig) -> list[tuple[str, str]]:
     where it has one, and ends as the instruction asks."""
     if config.shots == 0:
         return []
-    if config.shots < 0:
-        raise InvalidInput(f"dataset.shots={config.shots} must be 0 or more")
     if config.shots_path is not None:
         rows = rows_of_file(
             config.shots_path, "dataset.shots_path", config.shots_split or config.split

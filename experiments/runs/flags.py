@@ -7,13 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 
+from experiments.cli.settings import DatasetConfig, ModelConfig, RunConfig
 from experiments.runs.overrides import as_override
-from experiments.runs.schema import SEARCHES, DatasetConfig, ModelConfig, RunConfig
+from experiments.runs.schema import SEARCHES
 from ttc.errors import InvalidInput
-
-RUN_FLAGS = {"--model": "model.name", "--search": "search", "--verifier": "verifier"}
-ASK_FLAGS = {**RUN_FLAGS, "--seed": "run.seed"}
-"""What is set by the flags of a command."""
 
 NO_GROUPS: Mapping[str, type] = {}
 

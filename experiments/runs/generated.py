@@ -6,8 +6,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from experiments.cli.settings import DatasetConfig
 from experiments.runs.grading import IsCorrect
-from experiments.runs.schema import DatasetConfig
 from ttc.errors import InvalidInput
 from ttc.protocols import Problem
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from experiments.runs.schema import DatasetConfig
+from experiments.cli.settings import DatasetConfig
 from experiments.runs.user_code import find
 from search.selection import Candidate, answer_of
 from ttc.errors import InvalidInput

@@ -20,7 +20,7 @@ OURS = "|".join(
 )
 FOREIGN = re.compile(rf"(?:^|\braised )(?!(?:{OURS})\b)[\w.]+(?:: )")
 """Where the message of an error begins that is not this project's; it may repeat any text."""
-PLACE = re.compile(r" \([^()]*:\d+\)$")
+PLACE = re.compile(r" \([^()]*\.py:\d+\)(?=$|[,;] )")
 QUOTE = re.compile(r"(?<!\w)['\"]")
 WORD = re.compile(r"\w*\d\w*|\w{4,}")
 LEFT_OUT = "..."
@@ -41,7 +41,7 @@ def without_quotes(message: str, texts: Iterable[object] = ()) -> str:
     """
     found = PLACE.search(message)
     place = "" if found is None else found.group()
-    message = message.removesuffix(place)
+    message = message.partition(place)[0] if place else message
     if foreign := FOREIGN.search(message):
         message = message[: foreign.end()] + LEFT_OUT
     elif quote := QUOTE.search(message):

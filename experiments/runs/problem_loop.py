@@ -47,9 +47,8 @@ from search.config import SearchConfig
 from search.solving import results_of
 from ttc.engine import Engine
 from ttc.errors import BranchRefused, ContentRefused, InvalidInput, VerifierError
-from ttc.protocols import Backend, Problem, Result, Served, misfit
+from ttc.protocols import Backend, Problem, Result, misfit
 from ttc.text.prompt import PromptTemplate
-from ttc.usage import Usage
 from ttc.wording import number_of
 
 
@@ -88,8 +87,7 @@ def run(config: DictConfig, notes: Path | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is about to solve what is left of it. shard: None where this process solves all of
-    it."""
+    """A run about to solve what is left of it. shard: None where this process solves all of it."""
 
     config: DictConfig
     search: Any
@@ -128,11 +126,9 @@ class Job:
 
     @property
     def part(self) -> str:
-        if self.shard is None:
+        if (shard := self.shard) is None:
             return ""
-        return (
-            f", part {self.shard.index} of {self.shard.count}, threads: {torch.get_num_threads()}"
-        )
+        return f", part {shard.index} of {shard.count}, threads: {torch.get_num_threads()}"
 
     def solve(
         self, folder: RunFolder, inputs: dict[str, dict[str, str]], notes: Path | None
@@ -155,9 +151,7 @@ class Job:
         self, folder: RunFolder, inputs: dict[str, dict[str, str]]
     ) -> dict[str, Any]:
         problems = [problem for problem in self.task.problems if problem.id not in folder.records]
-        unusable = [
-            (name, reason) for name, reason in self.task.failures if name not in folder.records
-        ]
+        unusable = [row for row in self.task.failures if row[0] not in folder.records]
         if done := self.total - len(problems) - len(unusable):
             say(f"{done} of {self.total} were done already")
         engine = make_backend(self.config) if problems else None
@@ -178,16 +172,13 @@ class Job:
             with texts_left_out(self.config.dataset.private, texts):
                 _try_verifier(self.verifier, self.template, engine, problems)
         for name, reason in unusable:
-            result = Result(
-                Problem("", name), None, [], None, Usage(), [], self.config.run.seed, reason
-            )
+            result = Result.unsolved(Problem("", name), self.config.run.seed, reason)
             record = problem_record(result, self.task)
             if self.config.dataset.private:
                 without_texts(record)
             folder.append(record)
         if engine is not None:
             self._solve(engine, problems, folder)
-        if isinstance(engine, Served):
             engine.close()
         summary = summary_of(
             self.config, [folder.records[name] for name in self._ids()], folder.goes
@@ -225,9 +216,8 @@ class Job:
             )
 
     def _ids(self) -> list[str]:
-        return [problem.id for problem in self.task.problems] + [
-            name for name, _ in self.task.failures
-        ]
+        unusable = [name for name, _ in self.task.failures]
+        return [problem.id for problem in self.task.problems] + unusable
 
     def inputs(self) -> dict[str, dict[str, str]]:
         config, task = self.config, self.task
@@ -244,7 +234,7 @@ class Job:
         self, engine: Backend | None, inputs: dict[str, dict[str, str]], folder: RunFolder
     ) -> None:
         """Refuse another model than the records', where only a loaded one shows which it is."""
-        if isinstance(engine, Served):
+        if engine is not None and engine.served:
             folder.check_inputs(inputs | {"model": dict(engine.served)})
         elif not inputs["model"] and not is_remote(self.config):  # it came from the hub just now
             folder.check_inputs(inputs | {"model": model_fingerprint(self.config.model.name)})
@@ -298,7 +288,7 @@ def stopped(done: str) -> str:
 def other_samples(engine: Backend | None) -> str:
     """Why a problem's samples may depend on the problems beside it, "" where they do not
     (docs/exactness.md, "16 bits")."""
-    if isinstance(engine, Served):
+    if engine is not None and engine.served:
         return "on a server"
     if not isinstance(engine, Engine):
         return ""

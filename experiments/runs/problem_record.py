@@ -37,7 +37,8 @@ def full_record(result: Result, task: LoadedTask, config: DictConfig, engine: Ba
     record["prompt"] = None if result.best is None else result.prompt
     if config.model.thinking_marks is None:
         for row, branch in zip(record["branches"], result.branches, strict=True):
-            if ends_a_thought(branch.answer_text or ""):
+            # a mark of known models that is none of this one's
+            if any(cut.thinks is False for cut in ANY.cuts(branch.answer_text or "")):
                 row["thought_unknown"] = True
     if config.dataset.private:
         without_texts(record, result.problem.metadata.values())
@@ -85,16 +86,11 @@ def problem_record(result: Result, task: LoadedTask, with_tokens: bool = False) 
         "truncated_by": None,
         "stopped": result.stopped,
         "branches": branches,
+        "pruned": result.pruned,
         "tree": [tree_node(node, with_tokens) for node in result.tree],
         "usage": {k: v for k, v in usage.items() if k not in TIMING},
         "timing": {k: usage[k] for k in TIMING} | {"finished_at": time.time()},
     }
-
-
-def ends_a_thought(answer: str) -> bool:
-    """Whether an answer holds a mark with which known models end a thought: this model names no
-    marks, or others."""
-    return any(cut.thinks is False for cut in ANY.cuts(answer))
 
 
 def votes_by_path(
@@ -160,10 +156,9 @@ def _truncated_by(result: Result, limits: DictConfig) -> str | None:
         return None
     if result.best.finish_reason is not None:
         return result.best.finish_reason
-    generated = result.usage.generated_tokens
     spent = {
-        "max_generated_tokens": generated,
-        "max_tokens": generated + result.usage.verifier_tokens,
+        "max_generated_tokens": result.usage.generated_tokens,
+        "max_tokens": result.usage.budgeted_tokens,
     }
     for name, tokens in spent.items():
         if limits[name] is not None and tokens >= limits[name]:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from experiments.cli.settings import DatasetConfig
 from experiments.runs.rows import Row
-from experiments.runs.schema import DatasetConfig
 from experiments.runs.user_code import find
+from ttc.checks import use_one_of
 from ttc.errors import InvalidInput, MissingPart
 from ttc.parts import handled, handler, missing_for
 from ttc.protocols import Problem
@@ -30,10 +31,10 @@ def find_reader(name: str) -> Reader:
     if gone := missing_for(f"reader={name}"):
         raise MissingPart(gone)
     if "." not in name:
-        known = ", ".join([*READERS, *of_parts()])
+        known = use_one_of(name, [*READERS, *of_parts()])
         raise InvalidInput(
-            f"dataset.reader={name} is unknown; use one of {known}, or the dotted path of your own "
-            "function (row, id, dataset) -> Problem"
+            f"dataset.reader={name} is unknown; {known}, or the dotted path of your own function "
+            "(row, id, dataset) -> Problem"
         )
     reader: Reader = find(name, "dataset.reader")
     if not callable(reader):

@@ -105,6 +105,7 @@ class Record(TypedDict, total=False):
     truncated_by: str | None
     stopped: str | None
     branches: list[BranchShape]
+    pruned: dict[str, Count]
     tree: Annotated[list[TreeNode], AfterValidator(_is_tree)]
     usage: dict[str, Count]
     timing: Timing

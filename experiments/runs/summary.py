@@ -113,14 +113,10 @@ def summary_of(
 ) -> dict[str, Any]:
     """What a run's summary.json holds. goes: what its records were made by (see `RunFolder`)."""
     summary = summarise(records)
-    gbps = [
-        part.link_gbps
-        for part in (config.memory, config.placement)
-        if part.get("link_gbps") is not None
-    ]
-    if gbps:
-        summary["simulated_link_gbps"] = gbps[0]
     setting = partial(OmegaConf.select, config)
+    links = (setting("memory.link_gbps"), setting("placement.link_gbps"))
+    if gbps := [speed for speed in links if speed is not None]:
+        summary["simulated_link_gbps"] = gbps[0]
     summary["approximate"] |= approximations_by_settings(setting, summary, records)
     if any("blocks" in r["timing"] for r in records):
         for name in ("act_blocks", "blocks"):  # of memory=capture, by all of the batch
@@ -192,38 +188,41 @@ def tokens_past(position: int, node: Mapping[str, Any]) -> int:
 
 
 def branch_counts(records: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Of the final branches of all solved problems: how many there are, how many gave no answer
-    that could be read, how many have no end, and how many went in circles. tied_votes: problems
-    where several answers have the most votes.
+    """Of all branches of solved problems, those that a search let go of too (`Result.pruned`): how
+    many there are, gave no answer, have no end, or went in circles; and how many votes tied.
 
-    thoughts_unknown, where there are any: how many hold an end of thinking that is no mark of the
-    model's, as neither its chat template nor its vocabulary names one.
-    thoughts_closed_by_limit, thoughts_cut: how many thoughts were ended at their limit, and how
-    many have no end. Neither is there where records do not say how thoughts ended, as older ones.
+    Only where they are not 0: pruned_early, branches let go of before their end; thoughts_unknown,
+    final ones with an end of thinking that is no mark of the model's. Not of records of older
+    versions: thoughts_closed_by_limit, thoughts_cut.
     """
     branches = [branch for record in records for branch in counted(record)]
+    pruned = sum((Counter(r.get("pruned")) for r in records if not failed(r)), Counter[str]())
     ends = [branch.get("thought_end") for branch in branches if "thought" in branch]
     counts = {
         "count": len(branches),
         "no_answer_read": sum(branch["answer"] is None for branch in branches),
-        "without_an_end": sum(
-            branch.get("finish_reason", "eos") in WITHOUT_END for branch in branches
-        ),
+        "without_an_end": sum(b.get("finish_reason", "eos") in WITHOUT_END for b in branches),
         "tied_votes": sum(is_tied(votes(counted(record))[0]) for record in records),
         "looped": sum(branch.get("looped", False) for branch in branches),
+        "pruned_early": pruned["early"],
+        "thoughts_unknown": sum(branch.get("thought_unknown", False) for branch in branches),
     }
-    if unknown := sum(branch.get("thought_unknown", False) for branch in branches):
-        counts["thoughts_unknown"] = unknown
-    if None in ends:
-        return counts
-    thoughts = {"thoughts_closed_by_limit": ends.count("limit"), "thoughts_cut": ends.count("cut")}
-    return counts | thoughts
+    if None not in ends:
+        counts |= {
+            "thoughts_closed_by_limit": ends.count("limit"),
+            "thoughts_cut": ends.count("cut"),
+        }
+    rare = ("pruned_early", "thoughts_unknown")
+    return {k: n + pruned[k] for k, n in counts.items() if n or k not in rare}
 
 
 def shown_counts(counts: Mapping[str, int]) -> str:
     """`branch_counts` in a line, "" where nothing but their number is to be told."""
-    told = [f"{n} {name.replace('_', ' ')}" for name, n in counts.items() if n and name != "count"]
-    return f"{counts['count']} in all, {', '.join(told)}" if told else ""
+    told = [name for name, n in counts.items() if n and name != "count"]
+    if not {*told} - {"pruned_early"}:
+        return ""
+    words = [f"{counts[name]} {name.replace('_', ' ')}" for name in told]
+    return f"{counts['count']} in all, {', '.join(words)}"
 
 
 def is_tied(votes: Sequence[tuple[int, bool]]) -> bool:

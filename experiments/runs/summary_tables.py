@@ -52,8 +52,10 @@ def _advice(summary: dict[str, Any], settings: Collection[str]) -> Iterator[str]
         "thoughts_cut": f"{room}, or set search.thinking_tokens",
     }
     for name, way in ways.items():
-        if (count := counts.get(name, 0)) > MANY * counts["count"]:
-            yield f"{count / counts['count']:.0%} of branches {name.replace('_', ' ')}: {way}"
+        any_time = name in ("looped", "thoughts_closed_by_limit")
+        branches = counts["count"] - (0 if any_time else counts.get("pruned_early", 0))
+        if (count := counts.get(name, 0)) > MANY * branches:
+            yield f"{count / branches:.0%} of branches {name.replace('_', ' ')}: {way}"
     if counts["tied_votes"] > MANY * summary["problems"] and "n" in settings:
         yield f"{counts['tied_votes'] / summary['problems']:.0%} of votes tied: raise search.n"
 

@@ -19,6 +19,7 @@ from experiments.runs.overrides import as_override, read, values
 from experiments.runs.run_name import is_own
 from experiments.runs.schema import GROUPS, WITHOUT, plain_hint
 from experiments.runs.user_code import check_user_code, find
+from ttc.checks import Options
 from ttc.errors import InvalidInput
 
 
@@ -176,7 +177,8 @@ def _parameters(target: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _takes_any(target: Any) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
+    made = target.__init__ if inspect.isclass(target) and issubclass(target, Options) else target
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(made).parameters.values())
 
 
 def checked_parts(config: DictConfig) -> DictConfig:

@@ -10,14 +10,14 @@ from math import ceil, inf
 from typing import NamedTuple, TypeVar
 
 from search.active_search import ActiveSearch
-from search.admission import PROBLEMS, ProblemAdmission, most_rows
+from search.admission import PROBLEMS, ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
-from search.prefills import Events
-from search.under_way import Work
+from search.rates import Rates
+from search.under_way import Events, Work
 from ttc.engine import Engine
 from ttc.errors import VerifierError
-from ttc.protocols import Backend, Expand, Problem, Rate, RunsBatches, Step, Vary
+from ttc.protocols import Backend, Expand, Problem, Rate, Step, Vary
 from ttc.sampling import Sampling
 from ttc.tree.branch import Branch
 
@@ -86,10 +86,10 @@ class FairDriver(Driver):
     @classmethod
     def of(cls, engine: Backend, concurrency: int | None, pace: Pace | None = None) -> FairDriver:
         """concurrency: the most problems under way, None for as many as there is room for."""
-        if not isinstance(engine, RunsBatches):
+        if not engine.joins:
             return cls(engine, ProblemAdmission.of(engine, concurrency), contained=True)
         at_first = PROBLEMS if concurrency is None else inf
-        most = most_rows(engine)
+        most = engine.most_rows
         admission = ProblemAdmission(engine.running_batch(None), concurrency, most, at_first)
         return cls(engine, admission, contained=True, max_rows=most, pace=pace)
 
@@ -182,7 +182,7 @@ class FairDriver(Driver):
         if not isinstance(active.request, Rate) or active.over:
             return 0
         try:
-            return self.rates.price(active, active.request)
+            return Rates(self.engine).price(active, active.request)
         except VerifierError as error:
             active.fail(error)
             return 0

@@ -29,7 +29,6 @@ from experiments.server.service import Service
 from experiments.server.web import Patience, server
 from search import try_verifier
 from ttc.errors import InvalidInput
-from ttc.protocols import Served
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 """The names by which a machine calls itself."""
@@ -42,7 +41,6 @@ def run(config: DictConfig, choice: str) -> None:
     show_log(config.dataset.private)
     check_backend(config)
     check_run(config)
-    check_limits(config)
     key = api_key(config)
     listening = bind(config.serve.host, config.serve.port)
     with listening:
@@ -72,8 +70,7 @@ def run(config: DictConfig, choice: str) -> None:
             config.serve.shutdown_s, config.serve.header_s, config.serve.max_connections
         )
         server(api, key, hosts, patience).run(sockets=[listening])
-        if isinstance(backend, Served):
-            backend.close()
+        backend.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -121,23 +118,6 @@ def is_local(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def check_limits(config: DictConfig) -> None:
-    """Raise InvalidInput for limits under which nothing could be served."""
-    for name in (
-        "max_body_bytes",
-        "max_prompt_tokens",
-        "max_tokens",
-        "max_width",
-        "max_problems",
-        "max_connections",
-        "header_s",
-    ):
-        if (value := config.serve[name]) is not None and value < 1:
-            raise InvalidInput(f"serve.{name}={value} must be at least 1")
-    if config.serve.shutdown_s < 0:
-        raise InvalidInput(f"serve.shutdown_s={config.serve.shutdown_s} must be 0 or more")
 
 
 def model_name(config: DictConfig) -> str:

@@ -19,7 +19,7 @@ from experiments.server.refusal import Refusal
 from experiments.server.requests import MAX_TEMPERATURE, MAX_WHOLE, Body, shown
 from search import Search, SelfConsistency
 from search.options import check_scores
-from ttc.checks import check_fields
+from ttc.checks import use_one_of
 from ttc.errors import InvalidInput
 from ttc.protocols import Backend, Verifier, check_needs
 
@@ -122,8 +122,8 @@ class Offer:
         )
         name = settings.pop("name", by_model)
         if name != PLAIN and name not in self.searches:
-            names = ", ".join((PLAIN, *self.searches))
-            unknown = f"search={name!r} is unknown; use one of {names}"
+            names = (PLAIN, *self.searches)
+            unknown = f"search={name!r} is unknown; {use_one_of(name, names)}"
             raise Refusal(400, removal("search", str(name)) or unknown, param="search")
         if by_model not in (PLAIN, name):
             raise Refusal(
@@ -148,14 +148,12 @@ class Offer:
         ]
         for key in settings:
             if key not in plain:
-                message = (
-                    f"search.{key} is no setting of {type(search).__name__}; use {', '.join(plain)}"
-                )
+                named = use_one_of(key, plain)
+                message = f"search.{key} is no setting of {type(search).__name__}; {named}"
                 raise Refusal(400, message, param=f"search.{key}")
         self._check_limits(settings, "search.")
         try:
             search = replace(search, **{**of_request, **settings})
-            check_fields(search)
         except InvalidInput as error:
             names = {key: FIELDS_OF.get(key, key) for key in of_request}
             names |= {key: f"search.{key}" for key in settings}

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.requests import ClientDisconnect, Request
 
 from experiments.server.refusal import CLIENT_LEFT, Refusal
+from ttc.checks import use_one_of
 from ttc.text.encodable import encodable, lone_surrogate
 
 BODY_S = 30
@@ -294,10 +295,8 @@ def read(kind: type[B], data: bytes) -> B:
             400, f"{name}={shown(first['input'])} is not taken; send text alone", param=name
         )
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        fields = ", ".join(kind.model_fields)
-        raise Refusal(
-            400, f"{name} is not offered here; leave it out. Requests may hold {fields}", param=name
-        )
+        fields = use_one_of(name, kind.model_fields)
+        raise Refusal(400, f"{name} is not offered here; leave it out, or {fields}", param=name)
     if first["type"] == "missing":
         raise Refusal(400, f"{name} is missing; the request must hold it", param=name)
     said = first["msg"].removeprefix("Value error, ")

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from experiments.eval.compare.rows import load_rows
 from experiments.eval.compare.show import comparison
 from experiments.runs.problem_loop import run
@@ -33,6 +35,7 @@ def records_of(place: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_records_of_older_versions_go_on_and_are_counted(tmp_path: Path) -> None:
     """They do not say how a thought ended, and their configuration has no setting for loops."""
     save_circling(tmp_path / "model", "7")
@@ -52,6 +55,23 @@ def test_records_of_older_versions_go_on_and_are_counted(tmp_path: Path) -> None
     }  # fmt: skip
     assert records_of(tmp_path)[0] == old
     figures = comparison(load_rows([folder]))
+    assert figures["rows"][0]["branches"] == summary["branches"]
+
+
+def test_branches_that_a_search_let_go_of_count_too(tmp_path: Path) -> None:
+    save_circling(tmp_path / "model", "7")
+    save_rows(tmp_path / "rows.jsonl", [{"question": f"{i} ?", "answer": "7"} for i in range(2)])
+    beam = ("search=beam_search", "search.beam_size=1", "search.max_steps=1", *SEARCH[2:])
+    steps = [word.replace("max_tokens", "step_tokens") for word in beam]
+    summary = run(composed(tmp_path, "verifier=confidence", search=steps))
+    assert all(record["pruned"] == {"count": 3, "looped": 3} for record in records_of(tmp_path))
+    assert summary["branches"] == {
+        "count": 8, "no_answer_read": 0, "without_an_end": 0, "tied_votes": 0, "looped": 8,
+        "thoughts_closed_by_limit": 0, "thoughts_cut": 0,
+    }  # fmt: skip
+    again = run(composed(tmp_path, "verifier=confidence", search=steps))
+    assert again["branches"] == summary["branches"]
+    figures = comparison(load_rows([tmp_path / "outputs" / "r"]))
     assert figures["rows"][0]["branches"] == summary["branches"]
 
 
@@ -83,6 +103,10 @@ def test_advice_is_given_above_a_share_of_5_percent() -> None:
     assert line == "5% of branches without an end: raise search.max_tokens"
     (line,) = advised(branches(*[good] * 3, (None, "eos")), "max_tokens")
     assert line.startswith("25% of branches no answer read: look at the texts")
+    early = {"pruned": {"count": 99, "early": 96, "no_answer_read": 1, "looped": 6}}
+    unread, looped = advised(branches(*[good] * 3, (None, "eos")) | early, "max_tokens")
+    assert unread.startswith("29% of branches no answer read")  # of the 7 that ended
+    assert looped.startswith("6% of branches looped")
     (line,) = advised(branches(good, ("4", "eos")), "n")
     assert line == "100% of votes tied: raise search.n"
     assert advised(branches()) == []
@@ -93,6 +117,7 @@ def test_what_is_as_it_should_be_takes_no_line() -> None:
     assert shown_counts(branch_counts([record])) == ""
     summary = summarise([record]) | {"seconds": 0.0}
     assert "branches" not in table("r", summary)
+    assert shown_counts(branch_counts([record | {"pruned": {"count": 3, "early": 3}}])) == ""
     flawed = summarise([branches((None, None))]) | {"seconds": 0.0}
     assert "1 in all, 1 no answer read, 1 without an end" in table("r", flawed)
     text = sweep_table([(["search.n=1"], summary), (["search.n=2"], flawed)])

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from experiments.fit.calibrate.calibration import observe, report
 from experiments.runs.build import make_verifier, resolved
+from experiments.runs.problem_loop import run
 from search import BeamSearch, BestOfN, solve
 from search.options import SolveOptions
 from tests.helpers.configurations import assert_refused, configuration
@@ -132,7 +133,9 @@ def job(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
+def test_a_calibration_and_the_run_that_uses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "c.json"
     held_out = [
         "dataset.size=6",
@@ -164,8 +167,8 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
 
     gated = ["verifier=confidence_gated", "verifier.inner=self", f"verifier.calibration={file}"]
     place = ["dataset.size=6", f"run.output_dir={tmp_path}", "run.name=r"]
-    done = job("run", *SEARCH, *gated, *place)
-    assert done.returncode == 0, done.stderr
+    gated_run = [*SEARCH, *gated, *place]
+    run(configuration("run", *gated_run))
     lines = (tmp_path / "r" / "records.jsonl").read_text().splitlines()
     assert len(lines) == 6
     skips = 0
@@ -178,29 +181,23 @@ def test_a_calibration_and_the_run_that_uses_it(tmp_path: Path) -> None:
         skips += skipped
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["approximate"] == ({"problems_not_verified": skips} if skips else {})
-    assert ("approximate: problems not verified" in done.stdout) == (skips > 0)
+    assert ("approximate: problems not verified" in capsys.readouterr().out) == (skips > 0)
     config = (tmp_path / "r" / "config.yaml").read_text()
     assert f"tau_conf: {made['tau_conf']}" in config and "verifiers.SelfVerifier" in config
 
     made["tau_conf"] = 0.123  # the file changes under the run
     file.write_text(json.dumps(made))
-    done = job("run", *SEARCH, *gated, *place)
-    assert done.returncode != 0 and "verifier.tau_conf" in done.stderr and "0.123" in done.stderr
-    done = job("run", *SEARCH, *gated, *place, "dataset=gsm8k")
-    assert (
-        done.returncode != 0
-        and "error: " in done.stderr
-        and "data set 'sums', not for 'gsm8k'" in done.stderr
-    )
-    # problem 7 is seed 7's first
-    done = job("run", *SEARCH, *gated, *place, "dataset.offset=5", "dataset.limit=3")
-    assert (
-        done.returncode != 0
-        and "error: " in done.stderr
-        and "were used to calibrate" in done.stderr
-    )
+    for more, message in (
+        ([], r"verifier\.tau_conf.*0\.123"),
+        (["dataset=gsm8k"], "data set 'sums', not for 'gsm8k'"),
+        # problem 7 is seed 7's first
+        (["dataset.offset=5", "dataset.limit=3"], "were used to calibrate"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            run(configuration("run", *gated_run, *more))
 
 
+@pytest.mark.slow
 def test_an_inner_verifier_by_name_or_with_settings() -> None:
     gated = "verifier=confidence_gated"
     named = make_verifier(
@@ -249,6 +246,7 @@ def test_a_run_on_the_problems_that_were_calibrated_on_is_refused(tmp_path: Path
         resolved(configuration("run", *gated[:-1], "search=beam_search", "dataset.offset=20"))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [

@@ -192,6 +192,7 @@ def test_settings_of_the_verifier_reach_it() -> None:
 EXIT = ["calibrate.level=2", "calibrate.file=x", "verifier=self", "search=best_of_n"]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [

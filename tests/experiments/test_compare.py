@@ -235,6 +235,7 @@ def test_runs_of_a_sweep_have_its_names_and_its_order(
     assert [row.name for row in load_rows([tmp_path])] == ["toy-n=2", "toy-n=4", "toy-n=8"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
 def test_tables_are_as_wide_as_the_terminal(
     columns: int,
@@ -317,6 +318,7 @@ def sweep(place: Path) -> list[str]:
     return folders
 
 
+@pytest.mark.slow
 def test_labels_are_what_differs_and_tables_fit_80_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -418,6 +420,7 @@ def test_labels_can_be_given(tmp_path: Path) -> None:
             compared(tmp_path, a, b, "--labels", wrong)
 
 
+@pytest.mark.slow
 def test_the_names_of_24_rows_leave_the_plot_its_width(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

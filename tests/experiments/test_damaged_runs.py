@@ -164,6 +164,7 @@ def damaged_file(draw: st.DrawFn, folder: Path) -> tuple[str, bytes | None]:
     return name, b"".join(line + b"\n" for line in lines)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_damaged_run_is_named_in_a_line(
     shards: Path, command: str, tmp_path_factory: pytest.TempPathFactory

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.cli.settings import DatasetConfig
 from experiments.runs.build import make_template, resolved
 from experiments.runs.data import load_examples, load_task
 from experiments.runs.readers import READERS
-from experiments.runs.schema import DatasetConfig
 from tests.helpers.configurations import configuration
 from tests.helpers.tokenizers import Letters
 from ttc import InvalidInput
@@ -465,6 +465,7 @@ ROWS_OF_READERS: dict[str, tuple[dict[str, Any], str]] = {
 """What a row needs beside the fields that have names in `dataset.fields`, and a gold answer."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["question", "answer", "id", "solution", "source"])
 @pytest.mark.parametrize("reader", READERS)
 def test_every_name_of_a_field_is_used_or_refused(tmp_path: Path, reader: str, field: str) -> None:

@@ -23,6 +23,7 @@ RATERS = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", RATERS)
 def test_words_and_verifier_of_a_run_follow_the_kind(kind: str) -> None:
     check_defaults(kind, RATERS[kind])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.runs.flags import RUN_FLAGS, as_settings
+from experiments.cli.settings import RUN_FLAGS
+from experiments.runs.flags import as_settings
 from ttc import InvalidInput
 
 

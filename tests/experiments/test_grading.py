@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.cli.settings import DatasetConfig
 from experiments.eval.compare.rows import check_comparable, load_rows
 from experiments.eval.predictions import predictions_of
 from experiments.eval.select import load, score
 from experiments.runs.data import load_task
 from experiments.runs.problem_loop import run
 from experiments.runs.problem_record import votes_by_path
-from experiments.runs.schema import DatasetConfig
 from experiments.runs.summary import pass_share, votes
 from experiments.runs.user_classes import checked_parts
 from experiments.runs.user_code import code_files, code_fingerprint
@@ -205,6 +205,7 @@ def test_generated_problems_can_have_another_grader(place: Path) -> None:
 # ---------------------------------------------------------------- what is refused
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("setting", "path", "message"),
     [
@@ -287,6 +288,7 @@ def test_an_edited_grader_or_what_it_imports_gives_no_old_results(place: Path, f
         run(composed(place, *own, "dataset.limit=2"))
 
 
+@pytest.mark.slow
 def test_every_place_that_can_name_ones_own_code_is_seen(place: Path) -> None:
     (place / "my_rows.py").write_text("def read(row, id, dataset): ...\n")
     words = ["dataset.reader=my_rows.read", "dataset.grader=my_grade.breaks"]

@@ -103,6 +103,7 @@ def test_a_policy_that_is_named_leaves_nothing_to_plan(tmp_path: Path) -> None:
         show(config, words)
 
 
+@pytest.mark.slow
 @only_with("quantized", "True")
 def test_a_plan_counts_the_bytes_of_stored_weights(
     tmp_path: Path, profile: str, capsys: pytest.CaptureFixture[str]

@@ -29,6 +29,7 @@ from ttc.errors import TTCError
 COLUMNS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("private", [True, False])
 def test_no_file_of_a_private_run_holds_a_text(tmp_path: Path, private: bool) -> None:
     row = {"Question": "Which zebra?"} | {name: f"quagga {i}" for i, name in enumerate(COLUMNS)}
@@ -98,6 +99,7 @@ WORDS = [f"zebra{i}" for i in range(40)]
 """What the model writes, and all questions and answers are made of."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("private", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_no_command_writes_or_shows_a_private_text(
     tmp_path: Path,
@@ -215,6 +217,11 @@ def test_no_command_writes_or_shows_a_private_text(
             "VerifierError: Mine raised KeyError: zebra (own.py:3)",
             "VerifierError: Mine raised KeyError: ... (own.py:3)",
         ),
+        (
+            "Mine raised KeyError: zebra (own.py:3), on a branch made to try it; no problem",
+            "Mine raised KeyError: ... (own.py:3)",
+        ),
+        ("ValueError: zebra (quagga:3)", "ValueError: ..."),
         (
             "InvalidInput: it doesn't have a zebra; give one",
             "InvalidInput: it doesn't have a ...; give one",

@@ -21,6 +21,7 @@ def test_comments_docstrings_and_layout_change_no_hash_and_code_does(module: Pat
     assert written(module, "def f(x):\n    return x + 2\n") != first
 
 
+@pytest.mark.slow
 def test_a_change_of_a_kernel_is_seen_and_one_of_its_comments_is_not() -> None:
     text = "int one() {\n  return 1;  // the first\n}\n"
     assert kernel_text(text) == kernel_text("// a file\nint one() { return 1; }\n")

@@ -46,6 +46,7 @@ def test_results_with_counts_that_are_gone_are_read() -> None:
     assert Result.from_dict(values).usage == result.usage
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("key", REMOVED_SETTINGS)
 def test_a_removed_setting_is_refused_with_what_is_done_now(key: str) -> None:
     choice = "search=phi_decoding" if key.startswith("search") else "verifier=arithmetic"

@@ -80,6 +80,7 @@ def test_a_killed_run_goes_on_to_the_same_records(tmp_path: Path) -> None:
     assert summary["problems"] == 4 and f"{summary['accuracy']:.1%}" in done.stdout
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -155,14 +156,17 @@ def test_a_sweep_goes_on_after_a_job_that_fails_and_ends_with_one_table(tmp_path
 
 
 @pytest.mark.slow
-def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(tmp_path: Path) -> None:
-    arguments = ["dataset.size=3", "dataset.pad_chars=60000", "run.name=r"]
-    # the second time nothing is run
-    for told in ("loading smollm2-135m", "3 of 3 were done already"):
-        done = finished(job(tmp_path, *arguments))
-        assert done.returncode == 1 and told in done.stderr
-        assert "3 of 3 problems failed and count as wrong:\n  3 x ContextExceeded: " in done.stdout
-        assert "run.retry_failed=true" in done.stdout and "accuracy            0.0%" in done.stdout
+def test_problems_that_all_fail_end_with_their_reason_and_an_error_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    arguments = ["model=hf", f"model.name={model}", "dataset.size=3", "dataset.pad_chars=60000"]
+    run_here(tmp_path, *arguments)
+    again = finished(job(tmp_path, *arguments, "run.name=r"))
+    assert again.returncode == 1 and "3 of 3 were done already" in again.stderr
+    for told in (capsys.readouterr().out, again.stdout):
+        assert "3 of 3 problems failed and count as wrong:\n  3 x ContextExceeded: " in told
+        assert "run.retry_failed=true" in told and "accuracy            0.0%" in told
 
 
 @pytest.mark.slow
@@ -315,19 +319,3 @@ def test_a_failed_problem_counts_as_wrong_until_it_is_retried(
     assert "2 of 3 were done already" in capsys.readouterr().err
     again = records(tmp_path, "r")
     assert again["sums-1"] == roughly(records(tmp_path, "whole")["sums-1"])
-
-
-@pytest.mark.slow
-def test_a_sweep_runs_every_search(tmp_path: Path) -> None:
-    searches = "search=greedy,best_of_n,self_consistency,beam_search"
-    path = tmp_path / "rows.jsonl"
-    path.write_text(
-        json.dumps({"question": "Ann has 2 pens and buys 3. How many?", "answer": "#### 5"}) + "\n"
-    )
-    data = ["dataset=gsm8k", f"dataset.path={path}", "dataset.limit=1"]
-    arguments = ["-m", searches, *data, "run.max_tokens=24"]
-    finished(job(tmp_path, *arguments), check=True)
-    assert sorted(p.parent.name for p in tmp_path.glob("*/summary.json")) == [
-        f"gsm8k-rows-{name}-seed0-run.max_tokens=24"
-        for name in ("beam_search-arithmetic", "best_of_n-arithmetic", "greedy", "self_consistency")
-    ]

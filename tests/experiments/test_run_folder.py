@@ -301,6 +301,7 @@ def test_answers_that_were_cut_off_are_counted_and_shown(
     assert "have no end" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "cause", "way"),
     [

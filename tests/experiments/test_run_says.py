@@ -22,6 +22,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("sharing", "search", "said"),
     [
@@ -49,6 +50,7 @@ def test_a_search_that_never_rewords_has_no_use_for_similar_prompts(
     assert ("sharing=similar does nothing" in capsys.readouterr().err) is said
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_run_counts_its_act_blocks(
     place: Path, capsys: pytest.CaptureFixture[str], share: float

@@ -115,6 +115,7 @@ def test_what_may_differ_is_solved_for_each_seed(
     assert len(solved) == 2 * len(ROWS)
 
 
+@pytest.mark.slow
 def test_gone_on_to_more_problems(place: Path, solved: list[str]) -> None:
     """A seed keeps its own records, and gets those that it lacks."""
     run(composed(place, "run.seed=1", "run.name=s1", "dataset.limit=1"))
@@ -124,6 +125,7 @@ def test_gone_on_to_more_problems(place: Path, solved: list[str]) -> None:
     assert records(place, "s1")[:1] == before and len(records(place, "s1")) == len(ROWS)
 
 
+@pytest.mark.slow
 def test_failures_are_tried_again(place: Path, solved: list[str]) -> None:
     rows = [*ROWS[:2], {"question": "1 " * 3000, "answer": "1"}]
     save_rows(place / "rows.jsonl", rows)
@@ -160,6 +162,7 @@ def test_two_at_once_solve_once(
     assert records(place, "s0") == records(place, "s1")
 
 
+@pytest.mark.slow
 def test_after_a_run_that_fails_the_next_one_solves(
     place: Path, solved: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

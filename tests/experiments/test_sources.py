@@ -12,9 +12,9 @@ import datasets
 import pytest
 from omegaconf import OmegaConf
 
+from experiments.cli.settings import DatasetConfig
 from experiments.runs.data import load_examples, load_task
 from experiments.runs.readers import READERS
-from experiments.runs.schema import DatasetConfig
 from tests.helpers.configurations import configuration
 from ttc import InvalidInput
 from ttc.text.answers import extract_answer
@@ -249,6 +249,7 @@ def test_arc_and_math(tmp_path: Path) -> None:
     assert task.is_correct(task.problems[0], "0.5") and not task.is_correct(task.problems[0], "2")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("choice", "row", "asked", "gold"),
     [

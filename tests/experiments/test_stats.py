@@ -313,6 +313,7 @@ def test_maj_at_k_counts_subsets_and_splits_ties(
     assert maj_at_k(votes, invalid, k) == pytest.approx(mean(shares), abs=1e-9)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("n", [4096, 3072])
 @pytest.mark.parametrize("k", [1, 512, 1024, None])
 def test_shares_of_thousands_of_samples_are_exact(n: int, k: int | None) -> None:

@@ -167,6 +167,7 @@ def test_errors_that_differ_in_a_value_are_one_kind(first: str, second: str) -> 
     assert kind["count"] == 2 and len(kind["values"]) == 2
 
 
+@pytest.mark.slow
 def test_memory_that_is_approximate_counts_its_tokens(tmp_path: Path) -> None:
     save_model(tmp_path / "model")
     save_rows(tmp_path / "rows.jsonl", ROWS[:2])

@@ -62,6 +62,7 @@ def test_no_grade_is_given_for_a_thought(
     assert (grades["correct"], grades["correct_strict"]) == (correct, strict)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("said", "tokenizer", "settings", "unknown"),
     [

@@ -42,6 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("search", "rule", "column"),
     [

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from tests.helpers.tokenizers import Letters
 from ttc.errors import ContextExceeded, InvalidInput
-from ttc.protocols import Purpose
+from ttc.protocols import Backend, Purpose
 from ttc.sampling import SAMPLED, Sampling, random_key
+from ttc.task import Task
 from ttc.tree.branch import Branch
-from ttc.usage import Usage
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """Every text is a hash of the branch's key: characters of `letters`, finished by a 0.
 
     `live` holds each branch that was made and not yet released. `calls` lists the sizes of the
     `generate` batches; the one numbered `fail_at` raises. Prompts longer than `longest` tokens are
-    refused.
+    refused. `scored` lists the tokens after which something was scored.
     """
 
     def __init__(self, letters: str = "0123456789,,", longest: int = 500) -> None:
@@ -26,45 +27,31 @@ class FakeBackend:
         self.tokenizer = Letters()
         self.live: dict[int, Branch] = {}
         self.calls: list[int] = []
+        self.scored: list[list[int]] = []
         self.fail_at: int | None = None
-
-    def root(self, tokens: Sequence[int], *, seed: int = 0) -> Branch:
-        return self.roots([tokens], seeds=[seed])[0]
 
     def roots(
         self, prompts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]:
-        if any(len(prompt) > self.longest for prompt in prompts):
-            raise InvalidInput(f"the prompt is longer than {self.longest} tokens")
-        seeds = range(len(prompts)) if seeds is None else seeds
-        pairs = zip(prompts, seeds, strict=True)
-        return self._hold(
-            [Branch(tokens, None, random_key(seed), Usage(), self.decode) for tokens, seed in pairs]
-        )
+    ) -> Task[list[Branch]]:
+        self._check_lengths(prompts)
+        return super().roots(prompts, seeds=seeds)
+
+    def new_branch(self, *given: Any) -> Branch:
+        (branch,) = self._hold([super().new_branch(*given)])
+        return branch
 
     def variants(
         self,
         root: Branch,
         prompts: Sequence[Sequence[int]],
         suffixes: Sequence[Sequence[int]] | None = None,
-    ) -> list[Branch]:
-        if any(len(prompt) > self.longest for prompt in prompts):
-            raise InvalidInput(f"the prompt is longer than {self.longest} tokens")
-        children = self.fork(root, len(prompts))
-        for child, prompt, suffix in zip(
-            children, prompts, suffixes or [[]] * len(prompts), strict=True
-        ):
-            child.tokens = [*prompt, *suffix]
-            child.prompt_length = len(child.tokens)
-        return children
+    ) -> Task[list[Branch]]:
+        self._check_lengths(prompts)
+        return super().variants(root, prompts, suffixes)
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
         self._check_live([branch])
-        children = [branch.child() for _ in range(n)]
-        for child in children:
-            if keep is not None:
-                child.rewind(keep)
-        return self._hold(children)
+        return self._hold(super().fork(branch, n, keep))
 
     def extend(
         self,
@@ -72,7 +59,7 @@ class FakeBackend:
         tokens_per_branch: Sequence[Sequence[int]],
         *,
         purpose: Purpose = "prompt",
-    ) -> None:
+    ) -> Task[None]:
         self._check_live(branches)
         if any(
             len(b.tokens) + len(new) > self.longest
@@ -80,8 +67,8 @@ class FakeBackend:
         ):
             raise ContextExceeded(f"a branch is longer than {self.longest} tokens")
         for branch, tokens in zip(branches, tokens_per_branch, strict=True):
-            branch.give(tokens)
             branch.usage.prompt_tokens += len(tokens)
+        return super().extend(branches, tokens_per_branch, purpose=purpose)
 
     def generate(
         self,
@@ -102,19 +89,30 @@ class FakeBackend:
             self.write_step(branch, limit, stop, end)
 
     def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
-    ) -> list[list[list[float]]]:
+        self,
+        branches: Sequence[Branch],
+        continuations: Sequence[Sequence[Sequence[int]]],
+        *,
+        given: Sequence[Sequence[int]] | None = None,
+        exit: Any = None,
+        report: Any = None,
+    ) -> Task[list[list[list[float]]]]:
         self._check_live(branches)
-        return [[[-1.0] * len(tokens) for tokens in group] for group in continuations]
+        self.check_no_exit(exit)
+        given = given or [()] * len(branches)
+        self.scored += [[*b.tokens, *more] for b, more in zip(branches, given, strict=True)]
+        return Task.made([[[-1.0] * len(tokens) for tokens in group] for group in continuations])
 
-    def release(self, branches: Sequence[Branch]) -> None:
+    def release(self, branches: Iterable[Branch]) -> None:
+        branches = list(branches)
+        super().release(branches)
         for branch in branches:
             self.live.pop(id(branch), None)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return self.tokenizer.decode(tokens)
 
     def write_step(
@@ -143,6 +141,10 @@ class FakeBackend:
     def _hold(self, branches: list[Branch]) -> list[Branch]:
         self.live |= {id(branch): branch for branch in branches}
         return branches
+
+    def _check_lengths(self, prompts: Sequence[Sequence[int]]) -> None:
+        if any(len(prompt) > self.longest for prompt in prompts):
+            raise InvalidInput(f"the prompt is longer than {self.longest} tokens")
 
     def _check_live(self, branches: Sequence[Branch]) -> None:
         assert all(id(branch) in self.live for branch in branches), "a released branch was used"

@@ -15,15 +15,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ttc.model.loading.load import load_tokenizer
 
 
-def save_tiny_model(folder: Path, context: int = 1024) -> str:
-    """A random model of two layers with the default model's tokenizer, which ends no text. Returns
-    the folder."""
-    shutil.copytree(tiny_model(context).name, folder, dirs_exist_ok=True)
+def save_tiny_model(folder: Path, context: int = 1024, layers: int = 2) -> str:
+    """A random model with the default model's tokenizer, which ends no text. Returns the folder."""
+    shutil.copytree(tiny_model(context, layers).name, folder, dirs_exist_ok=True)
     return str(folder)
 
 
 @cache
-def tiny_model(context: int) -> TemporaryDirectory[str]:
+def tiny_model(context: int, layers: int) -> TemporaryDirectory[str]:
     """That model's folder, written once in a process, and for reading alone."""
     folder = TemporaryDirectory()
     tokenizer = load_tokenizer("smollm2-135m")
@@ -32,7 +31,7 @@ def tiny_model(context: int) -> TemporaryDirectory[str]:
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=context,

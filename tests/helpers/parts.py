@@ -26,24 +26,23 @@ from ttc.parts import PACKAGES, handled, load, table
 
 ROOT = Path(__file__).parents[2]
 
-IMPORTS = """
-import importlib, pathlib, sys
+SEARCH = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-packages = sys.argv[1:]
-failed = []
-for package in packages:
-    for file in sorted(pathlib.Path(package).rglob("*.py")):
-        if file.name == "__main__.py":
-            continue
-        name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:  # what is not installed here is not looked for
-            if str(error.name).split(".")[0] in packages:
-                failed.append(f"{name}: {error}")
-        except ImportError as error:
-            failed.append(f"{name}: {error}")
-sys.exit("\\n".join(failed) or 0)
+from experiments.runs.hydra_command import composed
+from search import BeamSearch, solve
+from tests.helpers.tokenizers import Letters
+from ttc import Engine
+from verifiers import ArithmeticVerifier
+
+composed(["search=best_of_n"])
+sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=128, num_key_value_heads=1, **sizes)).eval()
+search = BeamSearch(step_tokens=8, max_steps=3)
+for engine in (Engine(model, Letters()), Engine(model, Letters(), runner="fused")):
+    result = solve(search, problem="1+1", engine=engine, verifier=ArithmeticVerifier())
+    assert result.branches and result.usage.generated_tokens
 """
 
 NAMES = """
@@ -70,23 +69,31 @@ for entry in table().values():
             print(error)
 """
 
-SEARCH = """
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+IMPORTS = """
+import importlib, pathlib, sys
 
-from experiments.runs.hydra_command import composed
-from search import BeamSearch, solve
-from tests.helpers.tokenizers import Letters
-from ttc import Engine
-from verifiers import ArithmeticVerifier
+packages = sys.argv[1:]
+failed = []
+for package in packages:
+    for file in sorted(pathlib.Path(package).rglob("*.py")):
+        if file.name == "__main__.py":
+            continue
+        name = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:  # what is not installed here is not looked for
+            if str(error.name).split(".")[0] in packages:
+                failed.append(f"{name}: {error}")
+        except ImportError as error:
+            failed.append(f"{name}: {error}")
+if failed:
+    sys.exit("\\n".join(failed))
+"""
 
-composed(["search=best_of_n"])
-sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
-model = LlamaForCausalLM(LlamaConfig(vocab_size=128, num_key_value_heads=1, **sizes)).eval()
-search = BeamSearch(step_tokens=8, max_steps=3)
-for engine in (Engine(model, Letters()), Engine(model, Letters(), runner="fused")):
-    result = solve(search, problem="1+1", engine=engine, verifier=ArithmeticVerifier())
-    assert result.branches and result.usage.generated_tokens
+COLLECTING = """
+import pytest
+
+sys.exit(pytest.main(["-n", "0", "--collect-only", "-qq"]))
 """
 
 
@@ -138,13 +145,17 @@ def module(file: Path) -> str:
 
 
 def copied(folder: Path) -> None:
-    """The project's files as they are now, those that git ignores left out."""
+    """The project's files as they are now, those that git ignores left out, and the bytecode of
+    its modules, so that no copy compiles them anew."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
+    for place in {file.parent for file in folder.rglob("*.py")}:
+        if (bytecode := ROOT / place.relative_to(folder) / "__pycache__").exists():
+            shutil.copytree(bytecode, place / "__pycache__")
 
 
 def delete(part: str, folder: Path) -> None:
@@ -161,11 +172,10 @@ def checks(types: bool = False, tests: bool = False) -> Iterator[tuple[str, list
     """What is tried without a part, by its name."""
     python = sys.executable
     bin = Path(python).parent
-    yield "imports", [python, "-c", IMPORTS, *PACKAGES]
-    yield "names", [python, "-c", NAMES]
     yield "layers", [str(bin / "lint-imports"), "--no-cache"]
-    yield "search", [python, "-c", SEARCH]
-    yield "collecting", [python, "-m", "pytest", "-n", "0", "--collect-only", "-qq"]
+    # one process, since imports take most of the time; the search comes before all else is loaded
+    together = SEARCH + NAMES + IMPORTS + COLLECTING
+    yield "search, names, imports and collecting", [python, "-c", together, *PACKAGES]
     if types:
         yield "types", [python, "-m", "mypy"]
     if tests:

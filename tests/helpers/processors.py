@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.processes import finished
+from ttc.compiling import CPU, cxx
 
 X86 = {
     "x86-64": set[str](),
@@ -24,11 +29,23 @@ MULTIPLY_AND_ADD = [processor for processor in PROCESSORS if processor != "x86-6
 """Those that multiply and add at once, with one rounding."""
 
 
+QUICK_COMPILER = Path(__file__).with_name("quick_compiler.sh")
+
+
 def skip_unless_runs(processor: str) -> None:
     """Skip the test where this machine cannot run what is built for one of `PROCESSORS`."""
     is_known = IS_ARM or platform.machine() == "x86_64"
     if not is_known or not PROCESSORS[processor] <= _features():
         pytest.skip(f"this machine cannot run what is built for {processor}")
+
+
+def passes_on(processor: str, program: str, *arguments: str) -> None:
+    """Run a Python program for which kernels are built for a processor, with few of the compiler's
+    optimisations: all of them take a minute and more."""
+    environment = {CPU: processor, "CXX": str(QUICK_COMPILER), "COMPILER": str(cxx())}
+    words = [sys.executable, "-c", program, *arguments]
+    done = finished(words, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr
 
 
 def _features() -> set[str]:

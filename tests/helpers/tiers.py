@@ -19,6 +19,22 @@ def examples(most: int) -> int:
     return max(3, most // 4) if IS_FAST else most
 
 
+def leave_few(items: Iterable[pytest.Item]) -> None:
+    """Of the cases of each test that is marked `few`, leave the first and the last in the fast
+    tier; with `few(n)`, n that lie as far apart as can be."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for alike in cases.values():
+        mark = alike[0].get_closest_marker("few")
+        count = mark.args[0] if mark and mark.args else 2
+        quick = {n * (len(alike) - 1) // max(1, count - 1) for n in range(count)}
+        for place, item in enumerate(alike):
+            if place not in quick:
+                item.add_marker("slow")
+
+
 def some_quick(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """The cases of a parametrised test. Those of `quick` are in the fast tier; the others are
     alike, and slow.

@@ -138,7 +138,7 @@ def test_on_an_engine_company_and_order_change_nothing() -> None:
     ("settings", "message"),
     [
         ({"rule": "entropy"}, "rule='entropy' is unknown"),
-        ({"confidence": 95}, "confidence=95 must be from 0.5 to 1"),
+        ({"confidence": 95}, "confidence=95 must be more than 0.5 and at most 1"),
         ({"confidence": 0.5}, r"confidence=0\.5 must be more than 0\.5"),
         ({"block": 0}, "block=0 must be at least 1"),
         ({"rule": "window"}, "block=1 makes a window of one sample"),

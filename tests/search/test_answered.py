@@ -31,6 +31,7 @@ def strict(text: str) -> str | None:
 VERIFIERS = [LikesNoAnswer(), ArithmeticVerifier(), ConfidenceVerifier(), SelfVerifier()]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("search", all_searches(), ids=lambda search: type(search).__name__)
 def test_no_branch_without_an_answer_wins_against_one_that_has_one(search: Search) -> None:
     decided = 0

@@ -60,7 +60,7 @@ class Reads(Length):
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend
     ) -> list[list[float]]:
         for _ in range(10):
-            backend.score(branches, [[[1, 2, 3, 4, 5, 6, 7, 8, 9]] for _ in branches])
+            backend.score(branches, [[[1, 2, 3, 4, 5, 6, 7, 8, 9]] for _ in branches]).result()
         return super().rate(branches, questions, backend)
 
 
@@ -138,6 +138,7 @@ def test_a_branch_that_was_being_written_keeps_what_it_has() -> None:
         assert node.text and node.status == "kept" and node.tokens == len(node.token_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", some_quick([3, 9, 15, 30], [9]))
 def test_other_problems_go_on_as_if_nothing_had_been(number: int) -> None:
     search = BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=4)

@@ -108,8 +108,8 @@ def test_it_runs_on_an_engine() -> None:
     [
         ({"waits": -1}, "waits=-1 must be at least 0"),
         ({"thinking_tokens": 0}, "thinking_tokens=0"),
-        ({"wait": ""}, "wait='' must be a text"),
-        ({"end_of_thinking": 7}, "end_of_thinking=7 must be a text"),
+        ({"wait": ""}, "wait is empty; give text"),
+        ({"end_of_thinking": 7}, "end_of_thinking=7 is of type int; give text or None"),
     ],
 )
 def test_bad_settings_are_named(wrong: dict[str, Any], message: str) -> None:

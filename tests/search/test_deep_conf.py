@@ -203,7 +203,7 @@ def test_on_an_engine_only_sure_samples_vote_and_company_changes_nothing() -> No
         ({"least_votes": 0}, "least_votes=0 must be at least 1"),
         ({"consensus": 0}, "consensus=0 must be more than 0"),
         ({"mode": "online", "measure": "tail", "window": 8}, "measure=tail is for mode=offline"),
-        ({"mode": "on"}, "mode='on' is unknown; use offline or online"),
+        ({"mode": "on"}, "mode='on' is unknown; use one of offline, online"),
         ({"keep": 0}, "keep=0 must be more than 0"),
         ({"measure": "min"}, "measure='min' is unknown"),
         ({"warmup": 0}, "warmup=0 must be at least 1"),

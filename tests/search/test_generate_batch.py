@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from search import Case, Expand, Search, SearchSteps, Step, solve
-from search.generate_batch import GenerateBatch
 from tests.helpers.backends import FakeBackend
 from ttc import Branch, InvalidInput, Sampling
+from ttc.backend import GenerateBatch
 
 
 class Noting(FakeBackend):

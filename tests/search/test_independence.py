@@ -46,6 +46,7 @@ FIRST = [place for place, name in enumerate(NAMES) if name not in NAMES[:place]]
 """One of each search; the others are variants of it."""
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "place",
     some_quick(range(len(SEARCHES)), FIRST),

@@ -26,7 +26,6 @@ from search import (
 from search.admission import WINDOW, ProblemAdmission
 from search.config import SearchConfig
 from search.driver import Driver
-from search.generate_batch import GenerateBatch
 from search.options import SolveOptions
 from tests.helpers import searches
 from tests.helpers.backends import FakeBackend
@@ -34,6 +33,7 @@ from tests.helpers.engines import make_engine
 from tests.helpers.ownership import assert_nothing_left
 from tests.helpers.tiers import examples
 from ttc import Branch, Engine, Problem
+from ttc.backend import GenerateBatch
 from ttc.protocols import Backend
 from ttc.results import Result
 from ttc.text.prompt import PromptTemplate

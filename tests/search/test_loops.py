@@ -75,6 +75,7 @@ def seen(result: Result) -> Any:
     return [(b.tokens, b.step_ends, b.step_reasons, b.thought_closed) for b in result.branches]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "search",
     [
@@ -134,6 +135,7 @@ def test_models_without_thoughts_are_left_alone_unless_it_is_asked_for() -> None
     assert whole.best.finish_reason is None and whole.usage.generated_tokens == LIMIT
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "search", all_searches(thinking_tokens=LIMIT), ids=lambda search: type(search).__name__
 )

@@ -281,7 +281,7 @@ def test_a_budget_ends_it_with_the_best_so_far() -> None:
     ("wrong", "message"),
     [
         ({"iterations": 0}, "iterations=0 must be"),
-        ({"rule": "ucb"}, "rule='ucb' is unknown; use uct or puct"),
+        ({"rule": "ucb"}, "rule='ucb' is unknown; is it uct. use one of uct, puct"),
         ({"answer": "best"}, "answer='best' is unknown"),
         ({"exploration": -1}, "exploration=-1 must be"),
     ],

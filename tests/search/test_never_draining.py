@@ -15,13 +15,13 @@ from experiments.standins.mixed_search import Mixed
 from search import BeamSearch, BestFirst, BestOfN, DiversePrompts, Search, SelfConsistency, solve
 from search.admission import PROBLEMS, ProblemAdmission
 from search.base import Case, SearchSteps
-from search.generate_batch import GenerateBatch
 from tests.helpers.backends import FakeBackend
 from tests.helpers.engines import make_engine
 from tests.helpers.ownership import Cancelled, assert_nothing_left
 from tests.helpers.searches import exactly
 from tests.helpers.tiers import examples
 from ttc import (
+    Backend,
     BeamGroups,
     BlockCache,
     Branch,
@@ -33,6 +33,7 @@ from ttc import (
     Result,
     Sampling,
 )
+from ttc.backend import GenerateBatch
 from ttc.protocols import Expand, Problem, Rate, Step
 from ttc.residency.resident import Resident
 from ttc.tree.branch import MOST_ROWS
@@ -62,7 +63,7 @@ CALLS = [
 ]
 
 
-class Waiting:
+class Waiting(Backend):
     """An engine with `generate` alone, so that the branches of all problems wait for each other."""
 
     def __init__(self, engine: Engine):
@@ -89,7 +90,7 @@ class Looks:
     def rate(
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
     ) -> list[list[float]]:
-        backend.score(branches, [[[65], [66]]] * len(branches))
+        backend.score(branches, [[[65], [66]]] * len(branches)).result()
         return [[sum(i * t for i, t in enumerate(b.tokens)) % 101 / 101.0] for b in branches]
 
 

@@ -49,7 +49,7 @@ WRONG_REQUESTS: list[tuple[Any, str]] = [
     ),
     (
         lambda root: Rate([root], "max"),
-        "Rate.aggregation='max' is unknown; use min, product, last, mean",
+        "Rate.aggregation='max' is unknown; use one of min, product, last, mean",
     ),
     (lambda root: Vary(root, -1), "Vary.n=-1 must be at least 0"),
 ]
@@ -94,5 +94,5 @@ def test_a_search_that_yields_nothing_is_told_to_be_a_generator() -> None:
     "fields", [{"phrasings": "{question}"}, {"phrasings": (5,)}, {"hints": None}], ids=str
 )
 def test_phrasings_and_hints_are_lists_of_texts(fields: Any) -> None:
-    with pytest.raises(InvalidInput, match=f"{next(iter(fields))}=.*; give a list of texts"):
+    with pytest.raises(InvalidInput, match=f"{next(iter(fields))}=.*; give (a list of )?text"):
         DiversePrompts(**fields)

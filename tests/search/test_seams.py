@@ -317,12 +317,12 @@ def test_settings_outside_their_limits_are_refused_with_the_limit() -> None:
     for search, wrong, message in (
         (BestOfN, {"n": 0}, "n=0 must be at least 1"),
         (BestOfN, {"top_p": 0}, "top_p=0 must be more than 0"),
-        (BestOfN, {"min_p": 2.5}, "min_p=2.5 must be from 0 to 1"),
+        (BestOfN, {"min_p": 2.5}, "min_p=2.5 must be at least 0 and less than 1"),
         (BestOfN, {"temperature": math.nan}, "temperature=nan must be at least 0"),
         (
             BeamSearch,
             {"aggregation": "first"},
-            "aggregation='first' is unknown; use min, product, last or mean",
+            "aggregation='first' is unknown; use one of min, product, last, mean",
         ),
     ):
         with pytest.raises(InvalidInput, match=message):

@@ -91,6 +91,7 @@ def test_a_tree_of_two_models_says_who_wrote_what_and_frees_it(search: Search) -
     assert company[1].tree == result.tree
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("search", TREES, ids=["A", "M"])
 @pytest.mark.parametrize("better", ["small", "large"])
 def test_the_model_with_the_better_answers_is_asked_more(search: Search, better: str) -> None:
@@ -130,6 +131,7 @@ def test_a_checkpoint_of_other_models_is_refused(tmp_path: Path) -> None:
         ask_tell(TREES[1], problem="q", models=["a", "c"], checkpoint=file)
 
 
+@pytest.mark.slow
 def test_the_mixed_model_draws_from_its_posterior() -> None:
     """Against draws from the prior, each weighed by its likelihood."""
     groups = [[0.9, 0.8, 1.0], [0.2], [0.5, 0.1]]

@@ -513,17 +513,11 @@ def test_a_verifier_rates_thoughts_or_answers_by_its_switch() -> None:
 def test_a_self_verifier_without_thoughts_asks_in_a_fresh_prompt() -> None:
     with pytest.raises(InvalidInput, match="thoughts=False shows the answer alone"):
         SelfVerifier(thoughts=False)
-    shown: list[str] = []
-
-    class Asked(Thinking):
-        def side_branches(self, branches: Any, prompts: Any) -> list[Branch]:
-            shown.extend(self.decode(prompt) for prompt in prompts)
-            return self.roots(prompts)
-
-    backend = Asked(["is it 3?</think>4"], thinker(OPENING, plain=(*TAGS, "Yes", "No")))
+    backend = Thinking(["is it 3?</think>4"], thinker(OPENING, plain=(*TAGS, "Yes", "No")))
     for thoughts in (True, False):
         verifier = SelfVerifier(fresh=True, thoughts=thoughts)
         solve(BestOfN(n=1), problem="q", engine=backend, verifier=verifier)
+    shown = [backend.decode(tokens) for tokens in backend.scored]
     assert "is it 3?</think>4" in shown[0] and "is it 3?" not in shown[1]
     assert "Solution:\n4\n" in shown[1]
 
@@ -561,6 +555,7 @@ ALL = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("search", ALL, ids=lambda search: type(search).__name__)
 def test_every_search_runs_over_a_model_that_thinks(search: Any) -> None:
     verifier = Costly(1) if search.needs_verifier else None

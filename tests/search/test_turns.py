@@ -52,6 +52,7 @@ class Asking(Search):
         return branches
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "name", ["chatml", "smollm_2", "qwen_2_5", "stablelm_2", "alpaca", "llama_3_1", "gemma_3"]
 )
@@ -307,6 +308,7 @@ def smollm2() -> Any:
     return load_tokenizer("smollm2-135m")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen_3", "llama_3", slow("smollm2"), slow("switched")])
 def test_an_engine_answers_the_whole_chat_as_a_new_prompt(name: str) -> None:
     tokenizer = {"smollm2": smollm2, "switched": lambda: thinker(SWITCHED)}.get(
@@ -363,7 +365,7 @@ def test_a_branch_may_be_forked_from_an_earlier_place() -> None:
         (child,) = engine.fork(root, 1, keep=keep)
         assert child.tokens == root.tokens[:keep] and child.prompt_length == keep
         assert (child.text, child.logprobs, child.steps, child.finish_reason) == ("", [], [], None)
-        engine.extend([child], [[3, 1, 4]])
+        engine.extend([child], [[3, 1, 4]]).result()
         engine.generate([child], 8, sampling=GREEDY)
         expected = plain.root([*root.tokens[:keep], 3, 1, 4])
         plain.generate([expected], 8, sampling=GREEDY)

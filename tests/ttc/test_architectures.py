@@ -21,6 +21,7 @@ from ttc import Engine, Sampling, UnsupportedModel
 from ttc.attention.fused import SWITCH
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tree_equals_plain_transformers(family: str) -> None:
     plain = build(family)
@@ -83,6 +84,7 @@ def test_a_planted_mistake_is_noticed(mistake: Any, monkeypatch: pytest.MonkeyPa
             assert_like_plain(plain, branch)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 @pytest.mark.parametrize(
     "sampling",

@@ -79,6 +79,7 @@ def test_tree_equals_plain_transformers(
     assert all(shape.window is None for shape in engine.runner.shapes)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", some_quick(POLICIES, [p for p in POLICIES if "," not in p]))
 def test_every_policy_equals_plain_transformers(policy: str) -> None:
     whole = Engine(copy.deepcopy(plain()), Letters(), prefill_tokens=5)

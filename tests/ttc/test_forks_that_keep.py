@@ -29,7 +29,7 @@ POLICIES: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore:memory=capture")
 @pytest.mark.parametrize("policy", some_quick(POLICIES, ["resident", "paged"]))
 @pytest.mark.parametrize("family", some_quick(["jamba", "mamba2", "qwen3_next"], ["jamba"]))
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(4))
 @given(
     keeps=st.lists(st.integers(1, 22), min_size=1, max_size=6),
     first=st.integers(1, 9),

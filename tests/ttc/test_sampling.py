@@ -116,6 +116,7 @@ FILTERS = [
 ]
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("kind", some_quick(KINDS, list(KINDS)[:2]))
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
@@ -251,6 +252,7 @@ def test_without_a_compiler_the_draws_are_the_same_and_one_line_says_so(
         ttc.sampling.compiled_kernel.cache_clear()
 
 
+@pytest.mark.slow
 def test_every_processor_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[list[Draws]] = []
     try:
@@ -317,6 +319,7 @@ def test_tokens_come_with_their_probabilities(vocab: int, spread: float) -> None
         assert abs(counts[taken].sum() - expected) <= 5 * np.sqrt(expected) + 1
 
 
+@pytest.mark.slow
 def test_the_tail_is_drawn_from_like_the_head() -> None:
     logits = torch.full((1, 50_001), -HEAD - 1.0)
     logits[0, 7] = 0.0
@@ -385,6 +388,7 @@ def test_a_temperature_at_which_noise_is_lost_in_rounding_is_greedy(
             assert way(moved, sampling, states).tokens == logits.argmax(-1).tolist()
 
 
+@pytest.mark.slow
 def test_streams_depend_on_key_and_position_alone() -> None:
     keys, positions = [random_key(0, i) for i in range(500)], list(range(500))
     values = random_states(keys, positions)

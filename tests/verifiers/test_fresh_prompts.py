@@ -3,7 +3,6 @@ what is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ def engine() -> Engine:
 
 def answered(engine: Engine) -> list[Branch]:
     """Two branches of one problem and one of another, as a search leaves them."""
-    first, second = engine.roots([[9, 10, 11], [11, 10, 9]])
+    first, second = engine.roots([[9, 10, 11], [11, 10, 9]]).result()
     branches = engine.fork(first, 2) + engine.fork(second, 1)
     engine.generate(branches, 3)
     engine.release([first, second])
@@ -106,39 +105,20 @@ def test_an_exit_asks_the_same(engine: Engine) -> None:
     assert engine.kv_bytes() == before
 
 
-class Aside(FakeBackend):
-    """Remembers what it is asked."""
-
-    def side_branches(
-        self, branches: Sequence[Branch], prompts: Sequence[list[int]]
-    ) -> list[Branch]:
-        self.asked = [self.decode(p) for p in prompts]
-        return self.roots([p[:9] for p in prompts])
-
-
 def test_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifiers.self_verifier, "spellings", lambda backend, word: [len(word)])
-    backend = Aside()
+    backend = FakeBackend(longest=20_000)
     branch = backend.root([ord("?")])
     branch.tokens += map(ord, " 6 + 2 = 8\nThe answer is 8.")
     problem = "long " * 2_000 + "end {question} \x00?"
     SelfVerifier(fresh=True).rate([branch], [problem], backend)
-    (asked,) = backend.asked
+    asked = backend.decode(*backend.scored)
     assert asked.startswith("Here is a problem and a proposed solution.")
     places = [
         asked.index(s)
         for s in (problem, "6 + 2 = 8\nThe answer is 8.", SelfVerifier().question, "\nAnswer:")
     ]
     assert places == sorted(places)
-    assert backend.live == {id(branch): branch}
-
-
-def test_a_backend_without_side_branches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = FakeBackend()
-    monkeypatch.setattr(backend, "encode", lambda text: [1])
-    branch = backend.root([5])
-    with pytest.raises(InvalidInput, match="FakeBackend does not"):
-        FRESH.rate([branch], ["?"], backend)
     assert backend.live == {id(branch): branch}
 
 

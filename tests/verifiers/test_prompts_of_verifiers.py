@@ -4,7 +4,6 @@ test_other_models.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,26 +184,15 @@ def test_the_judge_without_a_chat_template_asks_with_the_tokenizers_special_toke
 
 
 class Asked(FakeBackend):
-    """Keeps what is asked, and knows yes and no as the tokens 0 and 1."""
+    """Knows yes and no as the tokens 0 and 1."""
 
     def __init__(self, words: Any):
         super().__init__(longest=5_000)
         self.tokenizer = words
-        self.extended: list[list[int]] = []
 
     def encode(self, text: str) -> list[int]:
         known = {"yes": [0], "no": [1]}.get(text.strip().lower())
         return known or list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def extend(self, branches: Sequence[Branch], tokens: Any, **options: Any) -> None:
-        super().extend(branches, tokens, **options)
-        self.extended += [branch.tokens[:] for branch in branches]
-
-    def side_branches(
-        self, branches: Sequence[Branch], prompts: Sequence[list[int]]
-    ) -> list[Branch]:
-        self.extended += map(list, prompts)
-        return self.roots(prompts)
 
 
 def answered(backend: FakeBackend, chat: Chat, ended: bool) -> Branch:
@@ -230,7 +218,7 @@ def test_the_self_verifier_goes_on_as_the_whole_chat_does(name: str, ended: bool
     backend = Asked(chat.tokenizer)
     branch = answered(backend, chat, ended)
     SelfVerifier("Sure?").rate([branch], [QUESTION], backend)
-    assert backend.extended == [chat.ids(chat.turned)]
+    assert backend.scored == [chat.ids(chat.turned)]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +236,7 @@ def test_a_fresh_prompt_is_what_transformers_makes_of_it(name: str) -> None:
         add_generation_prompt=True,
         return_dict=False,
     )
-    assert backend.extended == [expected]
+    assert backend.scored == [expected]
 
 
 def test_a_question_without_a_chat_template_follows_the_one_that_the_model_has_begun() -> None:
@@ -263,7 +251,7 @@ def test_a_question_without_a_chat_template_follows_the_one_that_the_model_has_b
     assert branch.text == "four\n"
     SelfVerifier("Sure?").rate([branch], [QUESTION], backend)
     whole = words("Question: 2 + 2?\nAnswer: four\nQuestion: Sure?\nAnswer:")["input_ids"]
-    assert backend.extended == [whole]
+    assert backend.scored == [whole]
 
 
 def test_the_engine_asks_after_an_answer_that_ended_otherwise_than_the_template_ends_it() -> None:
@@ -276,7 +264,7 @@ def test_the_engine_asks_after_an_answer_that_ended_otherwise_than_the_template_
     question, answer = prompt(words), words.encode("four", add_special_tokens=False)
     root = engine.root(question)
     (branch,) = engine.fork(root, 1)
-    engine.extend([branch], [answer])
+    engine.extend([branch], [answer]).result()
     branch.append(words.eos_token_id, -1.0, 0.5)
     branch.finish_reason = "eos"
     whole = words.apply_chat_template(

@@ -10,6 +10,7 @@ import pytest
 import transformers as hf
 from torch import nn
 
+from search import BeamSearch, Problem, solve
 from tests.helpers.engines import words_engine
 from tests.helpers.reward_models import (
     CHATML,
@@ -21,7 +22,7 @@ from tests.helpers.reward_models import (
     seeded,
 )
 from tests.helpers.tokenizers import KnownWords
-from ttc import EarlyExit, Engine
+from ttc import EarlyExit, Engine, Sharing
 from ttc.model.loading.reward_heads import HeadedModel
 from ttc.passes.ratings import passes_of_rating
 from ttc.tree.branch import Branch
@@ -70,7 +71,7 @@ OF_TEXTS: dict[str, Callable[[], Any]] = {
 def of_words() -> tuple[Engine, list[Branch], list[Branch]]:
     """An engine, branches that are rated, and others that decode meanwhile."""
     engine = words_engine(KnownWords)
-    first, second, third = engine.roots([[9, 10, 11], [11, 10, 9], [5, 6]])
+    first, second, third = engine.roots([[9, 10, 11], [11, 10, 9], [5, 6]]).result()
     branches = engine.fork(first, 2) + engine.fork(second, 1)
     engine.generate(branches, 3)
     return engine, branches, engine.fork(third, 2)
@@ -158,6 +159,38 @@ def a_rating_may_be_closed_at_any_pass_and_branches_may_go(
     assert engine.kv_bytes() == untouched.kv_bytes()
     for part in parts_of(verifier):
         assert not hasattr(part, "mirror") or not part.mirror(engine).mirrors
+
+
+BEAMS = BeamSearch(beam_size=2, beam_width=2, step_tokens=4, max_steps=4, temperature=1.0)
+ENGINES: dict[str, Callable[[], Engine]] = {
+    **dict.fromkeys(OF_WORDS, lambda: words_engine(KnownWords)),
+    **dict.fromkeys(OF_TEXTS, policy),
+}
+OTHER_COMPANY = [pytest.param(*case, id=case[0]) for case in (OF_WORDS | OF_TEXTS).items()]
+
+
+@pytest.mark.parametrize(("name", "make"), OTHER_COMPANY)
+def test_what_a_budget_pays_for_depends_on_no_company_and_no_sharing(name: str, make: Any) -> None:
+    """The prompts of verifiers begin alike, so that one problem computes what another only reads.
+    The budget counts both."""
+    questions = [Problem(text, id=str(n)) for n, text in enumerate(["a b c", "a b d", "a b c"])]
+
+    def solved(rows: list[Problem], sharing: str, **budget: int) -> list[Any]:
+        engine = ENGINES[name]()
+        engine.sharing = Sharing(sharing)
+        return solve(BEAMS, problem=rows, engine=engine, verifier=make(), seed=3, **budget)
+
+    most = min(r.usage.budgeted_tokens for r in solved(questions, "exact")) * 2 // 3
+    alone = [solved([question], "exact", max_tokens=most)[0] for question in questions]
+    assert any(result.stopped == "max_tokens" for result in alone)
+    for sharing in ("exact", "none"):
+        for one, other in zip(solved(questions, sharing, max_tokens=most), alone, strict=True):
+            assert [b.tokens for b in one.branches] == [b.tokens for b in other.branches]
+            assert one.usage.generated_tokens == other.usage.generated_tokens
+            assert one.usage.budgeted_tokens == other.usage.budgeted_tokens
+            assert one.usage.generated_tokens + one.usage.verifier_tokens <= most or (
+                sharing == "none" or name in OF_WORDS  # which cannot tell their price
+            )
 
 
 def test_a_verifier_of_ones_own_is_rated_by_its_rate_alone() -> None:

@@ -23,6 +23,7 @@ from tests.helpers.reward_models import (
 )
 from tests.helpers.scripted import Scores, Scripted
 from ttc import Engine, InvalidInput
+from ttc.task import Task
 from ttc.tree.branch import Branch
 from verifiers import EnsembleVerifier, LLMVerifier, Tournament
 
@@ -37,25 +38,21 @@ class Prefers(Scripted):
         super().__init__(lambda branch: f"{solutions[branch.path[-1]]}0", longest=3000)
         self.odds, self.bias, self.asked = odds, bias, list[str]()
 
-    def side_branches(
-        self, branches: Sequence[Branch], prompts: Sequence[Sequence[int]]
-    ) -> list[Branch]:
-        made = self.roots(prompts, seeds=[branch.key for branch in branches])
-        for side, branch, prompt in zip(made, branches, prompts, strict=True):
-            self.asked.append(self.decode(prompt))
-            side.usage = branch.usage
-        return made
+    def side_branches(self, *asked: Any) -> Task[list[Branch]]:
+        task = super().side_branches(*asked)
+        self.asked += [self.decode(branch.tokens) for branch in task.branches]
+        return task
 
     def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Sequence[int]]]
-    ) -> list[list[list[float]]]:
+        self, branches: Sequence[Branch], continuations: Any, **options: Any
+    ) -> Task[list[list[list[float]]]]:
         rows = []
         for branch, words in zip(branches, continuations, strict=True):
             text = self.decode(branch.tokens)
             a, b = (text.partition(f"\n\n{name}:\n")[2].partition("\n\n")[0] for name in "AB")
             gain = self.bias + (self.odds if a > b else -self.odds)
             rows.append([[gain if self.decode(word).strip() == "A" else 0.0] for word in words])
-        return rows
+        return Task.made(rows)
 
 
 def played(solutions: Sequence[str], verifier: Any, **settings: Any) -> tuple[list[float], Any]:
@@ -158,7 +155,7 @@ def test_what_is_written_before_a_grade_is_counted_and_repeated() -> None:
     [
         (lambda: LLMVerifier(criteria=()), "criteria is empty"),
         (lambda: LLMVerifier(criteria="right?"), "criteria='right.' is of type str"),
-        (lambda: LLMVerifier(grades=27), "grades=27 must lie in 2 to 26"),
+        (lambda: LLMVerifier(grades=27), "grades=27 must be from 2 to 26"),
         (lambda: LLMVerifier(repeats=4), "repeats=4 would all be the same with max_tokens=0"),
         (lambda: Tournament(repeats=2, max_tokens=9, temperature=0), "temperature=0"),
         (lambda: Tournament(max_tokens=-1), "max_tokens=-1"),
@@ -169,12 +166,6 @@ def test_what_is_written_before_a_grade_is_counted_and_repeated() -> None:
 def test_wrong_settings_are_refused(make: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         make()
-
-
-def test_a_backend_without_side_branches_is_named() -> None:
-    backend = Scripted(lambda branch: f"{branch.path[-1]}0")
-    result = solve(BestOfN(n=2, max_tokens=4), problem="q", engine=backend, verifier=Tournament())
-    assert "Scripted makes no branches beside a search's" in str(result.error)
 
 
 # ---------------------------------------------------------------- ensembles
@@ -232,8 +223,8 @@ def test_an_ensemble_weighs_its_parts_by_the_odds_of_their_being_right() -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"accuracies": [0.9]}, "one number between 0 and 1 for each of the 2 parts"),
-        ({"accuracies": [0.9, 1.0]}, "one number between 0 and 1"),
+        ({"accuracies": [0.9]}, "parts: 2, accuracies: 1; give one each"),
+        ({"accuracies": [0.9, 1.0]}, "accuracies=1.0 must be more than 0 and less than 1"),
         ({"accuracies": "ab"}, "a list of numbers"),
         ({"accuracies": [0.4, 0.5]}, "none has a weight"),
         ({"accuracies": [0.9, 0.8], "how": "min"}, "accuracies weigh a mean"),

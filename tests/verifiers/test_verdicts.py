@@ -13,10 +13,11 @@ from tests.helpers.chats import tokenizer
 from tests.helpers.thinking import OPENING, SWITCHED, TURNS, thinker
 from ttc import InvalidInput, UnsupportedModel
 from ttc.text.chat import QUESTION, chat_text, following, next_turn_text
+from ttc.text.thinking_marks import ThinkingMarks
 from ttc.text.thinking_models import marks_of
 from ttc.text.thinking_switch import without_thought
 from ttc.text.thoughts import Thoughts
-from verifiers import LLMJudge, LLMVerifier, SelfVerifier
+from verifiers import LLMJudge, LLMVerifier, SelfVerifier, Tournament
 from verifiers.side_branches import side_tokens
 
 WORDS = ("yes", "no")
@@ -63,19 +64,14 @@ MODELS: dict[str, tuple[Any, str]] = {
 
 
 class Asked(FakeBackend):
-    """Notes what branches are that are asked."""
+    """Reads texts by a tokenizer of the test's."""
 
     def __init__(self, tokenizer: Any):
         super().__init__()
         self.tokenizer = tokenizer
-        self.asked: list[list[int]] = []
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def score(self, branches: Any, continuations: Any) -> Any:
-        self.asked += [list(branch.tokens) for branch in branches]
-        return [[[-1.0] * len(words) for words in row] for row in continuations]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -102,9 +98,44 @@ def test_the_self_verifier_asks_outside_thoughts(name: str) -> None:
     for token in following("<think>2</think>4", tokenizer):
         branch.append(token, -1.0, 0.5)
     SelfVerifier("Right?").rate([branch], ["2 + 2?"], backend)
-    (asked,) = backend.asked
+    (asked,) = backend.scored
     _, _, last = tokenizer.decode(asked).rpartition("<turn>assistant")
     assert last.strip() == end.strip()
+
+
+REFUSED = ENDED.replace(
+    "{{ m.content }}", "{% if m.thinking %}%%{{ m.thinking }}%%{% endif %}{{ m.content }}"
+).replace("<turn>assistant\n{% endif", "<turn>assistant\n((so {% endif")
+"""A template that opens thoughts with marks of no known model, and whose own marks are refused."""
+
+
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        SelfVerifier("Right?"),
+        SelfVerifier("Right?", fresh=True),
+        LLMVerifier(("Right?",)),
+        LLMVerifier(("Right?",), max_tokens=4),
+        Tournament(),
+    ],
+    ids=["self", "fresh", "grades", "grades after words", "tournament"],
+)
+def test_verdicts_are_asked_outside_thoughts_whose_marks_a_user_has_named(verifier: Any) -> None:
+    tokenizer = thinker(REFUSED, plain=("yes", "no", *"ABCDE"))
+    backend = Asked(tokenizer)
+    branches = backend.fork(backend.root(tokenizer.encode("<turn>user\n2 + 2?<eos>")), 2)
+    for branch, answer in zip(branches, "45", strict=True):
+        branch.thoughts = Thoughts(ThinkingMarks("((so", "))"), tokenizer)
+        branch.append(tokenizer.encode(answer)[0], -1.0, 0.5)
+    assert verifier.price(branches, ["2 + 2?"] * 2, backend) > 0
+    verifier.rate(branches, ["2 + 2?"] * 2, backend)
+    assert backend.scored
+    for asked in map(tokenizer.decode, backend.scored):
+        last = asked.rpartition("((so")[2]
+        assert "))" in last, last
+    for branch in branches:
+        branch.thoughts = None  # thinking_marks=False
+    verifier.rate(branches, ["2 + 2?"] * 2, backend)
 
 
 def test_a_verifier_that_may_think_reads_after_its_thought() -> None:

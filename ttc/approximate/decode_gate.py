@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ttc.approximate.branch_confidence import clear_leader, confidence, gap_ratio
-from ttc.checks import check_fields
-from ttc.errors import InvalidInput
+from ttc.checks import NonNegativeFloat, Options, PositiveInt
 from ttc.tree.branch import Branch
 
 
 @dataclass(frozen=True)
-class DecodeGate:
+class DecodeGate(Options):
     """While a problem's branches decode, stop those that trail a clear leader.
 
     After each token: once max p >= theta and (max - second) / max >= r_gap, p being the mean top-1
@@ -22,23 +22,14 @@ class DecodeGate:
         whole (the paper stops it too). One branch alone has no rival.
     min_tokens: each branch's own tokens before the gate looks; a mean over one token decides by a
         space or a newline.
-    Raises InvalidInput, naming the value.
+    Thresholds above 1 never stop any.
     """
 
-    theta: float = 0.72
-    r_gap: float = 0.10
-    min_tokens: int = 1
+    setting_of: ClassVar[str] = "gate."
 
-    def __post_init__(self) -> None:
-        check_fields(self, "gate.")
-        for name in ("theta", "r_gap"):
-            if not getattr(self, name) >= 0:
-                raise InvalidInput(
-                    f"gate.{name}={getattr(self, name)} must be 0 or more; above 1 it never stops "
-                    "any"
-                )
-        if self.min_tokens < 1:
-            raise InvalidInput(f"gate.min_tokens={self.min_tokens} must be at least 1")
+    theta: NonNegativeFloat = 0.72
+    r_gap: NonNegativeFloat = 0.10
+    min_tokens: PositiveInt = 1
 
     def losers(self, problem: Sequence[Branch]) -> list[Branch]:
         """Those of a problem's branches that stop now. Who was stopped before is no rival."""

@@ -6,16 +6,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ttc.checks import NonNegativeFloat, Options, PositiveInt
 from ttc.errors import InvalidInput
 from ttc.passes.new_tokens import batches, one_pass
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
 from ttc.passes.shrinking import LayerWatch, ShrinkingPass
+from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 from ttc.usage import count_pass
 
@@ -23,7 +24,7 @@ ExitRule = Literal["entropy", "ranking"]
 
 
 @dataclass(frozen=True)
-class EarlyExit:
+class EarlyExit(Options):
     """When a branch leaves a scoring pass. Approximate: it is scored by the lens after that layer.
 
     The lens is what the model does after its last layer, applied after an earlier one; the paper's
@@ -42,29 +43,16 @@ class EarlyExit:
     order is settled then, so scores of different calls do not compare.
 
     The defaults are a start: the paper calibrates theta and eps per model and data set.
-    Raises InvalidInput, naming the value.
+    With 0 nothing exits.
     """
 
     rule: ExitRule = "entropy"
-    l_min: int = 2
-    theta: float = 2.0
-    eps: float = 0.1
+    l_min: PositiveInt = 2
+    theta: NonNegativeFloat = 2.0
+    eps: NonNegativeFloat = 0.1
     common_depth: bool = False
-    patience: int = 3
-    positive: int = 1
-
-    def __post_init__(self) -> None:
-        if self.rule not in get_args(ExitRule):
-            known = ", ".join(get_args(ExitRule))
-            raise InvalidInput(f"rule={self.rule!r} is unknown; use one of {known}")
-        for name in ("l_min", "patience", "positive"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InvalidInput(f"{name}={value!r} must be a whole number of at least 1")
-        for name in ("theta", "eps"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not value >= 0:
-                raise InvalidInput(f"{name}={value!r} must be 0 or more; 0 never exits")
+    patience: PositiveInt = 3
+    positive: PositiveInt = 1
 
     @property
     def first_look(self) -> int:

@@ -6,15 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval
 
 from ttc.approximate.branch_confidence import clear_leader
 from ttc.calibration.calibration_file import CalibrationFile, chosen_and_checked
 from ttc.calibration.error_bounds import check_counts, clopper_pearson, quantile, quantiles
-from ttc.errors import InvalidInput
+from ttc.checks import check_option
 
 NEVER = 2.0
 """A tau_conf that no probability reaches."""
+
+
+Threshold = Annotated[float, Interval(ge=0, lt=math.inf)]
+"""Of a confidence or a gap; one above 1 is never reached."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class GateCalibration(CalibrationFile):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("tau_conf", "r_gap"):
-            check_threshold(name, getattr(self, name))
+            check_option(name, getattr(self, name), Threshold)
         check_counts(disagreements=self.disagreements, skipped=self.skipped, checked=self.checked)
 
 
@@ -115,9 +121,3 @@ def risk_controlled(
                 break
             best = max(best, (skipped, -disagreements, tau_conf, r_gap))
     return best[2], best[3]
-
-
-def check_threshold(name: str, value: float) -> None:
-    """Refuse what is no number of at least 0; a threshold above 1 is never reached."""
-    if not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InvalidInput(f"{name}={value!r} must be a number of at least 0 (above 1: never skip)")

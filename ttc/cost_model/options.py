@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf
 
+from ttc.checks import check_known
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
 from ttc.cost_model.idle_link import HelpedStage
 from ttc.cost_model.policies import POLICIES, Cache, Policy, Steps, Traffic
 from ttc.cost_model.roofline import roofline_time, t_comm
 from ttc.cost_model.split_search import ROUNDING
 from ttc.cost_model.unit import Pass, Unit, held_bytes
-from ttc.errors import InvalidInput, OutOfMemory
+from ttc.errors import OutOfMemory
 from ttc.tree.branch import MOST_ROWS
 
 PLACEMENTS = ("resident", "split", "streamed")
@@ -130,8 +131,7 @@ def options(
     as many as a run would begin. Raises InvalidInput for an unknown name.
     """
     for name in placements:
-        if name not in PLACEMENTS:
-            raise InvalidInput(f"placement={name!r} is unknown; use one of {', '.join(PLACEMENTS)}")
+        check_known(name, PLACEMENTS, f"placement={name!r} is unknown")
     ways = list[Option]()
     usual = search.times(problems or max(1, MOST_ROWS // search.branches))
     for placement in placements:

@@ -15,10 +15,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
-from ttc.checks import check_whole
-from ttc.errors import InvalidInput, TTCError
+from annotated_types import Ge, Interval
+
+from ttc.checks import Options, PositiveInt
+from ttc.errors import TTCError
 from ttc.execution.sandbox import (
     ENVIRONMENT,
     fixed_addresses,
@@ -39,8 +41,12 @@ SHOWN_CHARS = 600
 """What is kept of the reason that a program gives for its end."""
 
 
+ProgramSeconds = Annotated[float, Interval(gt=0, le=300)]
+ProgramMiB = Annotated[int, Ge(128)]
+
+
 @dataclass(frozen=True)
-class Limits:
+class Limits(Options):
     """What a program may use.
 
     time_s: seconds of processor time for one request: to load, a call, a test, a whole run. Where a
@@ -49,15 +55,9 @@ class Limits:
     output_bytes: what it may print or return.
     """
 
-    time_s: float = 5.0
-    memory_bytes: int = 2**30
-    output_bytes: int = 2**20
-
-    def __post_init__(self) -> None:
-        if not 0 < self.time_s <= 300:
-            raise InvalidInput(f"time_s={self.time_s} must be above 0, and at most 300 seconds")
-        check_whole("memory_bytes", self.memory_bytes, 2**27)
-        check_whole("output_bytes", self.output_bytes, 1)
+    time_s: ProgramSeconds = 5.0
+    memory_bytes: Annotated[int, Ge(2**27)] = 2**30
+    output_bytes: PositiveInt = 2**20
 
     @property
     def wall_s(self) -> float:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from ttc.checks import check_known
 from ttc.errors import InvalidInput, UnsupportedModel
 from ttc.model.places import is_spread
 from ttc.model.running.runner import HuggingFaceRunner, ModelRunner
@@ -30,10 +31,7 @@ def runner_for(
     """
     if not isinstance(choice, str):
         return choice
-    if choice not in get_args(RunnerChoice):
-        raise InvalidInput(
-            f"runner={choice!r} is unknown; use one of {', '.join(get_args(RunnerChoice))}"
-        )
+    check_known(choice, get_args(RunnerChoice), f"runner={choice!r} is unknown")
     reason = "it was asked for"
     if choice != "modules":
         from ttc.model.compiled.compiled_check import Differs, compiled_runner, why_not

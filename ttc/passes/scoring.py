@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ttc.passes.new_tokens import Target, compute
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from ttc.tree.segment import common_prefix
 from ttc.tree.tree import Path

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from ttc.checks import check_fields, check_kind, check_positive, check_whole
+from ttc.checks import (
+    Options,
+    PositiveFloat,
+    PositiveInt,
+    check_kind,
+)
 from ttc.cost_model.device_profile import LinkProfile
 from ttc.cost_model.options import PLACEMENTS, Machine, Option, best, options
 from ttc.cost_model.policies import Steps
@@ -47,7 +52,7 @@ OF_SEARCH = ("branches", "prompt_tokens", "output_tokens", "step_tokens")
 
 
 @dataclass
-class Auto:
+class Auto(Options):
     """Takes the placement and the memory policy with which a search's steps are fastest on this
     machine, as the cost model predicts them (`ttc.cost_model.options`).
 
@@ -61,22 +66,17 @@ class Auto:
     `search.solve` would begin.
     """
 
-    profile: str = "profile.json"
-    budget_gib: float | None = None
-    host_budget_gib: float | None = None
-    link_gbps: float | None = None
-    branches: int | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    step_tokens: int | None = None
-    problems: int | None = 1
+    setting_of: ClassVar[str] = "memory."
 
-    def __post_init__(self) -> None:
-        check_fields(self, "memory.")
-        check_positive(self, "memory.", *BUDGETS)
-        for name in (*OF_SEARCH, "problems"):
-            if getattr(self, name) is not None:
-                check_whole(f"memory.{name}", getattr(self, name), 1)
+    profile: str = "profile.json"
+    budget_gib: PositiveFloat | None = None
+    host_budget_gib: PositiveFloat | None = None
+    link_gbps: PositiveFloat | None = None
+    branches: PositiveInt | None = None
+    prompt_tokens: PositiveInt | None = None
+    output_tokens: PositiveInt | None = None
+    step_tokens: PositiveInt | None = None
+    problems: PositiveInt | None = 1
 
     @property
     def search(self) -> Steps:
@@ -161,11 +161,11 @@ class Planned:
     kv_heads: int
     machine: Machine
     search: Steps
-    link_gbps: float | None = None
+    link_gbps: PositiveFloat | None = None
     placements: Sequence[str] = PLACEMENTS
     number: int | None = None
     share: float | None = None
-    problems: int | None = 1
+    problems: PositiveInt | None = 1
 
     def options(self) -> list[Option]:
         """Every combination of a placement and a memory policy."""

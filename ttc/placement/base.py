@@ -6,12 +6,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from ttc.checks import check_fields, check_positive
+from ttc.checks import Options, PositiveFloat
 from ttc.errors import OutOfMemory
 from ttc.memory.link import Link
 from ttc.memory.tiers import as_budget
@@ -24,7 +24,7 @@ BUDGETS = ("budget_gib", "host_budget_gib", "link_gbps")
 
 
 @dataclass
-class Placement(ABC):
+class Placement(Options, ABC):
     """Decides where a model's weights lie and where its layers run.
 
     budget_gib: the most that the device may hold of them, in GiB; None for what a CUDA device has
@@ -32,13 +32,11 @@ class Placement(ABC):
     memory. link_gbps: on a CPU, slow the link down to so many 1e9 bytes a second.
     """
 
-    budget_gib: float | None = None
-    host_budget_gib: float | None = None
-    link_gbps: float | None = None
+    setting_of: ClassVar[str] = "placement."
 
-    def __post_init__(self) -> None:
-        check_fields(self, "placement.")
-        check_positive(self, "placement.", *BUDGETS)
+    budget_gib: PositiveFloat | None = None
+    host_budget_gib: PositiveFloat | None = None
+    link_gbps: PositiveFloat | None = None
 
     @abstractmethod
     def decide(self, model: Any, device: torch.device) -> Any:

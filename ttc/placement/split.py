@@ -7,15 +7,16 @@ from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from accelerate.hooks import AlignDevicesHook, ModelHook, add_hook_to_module
+from annotated_types import Interval
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ttc.attention.plan import Plan
-from ttc.checks import check_whole
+from ttc.checks import NonNegativeInt
 from ttc.cost_model.device_profile import BUFFERS, DeviceProfile, LinkProfile
 from ttc.cost_model.idle_link import HelpedPlan, helped_selector, with_help
 from ttc.cost_model.profile_file import BY_MODULES
@@ -72,8 +73,8 @@ class Split(Placement):
     budget_gib is for weights alone then.
     """
 
-    k: int | str = "auto"
-    streamed: float | str = "auto"
+    k: NonNegativeInt | Literal["auto"] = "auto"
+    streamed: Annotated[float, Interval(ge=0, lt=1)] | Literal["auto"] = "auto"
     profile: str | None = None
     prompt_tokens: int = 512
     output_tokens: int = 512
@@ -82,22 +83,10 @@ class Split(Placement):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.k, str):
-            if self.k != "auto":
-                raise InvalidInput(f"placement.k={self.k!r} must be a whole number or 'auto'")
-            if self.profile is None:
-                raise InvalidInput(
-                    "placement.k=auto needs a profile of this machine: python -m "
-                    "experiments.profile --out FILE, then placement.profile=FILE; or give "
-                    "placement.k as a number"
-                )
-        else:
-            check_whole("placement.k", self.k, 0)
-        is_share = isinstance(self.streamed, int | float) and 0 <= self.streamed < 1
-        if self.streamed != "auto" and not is_share:
+        if self.k == "auto" and self.profile is None:
             raise InvalidInput(
-                f"placement.streamed={self.streamed!r} must be 'auto', or a share from 0 (nothing) "
-                "to less than 1"
+                "placement.k=auto needs a profile of this machine: python -m experiments.profile "
+                "--out FILE, then placement.profile=FILE; or give placement.k as a number"
             )
         self._generation()
 

@@ -8,34 +8,33 @@ from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
-from ttc.checks import check_is, check_one_each
-from ttc.errors import InvalidInput, RemoteError
+from ttc.checks import check_is
+from ttc.errors import InvalidInput, RemoteError, Unsupported
 from ttc.model.generation_settings import GenerationSettings
+from ttc.model.limits import ModelLimits
 from ttc.passes.arguments import (
+    checked_continuations,
     checked_extensions,
     checked_prompts,
     checked_side_prompts,
     checked_variants,
-    forked,
-    step_of,
 )
-from ttc.passes.pass_by_pass import check_interrupt, one_at_a_time
-from ttc.protocols import Need, Purpose, Tokens
+from ttc.protocols import Backend, Need, Purpose, Tokens
 from ttc.remote.batch import LOOK_S, RemoteBatch
 from ttc.remote.endpoint import Endpoint
 from ttc.remote.replies import TOKEN_ID, Reply
 from ttc.remote.server import Server
-from ttc.sampling import GREEDY, SAMPLED, Sampling, random_key
+from ttc.sampling import GREEDY, SAMPLED, Sampling
+from ttc.step import step_of
+from ttc.task import Task, check_interrupt, one_at_a_time
 from ttc.text.special_tokens import SplitSpecialTokens
-from ttc.tree.branch import Branch, check_live
-from ttc.tree.segment import Segment
-from ttc.usage import Usage
+from ttc.tree.branch import MOST_ROWS, Branch, check_live
 
 CHOSEN_AT_ONCE = 16
 """Tokens whose log-probabilities are asked for in one request."""
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """Branches of a model that a server runs.
 
     A branch's tokens are kept here and sent with every request, so what branches share is computed
@@ -53,6 +52,8 @@ class RemoteBackend:
     Raises RemoteError where the server cannot be reached or used, InvalidInput for a model that it
     does not serve and for a tokenizer that is not its model's.
     """
+
+    limits: ModelLimits
 
     def __init__(
         self, endpoint: Endpoint, tokenizer: Any, settings: GenerationSettings | None = None
@@ -115,8 +116,8 @@ class RemoteBackend:
 
     @property
     def most_rows(self) -> int:
-        """How many branches grow at once where nothing else is asked for: a request each."""
-        return self.server.client.endpoint.concurrency
+        """A request each, where the server answers so many at once."""
+        return max(MOST_ROWS, self.server.client.endpoint.concurrency)
 
     def close(self) -> None:
         for batch in list(self.batches):
@@ -125,53 +126,30 @@ class RemoteBackend:
 
     # ---------------------------------------------------------------- branches
 
-    def root(self, tokens: Tokens, *, seed: int = 0) -> Branch:
-        """A branch that holds a prompt. Nothing is sent before it grows."""
-        return self.roots([tokens], seeds=[seed])[0]
-
     def roots(
         self, prompts: Sequence[Tokens], *, seeds: Sequence[int] | None = None
-    ) -> list[Branch]:
-        """Many prompts, each the start of its own random stream."""
+    ) -> Task[list[Branch]]:
+        """Many prompts, each the start of its own random stream. Nothing is sent before a branch
+        grows."""
         prompts, seeds = checked_prompts(self.limits, prompts, seeds)
-        return self._hold(
-            Branch(prompt, _trunk(), random_key(seed), Usage(), self.decode)
-            for prompt, seed in zip(prompts, seeds, strict=True)
-        )
+        return self._holding(super().roots(prompts, seeds=seeds))
 
     def variants(
-        self,
-        root: Branch,
-        prompts: Sequence[Tokens],
-        suffixes: Sequence[Tokens] | None = None,
-    ) -> list[Branch]:
-        """Children of `root`, one per prompt, that start from these prompts instead of the root's.
+        self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None
+    ) -> Task[list[Branch]]:
+        """See `Backend.variants`. Raises InvalidInput if `root` has generated anything."""
+        return super().variants(root, *checked_variants(self.limits, root, prompts, suffixes))
 
-        suffixes: tokens that follow each prompt. Raises InvalidInput if `root` has generated
-        anything.
-        """
-        prompts, suffixes = checked_variants(self.limits, root, prompts, suffixes)
-        children = []
-        for prompt, suffix in zip(prompts, suffixes, strict=True):
-            child = root.child()
-            child.tokens = [*prompt, *suffix]
-            child.prompt_length = child.given_end = len(child.tokens)
-            children.append(child)
-        return self._hold(children)
-
-    def side_branches(self, branches: Sequence[Branch], prompts: Sequence[Tokens]) -> list[Branch]:
+    def side_branches(
+        self, branches: Sequence[Branch], prompts: Sequence[Tokens]
+    ) -> Task[list[Branch]]:
         """New branches with these prompts on the usage meters of `branches`, counted as verifier
         tokens; the caller releases them."""
         prompts = checked_side_prompts(self.limits, branches, prompts, grow=True)
-        for branch, prompt in zip(branches, prompts, strict=True):
-            branch.usage.verifier_tokens += len(prompt) - 1
-        return self._hold(
-            Branch(prompt, _trunk(), branch.key, branch.usage, self.decode, branch.root_id)
-            for branch, prompt in zip(branches, prompts, strict=True)
-        )
+        return self._holding(super().side_branches(branches, prompts))
 
     def fork(self, branch: Branch, n: int, keep: int | None = None) -> list[Branch]:
-        return self._hold(forked(branch, n, keep))
+        return self._hold(super().fork(branch, n, keep))
 
     def extend(
         self,
@@ -179,14 +157,15 @@ class RemoteBackend:
         tokens_per_branch: Sequence[Tokens],
         *,
         purpose: Purpose = "prompt",
-    ) -> None:
+    ) -> Task[None]:
         """Append given tokens to each branch, sent when it grows. purpose: "verifier" counts them
         as such."""
         added = checked_extensions(self.limits, branches, tokens_per_branch, purpose)
-        for branch, tokens in zip(branches, added, strict=True):
-            branch.give(tokens)
-            if purpose == "verifier":
+        task = super().extend(branches, added, purpose=purpose)
+        if purpose == "verifier":
+            for branch, tokens in zip(branches, added, strict=True):
                 branch.usage.verifier_tokens += len(tokens)
+        return task
 
     @one_at_a_time
     def release(self, branches: Iterable[Branch]) -> None:
@@ -194,9 +173,12 @@ class RemoteBackend:
         gone = list(branches)
         for batch in list(self.batches):
             batch.forget(gone)
-        for branch in gone:
-            branch.detach()
-            self.live.discard(branch)
+        super().release(gone)
+        self.live.difference_update(gone)
+
+    def _holding(self, task: Task[list[Branch]]) -> Task[list[Branch]]:
+        self._hold(task.branches)
+        return task
 
     @one_at_a_time
     def _hold(self, branches: Iterable[Branch]) -> list[Branch]:
@@ -222,17 +204,9 @@ class RemoteBackend:
         (`branch.top_k_logprobs`); the others need a whole distribution, and stay NaN.
         """
         step, limits = step_of(max_tokens, stop, end, statistics)
-        batch = self.running_batch()
-        batch.add(branches, step, sampling, limits)
-        try:
-            while len(batch):
-                batch.step()
-                check_interrupt()
-        finally:
-            batch.close()  # breaks off what an error has left
+        self._write(branches, step, limits, sampling)
 
     def running_batch(self, max_rows: int | None = None) -> RemoteBatch:
-        """A batch that branches join and leave while others grow (see `RunsBatches`)."""
         batch = RemoteBatch(self.server, max_rows)
         self.batches.add(batch)
         return batch
@@ -240,8 +214,14 @@ class RemoteBackend:
     # ---------------------------------------------------------------- scoring
 
     def score(
-        self, branches: Sequence[Branch], continuations: Sequence[Sequence[Tokens]]
-    ) -> list[list[list[float]]]:
+        self,
+        branches: Sequence[Branch],
+        continuations: Sequence[Sequence[Tokens]],
+        *,
+        given: Sequence[Tokens] | None = None,
+        exit: Any = None,
+        report: Any = None,
+    ) -> Task[list[list[list[float]]]]:
         """Log-probabilities of given continuations: `[i][j][t]` for token t of continuation j of
         branch i.
 
@@ -249,15 +229,11 @@ class RemoteBackend:
         branch has already is not the verifier's.
         """
         check_live(branches)
+        self.check_no_exit(exit)
         if "score" in self.lacks:
-            raise InvalidInput(f"score: {self.lacks['score']}")
-        check_one_each(len(branches), "branches", len(continuations), "lists of continuations")
-        groups = [
-            [self.limits.checked(tokens, "continuation") for tokens in group]
-            for group in continuations
-        ]
-        for branch, group in zip(branches, groups, strict=True):
-            self.limits.check_context(len(branch.tokens) + max(map(len, group), default=0))
+            raise Unsupported(f"score: {self.lacks['score']}")
+        between, groups = checked_continuations(self.limits, branches, continuations, given, False)
+        before = [[*branch.tokens, *more] for branch, more in zip(branches, between, strict=True)]
         can = self.capabilities
         single = [can.chosen and all(len(tokens) == 1 for tokens in group) for group in groups]
         if not all(single) and not can.echo:
@@ -265,62 +241,36 @@ class RemoteBackend:
                 "the server gives log-probabilities of single tokens alone; score continuations of "
                 "one token, or use a server that echoes a prompt's log-probabilities (vLLM)"
             )
-        rows = list(zip(branches, groups, single, strict=True))
+        rows = list(zip(before, groups, single, strict=True))
         asked = [
-            self._ask_single(branch, group) if one else self._ask_echo(branch, group)
-            for branch, group, one in rows
+            self._ask_single(tokens, group) if one else self._ask_echo(tokens, group)
+            for tokens, group, one in rows
         ]
         scores = []
-        for (branch, group, one), futures in zip(rows, asked, strict=True):
-            read = self._read_single if one else self._read_echo
-            scores.append(read(branch, group, futures))
-        return scores
+        for branch, (tokens, group, one), futures in zip(branches, rows, asked, strict=True):
+            replies = self._replies(branch, futures)
+            branch.usage.verifier_tokens += len(tokens) - len(branch.tokens) + 1
+            if one:
+                scores.append(_read_single(group, replies))
+            else:
+                scores.append(_read_echo(len(tokens), group, replies))
+                branch.usage.verifier_tokens += sum(len(tokens) - 1 for tokens in group)
+        return Task.made(scores)
 
-    def _ask_single(self, branch: Branch, group: list[list[int]]) -> list[Future[Reply]]:
+    def _ask_single(self, before: Tokens, group: list[list[int]]) -> list[Future[Reply]]:
         tokens = list(dict.fromkeys(token for (token,) in group))
         return [
-            self._ask(branch.tokens, logprob_token_ids=tokens[i : i + CHOSEN_AT_ONCE])
+            self._ask(before, logprob_token_ids=tokens[i : i + CHOSEN_AT_ONCE])
             for i in range(0, len(tokens), CHOSEN_AT_ONCE)
         ]
 
-    def _ask_echo(self, branch: Branch, group: list[list[int]]) -> list[Future[Reply]]:
+    def _ask_echo(self, before: Tokens, group: list[list[int]]) -> list[Future[Reply]]:
         return [
-            self._ask([*branch.tokens, *tokens], echo=True, return_token_ids=False)
-            for tokens in group
+            self._ask([*before, *tokens], echo=True, return_token_ids=False) for tokens in group
         ]
 
     def _ask(self, tokens: Tokens, **more: Any) -> Future[Reply]:
         return self.server.complete(tokens, 1, 0, GREEDY, logprobs=1, **more)
-
-    def _read_single(
-        self, branch: Branch, group: list[list[int]], futures: list[Future[Reply]]
-    ) -> list[list[float]]:
-        logprobs: dict[str, float] = {}
-        for reply in self._replies(branch, futures):
-            logprobs |= reply.figures[0].likeliest if reply.figures else {}
-        branch.usage.verifier_tokens += 1
-        try:
-            return [[logprobs[f"{TOKEN_ID}{token}"]] for (token,) in group]
-        except KeyError as error:
-            raise RemoteError(
-                f"the server left out the log-probability of {error}, which was asked for"
-            ) from error
-
-    def _read_echo(
-        self, branch: Branch, group: list[list[int]], futures: list[Future[Reply]]
-    ) -> list[list[float]]:
-        start = len(branch.tokens)
-        rows = []
-        for tokens, reply in zip(group, self._replies(branch, futures), strict=True):
-            end = start + len(tokens)
-            if len(reply.figures) < end:
-                raise RemoteError(
-                    f"the server gave log-probabilities of {len(reply.figures)} of the {end} "
-                    "tokens that were sent"
-                )
-            rows.append([figures.logprob for figures in reply.figures[start:end]])
-        branch.usage.verifier_tokens += 1 + sum(len(tokens) - 1 for tokens in group)
-        return rows
 
     def _replies(self, branch: Branch, futures: list[Future[Reply]]) -> list[Reply]:
         try:
@@ -335,16 +285,30 @@ class RemoteBackend:
             self.server.count_prompt(branch.usage, reply)
         return replies
 
-    # ---------------------------------------------------------------- text
 
-    def encode(self, text: str) -> list[int]:
-        return self.server.encode(text)
+def _read_single(group: list[list[int]], replies: list[Reply]) -> list[list[float]]:
+    logprobs: dict[str, float] = {}
+    for reply in replies:
+        logprobs |= reply.figures[0].likeliest if reply.figures else {}
+    try:
+        return [[logprobs[f"{TOKEN_ID}{token}"]] for (token,) in group]
+    except KeyError as error:
+        raise RemoteError(
+            f"the server left out the log-probability of {error}, which was asked for"
+        ) from error
 
-    def decode(self, tokens: Tokens, *, special: bool = False) -> str:
-        return self.server.decode(tokens, special=special)
 
-    def context_left(self, branch: Branch) -> int | None:
-        return self.limits.left(len(branch.tokens))
+def _read_echo(start: int, group: list[list[int]], replies: list[Reply]) -> list[list[float]]:
+    rows = []
+    for tokens, reply in zip(group, replies, strict=True):
+        end = start + len(tokens)
+        if len(reply.figures) < end:
+            raise RemoteError(
+                f"the server gave log-probabilities of {len(reply.figures)} of the {end} tokens "
+                "that were sent"
+            )
+        rows.append([figures.logprob for figures in reply.figures[start:end]])
+    return rows
 
 
 def settings_beside(name: str, tokenizer: Any, **source: Any) -> GenerationSettings:
@@ -353,7 +317,3 @@ def settings_beside(name: str, tokenizer: Any, **source: Any) -> GenerationSetti
     from ttc.model.loading.load import load_generation_config
 
     return GenerationSettings.of(load_generation_config(name, **source), len(tokenizer))
-
-
-def _trunk() -> Segment:
-    return Segment([], None, None)

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 from ttc.errors import BranchRefused, ContentRefused, InvalidInput, RemoteError
 from ttc.passes.arguments import check_step
-from ttc.protocols import Step
+from ttc.protocols import Batch, Step
 from ttc.remote.replies import SPARE_TOKENS, TOP_K, Reply, check_same_text
 from ttc.remote.server import Server
 from ttc.sampling import SAMPLED, Sampling, random_key
@@ -48,7 +48,7 @@ class RunningStep:
     future: Future[Reply] | None = None
 
 
-class RemoteBatch:
+class RemoteBatch(Batch):
     """Branches that a server continues, at most `max_rows` at once (see `ttc.protocols.Batch`).
 
     Where a step ends is decided here, by the rules of an `Engine`, token for token. The server is
@@ -155,9 +155,6 @@ class RemoteBatch:
                 work.future.cancel()
                 self.asked.pop(work.future, None)
         self._ask()
-
-    def fits(self, tokens: int, states: int) -> float:
-        return inf
 
     def __len__(self) -> int:
         return len(self.works) + len(self.refused)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from ttc.checks import check_fields
+from annotated_types import Ge
+
+from ttc.checks import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    Options,
+    PositiveFloat,
+    PositiveInt,
+)
 from ttc.errors import InvalidInput
 from ttc.text.encodable import check_encodable
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class Endpoint(Options):
     """A server that speaks OpenAI's completions protocol: vLLM, SGLang, llama.cpp, or a hosted one.
 
     base_url: up to and including the version, as http://localhost:8000/v1.
@@ -30,14 +39,14 @@ class Endpoint:
     base_url: str = "http://localhost:8000/v1"
     model: str | None = None
     key_env: str = "OPENAI_API_KEY"
-    concurrency: int = 64
-    timeout_s: float = 600.0
-    retries: int = 5
-    wait_s: float = 0.5
-    context_length: int | None = None
+    concurrency: PositiveInt = 64
+    timeout_s: PositiveFloat = 600.0
+    retries: NonNegativeInt = 5
+    wait_s: NonNegativeFloat = 0.5
+    context_length: Annotated[int, Ge(2)] | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_encodable(self.base_url, "base_url")
         check_encodable(self.model or "", "model")
         url = urlsplit(self.base_url)
@@ -56,13 +65,6 @@ class Endpoint:
                 "key_env is not the name of an environment variable, as OPENAI_API_KEY; a key "
                 "itself is not given here"
             )
-        for name, least in (("concurrency", 1), ("retries", 0), ("context_length", 2)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise InvalidInput(f"{name}={value} must be at least {least}")
-        if not self.timeout_s > 0:
-            raise InvalidInput(f"timeout_s={self.timeout_s} must be more than 0")
-        if not self.wait_s >= 0:
-            raise InvalidInput(f"wait_s={self.wait_s} must be 0 or more")
 
     @property
     def local(self) -> bool:

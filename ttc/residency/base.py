@@ -16,7 +16,7 @@ import torch
 from ttc.attention.act_inputs import Regenerate
 from ttc.attention.pieces import Piece, pieces
 from ttc.attention.reader import Reader, Reads, Unit
-from ttc.checks import check_fields, check_positive
+from ttc.checks import Options, PositiveFloat
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
 from ttc.memory.storage import Storage
@@ -51,14 +51,16 @@ def machine_bytes() -> int:
 
 
 @dataclass
-class Residency:
+class Residency(Options):
     """Answers as the policy that keeps everything on the device does; others answer in another way.
 
     A policy as configured holds no KV: `bind` makes a copy with a memory of its own.
     budget_gib: the most KV on the device, in GiB; None for no limit but the machine's.
     """
 
-    budget_gib: float | None = None
+    setting_of: ClassVar[str] = "memory."
+
+    budget_gib: PositiveFloat | None = None
 
     regenerates: ClassVar = False
     """Whether it keeps what keys and values are computed from, and so needs the model."""
@@ -76,13 +78,6 @@ class Residency:
         init=False, repr=False, compare=False, default_factory=list
     )
     """The policies of other models that keep KV in the same tiers."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "memory.")
-        self._check_positive("budget_gib")
-
-    def _check_positive(self, *names: str) -> None:
-        check_positive(self, "memory.", *names)
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = replace(self)

@@ -13,6 +13,7 @@ import torch
 
 from ttc.attention.act_inputs import Regenerate
 from ttc.attention.reader import Reader, Reads, Unit
+from ttc.checks import PositiveInt, Probability
 from ttc.cost_model.capture import MIN_GAIN, CaptureTimes, Line, mini_batches, next_is_act
 from ttc.cost_model.capture import allocation as allocation_by
 from ttc.errors import InvalidInput
@@ -40,8 +41,8 @@ class Capture(Offloading):
     A layer whose ACT block would be no smaller than its KV block keeps KV alone; `reason` says so.
     """
 
-    act_share: float | None = None
-    mini_batch_tokens: int = 8192
+    act_share: Probability | None = None
+    mini_batch_tokens: PositiveInt = 8192
     balanced: bool = True
     block_tokens: int = 64
 
@@ -64,12 +65,6 @@ class Capture(Offloading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_positive("mini_batch_tokens")
-        if self.act_share is not None and not 0 <= self.act_share <= 1:
-            raise InvalidInput(
-                f"memory.act_share={self.act_share} must be from 0 to 1, or null to have it "
-                "measured"
-            )
         if self.mini_batch_tokens < 2 * self.block_tokens:
             raise InvalidInput(
                 f"memory.mini_batch_tokens={self.mini_batch_tokens} must be at least twice "

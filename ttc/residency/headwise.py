@@ -10,6 +10,7 @@ from typing import Self
 import torch
 
 from ttc.attention.reader import Reader, Reads, Unit, View
+from ttc.checks import PositiveInt
 from ttc.memory.kv import LayerShape
 from ttc.memory.storage import Storage
 from ttc.residency.base import Paths
@@ -31,17 +32,13 @@ class Headwise(Offloading):
         decodes, if there is room (appendix D).
     """
 
-    head_group: int | None = None
+    head_group: PositiveInt | None = None
     streaming_heads: str | None = None
-    sink_tokens: int = 64
-    window_tokens: int = 256
+    sink_tokens: PositiveInt = 64
+    window_tokens: PositiveInt = 256
 
     streaming: frozenset[tuple[int, int]] = field(init=False, repr=False, default=frozenset())
     """Heads, each with its layer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_positive("head_group", "sink_tokens", "window_tokens")
 
     def bind(self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device) -> Self:
         bound = super().bind(shapes, dtype, device)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ttc.attention.reader import Reader, Reads, Unit, View
+from ttc.checks import PositiveFloat, PositiveInt
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import Memory
 from ttc.memory.storage import Storage
@@ -28,14 +29,10 @@ class Offloading(Residency):
     prefetch: fetch what comes next while computing.
     """
 
-    host_budget_gib: float | None = None
-    link_gbps: float | None = None
-    block_tokens: int = 512
+    host_budget_gib: PositiveFloat | None = None
+    link_gbps: PositiveFloat | None = None
+    block_tokens: PositiveInt = 512
     prefetch: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_positive("host_budget_gib", "link_gbps", "block_tokens")
 
     def memory_for(
         self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ttc.errors import InvalidInput
+from ttc.checks import Share
 from ttc.memory.storage import Storage
 from ttc.residency.offloading import Offloading
 from ttc.tree.segment import Segment
@@ -19,12 +19,7 @@ class Paged(Offloading):
         to the host. They leave when their room is needed, so that new KV finds it without waiting.
     """
 
-    watermark: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.watermark <= 1:
-            raise InvalidInput(f"memory.watermark={self.watermark} must be above 0 and at most 1")
+    watermark: Share = 0.8
 
     def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
         storage = super().begin(after, room, one_each)

@@ -13,15 +13,15 @@ from ttc.attention.plan import Plan
 from ttc.errors import InvalidInput, OutOfMemory
 from ttc.parts import find
 from ttc.passes.arguments import check_step
-from ttc.passes.pass_by_pass import check_interrupt
 from ttc.passes.runtime import Runtime
-from ttc.protocols import Step
+from ttc.protocols import Batch, Step
 from ttc.sampling import SAMPLED, Sampling
 from ttc.scheduler.admission import Admission
 from ttc.scheduler.calls import Calls
 from ttc.scheduler.rows import Request, Row, draw_tokens, paths
 from ttc.scheduler.stops import Gate, Stops
 from ttc.scheduler.writing import Writing
+from ttc.task import check_interrupt
 from ttc.tree.branch import Branch, StepEnd, by_problem, check_live
 from ttc.usage import Usage, distinct
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ttc.scheduler.seams import DraftChecks, PassAhead
 
 
-class RunningBatch:
+class RunningBatch(Batch):
     """Branches that decode together, each until its step is over. Others join between two tokens,
     as far as there is room: first come, first served, the branches of one call of `add` all at
     once if they find room.

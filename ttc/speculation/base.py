@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from ttc.checks import check_fields
+from ttc.checks import Options, PositiveInt
 from ttc.engine import Engine
-from ttc.errors import InvalidInput
 from ttc.passes.runtime import Runtime
 from ttc.sampling import Sampling
 from ttc.speculation.checks import DraftChecks, why_not
@@ -36,7 +35,7 @@ drafting is tried again."""
 
 
 @dataclass
-class Draft(ABC):
+class Draft(Options, ABC):
     """Guesses the next tokens of branches while few rows decode.
 
     A drafted token is kept only if it is the very token that the branch draws there, from the
@@ -50,19 +49,13 @@ class Draft(ABC):
     reason: why the engine does not speculate, "" where it does.
     """
 
-    max_tokens: int = 8
-    max_rows: int = 1
+    setting_of: ClassVar[str] = "speculation."
+
+    max_tokens: PositiveInt = 8
+    max_rows: PositiveInt = 1
 
     rate: float = field(init=False, repr=False, compare=False, default=FIRST_RATE)
     reason: str = field(init=False, repr=False, compare=False, default="")
-
-    def __post_init__(self) -> None:
-        check_fields(self, "speculation.")
-        for name in ("max_tokens", "max_rows"):
-            if (value := getattr(self, name)) < 1:
-                raise InvalidInput(
-                    f"speculation.{name}={value} must be at least 1; speculation=none turns it off"
-                )
 
     def for_engine(self, engine: Engine) -> Self:
         """A copy that drafts for an engine, or says why it cannot (`reason`)."""

@@ -8,7 +8,7 @@ from itertools import chain, takewhile
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-from ttc.checks import check_kind
+from ttc.checks import NonNegativeFloat, check_kind
 from ttc.errors import InvalidInput, TTCError
 from ttc.model.stored import Stored
 from ttc.sampling import Sampling
@@ -33,7 +33,7 @@ class DraftModel(Draft):
     """
 
     model: Any = NO_MODEL
-    cost: float | None = None
+    cost: NonNegativeFloat | None = None
 
     _drafts: WeakKeyDictionary[Branch, Branch] = field(
         init=False, repr=False, compare=False, default_factory=WeakKeyDictionary
@@ -44,8 +44,6 @@ class DraftModel(Draft):
         super().__post_init__()
         by_name = isinstance(self.model, str) and self.model != NO_MODEL
         fits = by_name or callable(getattr(self.model, "generate", None))
-        if self.cost is not None and not self.cost >= 0:
-            raise InvalidInput(f"speculation.cost={self.cost} must be 0 or more")
         check_kind("speculation.model", self.model, fits, "a model's name, or an engine of its own")
 
     def for_model(self, engine: Any, load: Callable[[str], Any]) -> Self:
@@ -73,7 +71,7 @@ class DraftModel(Draft):
         places = [place for place, count in enumerate(counts) if count]
         try:
             texts = [branches[place].tokens for place in places]
-            for place, draft in zip(places, self.model.roots(texts), strict=True):
+            for place, draft in zip(places, self.model.roots(texts).result(), strict=True):
                 draft.key = branches[place].key
                 self._replace(branches[place], draft)
             for sampling in dict.fromkeys(samplings[place] for place in places):

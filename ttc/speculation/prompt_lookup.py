@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from ttc.checks import PositiveInt
 from ttc.errors import InvalidInput
 from ttc.sampling import Sampling
 from ttc.speculation.base import Draft
@@ -63,7 +64,7 @@ class PromptLookup(Draft):
     shortest, longest: how many tokens have to be equal, the longest run first.
     """
 
-    shortest: int = 2
+    shortest: PositiveInt = 2
     longest: int = 4
 
     _lookups: OrderedDict[int, Lookup] = field(
@@ -72,9 +73,9 @@ class PromptLookup(Draft):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.shortest <= self.longest:
+        if self.shortest > self.longest:
             raise InvalidInput(
-                f"speculation.shortest={self.shortest} must be at least 1 and at most "
+                f"speculation.shortest={self.shortest} must be at most "
                 f"speculation.longest={self.longest}"
             )
 

@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable
 from functools import cache, partial
 
-from ttc.checks import check_is
+from ttc.checks import check_is, check_known
 from ttc.errors import InvalidInput
 from ttc.text.boxes import boxed
-from ttc.text.numbers import as_number, without_unit
+from ttc.text.numbers import as_number
 from ttc.text.statements import plain, statements
 from ttc.text.thinking_marks import ThinkingMarks
 from ttc.text.thinking_models import ANY
+from ttc.text.units import split_unit
 
 __all__ = ["KINDS", "boxed", "check_gold", "extract_answer"]
 
@@ -26,21 +27,17 @@ def extract_answer(
 ) -> str | None:
     """The answer that `text` states, or None, in time linear in the text.
 
-    kind: "number" takes what follows `####`, "answer is" or "Answer:", then a `\\boxed{}`, then the
-        last number; "strict" only a number right after `####` or "answer is" (of an equation, its
-        result); "choice" a letter, as `find_choice` reads it; "math" a `\\boxed{}` or a stated or
-        last expression, as `find_expression` reads it; "text" what follows the last "answer is", or
-        the last line; "code" a program, as `find_program` reads it.
-    strict: only the form that the prompts ask for: "number" as kind "strict", "choice" a letter
-        after "answer is" or "answer:", "math" a `\\boxed{}`, "code" a fenced block.
+    kind: "number", "math", a "choice"'s letter, "text", "code" (a program), or "strict", which is
+        "number" with `strict`.
+    strict: only the form that the prompts ask for: a number right after `####` or "answer is", a
+        letter after "answer is" or "answer:", a `\\boxed{}`, a fenced block.
     choices: the letters of the problem's choices, as "ABCD", if they are known.
     marks: what parts thoughts, which are not read, from the answer, by default those of all known
         models; None reads the whole text.
     """
     check_is("text", text, str, "a string")
-    if kind not in KINDS:
-        raise InvalidInput(f"answer kind {kind!r} is unknown; use one of {', '.join(KINDS)}")
-    if "nswer>" in text and kind != "code":
+    check_known(kind, KINDS, f"answer kind {kind!r} is unknown")
+    if kind != "code" and ("nswer>" in text or "NSWER>" in text):
         text = _TAGS.sub(lambda tag: "\n" if tag[1] else "\nAnswer: ", text)
     answer = text if marks is None else marks.split(text).answer
     if answer is None:
@@ -49,14 +46,14 @@ def extract_answer(
     return read(answer, choices) if kind == "choice" else read(answer)
 
 
-_TAGS = re.compile(r"<(/?)(?:[Ff]inal[ _-]?)?[Aa]nswer>")
+_TAGS = re.compile(r"<(/?)(?:final[ _-]?)?answer>", re.IGNORECASE)
 
 
 def check_gold(gold: str, kind: str) -> None:
     """Raise InvalidInput for a gold answer that no extracted answer of this kind can ever equal."""
     is_solution = "####" in gold
     if kind in ("number", "strict"):
-        fits, form = as_number(without_unit(gold)) is not None, "a number"
+        fits, form = as_number(split_unit(gold)[0]) is not None, "a number"
     elif kind == "choice":
         fits, form = re.fullmatch("[A-Z]", gold.strip()) is not None, "a capital letter"
     else:

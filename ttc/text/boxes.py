@@ -12,15 +12,18 @@ _BRACE = re.compile(
 )
 _AND = "and|or|y|e|et|ou|o|und|oder|и|или|和|或|と|및|va|dan|ve|i"
 _BETWEEN = re.compile(
-    rf"(?:[\s$,;&]|\\[()\[\],;:! \\]|\\q?quad\b|\\text ?\{{[\s,]*(?:{_AND})?[\s,]*\}}"
-    rf"|\b[A-Za-z](?:_\{{?\w\}}?)? ?=|\b(?:{_AND})\b)*+"
+    r"(?:\n[-*•] |[\s$,;&，、；]|\\[()\[\],;:! \\]|\\q?quad\b"
+    rf"|\\text ?\{{[\s,]*(?:{_AND})?[\s,]*\}}"
+    rf"|(?:\\|\b)[A-Za-z]+(?:_\{{?\w\}}?)?(?:(?:\\left)?\([^()=]{{1,30}}\))? ?=|\b(?:{_AND})\b)*+"
 )
 """What parts boxes that are one answer together, as in $x=\\boxed{1}$ and $x=\\boxed{2}$."""
 
-_AND_SIGN = re.compile(rf"[,;&]|\\\\|\b(?:{_AND})\b")
+_AND_SIGN = re.compile(rf"[,;&，、；]|\\\\|\n[-*•] |\b(?:{_AND})\b")
 
 _OPENING = re.compile(r"(?:\\left ?)?(?P<sign>\(|\[|\\\{)[\s$]*$")
 _CLOSING = re.compile(r"[\s$]*(?:\\right ?)?(?P<sign>\)|\]|\\\})")
+_MINUS = re.compile(r"(?:[=≈$(\[]|\\approx|\bis)\s*[-−]\s*\\?$")
+"""A sign before the box, as in $x = -\\boxed{3}$. A minus between two terms is none."""
 
 
 class Box(NamedTuple):
@@ -32,14 +35,12 @@ class Box(NamedTuple):
 
 
 def boxed(text: str) -> str | None:
-    """The content of the last complete `\\boxed{...}` or `\\fbox{...}`, braces nested, or the
-    number right after a `\\boxed` without braces; of boxes that are one answer together, all of
-    them ("1, -2").
+    """The content of the last complete `\\boxed{...}` or `\\fbox{...}`, or the number right after a
+    `\\boxed` without braces; of boxes that are one answer together, all of them ("1, -2").
 
-    An empty box is passed over, as math-verify does: "" where no other is complete. None where none
-    is, and where a later box has no end: the text was cut while it gave another answer. Every brace
-    counts, escaped ones too, as in lm-evaluation-harness's `last_boxed_only_string`. Linear in the
-    text.
+    An empty box is passed over: "" where no other is complete. None where none is, and where a
+    later box has no end: the text was cut while it gave another answer. Every brace counts, escaped
+    ones too. Linear in the text.
     """
     box = last_box(text)
     return None if box is None else box.content
@@ -75,6 +76,9 @@ def after_cut(text: str) -> str:
 def _as_one(text: str, together: list[Box]) -> Box:
     start, end = together[0].start, together[-1].end
     contents = list(dict.fromkeys(box.content.strip() for box in together))
+    if len(together) == 1 and _MINUS.search(text[max(0, start - 20) : start]):
+        several = re.search("[-+−,]", contents[0])
+        return Box(start, f"-({contents[0]})" if several else f"-{contents[0]}", end)
     if len(contents) == 1:
         return Box(start, together[-1].content, end)
     joined = ", ".join(contents)

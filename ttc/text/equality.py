@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ttc.text.answers import extract_answer
-from ttc.text.numbers import MAX_CHARS, as_number, plain_spelling, without_unit
+from ttc.text.numbers import MAX_CHARS, as_number, plain_spelling
 from ttc.text.thinking_marks import ThinkingMarks
+from ttc.text.units import split_unit
 
 Same = Callable[[str, str], bool]
 """Whether two answers are the same; where one is a gold answer, it comes first."""
@@ -37,7 +38,7 @@ def _spelling(answer: str, kind: str) -> str | None:
         from ttc.text.quantities import math_spelling
 
         return math_spelling(answer)
-    value = as_number(without_unit(answer) if kind in ("number", "strict") else answer)
+    value = as_number(split_unit(answer)[0] if kind in ("number", "strict") else answer)
     return plain_spelling(answer) if value is None else str(value)
 
 

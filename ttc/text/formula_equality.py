@@ -290,11 +290,16 @@ def _named(tree: Expr) -> tuple[Expr, Expr] | None:
 
 
 def _is_name(tree: Expr) -> bool:
-    kinds = {node[0] for node in _nodes(tree) if isinstance(node[0], str)}
-    if tree[0] == "apply":
+    nodes = [node for node in _nodes(tree) if isinstance(node[0], str)]
+    if tree[0] == "apply" or tree == ("const", "e"):
         return True
     allowed = {"sym", "*", "+", "/", "neg", "call", "brackets", "apply", "ratio"}
-    return bool(_symbols(tree)) and kinds <= allowed
+    return bool(_symbols(tree)) and all(
+        node[0] in allowed
+        or node[1] == "e"  # a letter, beside others
+        or (node[0] == "^" and node[1][0] == node[2][0] == "sym")
+        for node in nodes
+    )
 
 
 def _outside_calls(tree: Expr) -> Iterator[Expr]:

@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ttc.text.typed_math import with_commands
+from ttc.text.numbers import in_digits
+from ttc.text.typed_math import GREEK, with_commands
 
 Expr = tuple[Any, ...]
 
@@ -44,16 +45,16 @@ _MARKED_THOUSANDS = re.compile(
     r"(?<=\d)(?: ?\{ ?, ?\} ?|,\\! ?|\\[,;: ]|~|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))"
 )
 _DELIMITERS = re.compile(r"\\?\$|(?<!\\)\\[()]")
-_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![A-Za-z])\.?\s*")
+_ROWS = re.compile(r"\\begin\{(aligned|align\*?|gathered|cases)\}(.*?)\\end\{\1\}", re.DOTALL)
+_INTERVAL = re.compile(
+    r"(?:(?<![\w)\]}])|(?<=cup))([\[\]])([^\[\]]{1,60}[;,][^\[\]]{1,60})([\[\]])"
+)
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![A-Za-z])\.?\s*|\\!\s*")
 _BASE = re.compile(
     r"\(?([0-9A-Z]+)\)?\s*_\s*\{?\s*(?:\\text\s*\{)?\s*\(?(\d{1,2}|[a-z]+)\)?\s*\}{0,2}"
     r"|(?=[A-Z]*\d)([0-9A-Z]+)\s*(?:\(\s*)?(?:\\text\s*\{\s*\(?)?\s*(?:in )?base[- ]?"
     r"(\d{1,2}|[a-z]+)\s*\)?\s*\}?\s*\)?"
 )
-_BASES = {
-    **{"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8"},
-    **{"nine": "9", "ten": "10", "eleven": "11", "twelve": "12", "sixteen": "16"},
-}
 _REPEATING = re.compile(
     r"(-?\d*\.\d*)(?:\\overline|\\bar|\\dot)\s*\{?\s*(\d+)\s*\}?|(-?\d*\.\d*)\((\d+)\)"
     r"|(-?\d*\.\d{0,60}?)(\d{1,60}?)\6+(?:\.\.\.|\\l?dots)"
@@ -68,9 +69,9 @@ _FUNCTIONS = {
         *("asin", "acos", "atan", "acot", "asec", "acsc", "asinh", "acosh", "atanh"),
     )
 } | {
-    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
-    **{f"arc{name}": f"a{name}" for name in ("sinh", "cosh", "tanh")},
-    **{f"ar{name}": f"a{name}" for name in ("sinh", "cosh", "tanh")},
+    f"{arc}{name}": f"a{name}"
+    for arc in ("arc", "ar")
+    for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")
 }
 _SEVERAL = ("max", "min", "gcd", "lcm", "binom")
 _CONSTANTS = {
@@ -81,21 +82,18 @@ _CONSTANTS = {
     "e": ("const", "e"),
     "i": ("const", "i"),
 }
+_AND_OR = dict.fromkeys(("and", "und", "et", "且", "和", "与"), "and")
+_AND_OR |= dict.fromkeys(("or", "oder", "ou", "或"), "or")
 _SETS = {"R": "reals", "Z": "integers", "Q": "rationals", "N": "naturals", "C": "complexes"}
-_GREEK = frozenset(
-    {
-        *("alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta"),
-        *("theta", "vartheta", "iota", "kappa", "lambda", "mu", "nu", "xi", "rho"),
-        *("varrho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi", "omega"),
-        *("Gamma", "Delta", "Theta", "Lambda", "Xi", "Sigma", "Upsilon", "Phi", "Psi"),
-        *("Omega", "ell", "hbar", "partial", "nabla"),
-    }
-)
+_GREEK = {name[1:] for name in GREEK.values()} - {"pi"}
+_GREEK |= {"varepsilon", "vartheta", "varrho", "varphi", "ell", "hbar", "partial", "nabla"}
 _RELATIONS = {
-    **{"=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!="},
-    **{"\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\lt": "<", "\\gt": ">"},
-    **{"\\ge": ">=", "\\geq": ">=", "\\geqslant": ">=", "\\ne": "!=", "\\neq": "!="},
-    **{"\\in": "=", "\\approx": "~", "\\simeq": "~", "\\equiv": "=="},
+    **{sign: sign for sign in ("=", "<", ">", "<=", ">=", "!=")},
+    **dict.fromkeys(("==", "\\in"), "="),
+    **dict.fromkeys(("=<", "\\le", "\\leq", "\\leqslant"), "<="),
+    **dict.fromkeys(("\\ge", "\\geq", "\\geqslant"), ">="),
+    **{"\\lt": "<", "\\gt": ">", "\\ne": "!=", "\\neq": "!=", "\\equiv": "=="},
+    **{"\\approx": "~", "\\simeq": "~"},
 }
 _TIMES = ("*", "\\cdot", "\\times", "\\ast")
 _ACCENTS = {"overline", "bar", "vec", "hat", "tilde", "widehat", "overrightarrow", "mathcal"}
@@ -111,14 +109,10 @@ _AROUND = {
     "\\|": ("norm", "\\|"),
 }
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array", "vmatrix")
-_SHORT_WORDS = frozenset(
-    {
-        *("yes", "no", "not", "odd", "red", "blue", "one", "two", "six", "ten", "all"),
-        *("any", "none", "am", "pm", "the", "of", "is", "are", "at", "on", "by", "to"),
-        *("if", "it", "for", "day", "dog", "cat", "boy", "girl", "east", "west", "may"),
-        *("even", "both", "zero", "four", "five", "nine", "true", "cone", "cube", "kite"),
-        *("rhombus", "only", "when", "each", "less", "more", "than"),
-    }
+_SHORT_WORD = re.compile(
+    "yes|no|not|odd|red|blue|one|two|six|ten|all|any|none|am|pm|the|of|is|are|at|on|by|to|if|"
+    "it|for|day|dog|cat|boy|girl|east|west|may|even|both|zero|four|five|nine|true|cone|cube|"
+    "kite|rhombus|only|when|each|less|more|than"
 )
 _CHAINS = ("abcdefghijklmnopqrstuvwxyz", "pqrstuvwxyz")
 
@@ -134,7 +128,7 @@ def read_formula(answer: str) -> Expr | None:
         return None
     if based := _BASE.fullmatch(plain):
         digits, base = based[1] or based[3], based[2] or based[4]
-        base = _BASES.get(base, base)
+        base = in_digits(base) or base
         if base.isdigit() and any(digit.isdigit() for digit in digits):
             return ("base", digits.lstrip("0") or "0", base)
     if repeating := _REPEATING.fullmatch(plain):
@@ -152,7 +146,7 @@ def is_word(letters: str) -> bool:
     small = letters.lower()
     if letters.isupper() and len(letters) < 4:
         return False  # the segment NO
-    if small in _SHORT_WORDS:
+    if _SHORT_WORD.fullmatch(small):
         return True
     product = not re.search("[aeiou]", small) or any(small in chain for chain in _CHAINS)
     return len(letters) > 3 and not product and not letters.isupper()
@@ -230,8 +224,8 @@ class _Reader:
         while True:
             if self.accept(","):
                 found = found or ","
-            elif self.kind() in ("letters", "text") and self.peek().strip() in ("and", "or"):
-                found = self.take().strip()
+            elif self.kind() in ("letters", "text") and self.peek().strip() in _AND_OR:
+                found = _AND_OR[self.take().strip()]
             elif self.accept("\\lor", "\\vee"):
                 found = "or"
             elif self.accept("\\land", "\\wedge"):
@@ -308,11 +302,12 @@ class _Reader:
         kind, sign = self.kind(), self.peek()
         if kind == "number":
             before = self.tokens[self.at - 1]
-            return before[0] == "sign" and before[1] in (")", "}") and not self.spaced()
+            after = before[1] in (")", "}") and not self.spaced()
+            return before[0] == "sign" and (after or before[1] == "!")
         if kind == "letters":
-            return sign not in ("and", "or")
+            return sign not in _AND_OR
         if kind == "text":
-            return sign.strip() not in ("and", "or")
+            return sign.strip() not in _AND_OR
         if kind == "command":
             return self.is_atom_command(sign)
         if kind == "sign":
@@ -740,8 +735,8 @@ _SPECIAL: dict[str, Callable[[_Reader], Expr]] = {
 
 def _tokens(answer: str) -> list[tuple[str, str, bool]]:
     """(kind, value, whether a blank stands before it)."""
-    undelimited = _DELIMITERS.sub("", answer)
-    plain = _MARKED_THOUSANDS.sub("", _SIZES.sub("", with_commands(undelimited)))
+    undelimited = _INTERVAL.sub(_half_open, _ROWS.sub(_listed_rows, _DELIMITERS.sub("", answer)))
+    plain = _SIZES.sub("", _MARKED_THOUSANDS.sub("", with_commands(undelimited)))
     tokens: list[tuple[str, str, bool]] = []
     spaced = False
     if not re.search(r"[(\[{]", plain):
@@ -761,6 +756,21 @@ def _tokens(answer: str) -> list[tuple[str, str, bool]]:
         tokens.append((kind, value, spaced))
         spaced = False
     return tokens
+
+
+def _half_open(interval: re.Match[str]) -> str:
+    """[1; 4[ as [1; 4), as French and German schools write it."""
+    opening, ends, closing = interval.groups()
+    return "[("[opening == "]"] + ends + "])"[closing == "["]
+
+
+def _listed_rows(rows: re.Match[str]) -> str:
+    """Rows as x = 1, y = 2; not those of a case and its condition."""
+    cells = rows[2].replace(r"\&", "")
+    piecewise = rows[1] == "cases" and "&" in cells
+    return (
+        rows[0] if piecewise else ",".join(filter(str.strip, cells.replace("&", "").split(r"\\")))
+    )
 
 
 def _are_rows(opening: str, closing: str, parts: Expr) -> bool:

@@ -1,8 +1,7 @@
 """How languages say that something is the answer: a table, read by `ttc.text.statements`.
 
-The words are those of MMMLU, MMLU-ProX, MGSM and the multilingual prompts of simple-evals, and what
-else models of these languages write around them. They are in small letters; `Answer` and `ANSWER`
-are found by `answer`.
+The words are those of multilingual benchmarks and what models write around them, in small letters;
+`Answer` and `ANSWER` are found by `answer`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 LATIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Language:
     """Words of one language, parted by `|`.
 
@@ -55,12 +54,13 @@ _CIRCLED = "①②③④⑤⑥⑦⑧⑨⑩"
 
 ENGLISH = Language(
     "en",
-    "answer|solution",
+    "answer|solution|final result",
     option="option|choice|letter|alternative",
     link=(
         r"is|are|was|'s|equals|becomes|comes\s++(?:out\s++)?to"
         r"|(?:should|would|must|will|could|may|might|can\s++only|has\s++to|have\s++to|ought\s++to"
-        r"|(?:seems|appears|turns\s++out|works\s++out|proves)\s++to)\s++be"
+        r"|(?:seems|appears|turns\s++out|works\s++out|proves)\s++to)"
+        r"(?:\s++(?:therefore|thus|then|hence|also|indeed|clearly))?\s++be"
     ),
     hedge=(
         "clearly|therefore|thus|then|hence|so|most|likely|probably|possibly|perhaps|about|around"
@@ -76,12 +76,12 @@ ENGLISH = Language(
         r"(?:(?:correct|right|best|accurate|appropriate|intended)\b"
         r"|(?:answer|solution)\b(?!\s++to\s++a))"
         r"|is\s++the\s++only\s++(?:option|choice|one|statement|answer)\b"
-        r"|(?:survives|remains|is\s++left)(?=\s*+(?:[.,;:!)]|$))"
+        r"|(?:survives|remains|is\s++left|it\s++is)(?=\s*+(?:[.,;:!)]|$))"
     ),
     choose=(
         r"(?:choose|pick|select|chose|go\s++(?:with|for)|going\s++with|settle\s++(?:on|for)"
         r"|opt\s++for|conclude\s++(?:that\s++it\s++is|with)|leaves(?:\s++us\s++with)?|vote\s++for"
-        r"|mark|(?:i'd|i\s++would)\s++say|best\s++(?:fits|matches)\s++is|(?:fits|works|matches)\s++best\s++is|best\s++(?:fit|match|choice)\s++is|(?:it|this)\s++(?:is|must\s++be|should\s++be|has\s++to\s++be))"
+        r"|mark|(?:i'd|i\s++would)\s++say|best\s++(?:fits|matches)\s++is|(?:fits|works|matches)\s++best\s++is|best\s++(?:fit|match|choice)\s++is|(?:it|this)\s++(?:is|must\s++be|should\s++be|has\s++to\s++be)|(?<!not\s)only)"
         r"(?:\s++(?:option|choice|letter|answer))?+"
     ),
     wrong=(
@@ -144,7 +144,7 @@ LANGUAGES = (
     ),
     Language(
         "de",
-        "antwort|lösung|loesung|antwortmöglichkeit",
+        "antwort|lösung|loesung|antwortmöglichkeit|endergebnis",
         option="option|auswahl|möglichkeit|buchstabe|antwortoption",
         link="ist|lautet|wäre|sind|beträgt|muss|sollte|dürfte|scheint",
         hedge=(
@@ -190,7 +190,7 @@ LANGUAGES = (
     ),
     Language(
         "fr",
-        "réponse|reponse|solution",
+        "réponse|reponse|solution|résultat final",
         option="option|choix|lettre|proposition|alternative",
         link="est|sont|serait|sera|doit être|devrait être|semble être|vaut",
         hedge=(
@@ -241,7 +241,7 @@ LANGUAGES = (
     ),
     Language(
         "it",
-        "risposta|soluzione",
+        "risposta|soluzione|risultato finale",
         option="opzione|alternativa|lettera|scelta",
         link="è|sono|sarebbe|sarà|deve essere|dovrebbe essere|e'",
         hedge=(
@@ -287,7 +287,7 @@ LANGUAGES = (
     ),
     Language(
         "pt",
-        "resposta|solução|gabarito",
+        "resposta|solução|gabarito|resultado final",
         option="opção|alternativa|letra|item",
         link="é|são|seria|será|deve ser|deveria ser|parece ser",
         hedge=(
@@ -340,7 +340,7 @@ LANGUAGES = (
         hedge="选项|選項|大约|大約|约|約|选|選|显然|顯然|明显|可能|很可能|大概|因此|所以|应该|應該|，|就是|的",
         right="(?:选项|項)?(?:是|为|為)?(?:最)?(?:正确|正確|对的|對的)(?!吗)|符合题意|符合題意|正确",
         choose="(?:故|应|應|因此|所以|则|則|本题|本題|答案)?(?:选择|選擇|选|選)(?:项|項)?",
-        wrong="(?:项|項|选项|選項)?(?:是)?(?:错|錯|误|誤|不)",
+        wrong="(?:项|項|选项|選項)?(?:都|均|全|也|皆)?(?:是)?(?:错|錯|误|誤|不)",
         denied="错误|錯誤|错误的|错的|其他|其它|另一个|另一個|如果|假如|若|不正确的|不|参考|回",
         ends="因为|因為|由于|即|也就是|当|當|其中",
         letters=("甲乙丙丁戊", _CIRCLED),

@@ -6,8 +6,9 @@ import re
 
 from ttc.text.boxes import after_cut, boxed
 from ttc.text.number_answers import find_number, stated_number
-from ttc.text.numbers import CURRENCIES, as_number, without_unit
+from ttc.text.numbers import CURRENCIES, as_number
 from ttc.text.statements import Statement, clause, plain, statements
+from ttc.text.units import split_unit
 
 _FORMULA = re.compile(
     r"\$\$([^$]++)\$\$"
@@ -19,6 +20,7 @@ _FORMULA = re.compile(
 
 _JOINED = re.compile(r"[^\w$\\.]*+(?:(?:and|or)\b[^\w$\\]*+)?(?:\$|\\\(|\\\[)")
 """What parts two formulas of one answer, as in $x = 1$ or $x = 2$."""
+_QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)++)"')
 _DIGIT = re.compile(r"\d")
 _MATHS = re.compile(r"[\d\\=<>^∞√π+]|\$")
 _SAYS_NOTHING = re.compile(
@@ -71,6 +73,8 @@ def _content_of(text: str, statement: Statement) -> str | None:
     if not statement.linked:
         return None
     rest = text[statement.place : statement.place + 4000].lstrip(" \t\n*:_}")
+    if quoted := _QUOTED.match(rest):
+        return quoted[1]
     line = rest.split("\n", 1)[0]
     if statement.hashes and _is_heading(line, text, statement.place):
         return None
@@ -128,7 +132,7 @@ def _last_formula_of(text: str, start: int = 0) -> str | None:
             result = _unpointed(content.rpartition("=")[2])
             if result == "0" or (content.count("=") > 1 and "," in content):
                 return content  # x - 2y = 0 is a line; k = 45, n = 2 are two answers
-            return result if as_number(without_unit(result)) is not None else content
+            return result if as_number(split_unit(result)[0]) is not None else content
     return None
 
 

@@ -1,15 +1,11 @@
-"""Which of the lettered choices a text names as its answer.
-
-The benchmarks' readers each know some forms: MMLU-Pro (`evaluate_from_api.py`) "answer is (B)",
-then "Answer: B", then the last single letter; simple-evals (GPQA, MMLU) "Answer: $B$" without
-markup, in 14 languages; lm-eval (GPQA) the last letter in brackets. This reads all of them, what is
-stated before what is only marked, and the last of its kind: reasoning names other choices first.
+"""Which of the lettered choices a text names as its answer: what is stated before what is only
+marked, and the last of its kind, as reasoning names other choices first.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 
 from ttc.text.boxes import after_cut, last_box
@@ -44,53 +40,59 @@ Letters = Mapping[str, str]
 
 
 def stated_choice(text: str, letters: str | None = None) -> str | None:
-    """The last choice after "answer", as in "The answer is (B)", "Answer: **B**" or "答案是B", or
-    None.
+    """The last choice after "answer", as in "Answer: **B**" or "答案是B", or None.
 
     letters: those of the problem's choices, if they are known; others are no answer.
     """
     text = plain(text)
-    return _last(_stated(text, _signs(text, letters)))
+    found = [letter for _, letter in _stated(text, _signs(text, letters)) if letter]
+    return found[-1] if found else None
 
 
 def find_choice(text: str, letters: str | None = None) -> str | None:
     """The choice that a text names as its answer, or None. letters: as for `stated_choice`.
 
-    1. what is stated: after "answer is" or "Answer:", "the correct choice is", or in a `\\boxed{}`;
-    2. else what is claimed: "option B is correct", "I choose (B)";
-    3. else what stands alone on a line, else what is marked: (B), [B], **B**, \\textbf{B}, else
-       (b);
-    4. else a single letter, of A to J where the choices are not known (MMLU-Pro's last stage).
-    Of each, the last one counts. No letter is an answer where it is said to be wrong. The words A
-    and I are no choices.
+    What is stated or stands in a `\\boxed{}` counts before what is claimed ("option B is correct"),
+    this before a letter alone on a line, one that is marked ((B), **B**), and a single one, of A to
+    J where the choices are not known.
     """
     text = plain(after_cut(text))
     signs = _signs(text, letters)
     stated = dict(_stated(text, signs, options=True))
     if (box := last_box(text)) and (letter := _first(box.content, signs)):
         stated[box.start] = letter
-    if stated:
-        return stated[max(stated)]
-    return _mentioned(text, signs, known=letters is not None)
-
-
-def _last(found: Iterable[tuple[int, str]]) -> str | None:
-    return max(found, default=(0, None))[1]
+    last = max(stated, default=0)
+    if stated.get(last):
+        return stated[last]
+    several = _SEVERAL.search(text, last, last + 40) if stated else None
+    rest = text[several.end() if several else last :]
+    return _mentioned(rest, signs, known=letters is not None)
 
 
 def _stated(text: str, signs: Letters, options: bool = False) -> Iterator[tuple[int, str]]:
     for statement in statements(text, options):
-        if letter := _letter_of(text, statement, signs):
+        if (letter := _letter_of(text, statement, signs)) is not None:
             yield statement.place, letter
 
 
 def _letter_of(text: str, statement: Statement, signs: Letters) -> str | None:
-    """The letter right at a statement's place."""
+    """The letter right at a statement's place; "" where it names several, or says that none is
+    right."""
+    if _NONE.match(text, statement.place):
+        return ""
     opening = _OPENING.match(text, statement.place)
     at = opening.end() if opening else statement.place
     sign = text[at : at + 1]
     letter = signs.get(sign) or signs.get(sign.upper(), "") if sign else None
-    if not letter or not _ends(text, at) or _is_wrong(text, at + 1):
+    if letter and (several := _SEVERAL.match(text, at)):
+        stated = statement.linked or statement.language.bare
+        return "" if stated and len(set(several[0]) & set(signs)) > 1 else None
+    if (
+        not letter
+        or not _ends(text, at)
+        or _is_wrong(text, at + 1)
+        or text[at + 1 : at + 2] in ("、", "/")
+    ):
         return None
     if sign in "가나다라마" and text[at - 1].isalpha():  # 정답이다: "is the answer"
         return None
@@ -103,6 +105,22 @@ def _letter_of(text: str, statement: Statement, signs: Letters) -> str | None:
     if sign.islower() and sign.isascii() and not _CLAUSE_END.match(text, at + 1):
         return None
     return letter
+
+
+_NONE = re.compile(
+    r"[\s*_:(】]*+(?:none\b|not (?:given|listed|provided|among)|no (?:correct|option|choice)\b"
+    r"|ninguna|aucune|keine|nessuna|nenhuma|нет|无|無|没有|沒有|题目|なし|없)",
+    re.IGNORECASE,
+)
+_ONE_MORE = (
+    r"[)\]*\s]{0,4}+(?:[,、，/]|\b(?:and|or|und|et|y|e|и)\b|和|与|與|及|或)\s?"
+    r"(?:(?:and|or)\s)?[(\[*]{0,3}+"
+)
+_SEVERAL = re.compile(
+    rf"[A-J](?:(?:{_ONE_MORE}[A-J](?![A-Za-z\d])){{1,9}}|[A-J]{{1,9}})[)\]*]*+"
+    r"(?=\s*+(?:[.。<]|都|均|\n|$))"
+)
+"""A, C and D; BCD."""
 
 
 def _first(content: str, signs: Letters) -> str | None:
@@ -144,12 +162,15 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
     before, after = text[max(0, at - 60) : at], text[end : end + 24]
     if sign.isascii() and sign.islower():
         bracketed = before.endswith(("(", "[", "**")) and after.startswith((")", "]", "**"))
+        bracketed = bracketed and (len(text) < 40 or _CLAUSE_END.match(text, end) is not None)
         return _SMALL if bracketed and not before[-2:-1].isalnum() else None
     article = sign in "AI" and _ARTICLE.match(text, end) and not _option().search(before)
     if _claims().match(text, end) and not article and not _hypothetical(before):
         return _CLAIMED
-    if single and _chosen().search(before) and not article:
+    if single and not article and _chosen().search(before):
         return _CLAIMED
+    if (others := _OTHERS.match(text, end)) and _is_wrong(text, others.end()):
+        return None
     if _SUPPOSED.search(before):
         return None
     line = before.rpartition("\n")[2]
@@ -163,6 +184,7 @@ def _form(text: str, at: int, sign: str, single: bool) -> int | None:
     return _SINGLE if sign.isascii() and single and not article and not part else None
 
 
+_OTHERS = re.compile(rf"(?:{_ONE_MORE}[A-J](?![\w'’])){{1,9}}+")
 _BRACKET_BEFORE = re.compile(r"(?:^|[^A-Za-z]|[A-Za-z]{2})[(\[]\s?$")
 _BRACKET_AFTER = re.compile(r"\s?[)\]](?!-\w)")
 _BOLD_BEFORE = re.compile(r"(?:\*\*|__|\\(?:textbf|mathbf|text|mathrm)\s?\{)\(?$")
@@ -243,21 +265,22 @@ def _mention(signs: str) -> re.Pattern[str]:
 
 def _signs(text: str, letters: str | None) -> Letters:
     """The signs that name choices in a text: capitals, and letters of its script."""
-    signs = dict.fromkeys(letters or LATIN)
-    named = {letter: letter for letter in signs}
+    named = {letter: letter for letter in letters or LATIN}
     if text.isascii():
         return named
-    for series in {language.letters for language in LANGUAGES if language.letters}:
-        named |= _own_signs(text, series, letters or LATIN)
+    signs_here = set(text)
+    for series, signs in _SERIES.items():
+        if here := signs & signs_here:
+            named |= _own_signs(text, series, here, letters or LATIN)
     return named
 
 
-def _own_signs(text: str, series: tuple[str, ...], letters: str) -> dict[str, str]:
-    """The signs of the first of a script's series that has the most of those that name choices."""
-    signs = {sign for one in series for sign in one if sign != "_"}
-    here = {sign for sign in signs if sign in text}
-    if not here:
-        return {}
+_SERIES = {one.letters: set().union(*one.letters) - {"_"} for one in LANGUAGES if one.letters}
+"""The scripts' series of letters, and the signs in them."""
+
+
+def _own_signs(text: str, series: tuple[str, ...], here: set[str], letters: str) -> dict[str, str]:
+    """The signs of that series which has the most of those that name choices."""
     found = {m.group() for m in _labels("".join(sorted(here))).finditer(text)}
     best = max(series, key=lambda one: (len(found & set(one)), len(here & set(one))))
     pairs = zip(best, LATIN, strict=False)

@@ -18,7 +18,6 @@ from ttc.text.numbers import (
     hyphened,
     number_in_words,
     spelt_out,
-    without_unit,
 )
 from ttc.text.statements import (
     CLOSED_SCRIPTS,
@@ -28,6 +27,7 @@ from ttc.text.statements import (
     plain,
     statements,
 )
+from ttc.text.units import split_unit
 
 # Quantifiers that keep what they took (++, *+) make every pattern linear.
 _FRACTION = r"/\d++(?!\.\d)"
@@ -166,12 +166,19 @@ def _in_a_clause(text: str) -> str | None:
             said = clause(text, statement.place)
             comma = decimal_comma(text)
             numbers = list(_number(comma).finditer(said))
+            if len(numbers) > 1 and (part := _PER.search(said, numbers[0].end())):
+                said = said[: part.start()]
+                numbers = [number for number in numbers if number.end() <= len(said)]
             if len(numbers) == 1 and not _NOT_ALONE.search(said):
                 return _spelling(said, numbers[0], comma)
     return None
 
 
 _NOT_ALONE = re.compile(r"\b(?:more|less|fewer|than|times|of|half|twice|not)\b")
+_PER = re.compile(
+    rf"\s(?:for|per|für|pour|por|za|за|для|för|voor|untuk)\s(?=\d)|(?<=[{CLOSED_SCRIPTS}])[,，](?!\d)"
+)
+"""What parts an answer from what it is for: 64,80 zł for 4 tickets."""
 _LIST = re.compile(r"\s*+\d{1,2}[.)]\s")
 
 
@@ -182,7 +189,7 @@ def _in_a_box(text: str) -> str | None:
     content = spelt_out(content)
     comma = decimal_comma(text)
     words = _TEXT_PART.sub(" ", content)
-    whole = hyphened(without_unit(content)).strip()
+    whole = hyphened(split_unit(content)[0]).strip()
     if as_number(whole) is not None and not (comma and "," in whole) and "." not in whole:
         return whole  # 12 000 or - 20
     for part in (words, content):

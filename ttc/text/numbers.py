@@ -44,29 +44,12 @@ _VULGAR = {
 }
 _NEGATIVE = re.compile(rf"\bnegative\s++(?=\\?[{CURRENCIES}]?\d)", re.IGNORECASE)
 _AS_HYPHEN = str.maketrans(dict.fromkeys(MINUS, "-"))
-_SIGNS = re.compile(rf"\\?[{CURRENCIES}%]")
+_SIGNS = re.compile(rf"\\?[{CURRENCIES}%]|(?<=\d) ?(?:percent(?:age)?|pct)$")
 _COMMA = re.compile(r"(?<=\d)\{,\}(?=\d+$)")
 """A decimal comma in LaTeX, where it parts no thousands: 2{,}5."""
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _MIXED = re.compile(r"([-+]?)(\d+)\s+(\d+/\d+)")
 _THOUSANDS = re.compile(rf"(?<=\d)(?:\s|{THOUSANDS})(?=\d{{3}}(?!\d))")
-
-_WORDS = (
-    "percent|percentage|degrees?|deg|dollars?|cents?|euros?|usd|eur|rupees"
-    "|mm|cm|dm|km|in|inch|inches|foot|feet|ft|yards?|meters?|metres?|miles?|mph|kmph|km/h|m/s"
-    "|mg|gm|kg|grams?|pounds?|lbs?|ounces?|oz|ml|liters?|litres?|gallons?"
-    "|seconds?|minutes?|hours?|days?|weeks?|months?|years?|units?|points?|ways?"
-    "|integers?|digits?|students?"
-)
-_SQUARE, _POWER = "(?:(?:square|cubic|sq) )?", r"(?:\^ ?\{?[23]\}?|[²³])?"
-_UNIT = re.compile(
-    r"(?: ?(?:°|\^ ?\{? ?\\circ ?\}?|\\degree)(?: ?[CF])?"
-    r"|(?<=[\d.}]) ?(?:\\ )?\\(?:text|mathrm|textrm|mbox) ?"
-    rf"\{{ ?{_SQUARE}(?:m|g|s|h|{_WORDS})\.?{_POWER} ?\}}{_POWER}"
-    rf"|(?:(?<=[\d.}}])|(?<=dred)|(?<=sand)|(?<=lion)) ?{_SQUARE}(?:{_WORDS})\.?{_POWER})$",
-    re.IGNORECASE,
-)
-"""A unit at the end. A single letter is one only as text: 5m may be five times m."""
 
 
 def as_number(answer: str) -> Fraction | None:
@@ -105,15 +88,6 @@ def hyphened(answer: str) -> str:
 def spelt_out(text: str) -> str:
     """A text with 1 1/2 in the place of 1½, and -3 in that of negative 3."""
     return _NEGATIVE.sub("-", text.translate(_VULGAR))
-
-
-def without_unit(answer: str) -> str:
-    """An answer without the unit behind a number (5 cm, 90^\\circ, 3\\text{ dollars})."""
-    if len(answer) > MAX_CHARS:
-        return answer
-    plain = " ".join(answer.split()).rstrip(".")
-    unit = _UNIT.search(plain)
-    return plain[: unit.start()] if unit else answer
 
 
 def _slashed(fraction: re.Match[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ttc.checks import check_fields, check_is, check_kind
+from ttc.checks import Options, check_is, check_kind
 from ttc.errors import InvalidInput
 from ttc.text.chat import (
     chat_text,
@@ -71,7 +71,7 @@ def words_for(kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class PromptTemplate:
+class PromptTemplate(Options):
     """How a question is put to the model.
 
     instruction: the user's words, `{question}` in them replaced by the question. Where none is
@@ -106,7 +106,7 @@ class PromptTemplate:
     """What to do where the chat template refuses the messages."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         check_is("options", self.options, Mapping, "a dictionary")
         if taken := sorted(self.options.keys() & SET_HERE):
             raise InvalidInput(f"options holds {taken[0]!r}, which is set here; leave it out")

@@ -24,7 +24,7 @@ from ttc.text.written_answers import (
 
 _SHORT_FRACTION = re.compile(r"\\frac ?(?:\{([^{}]{1,100})\}|(\d)) ?(?:\{([^{}]{1,100})\}|(\d))")
 _AROUND = re.compile(r" ?([-+*/=<>^_,;:|(){}\[\]]) ?")
-_PERCENT = re.compile(r"(?:\\?%|\b(?:percent|pct|percentage)\b|\\text\s*\{\s*percent\s*\})\s*\.?$")
+_PERCENT = re.compile(r"(?:\\?%|\b(?:percent(?:age)?|pct)\b|\\text\s*\{\s*percent\s*\})\s*\.?$")
 _ROUNDED, _ROUNDED_SMALL = Fraction(5, 10**7), Fraction(5, 10**5)
 _GOES_ON = re.compile(r"(?:\.\.|…|\\[lc]?dots)\s*$")
 """A decimal whose digits go on is no number of so many digits."""

@@ -42,9 +42,9 @@ _PLAIN = (
 """Digits of all scripts, full-width letters and signs, one character for one."""
 
 _ABOUT = "about|around|approximately|approx|roughly|nearly"
-_LINKS = r":|ঃ|=(?!=)|→|->|=>|⇒|[—–-](?=\s)"
-_CLOSING = r"[ \t*_`~)}\]\"'”’»]*+"
-_MARKUP = r"[*_`~)}\]\"'”’»]*+"
+_LINKS = r":|\.(?=[*_]{2})|ঃ|=(?!=)|→|->|=>|⇒|[—–-](?=\s)"
+_CLOSING = r"[ \t*_`~)}】\]\"'”’»]*+"
+_MARKUP = r"[*_`~)}】\]\"'”’»]*+"
 _OF_WHAT = "to|in|for|of|on|here|that|from|at|we|i|you|therefore|then|thus|hence|as"
 _LONGEST_DENIAL = 48
 
@@ -130,8 +130,9 @@ def _all(text: str, mark: str) -> Iterator[int]:
 
 def _spoken(text: str, options: bool) -> list[Language]:
     """The languages that have a noun in the text."""
-    stems = _stems(options, text.isascii())
-    found = {code for stem, codes in stems if stem in text for code in codes}
+    stems = _stems(options)
+    near = [pair for sign in stems.keys() & set(text) for pair in stems[sign].items()]
+    found = {code for stem, codes in near if stem in text for code in codes}
     return [language for language in LANGUAGES if language.code in found] if found else []
 
 
@@ -194,16 +195,21 @@ def _nouns(language: Language, options: bool) -> str:
 
 
 @cache
-def _stems(options: bool, ascii_alone: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Parts of nouns, one of which stands in any text that has a noun, with their languages."""
-    stems: dict[str, list[str]] = {}
+def _stems(options: bool) -> dict[str, dict[str, set[str]]]:
+    """Parts of nouns, one of which stands in any text that has a noun, with their languages, by
+    their rarest sign."""
+    found: dict[str, dict[str, set[str]]] = {}
     for language in LANGUAGES:
         for word in filter(None, _nouns(language, options).split("|")):
             for form in _forms(word):
                 stem = form[1:] if len(form) > 2 else form
-                if stem.isascii() or not ascii_alone:
-                    stems.setdefault(stem, []).append(language.code)
-    return tuple((stem, tuple(dict.fromkeys(codes))) for stem, codes in stems.items())
+                stems = found.setdefault(min(stem, key=_BY_RARITY.find), {})
+                stems.setdefault(stem, set()).add(language.code)
+    return found
+
+
+_BY_RARITY = "jqxzwkvbyphfgmcudlsrnitoae"
+"""What is not among them is rarer still."""
 
 
 @cache

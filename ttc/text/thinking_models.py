@@ -197,12 +197,21 @@ def _written_marks(tokenizer: Any) -> ThinkingMarks | None:
     wraps = (
         (head,) if head and plain.startswith(prompt) and head not in (begin, end.strip()) else ()
     )
-    if begin == end.strip():
+    vague = [mark for mark in (begin, end.strip()) if mark and _in_any_text(mark)]
+    if vague or begin == end.strip():
+        told = f"{vague[0]!r} around" if begin != end.strip() else f"{begin!r} before and after"
         raise InvalidInput(
-            f"the chat template writes {begin!r} before and after a thought, so that its end "
-            "cannot be told from its beginning; name marks with thinking_marks, or false for none"
+            f"the chat template writes {told} a thought, which may hold it too; name marks with "
+            "thinking_marks, or false for none"
         )
     return ThinkingMarks((begin,) if begin else (), end.strip(), wraps)
+
+
+def _in_any_text(mark: str) -> bool:
+    """Whether a mark is one or two plain words, or signs alone, as those of a fence."""
+    words = re.findall(r"[^\W_]+", mark)
+    tagged = re.search(r"[<\[{]|[^\W_](_|[^\w\s'.,-])[^\W_]|[^\w\0-\x7f]", mark)
+    return (not words and mark.isascii()) or (len(words) < 3 and not tagged)
 
 
 def _opened_marks(tokenizer: Any) -> ThinkingMarks | None:

@@ -11,7 +11,7 @@ from ttc.errors import InvalidInput
 from ttc.text.chat import ANSWER, QUESTION, chat_text, end_of_prompt, template_text
 from ttc.text.prompt import PromptTemplate
 from ttc.text.thinking_marks import ends_in_thought, spelt
-from ttc.text.thinking_models import THOUGHT, THOUGHT_KEYS, marks_of
+from ttc.text.thinking_models import THOUGHT, THOUGHT_KEYS
 from ttc.text.thoughts import Mode, Thoughts
 
 SWITCHES = ("enable_thinking", "thinking")
@@ -84,16 +84,20 @@ def switches(tokenizer: Any, options: Mapping[str, Any] | None = None) -> list[s
     return [name for name in named if prompt(name, True) != prompt(name, False)]
 
 
-def without_thought(tokenizer: Any) -> tuple[dict[str, Any], str]:
+def without_thought(tokenizer: Any, thoughts: Thoughts | None = None) -> tuple[dict[str, Any], str]:
     """How a question is put that is to be answered at once, as Yes or No: what the chat template
     takes to leave thinking out, and what is written after it all the same: what the template puts
-    before an answer, and an end of the thought that it opens or that the model would open."""
+    before an answer, and an end of the thought that it opens or that the model would open.
+
+    thoughts: as the search tells them, with marks that a user has set; None for the model's own.
+    """
     options: dict[str, Any] = dict.fromkeys(switches(tokenizer), False)
     prompt = chat_text(QUESTION, tokenizer, options)
     lead = _before_answer(prompt, {}, tokenizer, options)
-    marks = marks_of(tokenizer)
-    if marks is None:
+    thoughts = thoughts or Thoughts.known(tokenizer)
+    if thoughts is None:
         return options, lead
+    marks = thoughts.marks
     end = end_of_prompt(QUESTION, tokenizer, options) or ""
     cuts = [cut for cut in marks.cuts(end + lead) if cut.thinks is not None]
     closed = bool(cuts) and not cuts[-1].thinks

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from ttc.checks import check_kind
+from ttc.errors import InvalidInput
 from ttc.text.chat import decoded, encoded
 from ttc.text.prompt import raw_tokens
 from ttc.text.thinking_marks import (
@@ -51,6 +53,13 @@ class Thoughts:
         )
         marks = marks_of(tokenizer) if setting is None else setting
         return cls(marks, tokenizer) if isinstance(marks, ThinkingMarks) else None
+
+    @classmethod
+    def known(cls, tokenizer: Any) -> Thoughts | None:
+        """By the model's own marks; None also where its template's are refused."""
+        with suppress(InvalidInput):
+            return cls.of(tokenizer)
+        return None
 
     def split(self, tokens: Sequence[int], begun: bool = False) -> Parted:
         """As `ThinkingMarks.split`, of generated tokens; special tokens are left out."""

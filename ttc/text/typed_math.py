@@ -7,16 +7,16 @@ import unicodedata
 
 from ttc.text.numbers import hyphened, spelt_out
 
-_GREEK = {
-    **{"α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "δ": r"\delta", "ε": r"\epsilon"},
-    **{"ζ": r"\zeta", "η": r"\eta", "θ": r"\theta", "ι": r"\iota", "κ": r"\kappa"},
-    **{"λ": r"\lambda", "μ": r"\mu", "ν": r"\nu", "ξ": r"\xi", "π": r"\pi", "ρ": r"\rho"},
-    **{"σ": r"\sigma", "τ": r"\tau", "υ": r"\upsilon", "φ": r"\phi", "χ": r"\chi"},
-    **{"ψ": r"\psi", "ω": r"\omega"},
-    **{"Γ": r"\Gamma", "Δ": r"\Delta", "Θ": r"\Theta", "Λ": r"\Lambda", "Ξ": r"\Xi"},
-    **{"Σ": r"\Sigma", "Φ": r"\Phi", "Ψ": r"\Psi", "Ω": r"\Omega", "ϕ": r"\phi", "ϵ": r"\epsilon"},
-}
-_COMMANDS = _GREEK | {
+
+def _letter(sign: str) -> str:
+    """The command of a Greek letter. Unicode writes lamda."""
+    name = unicodedata.name(sign).rpartition(" ")[2].replace("LAMDA", "LAMBDA")
+    return "\\" + (name.lower() if sign.islower() else name.capitalize())
+
+
+GREEK = {sign: _letter(sign) for sign in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΣΥΦΨΩ"}
+GREEK |= {"ϕ": r"\phi", "ϵ": r"\epsilon"}
+_COMMANDS = GREEK | {
     **{"·": r"\cdot", "⋅": r"\cdot", "∙": r"\cdot", "•": r"\cdot", "×": r"\times", "÷": r"\div"},
     **{"∞": r"\infty", "≤": r"\le", "≥": r"\ge", "≠": r"\ne", "≈": r"\approx", "≡": r"\equiv"},
     **{"∈": r"\in", "∪": r"\cup", "∩": r"\cap", "∅": r"\emptyset", "∖": r"\setminus"},

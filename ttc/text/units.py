@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from ttc.text.formulas import is_word
-from ttc.text.numbers import CURRENCIES, MAX_CHARS
+from ttc.text.numbers import CURRENCIES, MAGNITUDES, MAX_CHARS
 
 _INCH = Fraction(127, 5000)
 _SIZES: dict[str, dict[str, Fraction | int]] = {
@@ -34,20 +33,14 @@ _SIZES: dict[str, dict[str, Fraction | int]] = {
     "l": {"ml milliliter millilitre": Fraction(1, 1000), "l liter litre": 1},
     "gal": {"gal gallon": 1},
     "usd": {"cent": Fraction(1, 100), "dollar usd buck": 1},
-    "eur": {"euro eur": 1},
-    "gbp": {"gbp": 1},
-    "inr": {"rupee rs inr": 1},
-    "jpy": {"yen jpy": 1},
-    "chf": {"chf franc": 1},
-    "krw": {"krw won": 1},
-    "php": {"php peso": 1},
-    "rub": {"rub ruble": 1},
-    "try": {"try lira": 1},
-    "ils": {"ils shekel": 1},
-    "thb": {"thb baht": 1},
-    "ngn": {"ngn naira": 1},
-    "vnd": {"vnd dong": 1},
-    "uah": {"uah hryvnia": 1},
+    **{
+        money.split()[0]: {money: 1}
+        for money in (
+            *("euro eur", "gbp", "rupee rs inr", "yen jpy", "chf franc", "krw won", "php peso"),
+            *("rub ruble", "try lira", "ils shekel", "thb baht", "ngn naira", "vnd dong"),
+            "uah hryvnia",
+        )
+    },
     "rad": {"rad radian": 1},
     "N": {"newton": 1},
     "J": {"joule": 1},
@@ -67,17 +60,11 @@ _SIGNS = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rupee"
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _ANY = {"unit", "integer", "digit", "point"}
 
-_NO_UNITS = frozenset(
-    {
-        *("is", "are", "was", "be", "if", "for", "when", "where", "with", "or", "and"),
-        *("not", "odd", "even", "only", "no", "more", "less", "fewer", "than", "times"),
-        *("i", "e", "half", "halve", "third", "fourth", "fifth", "sixth", "seventh"),
-        *("eighth", "ninth", "tenth", "quarter", "mod", "base", "to", "plus", "minus"),
-        *("factorial", "percent", "pct", "percentage", "hundred", "thousand", "million"),
-        *("billion", "trillion", "dozen", "pi", "root", "over", "infinity", "out", "in"),
-        *("by", "negative", "positive", "am", "pm", "otherwise", "all", "every", "real"),
-        *("any",),
-    }
+_NO_UNIT = re.compile(
+    "is|are|was|be|if|for|when|where|with|or|and|not|odd|even|only|no|more|less|fewer|than|"
+    "times|i|e|half|halve|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|quarter|mod|base|"
+    "to|plus|minus|factorial|percent|pct|percentage|hundred|thousand|million|billion|trillion|"
+    "dozen|pi|root|over|infinity|out|in|by|negative|positive|am|pm|otherwise|all|every|real|any"
 )
 """Words behind a number that say which number it is."""
 
@@ -101,7 +88,7 @@ _MONEY = re.compile(
     r"|(?:(USD|EUR|Rs|INR|GBP|JPY|CHF)\.?))\s{0,3}(?=[-\d.\\(])"
 )
 _MONEY_BEHIND = re.compile(rf"(?<=\d)\s{{0,3}}(\\?[{CURRENCIES}])\s{{0,3}}$")
-_PI = re.compile(r"pi\s{1,3}(?=[a-z]{2})")
+_PI = re.compile(rf"(?:pi|{'|'.join(MAGNITUDES)})\s{{1,3}}(?=[a-z]{{2}})")
 _NUMERIC = re.compile(r"\d|\\pi|π|\bpi\b|\\sqrt|\\frac")
 
 
@@ -181,8 +168,10 @@ def _without_words(plain: str) -> tuple[str, MeasureUnit | None] | None:
 
 def _is_phrase(written: str, before: str) -> bool:
     """Whether plain words name what is counted: 12 red apples."""
+    from ttc.text.formulas import is_word
+
     words = [word for word in re.split(r"[ ./-]+", written) if word]
-    if not re.search(r"\d$|\bpi$", before) or len(words) > 4:
+    if not re.search(rf"\d$|\b(?:pi|{'|'.join(MAGNITUDES)})$", before) or len(words) > 4:
         return False
     return all(is_word(word.lower()) or word.lower() in _KNOWN or word in ("of",) for word in words)
 
@@ -194,7 +183,7 @@ def unit_of(written: str) -> MeasureUnit | None:
     small = _SHORT.get(small, small)
     words = [_singular(word) for word in re.findall(r"[a-z]+", small)]
     known = _dimensions(small)
-    if not words or (known is None and any(word in _NO_UNITS for word in words)):
+    if not words or (known is None and any(_NO_UNIT.fullmatch(word) for word in words)):
         return None
     if len(words) == 1 and len(words[0]) == 1 and words[0] not in _KNOWN:
         return None

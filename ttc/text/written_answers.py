@@ -12,30 +12,20 @@ _TEXT = re.compile(
 )
 _BLANKS = re.compile(r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))+")
 _MEANINGS = {
-    "no solution": r"\emptyset",
-    "no solutions": r"\emptyset",
-    "there is no solution": r"\emptyset",
-    "there are no solutions": r"\emptyset",
-    "empty set": r"\emptyset",
+    **dict.fromkeys(("no solution", "no solutions", "empty set"), r"\emptyset"),
     "all real numbers": r"\mathbb{R}",
     "all reals": r"\mathbb{R}",
     "positive infinity": r"\infty",
     "negative infinity": r"-\infty",
     "minus infinity": r"-\infty",
-    "one half": "1/2",
-    "one-half": "1/2",
-    "one third": "1/3",
-    "one-third": "1/3",
-    "one quarter": "1/4",
-    "one-quarter": "1/4",
-    "one fourth": "1/4",
-    "one-fourth": "1/4",
-    "two thirds": "2/3",
-    "two-thirds": "2/3",
-    "three quarters": "3/4",
-    "three-quarters": "3/4",
-    "three fourths": "3/4",
-    "three-fourths": "3/4",
+    **{
+        f"{count}{gap}{part}{'s' * (top > 1)}": f"{top}/{bottom}"
+        for gap in " -"
+        for count, top in (("one", 1), ("two", 2), ("three", 3))
+        for part, bottom in (("third", 3), ("quarter", 4), ("fourth", 4))
+        if top < bottom
+    },
+    **{"one half": "1/2", "one-half": "1/2"},
 }
 _ORDINALS = {
     **{"first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th", "fifth": "5th"},
@@ -91,7 +81,8 @@ def in_signs(answer: str) -> str:
         return r"\emptyset"
     if len(answer) > MAX_CHARS or not re.search("[A-Za-z]{3}", answer):
         return answer
-    words = unwrapped(answer).lower().removeprefix("the ")
+    words = unwrapped(answer).lower()
+    words = re.sub("^(?:the|there (?:is|are)) ", "", words)
     if words in _MEANINGS:
         return _MEANINGS[words]
     return in_digits(words) or answer

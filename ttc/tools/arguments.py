@@ -125,14 +125,15 @@ class NamedLoose:
 class PythonCalls:
     """`weather(city='Rome', days=3)`, one or several in a list.
 
-    mark_end: the mark that ends them, where the template has one.
+    end: the mark that ends them, where the template has one.
     """
 
-    mark_end: str = ""
+    end: str = ""
 
     def read(self, text: str, place: int) -> list[Reading]:
-        end = text.find(self.mark_end, place) if self.mark_end else len(text)
-        said = text[place : end if end >= 0 else len(text)].strip()
+        last = text.find(self.end, place) if self.end else len(text)
+        last = last if last >= 0 else len(text)
+        said = text[place:last].strip()
         if not said:
             return []
         try:
@@ -140,7 +141,7 @@ class PythonCalls:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return _loose_python(text, place)
         calls = body.elts if isinstance(body, ast.List | ast.Tuple) else [body]
-        return [_of_python(call, place + len(said)) for call in calls]
+        return [_of_python(call, last) for call in calls]
 
 
 _CALL = re.compile(r"[\[,\s]*([\w.]+)\(\s*")

@@ -13,7 +13,14 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from ttc.checks import check_fields, check_is, check_kind
+from ttc.checks import (
+    Options,
+    PositiveFloat,
+    PositiveInt,
+    check_is,
+    check_kind,
+    check_known,
+)
 from ttc.errors import InvalidInput
 from ttc.text.encodable import encodable
 from ttc.tools.formats import FORMATS, Schema, ToolFormat
@@ -176,7 +183,7 @@ def _typed(value: Any, allowed: Sequence[str]) -> Any:
 
 
 @dataclass(frozen=True)
-class Tools:
+class Tools(Options):
     """The tools of a problem, and what calls may take.
 
     tools: functions, `Tool`s or schemas (see `Tool.of`).
@@ -190,25 +197,20 @@ class Tools:
 
     tools: Sequence[Any]
     format: str | ToolFormat = "auto"
-    calls_per_branch: int = 8
-    time_s: float = 30.0
-    answer_tokens: int = 512
+    calls_per_branch: PositiveInt = 8
+    time_s: PositiveFloat = 30.0
+    answer_tokens: PositiveInt = 512
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         listed = isinstance(self.tools, Sequence) and not isinstance(self.tools, str)
         check_kind("tools", self.tools, listed, "a list of functions or Tools")
         object.__setattr__(self, "tools", tuple(map(Tool.of, self.tools)))
         names = [tool.name for tool in self.tools]
         if twice := [name for name in names if names.count(name) > 1]:
             raise InvalidInput(f"two tools are called {twice[0]}; give each a name of its own")
-        if self.format not in FORMATS and not isinstance(self.format, ToolFormat):
-            raise InvalidInput(f"format={self.format!r} is unknown; use {', '.join(FORMATS)}")
-        for name in ("calls_per_branch", "answer_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name}={getattr(self, name)} must be at least 1")
-        if not self.time_s > 0:
-            raise InvalidInput(f"time_s={self.time_s} must be more than 0")
+        if not isinstance(self.format, ToolFormat):
+            check_known(self.format, FORMATS, f"format={self.format!r} is unknown")
 
     @classmethod
     def of(cls, given: Any) -> Tools | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ttc.checks import PositiveInt
 from ttc.tools.base import Tool, ToolError, Tools
 from ttc.tools.formats import ToolFormat
 
@@ -71,7 +72,7 @@ class CalculatorTools(Tools):
 
     tools: Sequence[Any] = field(default=(), init=False)
     format: str | ToolFormat = "calculator"
-    calls_per_branch: int = 32
+    calls_per_branch: PositiveInt = 32
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tools", (Tool.of(calculate).called("calculator"),))

@@ -9,8 +9,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ttc.text.thinking_marks import overlap
 from ttc.tool_calls import Written
-from ttc.tools.arguments import KEY, Arguments, PythonCalls, Reading, WholeJson, checked
+from ttc.tools.arguments import (
+    KEY,
+    Arguments,
+    Pairs,
+    PythonCalls,
+    Reading,
+    WholeJson,
+    checked,
+)
 
 Schema = Mapping[str, Any]
 """A tool as chat templates and OpenAI's API have it: {"type": "function", "function": {...}}."""
@@ -51,10 +60,11 @@ class ToolFormat:
 
     def in_call(self, text: str) -> bool:
         """Whether a text ends within a call, or with one."""
-        begin = max((text.rfind(mark) for mark in self.begins), default=-1)
+        begin, mark = max(((text.rfind(mark), mark) for mark in self.begins), default=(-1, ""))
         if begin < 0:
             return False
-        after = [text[begin:].rpartition(mark)[2] for mark in self.ends if mark in text[begin:]]
+        said = text[begin + len(mark) :]
+        after = [said.rpartition(end)[2] for end in self.ends if end in said]
         return not after or not min(after, key=len).strip()
 
     def answered(self, answer: str) -> str:
@@ -62,6 +72,11 @@ class ToolFormat:
 
 
 # ---------------------------------------------------------------- a mark, and what follows it
+
+
+MARKS = re.compile(r"<[^<>\s]*>?|\[/?[A-Z_]*|[\]`\s]")
+"""What may follow a call that ends a turn: special tokens and ends of calls, or the beginning of
+one."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,27 @@ class Marked(ToolFormat):
             calls += [written(reading, start) for reading in readings]
             place = max([match.end(), *(reading.end for reading in readings)])
         return calls
+
+    def ends_with_call(self, text: str) -> bool:
+        return super().ends_with_call(text) or self._after(text) == ""
+
+    def in_call(self, text: str) -> bool:
+        after = self._after(text)
+        return super().in_call(text) if after is None else not after
+
+    def _after(self, text: str) -> str | None:
+        """The words after the last call, marks left out; None where that is not whole."""
+        after, place = None, 0
+        arguments = self.arguments
+        end = arguments.end.strip() if isinstance(arguments, Pairs | PythonCalls) else ""
+        while match := self._pattern.search(text, place):
+            readings = arguments.read(text, match.end())
+            place = max([match.end(), *(reading.end for reading in readings)])
+            rest = text[place:]
+            whole = readings and not readings[-1].error and rest.lstrip().startswith(end)
+            rest = rest[: len(rest) - overlap(rest, self.mark)].replace(self.close or "\0", "")
+            after = MARKS.sub("", rest) if whole else None
+        return after
 
     def _start(self, text: str, first: int, mark: int) -> int:
         """Where the call begins whose mark is at `mark`: with the section's, if that is there."""

@@ -77,7 +77,7 @@ class _Template:
         if not mark.strip():
             return Llama() if isinstance(arguments, WholeJson) else None
         end = self.end_of_turn() or "\n"
-        close = rest.partition(end)[0].strip()
+        close = rest.lstrip().partition(end)[0].strip()
         example = _example(opening + one[len(opening) :].partition(end)[0])
         return Marked(mark, arguments, close, section, self.as_text, example)
 

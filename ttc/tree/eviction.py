@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
+from typing import ClassVar, Literal
 
-from ttc.checks import check_fields
-from ttc.errors import InvalidInput
+from ttc.checks import Options, PositiveInt
 from ttc.tree.branch import Branch
 from ttc.tree.segment import Segment
 from ttc.tree.tree import Tree
 
 
 @dataclass
-class BlockCache:
+class BlockCache(Options):
     """Evicts KV of branches that are alive but not at work, down to `capacity_blocks` blocks of
     `block_tokens` tokens.
 
@@ -25,21 +25,15 @@ class BlockCache:
         again (exact), and counted as recomputed tokens.
     """
 
-    capacity_blocks: int = 2000
-    block_tokens: int = 16
-    order: str = "rsbcm"
+    setting_of: ClassVar[str] = "cache."
+
+    capacity_blocks: PositiveInt = 2000
+    block_tokens: PositiveInt = 16
+    order: Literal["rsbcm", "lru"] = "rsbcm"
 
     evictions: int = field(init=False, repr=False, default=0)
     evicted_tokens: int = field(init=False, repr=False, default=0)
     peak_blocks: int = field(init=False, repr=False, default=0)
-
-    def __post_init__(self) -> None:
-        check_fields(self, "cache.")
-        for name in ("capacity_blocks", "block_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"cache.{name}={getattr(self, name)} must be at least 1")
-        if self.order not in ("rsbcm", "lru"):
-            raise InvalidInput(f"cache.order={self.order!r} is unknown; use 'rsbcm' or 'lru'")
 
     def fresh(self) -> BlockCache:
         return BlockCache(**{f.name: getattr(self, f.name) for f in fields(self) if f.init})

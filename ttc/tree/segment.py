@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
@@ -80,3 +80,17 @@ class Segment:
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def tokens_to_read(texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> int:
+    """The tokens of texts beyond what is read already, those of a common beginning once.
+
+    texts: each with one that was read before, or with nothing.
+    """
+    ordered = sorted((list(text), list(known)) for text, known in texts)
+    before: Sequence[int] = ()
+    count = 0
+    for text, known in ordered:
+        count += len(text) - max(common_prefix(known, text), common_prefix(before, text))
+        before = text
+    return count

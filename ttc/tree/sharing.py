@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
-from ttc.checks import check_fields
-from ttc.errors import InvalidInput
+from annotated_types import Interval
+
+from ttc.checks import Options, PositiveInt
 
 SharingRule = Literal["exact", "none", "similar"]
 Pooling = Literal["matched", "mean", "last"]
 
 
 @dataclass(frozen=True)
-class Sharing:
+class Sharing(Options):
     """rule="exact": the longest common prefix of tokens, whichever prompts it stands in. Lossless,
     the default.
 
@@ -34,29 +35,13 @@ class Sharing:
         states, which their punctuation decides.
     same_numbers: also refuse a variant whose numbers are others: states of such texts are closer
         than those of most rewordings. Numbers that change places pass.
-    Raises InvalidInput, naming the value.
     """
 
+    setting_of: ClassVar[str] = "sharing."
+
     rule: SharingRule = "exact"
-    tau: float = 0.82
-    alpha: float = 1.5
-    probe_layers: int = 2
+    tau: Annotated[float, Interval(ge=-1, le=2)] = 0.82
+    alpha: Annotated[float, Interval(gt=-100, lt=100)] = 1.5
+    probe_layers: PositiveInt = 2
     pooling: Pooling = "matched"
     same_numbers: bool = True
-
-    def __post_init__(self) -> None:
-        check_fields(self, "sharing.")
-        for name, kinds in (("rule", SharingRule), ("pooling", Pooling)):
-            if getattr(self, name) not in get_args(kinds):
-                raise InvalidInput(
-                    f"sharing.{name}={getattr(self, name)!r} is unknown; use "
-                    f"{', '.join(get_args(kinds))}"
-                )
-        if not -1 <= self.tau <= 2:
-            raise InvalidInput(
-                f"sharing.tau={self.tau} must lie in [-1, 2]; a cosine above 1 is never reached"
-            )
-        if self.probe_layers < 1:
-            raise InvalidInput(f"sharing.probe_layers={self.probe_layers} must be at least 1")
-        if not abs(self.alpha) < 100:
-            raise InvalidInput(f"sharing.alpha={self.alpha} must lie in (-100, 100)")

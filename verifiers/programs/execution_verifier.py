@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from threading import Event
 from typing import ClassVar, TypeVar
 
-from ttc.errors import InvalidInput
+from ttc.checks import Options, Probability
 from ttc.execution.code_tests import failures, shown_tests, whole_program
-from ttc.execution.programs import Functions, Limits, check_sandbox
-from ttc.passes.pass_by_pass import Passes
+from ttc.execution.programs import Functions, Limits, ProgramMiB, ProgramSeconds, check_sandbox
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend
+from ttc.task import Passes
 from ttc.text.code import fenced_blocks, find_program, in_a_block
 from ttc.tree.branch import Branch
 
@@ -27,7 +27,7 @@ LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
-class ExecutionVerifier:
+class ExecutionVerifier(Options):
     """The share of a problem's tests that a branch's program passes, in a sandbox
     (`ttc.execution.sandbox`).
 
@@ -47,14 +47,9 @@ class ExecutionVerifier:
 
     answer_kinds: ClassVar[tuple[str, ...]] = ("code",)
 
-    neutral: float = 0.5
-    time_s: float = 5.0
-    memory_mib: int = 1024
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.neutral <= 1:
-            raise InvalidInput(f"neutral={self.neutral} must lie in [0, 1]")
-        _ = self.limits  # refuses wrong ones before any work
+    neutral: Probability = 0.5
+    time_s: ProgramSeconds = 5.0
+    memory_mib: ProgramMiB = 1024
 
     @property
     def limits(self) -> Limits:

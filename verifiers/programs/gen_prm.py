@@ -11,18 +11,18 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ttc.checks import check_whole
+from ttc.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from ttc.engine import Engine
-from ttc.execution.programs import Limits, check_sandbox, run_program
-from ttc.passes.pass_by_pass import Passes
+from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox, run_program
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.programs.execution_verifier import MIB, runs_of_each
 from verifiers.reward_model import MAX_REMEMBERED, RewardModel, check_room
 from verifiers.self_verifier import spellings, yes_share
-from verifiers.side_branches import begun, counted_as_verifier, reopen, scored, written
+from verifiers.side_branches import counted_as_verifier, reopen, scored, written
 
 SYSTEM = (
     "You are a math teacher. Your task is to review and critique the paragraphs in solution step "
@@ -86,22 +86,16 @@ class GenPRM(RewardModel):
     """
 
     model: Any = "GenPRM/GenPRM-1.5B"
-    max_tokens: int = 2048
-    rounds: int = 3
-    temperature: float = 0.6
-    time_s: float = 5.0
-    memory_mib: int = 1024
+    max_tokens: PositiveInt = 2048
+    rounds: NonNegativeInt = 3
+    temperature: NonNegativeFloat = 0.6
+    time_s: ProgramSeconds = 5.0
+    memory_mib: ProgramMiB = 1024
     headed: ClassVar[bool] = False
     rates_steps: ClassVar[bool] = False
     writes: ClassVar[bool] = True
 
     _reviews: dict[Key, Review] = field(init=False, repr=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("max_tokens", self.max_tokens, 1)
-        check_whole("rounds", self.rounds, 0)
-        _ = self.limits, self.sampling  # refuses wrong ones before any work
 
     @property
     def limits(self) -> Limits:
@@ -179,7 +173,8 @@ class GenPRM(RewardModel):
         keys, branches = list(new), list(new.values())
         yes, no = spellings(engine, "yes"), spellings(engine, "no")
         with counted_as_verifier(branches):
-            texts = yield from begun(engine, branches, [self.closed(*key) for key in keys])
+            prompts = [self.closed(*key) for key in keys]
+            texts = yield from engine.side_branches(branches, prompts).passes()
             try:
                 yield from self._write(engine, texts, (END_OF_ANALYSIS,))
                 yield from self._give(engine, texts, _missing(END_OF_ANALYSIS, texts), VERIFY)
@@ -259,7 +254,7 @@ class GenPRM(RewardModel):
         if cut:
             room = [max(0, self._room(engine, text)) for text in texts]
             tokens = [given[:most] for given, most in zip(tokens, room, strict=True)]
-        yield from engine.begin_extend(texts, tokens, purpose="verifier").made()
+        yield from engine.extend(texts, tokens, purpose="verifier").passes()
 
 
 def _missing(ending: str, texts: Sequence[Branch]) -> list[str]:

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from threading import Event
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from ttc.checks import check_whole
+from annotated_types import Ge
+
 from ttc.execution.code_tests import CallTest, as_test, failures, shown_tests
 from ttc.execution.programs import Functions, Outcome
 from ttc.execution.values import shown
-from ttc.passes.pass_by_pass import Passes
-from ttc.protocols import Need, SideBranches
+from ttc.protocols import Need
+from ttc.task import Passes
 from ttc.tree.branch import Branch
 from verifiers.programs.written_tests import ProblemPrograms, WrittenTests, by_program, side_texts
 from verifiers.self_verifier import spellings, yes_share
-from verifiers.side_branches import begun, scored, side_tokens
+from verifiers.side_branches import scored, side_tokens
 
 TELL_APART = (
     "{question}\n\nHere are two programs.\n\nA:\n```python\n{a}\n```\n\nB:\n```python\n{b}\n```\n\n"
@@ -62,11 +63,7 @@ class SStar(WrittenTests):
 
     needs: ClassVar[tuple[Need, ...]] = ("score",)
 
-    groups: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("groups", self.groups, 2)
+    groups: Annotated[int, Ge(2)] = 4
 
     def rate_problem(self, given: ProblemPrograms) -> Passes[list[float]]:
         programs = given.programs
@@ -128,7 +125,8 @@ class SStar(WrittenTests):
         asked: list[tuple[Branch, Any, list[int]]] = []
         for i, j in pairs:
             text = TELL_APART.format(question=question, a=groups[i][0], b=groups[j][0], name=name)
-            asked.append((given.branch, name, side_tokens(text, backend)))
+            tokens = side_tokens(text, backend, thoughts=given.branch.thoughts)
+            asked.append((given.branch, name, tokens))
         texts = yield from side_texts(backend, asked, 1, self.max_tokens, self.sampling)
         duels = []
         for (i, j), (text,) in zip(pairs, texts, strict=True):
@@ -144,16 +142,17 @@ class SStar(WrittenTests):
 
     def _choices(self, given: ProblemPrograms, duels: Sequence[Duel]) -> Passes[list[float]]:
         backend = given.backend
-        assert isinstance(backend, SideBranches)  # tests were written on them
         prompts = []
         for duel in duels:
             call = f"{duel.call.function}({', '.join(map(repr, duel.call.arguments))})"
             a, b = map(_said, duel.outcomes)
             for first, second in ((a, b), (b, a)):
                 text = CHOOSE.format(question=given.question, call=call, a=first, b=second)
-                prompts.append(side_tokens(text, backend))
+                thoughts = given.branch.thoughts
+                prompts.append(side_tokens(text, backend, thoughts=thoughts))
         left, right = spellings(backend, "A"), spellings(backend, "B")
-        judges = yield from begun(backend, [given.branch] * len(prompts), prompts)
+        asked = backend.side_branches([given.branch] * len(prompts), prompts)
+        judges = yield from asked.passes()
         try:
             rows = yield from scored(backend, judges, [[token] for token in (*left, *right)])
         finally:

@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, ClassVar, TypeVar
 
-from ttc.checks import check_whole
-from ttc.errors import InvalidInput
+from ttc.checks import NonNegativeFloat, Options, PositiveInt
 from ttc.execution.code_tests import CallTest, as_test, shown_tests
-from ttc.execution.programs import Limits, check_sandbox
-from ttc.passes.pass_by_pass import Passes
+from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox
 from ttc.passes.ratings import pass_by_pass
-from ttc.protocols import Backend, SideBranches, Step
+from ttc.protocols import Backend, Step
 from ttc.sampling import Sampling
+from ttc.task import Passes
 from ttc.tree.branch import Branch, by_problem
 from verifiers.programs.execution_verifier import MIB, program_of, runs_of_each
-from verifiers.side_branches import begun, counted_as_verifier, side_tokens, written
+from verifiers.side_branches import counted_as_verifier, side_tokens, written
 
 V = TypeVar("V")
 
@@ -49,7 +48,7 @@ class ProblemPrograms:
 
 
 @dataclass(eq=False)
-class WrittenTests:
+class WrittenTests(Options):
     """Rates the programs of one problem together, by calls of the function that they define.
 
     The calls are those of the tests that the model writes once for each problem, and of the shown
@@ -60,20 +59,15 @@ class WrittenTests:
     time_s, memory_mib: as for `ExecutionVerifier`.
     """
 
-    tests: int = 8
-    samples: int = 1
-    max_tokens: int = 256
-    temperature: float = 0.8
-    time_s: float = 5.0
-    memory_mib: int = 1024
+    tests: PositiveInt = 8
+    samples: PositiveInt = 1
+    max_tokens: PositiveInt = 256
+    temperature: NonNegativeFloat = 0.8
+    time_s: ProgramSeconds = 5.0
+    memory_mib: ProgramMiB = 1024
     _written: dict[int, list[CallTest]] = field(default_factory=dict, init=False, repr=False)
     answer_kinds: ClassVar[tuple[str, ...]] = ("code",)
     writes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name in ("tests", "samples", "max_tokens"):
-            check_whole(name, getattr(self, name), 1)
-        _ = self.limits, self.sampling  # refuses wrong ones before any work
 
     @property
     def limits(self) -> Limits:
@@ -123,7 +117,7 @@ class WrittenTests:
             if first.root_id in self._written or not names:
                 continue
             name = names.most_common(1)[0][0]
-            asked.append((first, name, self._prompt(questions[rows[0]], name, backend)))
+            asked.append((first, name, self._prompt(questions[rows[0]], name, backend, first)))
         texts = yield from side_texts(backend, asked, self.samples, self.max_tokens, self.sampling)
         for (first, name, _), samples in zip(asked, texts, strict=True):
             tests = [as_test(line.strip()) for text in samples for line in _ASSERTED.findall(text)]
@@ -132,9 +126,10 @@ class WrittenTests:
         while len(self._written) > REMEMBERED:
             del self._written[next(iter(self._written))]
 
-    def _prompt(self, question: str, name: str, backend: Backend) -> list[int]:
+    def _prompt(self, question: str, name: str, backend: Backend, about: Branch) -> list[int]:
         text = ASK.format(question=question, count=self.tests, name=name)
-        return side_tokens(text, backend, f"\n```python\nassert {name}(")
+        ending = f"\n```python\nassert {name}("
+        return side_tokens(text, backend, ending, thoughts=about.thoughts)
 
 
 class Agreement(WrittenTests):
@@ -149,7 +144,7 @@ class Agreement(WrittenTests):
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Backend) -> int:
         firsts = [rows[0] for rows in by_problem(branches)]
         new = [row for row in firsts if branches[row].root_id not in self._written]
-        prompts = [self._prompt(questions[row], "function", backend) for row in new]
+        prompts = [self._prompt(questions[row], "function", backend, branches[row]) for row in new]
         return sum(
             len(prompt) + NAME_TOKENS + self.samples * (self.max_tokens + 1) for prompt in prompts
         )
@@ -164,22 +159,18 @@ class Agreement(WrittenTests):
 def side_texts(
     backend: Backend,
     asked: Sequence[tuple[Branch, Any, list[int]]],
-    samples: int,
-    max_tokens: int,
+    samples: PositiveInt,
+    max_tokens: PositiveInt,
     sampling: Sampling,
 ) -> Passes[list[list[str]]]:
     """What the model writes after prompts of a verifier's own, `samples` texts for each; all of it
     counts as verifier tokens. asked: the branch that pays, and last the prompt."""
     if not asked:
         return []
-    if not isinstance(backend, SideBranches):
-        raise InvalidInput(
-            "tests are written on branches beside a search's own (side_branches); "
-            f"{type(backend).__name__} makes none, so use verifier=execution"
-        )
     payers = [branch for branch, *_ in asked]
     with counted_as_verifier(payers):
-        branches = yield from begun(backend, payers, [row[-1] for row in asked])
+        prompts = [row[-1] for row in asked]
+        branches = yield from backend.side_branches(payers, prompts).passes()
         try:
             rows = [backend.fork(branch, samples) for branch in branches]
             writers = [writer for row in rows for writer in row]

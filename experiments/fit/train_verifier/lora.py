@@ -46,15 +46,6 @@ class LoraSettings:
     learning_rate: float
     batch: int
 
-    def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch", self.batch)):
-            if value < 1:
-                raise InvalidInput(f"train.{name}={value} must be at least 1")
-        if not 0 < self.learning_rate <= 1:
-            raise InvalidInput(
-                f"train.learning_rate={self.learning_rate} must be above 0 and at most 1"
-            )
-
 
 def check_peft() -> None:
     """Raise InvalidInput where peft is missing."""

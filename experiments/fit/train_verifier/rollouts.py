@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from search.base import Case, Limit, Search, SearchSteps
+from search.base import Case, Search, SearchSteps
 from ttc.protocols import Expand, Problem, Release, Result, Step
 from ttc.text.thoughts import Thoughts
 from ttc.tree.branch import Branch
@@ -27,8 +27,6 @@ class Rollouts(Search):
     agree so far are continued once. The result's branches are the solutions; what was continued
     from them is in its tree.
     """
-
-    limits: ClassVar = {"continuations": Limit(0, whole=True)}
 
     n: int = 8
     continuations: int = 4

@@ -5,26 +5,49 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ttc.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, Text
+
 
 @dataclass
 class TrainConfig:
-    """Described by `python -m experiments.train_verifier --help`."""
+    """folder: where the head, its card and the data go (outputs/value_head-DATASET).
+    data: how the settings of the data set differ for the problems to train on, as
+        +train.data.KEY=VALUE; by default another seed for generated problems, and for the hub the
+        split that solved examples come from.
+    problems: problems to train on; dataset.limit says how many to test on.
+    validation: the share of them that the strength of regularisation is chosen on.
+    rollouts: solutions of each problem.
+    continuations: continuations from the end of each step, which say what the step is worth.
+    labels: soft, the share of right continuations; hard, whether any is right; outcome, whether the
+        solution itself is right.
+    temperature: of solutions, continuations and samples.
+    step_tokens: tokens of a step at most.
+    max_steps: steps of a solution at most.
+    separator: what ends a step.
+    prompt: what the head reads before a solution, {question} in it; null for the model's own.
+    lora_rank: LoRA adapters of this rank are trained with the head, by peft; 0 for the head alone.
+    epochs: with adapters, how often the solutions are read.
+    learning_rate: with adapters, the highest one.
+    batch: with adapters, solutions of a training step.
+    samples: best-of-n on the problems to test.
+    record: also write the figures to this file.
+    """
 
     folder: str = "???"
     record: str | None = None
     data: dict[str, Any] = field(default_factory=dict)
     problems: int = 400
     validation: float = 0.2
-    rollouts: int = 8
-    continuations: int = 4
+    rollouts: PositiveInt = 8
+    continuations: NonNegativeInt = 4
     labels: str = "soft"
-    temperature: float = 0.8
-    step_tokens: int = 32
-    max_steps: int = 8
-    separator: str = "\n"
+    temperature: NonNegativeFloat = 0.8
+    step_tokens: PositiveInt = 32
+    max_steps: PositiveInt = 8
+    separator: Text = "\n"
     prompt: str | None = None
-    samples: int = 16
-    lora_rank: int = 0
-    epochs: int = 2
-    learning_rate: float = 2e-4
-    batch: int = 16
+    samples: PositiveInt = 16
+    lora_rank: NonNegativeInt = 0
+    epochs: PositiveInt = 2
+    learning_rate: Share = 2e-4
+    batch: PositiveInt = 16

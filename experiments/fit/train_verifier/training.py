@@ -42,7 +42,7 @@ from experiments.runs.provenance import provenance
 from experiments.runs.records import as_json, as_lines
 from experiments.runs.screen import show_logged, with_progress
 from search import BestOfN, Search, solve
-from ttc.checks import check_whole
+from ttc.checks import check_known
 from ttc.engine import Engine
 from ttc.errors import InvalidInput
 from ttc.model.loading.load import load
@@ -141,10 +141,6 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
     tokens = settings.step_tokens * settings.max_steps
     best_of_n = BestOfN(n=settings.samples, max_tokens=tokens, temperature=settings.temperature)
     searches = {f"best-of-{settings.samples}": best_of_n, type(search).__name__: search}
-    if settings.lora_rank < 0:
-        raise InvalidInput(
-            f"train.lora_rank={settings.lora_rank} must be 0, for a head alone, or more"
-        )
     if not settings.lora_rank:
         return searches, rollouts, None
     check_peft()
@@ -155,22 +151,11 @@ def _checked(config: DictConfig) -> tuple[dict[str, Search], Rollouts, LoraSetti
 def _check_labels(settings: DictConfig) -> None:
     """Raise InvalidInput for wrong settings of the solutions and of what their steps are labelled
     by."""
-    if settings.labels not in get_args(Labels):
-        raise InvalidInput(
-            f"train.labels={settings.labels} is unknown; use one of {', '.join(get_args(Labels))}"
-        )
+    check_known(settings.labels, get_args(Labels), f"train.labels={settings.labels} is unknown")
     if not settings.continuations and settings.labels != "outcome":
         raise InvalidInput(
             f"train.labels={settings.labels} needs continuations of each step, and "
             "train.continuations=0; give some, or train.labels=outcome"
-        )
-    for name in ("rollouts", "samples", "step_tokens", "max_steps"):
-        check_whole(f"train.{name}", settings[name], 1)
-    check_whole("train.continuations", settings.continuations, 0)
-    if not settings.separator:
-        raise InvalidInput(
-            "train.separator is empty; give the string that ends a step, as "
-            "'train.separator=\"\\n\"'"
         )
 
 

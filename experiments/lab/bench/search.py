@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
+from experiments.cli.settings import DatasetConfig
 from experiments.lab.bench.breakdown import timers
 from experiments.lab.bench.search_tables import Figures, aims_table, searches_table, steps_table
 from experiments.lab.records import changed_modules
 from experiments.runs.data import load_task
 from experiments.runs.provenance import provenance
-from experiments.runs.schema import DatasetConfig
 from search import BeamSearch, BestFirst, BestOfN, Search, solve, solve_each
 from ttc.attention.plan import Plan
 from ttc.engine import Engine

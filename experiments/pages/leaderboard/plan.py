@@ -19,6 +19,7 @@ from experiments.runs.overrides import as_override
 from experiments.runs.reading import refuse_bombs
 from experiments.runs.records import check_name
 from experiments.runs.run_name import overrides_suffix
+from ttc.checks import check_known
 from ttc.errors import InvalidInput
 from ttc.text.encodable import encodable
 
@@ -71,8 +72,8 @@ def read_plan(file: Path) -> Leaderboard:
         )
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
         raise InvalidInput(f"{file} must be a mapping with the keys {', '.join(KEYS)}")
-    if unknown := [key for key in given if key not in KEYS]:
-        raise InvalidInput(f"{file}: {unknown[0]!r} is unknown; use {', '.join(KEYS)}")
+    for key in given:
+        check_known(key, KEYS, f"{file}: {key!r} is unknown")
     name = check_name(str(given.get("name") or file.stem))
     folder = Path(str(given.get("output_dir") or "outputs")) / name
     axes = [

@@ -31,8 +31,6 @@ def run(config: DictConfig) -> dict[str, Any]:
     show_logged(config.dataset.private)
     settings = config.processbench
     check_threshold(settings.threshold)
-    if settings.batch < 1:
-        raise InvalidInput(f"processbench.batch={settings.batch} must be at least 1")
     verifier = make_verifier(config)
     if verifier is None:
         raise InvalidInput("there is no verifier to measure; choose one other than none")

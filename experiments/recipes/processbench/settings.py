@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ttc.checks import PositiveInt
+
 
 @dataclass
 class ProcessBenchConfig:
-    """Described by `python -m experiments.processbench --help`."""
+    """data: a file or a folder of ProcessBench's; null for the hub.
+    limit: the first N samples of each part.
+    threshold: a step with a lower score is wrong; or gsm8k, the threshold with the highest F1 on
+        that part, as the paper has it for Skywork's models.
+    batch: samples that are rated together.
+    """
 
     data: str | None = None
-    limit: int | None = None
+    limit: PositiveInt | None = None
     threshold: Any = 0.5
-    batch: int = 8
+    batch: PositiveInt = 8

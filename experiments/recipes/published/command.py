@@ -82,10 +82,9 @@ def published(arguments: argparse.Namespace) -> int:
 
 
 def chosen(name: str, recipes: dict[str, Recipe]) -> Recipe:
-    from ttc.errors import InvalidInput
+    from ttc.checks import check_known
 
-    if name not in recipes:
-        raise InvalidInput(f"the recipe {name!r} is unknown; use one of {', '.join(recipes)}")
+    check_known(name, recipes, f"the recipe {name!r} is unknown")
     return recipes[name]
 
 

@@ -73,6 +73,7 @@ def test_a_worker_gives_back_the_files_of_its_shard(tmp_path: Path) -> None:
     assert failed["folder"] is None and "is left without a problem" in failed["texts"][0]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("options", "overrides", "message"),
     [

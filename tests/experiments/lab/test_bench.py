@@ -37,6 +37,7 @@ def rows() -> Rows:
     }
 
 
+@pytest.mark.slow
 def test_what_was_measured_by_the_same_code_is_not_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from experiments.lab.bench.combinations import (
 APART = 25
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n % APART > 0)) for n in range(200)]
 )

@@ -54,6 +54,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert [row["written"] for row in rows] == [20, 10]
 
 
+@pytest.mark.slow
 def test_generate_is_stopped_in_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_the_table_says_how_much_faster_the_split_is() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_splits_are_those_of_helms_machine() -> None:
     plain, helped = split_of("split"), split_of("helped")
     assert (plain.k, plain.streamed) == (21, 0) and (helped.k, helped.streamed) == (22, 0.3359375)

@@ -86,6 +86,7 @@ WEIGHTS_SHORT = Setting("weights", "small", type(OPT)(
 ), SEARCH, 0.7, 0.3)  # fmt: skip
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("setting", "placement", "memory"),
     [

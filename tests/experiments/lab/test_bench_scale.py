@@ -53,6 +53,7 @@ def test_usage_is_what_the_servers_have_written() -> None:
     assert written == sum(result.usage.generated_tokens for result in results)
 
 
+@pytest.mark.slow
 def test_as_many_branches_grow_as_the_servers_answer_at_once() -> None:
     many = DrawnBackend(Servers(100))
     assert ProblemAdmission.of(many).max_rows == 100 * SLOTS > MOST_ROWS

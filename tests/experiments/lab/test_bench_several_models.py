@@ -29,6 +29,7 @@ def test_weights_are_rounded_to_few_values_in_each_group(monkeypatch: pytest.Mon
     assert float((layers[0].weight.detach() - before).abs().max()) <= float(scales.max()) / 2 + 1e-6
 
 
+@pytest.mark.slow
 def test_each_arm_is_run_and_the_table_says_who_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ SMALL = Setting(
 TIMES = CaptureTimes(kv_gen=Line(2e-6), load_kv=Line(0.0), forward_s=1e-4)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("arm", ARMS)
 def test_bytes_of_a_step_are_those_of_its_blocks(arm: str) -> None:
     point = replace(POINTS[1], act_gpu=0.25)

@@ -12,6 +12,7 @@ from experiments.lab.report.tables import RESULTS, TABLES, filled
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("document", TABLES)
 def test_the_tables_are_the_committed_figures(
     document: str, monkeypatch: pytest.MonkeyPatch

@@ -25,9 +25,18 @@ from experiments.lab.paper.rksc import (
 from experiments.lab.paper.rksc.intervals import share, speedup, speedups
 from experiments.lab.paper.rksc.prefix import fit
 from experiments.lab.paper.rksc.setting import Setting, loaded
+from tests.helpers.benches import save_tiny_model
 from ttc.usage import Usage
 
 SHORT = ["dataset.pad_chars=0"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The settings of a random model, which does all that the default one does, in a twentieth of
+    its time."""
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), context=4096, layers=4)
+    return ["model=hf", f"model.name={folder}", "model.dtype=float32"]
 
 
 def test_a_speedup_is_the_ratio_of_medians_and_pairs_tighten_it() -> None:
@@ -97,9 +106,11 @@ def test_changes_count_both_directions() -> None:
 
 
 @pytest.mark.slow
-def test_every_arm_runs_and_is_held_to_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_arm_runs_and_is_held_to_its_calls(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(arms, "REGIMES", {"t=8": arms.REGIMES["t=8"]})
-    (result,) = arms.run([*SHORT, "search.n=3"], problems=2, held_out=2)
+    (result,) = arms.run([*tiny, *SHORT, "search.n=3"], problems=2, held_out=2)
     found = {arm["arm"]: arm for arm in result["regimes"]["t=8"]["arms"]}
     assert list(found) == list(arms.ARMS)
     usage = {name: Usage(**arm["usage"]) for name, arm in found.items()}
@@ -129,10 +140,10 @@ def test_every_arm_runs_and_is_held_to_its_calls(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_an_arm_that_does_not_do_what_it_says_is_caught(
-    made: str, taken_for: str, message: str
+    made: str, taken_for: str, message: str, tiny: list[str]
 ) -> None:
-    model, tokenizer = loaded(Setting.of("rksc_verify", []).config)
-    sizes = ["dataset.size=1", "dataset.limit=1", "search.n=2", "search.max_tokens=4"]
+    model, tokenizer = loaded(Setting.of("rksc_verify", tiny).config)
+    sizes = [*tiny, "dataset.size=1", "dataset.limit=1", "search.n=2", "search.max_tokens=4"]
     arm = arms.Arm.make(made, sizes, {}, model, tokenizer)
     (problem,) = arm.setting.task.problems
     arm.solve(problem)
@@ -141,13 +152,14 @@ def test_an_arm_that_does_not_do_what_it_says_is_caught(
 
 
 @pytest.mark.slow
-def test_lossy_sharing_replaces_the_phrasings_that_differ() -> None:
-    model, tokenizer = loaded(Setting.of("rksc_verify", []).config)
+def test_lossy_sharing_replaces_the_phrasings_that_differ(tiny: list[str]) -> None:
+    model, tokenizer = loaded(Setting.of("rksc_verify", tiny).config)
     phrasings = (
         "search.phrasings=['{question} Reply with a number.','{question} Answer with a number.']"
     )
-    sizes = ["dataset.size=1", "dataset.limit=1", "search.n=2", "search.max_tokens=4", phrasings]
-    exit = {"rule": "ranking", "l_min": 30, "theta": 2.0, "eps": 0.1, "patience": 3}
+    sizes = [*tiny, "dataset.size=1", "dataset.limit=1", "search.n=2", "search.max_tokens=4"]
+    sizes.append(phrasings)
+    exit = {"rule": "ranking", "l_min": 4, "theta": 2.0, "eps": 0.1, "patience": 3}
     found = {"risk": {"tau_conf": 2.0, "r_gap": 0.0, "exit": exit}}
     arm = arms.Arm.make("lossy", [*SHORT, *sizes], found, model, tokenizer)
     (problem,) = arm.setting.task.problems
@@ -177,8 +189,8 @@ def test_phrasings_say_how_alike_and_what_it_costs() -> None:
 
 
 @pytest.mark.slow
-def test_asks_is_timed_with_and_without_in_turn() -> None:
-    *_, found = asks.run([], problems=1, lengths=(0, 64))
+def test_asks_is_timed_with_and_without_in_turn(tiny: list[str]) -> None:
+    *_, found = asks.run(tiny, problems=1, lengths=(0, 64))
     short, longer = found["rows"]
     assert longer["tokens"] > short["tokens"] + 63
     for row in found["rows"]:
@@ -187,11 +199,14 @@ def test_asks_is_timed_with_and_without_in_turn() -> None:
 
 
 @pytest.mark.slow
-def test_verification_stress_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_stress_and_plots(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verification, "DIFFICULTIES", {verification.USUAL: []})
-    found = verification.run([*SHORT, "search.n=3", "search.max_tokens=16"], problems=2, held_out=2)
+    settings = [*tiny, *SHORT, "search.n=3", "search.max_tokens=16"]
+    found = verification.run(settings, problems=2, held_out=2)
     assert [row["prompt"] for row in found["cost"]] == ["short prompt", "about 1,024 tokens"]
-    assert len(found["layers"]["entropy"]) == len(found["layers"]["settled"]) == 30
+    assert len(found["layers"]["entropy"]) == len(found["layers"]["settled"]) == 4
     assert found["layers"]["settled"][-1] == 1.0
     assert len(found["rows"]) == 4 and all(
         len(row["answers"]) == len(row["right"]) == 3 for row in found["rows"]
@@ -200,13 +215,13 @@ def test_verification_stress_and_plots(tmp_path: Path, monkeypatch: pytest.Monke
         k: found[k] for k in ("cost", "quality", "exit_depths", "difficulty")
     }
     assert all(
-        1 <= d <= 30 for row in found["rows"] for depths in row["depths"].values() for d in depths
+        1 <= d <= 4 for row in found["rows"] for depths in row["depths"].values() for d in depths
     )
     # they leave together
     assert all(len(set(row["depths"]["ranking"])) == 1 for row in found["rows"])
     assert "| stable ranking | ranking, l_min 2, patience 3 |" in tables.verification(found)
     assert "| asked on a fresh prompt |" in tables.verification(found)
-    tight = stress.run([], problems=2)
+    tight = stress.run(tiny, problems=2)
     assert (tight["evictions"], tight["changed"]) == (tight["expected"], 0)
     assert tight["kv_of_unlimited"] < 1
     assert "| 2 | 8 | 8 |" in tables.stress(tight)

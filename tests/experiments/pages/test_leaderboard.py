@@ -75,6 +75,7 @@ def answers(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_cell_is_a_run_and_has_a_row(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert leaderboard(parsed([str(board(place, "all"))])) == 0
     folder = place / "outputs" / "all"
@@ -237,6 +238,7 @@ def test_a_file_that_is_wrong_is_refused(
         read_plan(file)
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_is_refused_before_anything_runs(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,6 +334,7 @@ def plain(value: Any) -> Any:
     return getattr(value, "text", value)
 
 
+@pytest.mark.slow
 def test_another_leaderboard_of_the_same_name_replaces_no_tables(place: Path) -> None:
     assert leaderboard(parsed([str(board(place, "one", seeds=[0]))])) == 0
     file = place / "outputs" / "one" / "leaderboard.json"

@@ -84,6 +84,7 @@ def right(task: LoadedTask, program: str) -> bool:
     return task.is_correct(task.problems[0], program)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("row", [HUB, RELEASE], ids=["hub", "release"])
 def test_humaneval_plus(row: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "HumanEvalPlus.jsonl.gz"
@@ -105,6 +106,7 @@ def test_mbpp_plus(tmp_path: Path) -> None:
     assert not right(task, "def add(x, y): return 3 if x else 0")  # the shown tests alone
 
 
+@pytest.mark.slow
 def test_livecodebench(tmp_path: Path) -> None:
     task = load("livecodebench", jsonl(tmp_path / "l.jsonl", [LIVE, METHOD]))
     reading, method = task.problems
@@ -120,6 +122,7 @@ def test_livecodebench(tmp_path: Path) -> None:
     assert not task.is_correct(method, "class Solution:\n  def add(self, xs): return 3")
 
 
+@pytest.mark.slow
 def test_a_task_whose_function_has_a_name_of_pythons(tmp_path: Path) -> None:
     code, test = MBPP["code"].replace("add", "sum"), MBPP["test"].replace("add", "sum")
     shown = [test.replace("add", "sum") for test in MBPP["test_list"]]
@@ -155,6 +158,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
         load("livecodebench", jsonl(tmp_path / "l.jsonl", [LIVE | {"private_test_cases": evil}]))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("choice", "row", "says"),
     [

@@ -220,6 +220,7 @@ def test_a_solution_that_cannot_be_rated_is_missed_and_the_others_are_rated(
     assert "1 could not be rated" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_and_refuses_another_model(tmp_path: Path) -> None:
     model, _ = MODELS["qwen"]()
     folder = save_folder("qwen", model, tmp_path / "model")

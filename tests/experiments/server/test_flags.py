@@ -37,6 +37,7 @@ def test_flags_set_what_settings_do_and_the_rest_stays_as_it_is() -> None:
     assert as_settings(words, FLAGS, SERVE) == read
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "name", ["Qwen/Qwen3-0.6B", "/models/my model, 2=b", "it's", "${x}", "a\\"]
 )

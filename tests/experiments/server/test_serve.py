@@ -106,6 +106,7 @@ def test_a_search_takes_settings_and_a_budget_from_the_request(shared: Running) 
     )
 
 
+@pytest.mark.slow
 def test_a_seed_fixes_the_answer_and_without_one_answers_differ(shared: Running) -> None:
     def ask(**options: Any) -> tuple[str, int]:
         reply = shared.client().completions.create(

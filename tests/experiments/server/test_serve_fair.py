@@ -19,10 +19,10 @@ from tests.helpers.own_server import make_engine
 from ttc import Branch, Engine
 from ttc.attention.extend_plan import ExtendPlan
 from ttc.attention.plan import Plan
-from ttc.passes.pass_by_pass import Passes
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Problem, Verifier
 from ttc.results import Result
+from ttc.task import Passes
 from ttc.text.prompt import PromptTemplate
 
 RAW = PromptTemplate("{question}", raw=True)
@@ -87,7 +87,7 @@ class Rereads:
         self, branches: Sequence[Branch], questions: Sequence[str], backend: Any
     ) -> Passes[list[list[float]]]:
         words, given = [[[ord("e")]]] * len(branches), [[ord(c) for c in self.text]] * len(branches)
-        scores = yield from backend.begin_score(branches, words, given=given).made()
+        scores = yield from backend.score(branches, words, given=given).passes()
         return [[float(rows[0][0])] for rows in scores]
 
     def price(self, branches: Sequence[Branch], questions: Sequence[str], backend: Any) -> int:
@@ -130,6 +130,7 @@ def text_of(search: Search, question: str, verifier: Verifier | None = None) -> 
     return result.best.text
 
 
+@pytest.mark.slow
 def test_a_short_request_does_not_wait_for_long_prompts() -> None:
     """Eight prompts take 38 passes each. A token more comes after one of them, its own prompt and a
     token of others."""
@@ -212,6 +213,7 @@ def test_a_long_rating_does_not_keep_others_waiting() -> None:
     assert counted.engine.kv_bytes() == 0
 
 
+@pytest.mark.slow
 def test_a_first_token_does_not_wait_for_short_ratings() -> None:
     """Six searches are to be rated one after the other, in 12 passes each. A short request gets its
     first token after its own prompt, a rating's pass and tokens of others."""

@@ -159,6 +159,7 @@ def test_requests_that_never_come_to_an_end_keep_nobody_away() -> None:
         assert waiting.recv(1) == b""  # closed by the server
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_keeps_no_connection() -> None:
     asked = b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 50
     with running(patience=Patience(20, header_s=300, write_s=0.2)) as found:
@@ -261,6 +262,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("fields", "status", "message"), BAD, ids=lambda value: str(value)[:40])
 def test_a_request_that_cannot_be_used_is_refused_by_name(
     shared: Running, fields: dict[str, Any], status: int, message: str
@@ -316,6 +318,7 @@ def more_searches() -> Iterator[Running]:
         yield found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("fields", "param", "message"), BLAMED, ids=lambda value: str(value)[:40])
 def test_a_refusal_names_the_field_as_the_client_has_sent_it(
     more_searches: Running, fields: dict[str, Any], param: str, message: str
@@ -333,6 +336,7 @@ def of_json(text: str) -> dict[str, Any]:
     return {"content": text, "headers": {"Content-Type": "application/json"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
@@ -442,6 +446,7 @@ ASKED_OF_TOOLS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", ASKED_OF_TOOLS, ids=str)
 def test_fields_that_ask_for_nothing_change_nothing(
     shared: Running, fields: dict[str, Any]
@@ -454,6 +459,7 @@ def test_fields_that_ask_for_nothing_change_nothing(
     assert same["choices"] == plain["choices"]
 
 
+@pytest.mark.slow
 def test_a_problem_that_breaks_a_shared_pass_fails_alone(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -553,6 +559,7 @@ def test_a_key_keeps_others_out_and_a_strange_host_name_is_refused() -> None:
 # ---------------------------------------------------------------- the end
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopped_ends_what_is_under_way() -> None:
     ask = ENDLESS | {"max_tokens": 200}
     with running(shutdown_s=200, pass_s=0.002) as found:

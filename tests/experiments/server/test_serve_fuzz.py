@@ -98,7 +98,7 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(100))
 @given(asked=requests())
 def test_a_request_of_any_values_is_answered_or_refused(
     shared: Running, asked: tuple[str, dict[str, Any]]

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from experiments.runs.schema import check_settings
+
 pytest.importorskip("starlette")
 
 from experiments.runs.build import make_verifier
 from experiments.runs.schema import SEARCHES
-from experiments.server.launch import api_key, bind, check_limits, model_name
+from experiments.server.launch import api_key, bind, model_name
 from experiments.server.offer import offered
 from search import BeamSearch, BestOfN
 from tests.helpers.backends import FakeBackend
@@ -19,6 +21,7 @@ from tests.helpers.configurations import configuration
 from ttc import InvalidInput
 
 
+@pytest.mark.slow
 def test_all_searches_are_offered_that_the_verifier_can_serve() -> None:
     config = configuration("serve", "search=best_of_n", "search.n=5")
     found = offered(config, "best_of_n", make_verifier(config), FakeBackend())
@@ -62,7 +65,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 @pytest.mark.parametrize("name", ["max_tokens", "max_problems", "max_body_bytes"])
 def test_limits_that_let_nothing_through_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match=f"serve.{name}=0 must be at least 1"):
-        check_limits(configuration("serve", f"serve.{name}=0"))
+        check_settings(configuration("serve", f"serve.{name}=0"))
 
 
 def test_a_model_is_called_by_its_alias_id_or_folder(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def streamed(client: openai.OpenAI, **options: Any) -> tuple[str, str, int]:
     return thought, answer, pieces
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("tokenizer", "text", "thought", "answer"),
     [

@@ -138,6 +138,7 @@ def test_a_split_keeps_whole_problems_and_both_parts(count: int, share: float, s
     assert sorted(map(int, (p.id for p in train_part + validation))) == list(range(count))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -167,6 +168,7 @@ def test_what_cannot_be_trained_is_refused_by_name(
         run(configuration("train_verifier", f"train.folder={tmp_path}/head", *overrides, *extra))
 
 
+@pytest.mark.slow
 def test_a_folder_with_files_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "value_head.json").write_text("{}")
     with pytest.raises(InvalidInput, match="holds a trained verifier already"):
@@ -264,6 +266,7 @@ def test_auc_is_the_share_of_pairs_in_the_right_order(groups: list[list[tuple[in
     assert auc_within(scores, right)[0] == pytest.approx(pairs_won(groups), nan_ok=True)
 
 
+@pytest.mark.slow
 def test_the_interval_of_an_auc_is_over_problems_and_not_over_scores() -> None:
     rng = np.random.default_rng(0)
     shift = rng.normal(size=30)  # of a problem, so that its scores and its labels go together

@@ -42,6 +42,7 @@ from verifiers import SelfVerifier
 # -------------------------------------------------------------------- against plain transformers
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", some_quick(MODELS, FEW))
 def test_without_an_exit_firing_the_scores_are_the_models_own(family: str) -> None:
     plain = build(family, torch.float32)
@@ -59,6 +60,7 @@ def test_without_an_exit_firing_the_scores_are_the_models_own(family: str) -> No
     assert ask(engine, branches, given, None)[0] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 4])
 @pytest.mark.parametrize("family", some_quick(MODELS, FEW))
 def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
@@ -76,6 +78,7 @@ def test_an_exit_at_once_is_a_shorter_model(family: str, depth: int) -> None:
         assert row == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("common_depth", [False, True])
 @pytest.mark.parametrize("family", some_quick(CORE, ["llama", "gemma2"]))
 def test_the_papers_rule_row_by_row(family: str, common_depth: bool) -> None:
@@ -108,6 +111,7 @@ def test_the_papers_rule_row_by_row(family: str, common_depth: bool) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positive", [1, 2])
 @pytest.mark.parametrize("patience", [slow(1), 2, slow(3)])
 @pytest.mark.parametrize("family", ["llama", slow("gemma2"), slow("opt")])
@@ -170,6 +174,7 @@ def test_a_problems_only_branch_has_no_order() -> None:
     assert report.depths == [LAYERS, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill_tokens", [1, slow(16), 30, slow(512)])
 def test_scores_do_not_depend_on_how_branches_are_batched(prefill_tokens: int) -> None:
     whole, engine = (
@@ -199,6 +204,7 @@ def test_scores_do_not_depend_on_how_branches_are_batched(prefill_tokens: int) -
 KIB = 1 / 2**20
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "policy",
     [
@@ -230,6 +236,7 @@ def test_exits_over_every_residency_policy(policy: Any) -> None:
 # -------------------------------------------------------------------- what is left behind
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "exit", [NEVER, ALWAYS, EarlyExit(theta=4.0, eps=0.3), EarlyExit("ranking", patience=1)]
 )
@@ -243,10 +250,10 @@ def test_nothing_is_left_behind(exit: EarlyExit) -> None:
     assert (engine.kv_bytes(), len(engine.tree.segments())) == before
     assert [b.tokens for b in branches] == tokens
     # a run that was cut off is not found by one that needs all of its layers
-    engine.extend(branches, given)
+    engine.extend(branches, given).result()
     expected = Engine(build("llama"), Letters())
     others, _ = problems(expected)
-    expected.extend(others, given)
+    expected.extend(others, given).result()
     assert ask(engine, branches, [[]] * 5, None) == ask(expected, others, [[]] * 5, None)
     engine.release(branches)
     assert engine.kv_bytes() == 0 and engine.tree.segments() == []
@@ -331,18 +338,18 @@ def test_bad_calls_are_named() -> None:
     engine = Engine(build("llama"), Letters())
     branch = engine.root(prompt(1, 9))
     with pytest.raises(InvalidInput, match="has 2 tokens"):
-        engine.score([branch], [[[1], [2, 3]]], exit=ALWAYS)
+        engine.score([branch], [[[1], [2, 3]]], exit=ALWAYS).result()
     with pytest.raises(InvalidInput, match=r"l_min=6 is more than the model's 5 layers"):
-        engine.score([branch], [[[1]]], exit=EarlyExit(l_min=6))
+        engine.score([branch], [[[1]]], exit=EarlyExit(l_min=6)).result()
     with pytest.raises(InvalidInput, match=r"positive=2 leaves none of a branch's 2"):
-        engine.score([branch], [[[1], [2]]], exit=EarlyExit("ranking", positive=2))
+        engine.score([branch], [[[1], [2]]], exit=EarlyExit("ranking", positive=2)).result()
     with pytest.raises(InvalidInput, match="branches: 1, lists of given tokens: 2"):
-        engine.score([branch], [[[1]]], given=[[1], [2]])
+        engine.score([branch], [[[1]]], given=[[1], [2]]).result()
     with pytest.raises(InvalidInput, match="context of 256"):
-        engine.score([branch], [[[1]]], given=[[1] * 248], exit=ALWAYS)
+        engine.score([branch], [[[1]]], given=[[1] * 248], exit=ALWAYS).result()
     with pytest.raises(InvalidInput, match="holds token 999"):
-        engine.score([branch], [[[1]]], given=[[999]], exit=ALWAYS)
-    assert engine.score([], [], exit=ALWAYS) == []
+        engine.score([branch], [[[1]]], given=[[999]], exit=ALWAYS).result()
+    assert engine.score([], [], exit=ALWAYS).result() == []
     assert untouched(engine)
 
 
@@ -375,7 +382,7 @@ def test_a_model_whose_lens_is_not_its_end_is_refused() -> None:
 def test_the_self_verifier_asks_within_the_pass(chat: bool) -> None:
     engine = words_engine()
     engine.tokenizer.chat_template = "yes" if chat else None
-    branches = engine.roots([[9, 10, 11, 5, 6], [9, 10, 7, 7, 8, 0]])
+    branches = engine.roots([[9, 10, 11, 5, 6], [9, 10, 7, 7, 8, 0]]).result()
     expected = SelfVerifier("is it right ?").rate(branches, ["", ""], engine)
     spent = [b.usage.verifier_tokens for b in branches]
     found = SelfVerifier("is it right ?", EarlyExit(theta=0)).rate(branches, ["", ""], engine)
@@ -385,7 +392,7 @@ def test_the_self_verifier_asks_within_the_pass(chat: bool) -> None:
     assert [b.usage.verifier_tokens for b in branches] == [2 * n for n in spent]
     early = SelfVerifier("is it right ?", EarlyExit(l_min=1, rule="ranking", patience=1))
     twins = engine.fork(branches[0], 2)
-    engine.extend(twins, [[7], [8]])
+    engine.extend(twins, [[7], [8]]).result()
     early.rate(twins, ["", ""], engine)
     asked = branches[0].usage.exit_layer_rows_saved
     assert asked == 2 * (spent[0])  # one of two layers, for each row of each twin
@@ -394,5 +401,5 @@ def test_the_self_verifier_asks_within_the_pass(chat: bool) -> None:
 def test_an_exit_needs_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FakeBackend()
     monkeypatch.setattr(backend, "encode", lambda text: [1])
-    with pytest.raises(InvalidInput, match="FakeBackend has no score_within"):
+    with pytest.raises(InvalidInput, match="FakeBackend has no exit"):
         SelfVerifier(exit=ALWAYS).rate([], [], backend)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from ttc.memory.kv import LayerShape
 from ttc.passes.shrinking import Remaining
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("layer", some_quick(LAYERS, LAYERS[3:]), ids=str)
 @pytest.mark.parametrize(("shape", "groups"), SHAPES, ids=str)
 def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(
@@ -29,6 +30,7 @@ def test_ragged_new_tokens_on_a_tree_are_attended_as_by_softmax(
     ExtendCase(shape, groups, TREE, COUNTS, torch.float32).check(layer, 1e-5)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_the_operations_give_the_same_in_double_precision(layer: Layer) -> None:
     ExtendCase(*SHAPES[3], TREE, COUNTS, torch.float64).check(layer, 1e-12, fused=False)
@@ -41,6 +43,7 @@ def test_the_operations_give_the_same_where_the_kernel_is_switched_off(
     ExtendCase(*SHAPES[0], TREE, COUNTS, torch.float32).check(LAYERS[2], 1e-5, fused=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, slow(torch.float16)], ids=str)
 def test_numbers_in_16_bits_lose_nothing_on_their_way(dtype: torch.dtype) -> None:
     for layer in LAYERS:

@@ -76,6 +76,7 @@ HEAD_S = 1e-6 + 16 * 1e-5 / 4096
 ATTENTION_FLOPS = 4 * 16 * 128 / 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("made_up_times")
 def test_rates_are_operations_over_the_difference_between_two_depths() -> None:
     found = profile_device(CPU, torch.bfloat16)
@@ -121,6 +122,7 @@ def test_the_machine_is_measured_as_it_is_when_a_model_is_timed(
     assert seconds == pytest.approx(2 * (7 + 5 * layer_s))
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_too_busy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Timer:
         def __init__(self, config: object, *_: object):

@@ -101,6 +101,7 @@ def test_the_next_pass_is_launched_before_the_last_token_is_waited_for() -> None
     assert [where for where, _ in passes] == ["host"] * 9
 
 
+@pytest.mark.slow
 def test_tokens_that_are_drawn_again_make_the_pass_ahead_one_that_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -174,7 +175,7 @@ def score(play: Play) -> None:
     """A verifier looks at what has ended, while others decode."""
     going = {b for batch in play.batches for b in batch.branches}
     ended = [branch for branch in play.branches if branch not in going]
-    play.engine.score(ended, [[[5, 6]]] * len(ended))
+    play.engine.score(ended, [[[5, 6]]] * len(ended)).result()
 
 
 def change(play: Play) -> None:
@@ -276,6 +277,7 @@ def test_requests_whose_rows_alternate_get_their_own_tokens_from_the_device() ->
     assert texts(True) == texts(False)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("event", EVENTS)
 def test_what_comes_between_two_tokens_changes_no_result(event: str) -> None:
     asks = [Ask((20, 20, 20)), Ask((14,), after=4), Ask((12, 12), batch=1, text=(1, 2, 3, 4))]
@@ -283,6 +285,7 @@ def test_what_comes_between_two_tokens_changes_no_result(event: str) -> None:
     assert used(found.batches[0]) > 3
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("event", "dropped"),
     [
@@ -328,6 +331,7 @@ asks = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(
     asked=st.lists(asks, min_size=1, max_size=4),
@@ -354,6 +358,7 @@ def decoded(engine: Engine, limits: Sequence[int] = (9, 9, 9)) -> RunningBatch:
     return batch
 
 
+@pytest.mark.slow
 def test_a_cpu_and_an_engine_that_is_told_not_to_make_none() -> None:
     assert make_engine().running_batch().ahead is None
     device, _ = pretended_devices()
@@ -421,7 +426,7 @@ def test_none_is_launched_while_others_wait_or_have_passes_left() -> None:
         batch.step()
     batch.step()
     before = launched(batch)
-    call = engine.begin_roots([list(range(30, 50))], seeds=[0])
+    call = engine.roots([list(range(30, 50))], seeds=[0])
     assert not call.step()
     batch.step()
     assert launched(batch) == before

@@ -161,6 +161,7 @@ def test_names_of_python_are_pythons_in_a_test() -> None:
         assert None not in failures(f"{program}def f(x): return 7", tests)
 
 
+@pytest.mark.slow
 @runs
 def test_a_function_under_test_may_have_a_name_of_pythons() -> None:
     program = "def sum(a, b): return a + b\ndef len(x): return 0"
@@ -241,6 +242,7 @@ REPLIES = {
 }
 
 
+@pytest.mark.slow
 @runs
 @pytest.mark.parametrize("reply", some_quick(REPLIES, ["an empty error", "colliding numbers"]))
 def test_a_reply_is_what_a_stranger_says(reply: str) -> None:

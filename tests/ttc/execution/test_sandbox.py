@@ -153,6 +153,7 @@ def test_a_program_that_waits_or_ignores_the_limit_is_ended() -> None:
         assert "it took more than 6 s" in cut_off(program)
 
 
+@pytest.mark.slow
 def test_a_call_that_ends_the_process_fails_alone() -> None:
     program = (
         "import os\ndef f(x): return x\ndef leave(): os._exit(0)\ndef spin():\n  while 1: pass"

@@ -145,7 +145,7 @@ def test_a_profile_of_another_machine_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget_gib": 0}, "memory.budget_gib=0 must be positive"),
+        ({"budget_gib": 0}, "memory.budget_gib=0 must be more than 0, or null"),
         ({"branches": 0}, "memory.branches=0 must be at least 1"),
         ({"link_gbps": "fast"}, "memory.link_gbps='fast' is of type str"),
     ],

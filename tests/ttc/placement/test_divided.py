@@ -34,6 +34,7 @@ def helped(plain: Any, **options: Any) -> Engine:
     return placed(plain, Split(**({"k": LAYERS, "streamed": 0.6} | options)))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", some_quick(LARGE, [family for family in FEW if family in LARGE]))
 def test_a_tree_over_divided_layers_equals_plain_transformers(family: str) -> None:
     plain = deeper(family)
@@ -147,7 +148,5 @@ def test_buffers_without_room_are_refused_before_a_weight_is_read(
 
 @pytest.mark.parametrize("share", [1, 1.5, -0.1, "most", float("nan")])
 def test_bad_shares_are_refused(share: Any) -> None:
-    with pytest.raises(
-        InvalidInput, match=rf"placement.streamed={share!r} must be 'auto', or a share from 0"
-    ):
+    with pytest.raises(InvalidInput, match=rf"placement.streamed={share!r} (must|is unknown)"):
         Split(k=2, streamed=share)

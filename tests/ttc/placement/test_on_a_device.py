@@ -33,6 +33,7 @@ def devices(copies: Any) -> set[str]:
     return {str(copy.keys.device) for copy in copies if copy is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [Paged, *map(slow, (Headwise, BeamGroups, Layerwise))])
 def test_kv_that_moves_between_a_device_and_the_host_gives_plain_results(policy: type[Any]) -> None:
     plain, (device, _) = build("llama"), pretended_devices()
@@ -75,7 +76,7 @@ def test_what_a_layer_computes_with_lies_where_it_runs(placement: Placement, cas
     model = copy.deepcopy(plain)
     engine = Engine(model, Letters(), prefill_tokens=16, runner=placement.place(model, device))
     branches = engine.fork(engine.root(small_models.tokens(1, 20)), 2)
-    engine.extend(branches, [[3, 4, 5], [6]])
+    engine.extend(branches, [[3, 4, 5], [6]]).result()
     engine.generate(branches, [4, 2], sampling=GREEDY)
     for logits_of in small_trees.references(engine).values():
         worst, allowed = small_trees.difference(plain, branches, logits_of)

@@ -54,6 +54,7 @@ def split(plain: Any, memory: Any = None, **options: Any) -> Engine:
     return placed(plain, Split(**({"k": 3} | options)), memory=memory)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("k", [0, 1, LAYERS])
 def test_every_split_gives_the_same(k: int) -> None:
     plain = deeper("gpt2")
@@ -72,6 +73,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", some_quick(POLICIES, [p for p in POLICIES if "," not in p]))
 def test_the_devices_layers_keep_kv_under_any_policy(policy: str) -> None:
     plain = deeper("qwen3")
@@ -93,6 +95,7 @@ def test_the_devices_layers_keep_kv_under_any_policy(policy: str) -> None:
     assert not memory.live
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "k"), [("opt", 1), slow(("opt", 3))])
 def test_the_devices_layers_keep_activations_and_the_hosts_keep_kv(case: str, k: int) -> None:
     plain = deeper(case) if case == "opt" else small_models.build(case)
@@ -197,6 +200,7 @@ def test_what_may_change_between_layers_is_looked_at_in_each() -> None:
     assert crossing.link.to_device_bytes == {"positions": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [slow(1), 3])
 def test_scores_and_early_exits_are_those_of_the_whole_model(k: int) -> None:
     plain = deeper("llama")
@@ -208,8 +212,8 @@ def test_scores_and_early_exits_are_those_of_the_whole_model(k: int) -> None:
     ):
         found = []
         for engine in (Engine(copy.deepcopy(plain), Letters()), split(plain, k=k)):
-            branches = engine.roots([prompt(1, 12), prompt(2, 9)])
-            found.append(engine.score(branches, asked, exit=exit))
+            branches = engine.roots([prompt(1, 12), prompt(2, 9)]).result()
+            found.append(engine.score(branches, asked, exit=exit).result())
             engine.generate(branches, 3, sampling=GREEDY)
             for branch in branches:
                 assert_like_plain(plain, branch)
@@ -230,6 +234,7 @@ def test_without_sharing_each_branch_computes_its_own_prefix() -> None:
         assert_like_plain(plain, branch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_output_projection_gets_a_copy_on_the_device(
     tied: bool, tmp_path: Path, letters: None
@@ -309,7 +314,7 @@ def test_what_cannot_be_split_is_refused(profile: str) -> None:
         InvalidInput, match=r"placement.k=5 leaves no layer on the device; of 6 units at most 4"
     ):
         Split(k=5).place(model, "cpu")
-    with pytest.raises(InvalidInput, match=r"placement.k='most' must be a whole number or 'auto'"):
+    with pytest.raises(InvalidInput, match=r"placement.k='most' is unknown; use one of auto"):
         Split(k="most")
     with pytest.raises(InvalidInput, match=r"k=auto needs a profile of this machine"):
         Split()

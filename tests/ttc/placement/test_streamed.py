@@ -158,7 +158,9 @@ def test_a_model_without_lists_of_layers_is_refused() -> None:
 def test_two_speeds_of_one_link_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"memory.link_gbps=2.0 and placement.link_gbps=1.0"):
         streamed(small(), BeamGroups(1, link_gbps=2.0), link_gbps=1.0)
-    with pytest.raises(InvalidInput, match=r"placement.budget_gib=0.0 must be positive"):
+    with pytest.raises(
+        InvalidInput, match=r"placement.budget_gib=0.0 must be more than 0, or null"
+    ):
         Streamed(budget_gib=0.0)
 
 

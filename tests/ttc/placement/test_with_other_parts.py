@@ -67,6 +67,7 @@ def placed(case: str, placement: str, **options: Any) -> Engine:
     return placements.placed(plain(case), PLACEMENTS[placement], **options)
 
 
+@pytest.mark.few
 @PLACED
 @pytest.mark.parametrize("case", some_quick([*FAMILIES, *RECURRENT, *UNUSUAL], [*FEW, "jamba"]))
 def test_a_tree_over_placed_layers_equals_plain_transformers(case: str, placement: str) -> None:
@@ -78,6 +79,7 @@ def test_a_tree_over_placed_layers_equals_plain_transformers(case: str, placemen
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.few(1)
 @PLACED
 @pytest.mark.parametrize("case", some_quick(MORE, ["gemma4_text: shared KV"]))
 def test_all_that_can_be_served_can_be_placed(case: str, placement: str) -> None:
@@ -90,6 +92,7 @@ def test_all_that_can_be_served_can_be_placed(case: str, placement: str) -> None
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("case", "on_host"),
     [("lfm2: convolutions", 1), ("diffllama", 4), ("qwen3_5_text", 0), ("longcat_flash", 4)],
@@ -134,6 +137,7 @@ def test_any_policy_governs_what_a_placement_leaves_it(
         assert_nothing_left(engine, branches)
 
 
+@pytest.mark.few
 @PLACED
 @pytest.mark.parametrize("case", ["llama", "qwen3_5_text"])
 def test_what_was_evicted_is_computed_again(case: str, placement: str) -> None:
@@ -146,6 +150,7 @@ def test_what_was_evicted_is_computed_again(case: str, placement: str) -> None:
         assert_like_plain(plain(case), branch)
 
 
+@pytest.mark.slow
 @PLACED
 @pytest.mark.parametrize(
     "case",
@@ -162,17 +167,19 @@ def test_scores_and_exits_are_those_of_the_whole_model(case: str, placement: str
         found = []
         for engine in (whole, placed(case, placement)):
             branches = engine.fork(engine.root(prompt(1, 12)), 2)
-            found.append(engine.score(branches, asked, given=given, exit=exit))
+            found.append(engine.score(branches, asked, given=given, exit=exit).result())
         for ours, expected in zip(found[1], found[0], strict=True):
             for one, two in zip(ours, expected, strict=True):
                 assert one == pytest.approx(two, abs=1e-4)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("placement", [Split(k=3), Split(k=4, streamed=0.6), Streamed()], ids=str)
 def test_scores_in_bfloat16_stay_near_those_of_the_whole_model(placement: Placement) -> None:
     model = deeper("llama").to(torch.bfloat16)
     whole, parted = Engine(copy.deepcopy(model), Letters()), placements.placed(model, placement)
     expected, found = (
-        torch.tensor(e.score([e.root(prompt(1, 12))], [[[3], [4]]])) for e in (whole, parted)
+        torch.tensor(e.score([e.root(prompt(1, 12))], [[[3], [4]]]).result())
+        for e in (whole, parted)
     )
     torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)

@@ -67,6 +67,7 @@ def places(branches: list[Branch]) -> list[tuple[bool, bool]]:
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("case", ["qwen3_5_text", slow("jamba"), slow("mamba2")])
 def test_a_budget_that_has_states_move_changes_nothing(case: str, policy: str) -> None:
@@ -153,6 +154,7 @@ def test_what_fits_stays_on_the_device() -> None:
         assert engine.memory.device.used_bytes == engine.kv_bytes() > 0
 
 
+@pytest.mark.slow
 def test_groups_are_as_large_as_states_and_kv_allow() -> None:
     for case, states, tokens, expected in (
         ("mamba2", 4, 0, [3, 3]),
@@ -215,6 +217,7 @@ def test_states_leave_before_keys_and_values_and_the_oldest_first() -> None:
     assert_nothing_left(engine, roots)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", ["beam_groups", "paged", "headwise", "layerwise"])
 def test_branches_whose_states_the_host_has_no_room_for_decode_in_turn(policy: str) -> None:
     state, _ = sizes("mamba2")
@@ -252,6 +255,7 @@ def test_states_of_a_model_that_rests_leave_for_those_of_another_one() -> None:
     assert_like_plain(plain("mamba2"), roots[0])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("failing", [1, 2, 4])
 @pytest.mark.parametrize("link_gbps", [None, slow(1.0)])
 @pytest.mark.parametrize("policy", POLICIES)
@@ -272,6 +276,7 @@ def test_a_copy_that_fails_stops_the_step_and_leaks_nothing(
     assert_nothing_left(engine, [root, *branches])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["paged", "beam_groups"])
 def test_an_evicted_branch_is_computed_again_from_a_state_on_the_host(policy: str) -> None:
     def texts(**options: Any) -> tuple[Engine, list[Branch]]:

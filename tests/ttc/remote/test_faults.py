@@ -220,6 +220,7 @@ def untroubled() -> list[tuple[Any, list[int]]]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "fault", some_quick(FAULTS, ["an error inside", "half of the JSON", "no finish reason"])
 )
@@ -230,6 +231,7 @@ def test_what_may_pass_is_asked_again_with_the_same_seed(fault: str) -> None:
     assert all(request == served.requests[0] for request in served.requests[:3])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "fault", some_quick(FAULTS, ["too many requests", "no JSON", "two choices", "no text"])
 )
@@ -257,6 +259,7 @@ def test_what_a_stranger_answers_is_refused_by_name() -> None:
         assert len(branch.generated) == 6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -332,9 +335,11 @@ def test_a_refusal_of_a_rating_belongs_to_its_own_problem() -> None:
                 texts = [
                     [*b.tokens, *map(ord, mark)] for b, mark in zip(branches, marks, strict=True)
                 ]
-                made = backend.side_branches(branches, texts)
+                made = backend.side_branches(branches, texts).result()
                 try:
-                    return [[row[0][0]] for row in backend.score(made, [[[70]]] * len(made))]
+                    return [
+                        [row[0][0]] for row in backend.score(made, [[[70]]] * len(made)).result()
+                    ]
                 finally:
                     backend.release(made)
 
@@ -409,6 +414,7 @@ def test_an_answer_that_drips_has_its_time_as_a_whole(monkeypatch: pytest.Monkey
         assert gone.wait(100)  # the connection was closed
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("status_code", [200, 500])
 def test_an_answer_without_an_end_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, status_code: int
@@ -430,6 +436,7 @@ def test_an_answer_without_an_end_is_not_kept(
         assert gone.wait(100)
 
 
+@pytest.mark.slow
 def test_packed_answers_are_read_and_bombs_are_not_unpacked() -> None:
     def packed(data: bytes, encoding: str = "gzip") -> Fault:
         return lambda handler, body: handler.send(200, data, Content_Encoding=encoding)
@@ -469,6 +476,7 @@ def test_a_text_that_is_longer_than_was_asked_for_here_is_refused() -> None:
             backend.generate([backend.root([65, 66])], 6, sampling=GREEDY)
 
 
+@pytest.mark.slow
 def test_half_of_a_pair_in_an_answer_is_a_character_that_is_not_known() -> None:
     """In a text, in the names of tokens and in a refusal."""
     half = change_choice(text="a\ud800b", token_ids=None, logprobs=None, finish_reason="stop")
@@ -505,6 +513,7 @@ def test_after_an_error_branches_keep_what_they_have() -> None:
         assert len(branch.tokens) == 8
 
 
+@pytest.mark.slow
 def test_no_more_requests_are_under_way_than_the_setting_says() -> None:
     served = ServedModel(pause_s=0.02)
     with connected(served, concurrency=3) as backend:
@@ -536,6 +545,7 @@ def test_a_batch_that_is_closed_or_whose_branches_go_waits_for_nothing() -> None
         assert time.monotonic() - started < 100 and all(not child.generated for child in children)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["cancel", "max_wall_s"])
 def test_a_search_that_is_to_end_waits_for_no_answer(limit: str) -> None:
     served = ServedModel()

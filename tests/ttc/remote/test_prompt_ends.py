@@ -25,6 +25,7 @@ def served(**ways: Any) -> Iterator[Any]:
         yield backend
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "ways",
     [{}, {"ids_in": False, "ids_out": False}, {"stop": "ignored"}, {"stop": "trimmed"}],

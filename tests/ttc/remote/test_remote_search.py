@@ -47,6 +47,7 @@ def local() -> Engine:
     return Engine(small(context=256, eos=EOS), Ascii())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dialect", some_quick(DIALECTS, ["tokens", "stops are trimmed"]))
 def test_greedy_steps_are_those_of_an_engine(dialect: str) -> None:
     """Steps end where the engine ends them: at a delimiter, an end string, the end of the sequence
@@ -153,6 +154,7 @@ def test_a_search_does_not_depend_on_the_servers_ways_nor_on_what_runs_beside_it
     assert len(set(texts)) > len(texts) // 2
 
 
+@pytest.mark.slow
 def test_greedy_searches_find_the_engines_answers() -> None:
     with connected(ServedModel()) as backend:
         for search, verifier in (
@@ -173,6 +175,7 @@ def test_greedy_searches_find_the_engines_answers() -> None:
                 assert theirs.usage.generated_tokens == mine.usage.generated_tokens
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("served", [{}, slow({"chosen": False}), {"echo": False}])
 def test_scores_are_the_engines(served: dict[str, Any]) -> None:
     engine, tokens = local(), Ascii().encode("Is it 4?")
@@ -182,8 +185,8 @@ def test_scores_are_the_engines(served: dict[str, Any]) -> None:
     with connected(ServedModel(**served)) as backend:
         found = []
         for place in (engine, backend):
-            branches = place.roots([tokens, tokens[:3]], seeds=[0, 0])
-            found.append(place.score(branches, groups))
+            branches = place.roots([tokens, tokens[:3]], seeds=[0, 0]).result()
+            found.append(place.score(branches, groups).result())
             assert [branch.tokens for branch in branches] == [tokens, tokens[:3]]
         for mine, theirs in zip(*found, strict=True):
             for row, other in zip(mine, theirs, strict=True):
@@ -191,9 +194,10 @@ def test_scores_are_the_engines(served: dict[str, Any]) -> None:
         branch = backend.root(tokens)
         if not served.get("echo", True):
             with pytest.raises(InvalidInput, match="single tokens alone"):
-                backend.score([branch], [[[65, 66]]])
+                backend.score([branch], [[[65, 66]]]).result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True])
 def test_the_self_verifier_rates_as_on_an_engine_and_costs_as_much(fresh: bool) -> None:
     verifier = SelfVerifier(question="y?", fresh=fresh)
@@ -207,7 +211,7 @@ def test_the_self_verifier_rates_as_on_an_engine_and_costs_as_much(fresh: bool) 
             )
             root = place.root(place.tokenizer.encode("1 + 1 = "))
             children = place.fork(root, 2)
-            place.extend(children, [[50], [51, 52]], purpose="prompt")
+            place.extend(children, [[50], [51, 52]], purpose="prompt").result()
             before = root.usage.verifier_tokens
             scores = verifier.rate(children, ["1 + 1"] * 2, place)
             found.append(([row[0] for row in scores], root.usage.verifier_tokens - before))

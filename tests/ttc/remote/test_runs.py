@@ -103,6 +103,7 @@ def test_a_refused_problem_has_its_record_and_is_asked_again_on_demand_alone(
         assert [branch["text"] for branch in again[name]["branches"]] == texts[name]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("setting", "named"),
     [

@@ -39,6 +39,7 @@ def asked(*faults: Fault, tokenizer: Any = None, ids_out: bool = False, **option
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_a_thought_that_is_kept_apart_is_put_back_and_not_read(field: str) -> None:
     result = asked(says(text="The answer is 18.", **{field: "The answer is 12."}))
@@ -50,6 +51,7 @@ def test_a_thought_that_is_kept_apart_is_put_back_and_not_read(field: str) -> No
     )
 
 
+@pytest.mark.slow
 def test_a_thought_that_was_cut_off_has_no_answer() -> None:
     for text in ("", None):
         result = asked(says(text=text, reasoning_content="The answer is 12.", finish_reason="stop"))
@@ -104,6 +106,7 @@ class Opening(Thinker):
 MARKS = ThinkingMarks("<", "P")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ways", [{}, {"stop": "named"}])
 @pytest.mark.parametrize("limit", some_quick([0, 3, 12, 40], [12]))
 def test_limits_of_thoughts_are_those_of_an_engine(limit: int, ways: dict[str, Any]) -> None:

@@ -48,6 +48,7 @@ def test_the_capacity_is_read_at_every_prompt_and_step(
     assert engine.memory.device.budget_bytes == 32 * KIB
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", [BeamGroups(), Paged(), Headwise(), Layerwise()])
 def test_what_a_split_leaves_to_kv_is_not_exceeded(
     policy: Offloading, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,7 @@ def block(policy: Capture, path: Sequence[Storage] = ()) -> Storage:
     return new
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", some_quick(FAMILIES, FEW))
 def test_every_family_gives_what_plain_transformers_gives(family: str) -> None:
     """Forks, a three-level tree, ragged branches, half of the blocks as activations, on the device
@@ -90,6 +91,7 @@ def test_every_family_gives_what_plain_transformers_gives(family: str) -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])  # others compute in float32 within
 def test_double_precision(family: str) -> None:
     plain = multi_head(family, torch.float64)
@@ -124,6 +126,7 @@ def test_weights_that_are_streamed_are_there_when_keys_and_values_are_generated(
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 def test_what_the_next_layer_needs_gives_way_to_the_layer_at_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -310,9 +313,12 @@ def test_a_shared_prefix_crosses_and_is_regenerated_once_for_all_of_its_branches
     engine.release(forks)
 
 
+@pytest.mark.slow
 def test_each_branch_keeps_the_ratio_whatever_the_others_have() -> None:
     engine = engine_of(multi_head("opt"), act_share=0.75)
-    branches = engine.roots([prompt(n, length) for n, length in ((1, 41), (2, 73), (3, 65))])
+    branches = engine.roots(
+        [prompt(n, length) for n, length in ((1, 41), (2, 73), (3, 65))]
+    ).result()
     for _ in range(3):
         engine.generate(branches, 9, sampling=GREEDY)
     for branch in branches:
@@ -342,7 +348,7 @@ def test_a_branch_that_is_a_block_from_the_ratio_does_not_go_by_what_others_lack
 def test_all_branches_together_keep_the_ratio_to_a_block() -> None:
     """Five blocks each, of which 0.7 would be 3.5."""
     engine = engine_of(multi_head("opt"), act_share=0.7)
-    branches = engine.roots([prompt(n, 41) for n in range(7)])
+    branches = engine.roots([prompt(n, 41) for n in range(7)]).result()
     near, far, kv = capture(engine).counts()
     assert near + far + kv == 7 * 40 and abs(near + far - 0.7 * 280) <= 8
     held = [sum(s.storage.filled for s in b.leaf.path() if s.storage.acts) for b in branches]
@@ -393,11 +399,12 @@ def test_with_grouped_queries_no_block_is_an_act_block_and_the_policy_says_why()
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("balanced", [True, False])
 def test_mini_batches_stay_below_their_tokens(balanced: bool) -> None:
     plain = multi_head("opt")
     engine = engine_of(plain, act_share=0.5, mini_batch_tokens=24, balanced=balanced)
-    branches = engine.roots([prompt(n, 30 + n) for n in range(4)])
+    branches = engine.roots([prompt(n, 30 + n) for n in range(4)]).result()
     paths, ends = [b.leaf.path() for b in branches], [len(b.tokens) for b in branches]
     pieces = engine.residency.pieces(paths, [1] * len(paths), ends)
     reader = engine.residency.stream(Reads(pieces, ends))

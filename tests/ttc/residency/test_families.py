@@ -33,6 +33,7 @@ CASES = [(family, policy) for family in (*FAMILIES, *OTHERS) for policy in POLIC
 QUICK = [(family, policy) for family in TWICE for policy in POLICIES if "capture" in policy]
 
 
+@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:memory=capture")
 @pytest.mark.parametrize(("family", "policy"), some_quick(CASES, QUICK))
 def test_a_family_decodes_under_a_policy_or_is_refused_by_name(family: str, policy: str) -> None:
@@ -52,13 +53,9 @@ def test_a_family_decodes_under_a_policy_or_is_refused_by_name(family: str, poli
     assert engine.kv_bytes() == 0
 
 
-LARGE = ("dots3_note", "dots3_note_text")
-"""Minutes for each policy."""
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:memory=capture")
-@pytest.mark.parametrize("case", [case for case in small_models.cases() if case not in LARGE])
+@pytest.mark.parametrize("case", small_models.cases())
 def test_every_family_of_transformers_decodes_under_every_policy_or_is_refused(case: str) -> None:
     """A prompt and two tokens of two branches. What is refused without a policy is so with any."""
     try:

@@ -16,6 +16,7 @@ from ttc import BeamGroups, Engine, Headwise, InvalidInput, Layerwise, OutOfMemo
 from ttc.residency.base import Residency
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "policy",
     [
@@ -47,6 +48,7 @@ def test_a_budget_below_one_branch_is_refused_with_one_that_would_do(policy: Res
     assert engine.memory.device.peak_bytes <= budget * 2**30
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", OFFLOADING)
 def test_branches_that_the_host_has_no_room_for_decode_in_turn(policy: Any) -> None:
     plain = make_engine()
@@ -75,6 +77,7 @@ def test_a_host_too_small_for_one_branch_is_refused_and_leaves_the_tree_whole(
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link_gbps", [None, 1.0])
 @pytest.mark.parametrize("policy", OFFLOADING)
 @pytest.mark.parametrize("failing", some_quick(range(1, 21), [1, 2, 5, 11]))

@@ -75,6 +75,7 @@ def test_the_watermark_makes_room_without_waiting() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_tokens", [slow(4), slow(8), 16])
 @pytest.mark.parametrize("prefetch", [True, slow(False)])
 def test_pages_that_leave_for_buffers_are_read_from_the_host(

@@ -54,6 +54,7 @@ QUICK = [
 """Every policy, and without other options every family of `FEW`."""
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("family", "policy"), some_quick(CASES, QUICK))
 def test_offloaded_equals_plain_transformers(family: str, policy: str) -> None:
     plain = build(family)
@@ -71,6 +72,7 @@ def test_offloaded_equals_plain_transformers(family: str, policy: str) -> None:
     assert not engine.memory.live
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", some_quick(POLICIES, ["layerwise", "beam_groups", "paged"]))
 def test_a_slow_link_changes_nothing_but_time(policy: str) -> None:
     plain = build("llama")
@@ -108,6 +110,7 @@ def test_a_gpu_reads_nothing_before_it_arrives(policy: str) -> None:
     assert engine.memory.link.to_device_bytes.total() > 0
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", some_quick(POLICIES, ["layerwise", "beam_groups", "paged"]))
 def test_scores_do_not_depend_on_where_kv_lies(policy: str) -> None:
     kind, options, share = POLICIES[policy]
@@ -115,8 +118,10 @@ def test_scores_do_not_depend_on_where_kv_lies(policy: str) -> None:
     results = []
     for memory in (None, kind(budget_gib=share * peak_gib(plain), **options)):
         engine = Engine(copy.deepcopy(plain), Letters(), prefill_tokens=5, memory=memory)
-        branches = engine.roots([prompt(1, 40), prompt(2, 37)])
-        results.append(engine.score(branches, [[[5, 6, 7], [5, 6, 8, 9], [5]], [[3], [4]]]))
+        branches = engine.roots([prompt(1, 40), prompt(2, 37)]).result()
+        results.append(
+            engine.score(branches, [[[5, 6, 7], [5, 6, 8, 9], [5]], [[3], [4]]]).result()
+        )
     for one, other in zip(*results, strict=True):
         for first, second in zip(one, other, strict=True):
             assert first == pytest.approx(second, abs=1e-4)

@@ -34,6 +34,7 @@ def ragged(engine: Engine) -> list[Branch]:
     return branches
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("policy", OFFLOADING)
 def test_copies_may_come_as_late_as_they_are_waited_for(policy: Any) -> None:
     expected = ragged(make_engine())

@@ -71,13 +71,14 @@ LIMITS = [25, 4, 13, 18]
 
 def grown(engine: Engine) -> list[Branch]:
     """Four branches on two prompts."""
-    first, second = engine.roots([prompt(1, 17), prompt(2, 9)])
+    first, second = engine.roots([prompt(1, 17), prompt(2, 9)]).result()
     branches = [*engine.fork(first, 2), *engine.fork(second, 2)]
     engine.release([first, second])
     engine.generate(branches, LIMITS, sampling=GREEDY)
     return branches
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_branches_that_grow_part_by_part_are_like_plain_transformers(
     policy: str, tiny: None
@@ -92,6 +93,7 @@ def test_branches_that_grow_part_by_part_are_like_plain_transformers(
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [Resident(), BeamGroups(block_tokens=8), Paged(4 * KIB)])
 @pytest.mark.parametrize(
     "case", some_quick(["mamba2", "jamba", "qwen3_5_text", "lfm2"], ["qwen3_5_text"])
@@ -148,6 +150,7 @@ class EndsAt:
         return [b for b in problem if len(b.generated) == self.lengths[b.path[-1]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "written"), [(4000, 33), (4000, 60), (4000, 300), slow((1500, 900))]
 )
@@ -170,7 +173,7 @@ def test_the_most_kv_at_a_time_is_little_more_than_what_is_written(
 
 def decoded(engine: Engine, lengths: Sequence[int], limits: Sequence[int], stop: str) -> Any:
     """What branches of several prompts decode, all in one call; and the branches."""
-    roots = engine.roots([prompt(i, n) for i, n in enumerate(lengths)])
+    roots = engine.roots([prompt(i, n) for i, n in enumerate(lengths)]).result()
     branches = [child for root in roots for child in engine.fork(root, 3)]
     engine.release(roots)
     room = [limits[i % len(limits)] for i in range(len(branches))]
@@ -228,6 +231,7 @@ def test_the_youngest_let_go_of_their_kv_and_have_it_computed_again(tiny: None) 
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", some_quick([0, 5, 11, 23, 47, 60], [11, 47]))
 def test_a_batch_breaks_off_while_some_wait_without_their_kv(tiny: None, passes: int) -> None:
     """What they go on from is computed again, and never read in the tail that they had."""
@@ -250,6 +254,7 @@ def test_a_batch_breaks_off_while_some_wait_without_their_kv(tiny: None, passes:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [30, 40, 50])
 def test_the_passes_of_another_model_have_waiting_rows_let_go_of_their_kv(
     tiny: None, length: int
@@ -326,6 +331,7 @@ def test_64_branches_begin_whatever_their_limit() -> None:
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("failing", [3, 8, 13])
 @pytest.mark.parametrize("case", ["llama", "mamba2"])
 def test_a_pass_that_fails_leaves_what_was_written(case: str, failing: int, tiny: None) -> None:
@@ -358,8 +364,8 @@ def test_branches_that_do_not_fit_together_are_rated_in_parts(tiny: None) -> Non
     engine = make_engine(memory=Resident(75 * KIB / 8))
     branches = grown(engine)
     assert [b.tokens for b in branches] == [b.tokens for b in wanted]
-    found = engine.score(branches, CONTINUATIONS)
-    expected = roomy.score(wanted, CONTINUATIONS)
+    found = engine.score(branches, CONTINUATIONS).result()
+    expected = roomy.score(wanted, CONTINUATIONS).result()
     for one, other in zip(found, expected, strict=True):
         assert one == [pytest.approx(row) for row in other]
     for branch, other in zip(branches, wanted, strict=True):
@@ -389,7 +395,7 @@ def test_a_prompt_finds_the_room_of_those_that_decode(tiny: None) -> None:
 
 def grown_under(engine: Engine) -> tuple[list[list[int]], list[Branch]]:
     """Three branches each of two problems, which a gate may end."""
-    roots = engine.roots([prompt(1, 12), prompt(2, 9)])
+    roots = engine.roots([prompt(1, 12), prompt(2, 9)]).result()
     branches = [child for root in roots for child in engine.fork(root, 3)]
     engine.release(roots)
     engine.generate(branches, 20)
@@ -411,6 +417,7 @@ def test_problems_that_a_gate_compares_decode_in_turn_where_they_do_not_fit_toge
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "exit",
     [EarlyExit(l_min=1, theta=1e9, eps=1e9), EarlyExit("ranking", l_min=1, patience=1)],
@@ -420,8 +427,8 @@ def test_ratings_that_branches_leave_early_are_made_in_parts(exit: EarlyExit, ti
     wanted, branches = grown(roomy), grown(engine)
     singles = [[[3], [4], [5]]] * 4
     report, other = ExitReport(), ExitReport()
-    expected = roomy.score(wanted, singles, exit=exit, report=report)
-    found = engine.score(branches, singles, exit=exit, report=other)
+    expected = roomy.score(wanted, singles, exit=exit, report=report).result()
+    found = engine.score(branches, singles, exit=exit, report=other).result()
     for one, two in zip(found, expected, strict=True):
         assert [s for (s,) in one] == pytest.approx([s for (s,) in two])
     assert (other.depths, other.rows) == (report.depths, report.rows)
@@ -429,19 +436,20 @@ def test_ratings_that_branches_leave_early_are_made_in_parts(exit: EarlyExit, ti
     assert_nothing_left(engine, branches)
 
 
+@pytest.mark.slow
 def test_branches_that_do_not_fit_together_are_given_texts_in_parts(tiny: None) -> None:
     texts = [prompt(5 + i, 9 + i) for i in range(4)]
     roomy = make_engine(context=256)
     engine = make_engine(context=256, memory=Resident(80 * KIB / 8))
     wanted, branches = grown(roomy), grown(engine)
     for one, of in ((roomy, wanted), (engine, branches)):
-        one.extend(of, texts)
+        one.extend(of, texts).result()
         one.generate(of, 6, sampling=GREEDY)
     assert [b.tokens for b in branches] == [b.tokens for b in wanted]
     assert [b.usage.prompt_tokens for b in branches] == [b.usage.prompt_tokens for b in wanted]
     before = [b.tokens[:] for b in branches]
     with pytest.raises(OutOfMemory, match="a budget of"):
-        engine.extend(branches[:2], [prompt(6, 3), prompt(7, 60)])
+        engine.extend(branches[:2], [prompt(6, 3), prompt(7, 60)]).result()
     assert [b.tokens for b in branches] == before
     assert_whole(engine, branches)
     assert engine.memory.device.peak_bytes <= 80 * 128
@@ -451,10 +459,12 @@ def test_branches_that_do_not_fit_together_are_given_texts_in_parts(tiny: None) 
 def test_prompts_that_do_not_fit_together_are_computed_in_parts() -> None:
     prompts = [prompt(i, 30) for i in range(4)]
     roomy, engine = make_engine(), make_engine(memory=Resident(70 * KIB / 8))
-    wanted, roots = roomy.roots(prompts), engine.roots(prompts)
+    wanted, roots = roomy.roots(prompts).result(), engine.roots(prompts).result()
     assert_whole(engine, roots)
     for one, other in zip(
-        engine.score(roots, CONTINUATIONS), roomy.score(wanted, CONTINUATIONS), strict=True
+        engine.score(roots, CONTINUATIONS).result(),
+        roomy.score(wanted, CONTINUATIONS).result(),
+        strict=True,
     ):
         assert one == [pytest.approx(row) for row in other]
     assert_nothing_left(engine, roots)

@@ -33,6 +33,7 @@ def test_a_token_waits_for_the_device_once(sampling: Sampling) -> None:
     assert len(waits) == 8 and waits == [1] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"repetition_penalty": 1.3}], ids=["plain", "penalty"])
 def test_rows_with_different_options_wait_for_the_device_together(
     settings: dict[str, float],

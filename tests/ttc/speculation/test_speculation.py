@@ -34,7 +34,7 @@ PROMPTS = [[1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 5, 6, 7, 5, 6]]
 
 
 def written(engine: Engine, tokens: int, **options: Any) -> list[Branch]:
-    roots = engine.roots(PROMPTS, seeds=[1, 2])
+    roots = engine.roots(PROMPTS, seeds=[1, 2]).result()
     children = [child for root in roots for child in engine.fork(root, 2)]
     engine.generate(children, tokens, statistics=True, **options)
     return children
@@ -73,6 +73,7 @@ class Foreseen(Draft):
         ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "gemma2"])
 def test_families_write_the_same(name: str) -> None:
     plain = written(Engine(build(name), Letters()), 40)
@@ -84,6 +85,7 @@ def test_families_write_the_same(name: str) -> None:
     assert usage.forward_passes < plain[0].usage.forward_passes
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(10))
 @given(st.integers(1, 3), st.integers(1, 8), st.integers(1, 60), st.sampled_from([0.0, 0.7, 1.0]))
 def test_any_draft_writes_the_same(
@@ -124,6 +126,7 @@ SEARCHES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SEARCHES)
 def test_searches_end_the_same(name: str) -> None:
     results = [

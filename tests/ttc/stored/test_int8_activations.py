@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from transformers import LlamaForCausalLM
 
 from experiments.standins.random_gguf import Shape, random_weight, write_llama
 from tests.helpers.models import prompt
+from tests.helpers.processors import passes_on, skip_unless_runs
 from ttc import Engine, InvalidInput
 from ttc.model.compiled.compiled_check import check_runner
 from ttc.model.compiled.fused_runner import FusedRunner
@@ -83,18 +80,10 @@ def sweep() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="processors of x86-64")
 @pytest.mark.parametrize("processor", ["haswell", "x86-64"])
 def test_other_processors_compute_the_same(processor: str) -> None:
-    program = "from tests.ttc.stored.test_int8_activations import sweep; sweep()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"TTC_CPU": processor},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    skip_unless_runs(processor)
+    passes_on(processor, "from tests.ttc.stored.test_int8_activations import sweep; sweep()")
 
 
 def assert_products(found: Tensor, x: Tensor, weight: Tensor) -> None:

@@ -51,6 +51,7 @@ def engine_of(name: Path, **options: Any) -> Engine:
     return engine
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("placement", [Split(k=2), slow(Streamed())], ids=["split", "streamed"])
 def test_a_placed_model_equals_plain_transformers(
@@ -65,6 +66,7 @@ def test_a_placed_model_equals_plain_transformers(
         assert_like_plain(plain, branch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", ["Q4_1", "MXFP4"])
 def test_what_lies_on_each_side_is_counted_in_stored_bytes(tmp_path: Path, stored: str) -> None:
     name, plain = STORED[stored](tmp_path)
@@ -98,6 +100,7 @@ DEVICE = DeviceProfile(name="cpu float32", bandwidth=1e9, flops={1: 1e10, 64: 1e
 LINK = LinkProfile(to_device_bandwidth=1e8, to_host_bandwidth=1e8, simulated=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [slow("Q4_1"), "MXFP4"])
 def test_auto_plans_with_stored_bytes(tmp_path: Path, stored: str) -> None:
     name, plain = STORED[stored](tmp_path)
@@ -133,12 +136,13 @@ def test_what_cannot_be_done_with_stored_weights_is_named(tmp_path: Path) -> Non
         engine_of(name, placement=Streamed(budget_gib=1e-6))
 
 
+@pytest.mark.slow
 def test_activations_in_8_bits_reach_the_compiled_layers_of_a_split(tmp_path: Path) -> None:
     name, _ = STORED["Q4_1"](tmp_path)
 
     def scores(**options: Any) -> torch.Tensor:
         engine = engine_of(name, **options)
-        scored = engine.score([engine.root([3, 5, 7, 11])], [[[n] for n in range(20)]])
+        scored = engine.score([engine.root([3, 5, 7, 11])], [[[n] for n in range(20)]]).result()
         return torch.tensor(scored).flatten()
 
     found = scores(placement=Split(k=2), int8_activations=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from experiments.standins.random_gguf import FACTORS, Shape, random_weight, write_llama
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.exits import ALWAYS, CANDIDATES, LAYERS, ask, cut_off, problems
+from tests.helpers.processors import passes_on, skip_unless_runs
 from ttc import (
     BeamGroups,
     Capture,
@@ -105,6 +103,7 @@ POLICIES: dict[str, Any] = {
 BUDGET = 200_000 / 2**30
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_tree_on_stored_weights_equals_plain_transformers(tmp_path: Path, policy: str) -> None:
     engine, plain = _both(tmp_path, Kind.Q4_1, memory=POLICIES[policy]())
@@ -119,6 +118,7 @@ def test_trees_on_other_kinds_do_too(tmp_path: Path, kind: Kind) -> None:
         assert_like_plain(plain, branch)
 
 
+@pytest.mark.slow
 def test_verification_that_exits_early_is_a_shorter_model(tmp_path: Path) -> None:
     engine, plain = _both(tmp_path, Kind.Q4_1, layers=LAYERS)
     branches, given = problems(engine)
@@ -196,13 +196,6 @@ def test_a_kind_that_is_not_read_is_named(tmp_path: Path) -> None:
         load(tmp_path / "model.gguf", device="cpu", quantized=True)
 
 
-PROGRAM = """
-import sys
-from tests.ttc.stored.test_stored import check_products
-check_products()
-"""
-
-
 def check_products() -> None:
     """The sweep over kinds, for a process with other settings."""
     for kind in SCALED:
@@ -213,23 +206,11 @@ def check_products() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "avx2" not in Path("/proc/cpuinfo").read_text().split()
-    if Path("/proc/cpuinfo").exists()
-    else True,
-    reason="needs a processor with AVX2",
-)
 @pytest.mark.parametrize("processor", ["haswell", "x86-64"])
 def test_other_processors_compute_the_same(processor: str) -> None:
-    environment: dict[str, Any] = os.environ | {"TTC_CPU": processor}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    skip_unless_runs(processor)
+    program = "from tests.ttc.stored.test_stored import check_products; check_products()"
+    passes_on(processor, program)
 
 
 def test_without_a_compiler_weights_are_unpacked(

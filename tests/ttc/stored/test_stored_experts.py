@@ -43,6 +43,7 @@ def plain_of(file: Path) -> Any:
     ).eval()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("architecture", "kind", "options"),
     [

@@ -14,7 +14,8 @@ from ttc import InvalidInput
 from ttc.text.answers import KINDS, check_gold, extract_answer
 from ttc.text.boxes import boxed
 from ttc.text.equality import ballots, canonical, same_answer
-from ttc.text.numbers import as_number, without_unit
+from ttc.text.numbers import as_number
+from ttc.text.units import split_unit
 from verifiers.arithmetic import ArithmeticVerifier, numbers_in
 from verifiers.equations import find_equations, stated_operands
 
@@ -139,7 +140,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "boxed": boxed,
     "canonical": lambda text: canonical(text, "math"),
     "as_number": as_number,
-    "without_unit": without_unit,
+    "split_unit": lambda text: split_unit(text)[0],
     "same_answer": lambda text: same_answer("5", text, "math"),
     "equations": find_equations,
     "operands": stated_operands,

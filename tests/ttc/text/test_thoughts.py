@@ -555,6 +555,40 @@ def test_a_template_with_one_mark_for_both_ends_is_refused_with_the_way_out() ->
         marks_of(tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ("```thinking\n", "\n```\n", "```thinking"),
+        ("<plan>", "\n```\n", "```"),
+        ("<plan>", "\n---\n", "---"),
+        ("<plan>", "\n***\n\n", r"\*\*\*"),
+        ("", "\n\n### Answer:\n", "### Answer:"),
+        ("Reasoning: ", "\nFinal answer: ", "Reasoning:"),
+        ("<plan>", "]\n", "\\]"),
+    ],
+)
+def test_marks_that_any_text_may_hold_are_refused_with_the_way_out(
+    before: str, after: str, named: str
+) -> None:
+    """A fence of code in a thought is no end of it."""
+    thought = f"{{% if m.thinking %}}{before}{{{{ m.thinking }}}}{after}{{% endif %}}"
+    tokenizer = thinker(
+        "{% for m in messages %}<turn>{{ m.role }}\n" + thought + "{{ m.content }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+    )
+    with pytest.raises(InvalidInput, match=f"writes '{named}' around .* with thinking_marks"):
+        marks_of(tokenizer)
+    own = Thoughts.of(tokenizer, ThinkingMarks("```thinking", "\n```\n"))
+    assert own is not None and Thoughts.of(tokenizer, False) is None
+
+
+@pytest.mark.parametrize("end", ["Here is my answer:", "[ANSWER]", "END_OF_PLAN", "◁/plan▷"])
+def test_a_mark_that_no_other_text_holds_is_learned(end: str) -> None:
+    thought = f"{{% if m.thinking %}}<plan>{{{{ m.thinking }}}}{end}{{% endif %}}"
+    tokenizer = thinker("{% for m in messages %}" + thought + "{{ m.content }}<eos>{% endfor %}")
+    assert marks_of(tokenizer) == ThinkingMarks("<plan>", end)
+
+
 def test_a_template_that_only_opens_a_thought_has_its_marks() -> None:
     tokenizer = thinker(TURNS + "{% if add_generation_prompt %}<think>\n{% endif %}")
     assert marks_of(tokenizer) == TAGS

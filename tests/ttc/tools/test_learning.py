@@ -231,6 +231,29 @@ def test_any_text_comes_back(name: str, city: str, days: int) -> None:
         assert read(chat, written(chat, own, calls)) == calls
 
 
+@pytest.mark.parametrize("end", ["<end>", ""])
+@pytest.mark.parametrize("name", CALLS)
+def test_where_calls_begin_and_end_is_seen_whatever_closes_them(name: str, end: str) -> None:
+    """So that a call in an open thought is one, and a limit of thoughts lets it end."""
+    asking = ASKING.replace("CALLS<end>", "CALLS" + end)
+    template = asking.replace("CALLS", CALLS[name])
+    own = tokenizer((), "bytes", None, "<end>", template=template)
+    chat = ToolChat.of(TOOLS, PromptTemplate("{question}"), own)
+    calls: list[tuple[str, Mapping[str, Any]]] = [("get_weather", {"city": "Rome", "days": 3})]
+    for asked in (calls, calls * 2):
+        text = written(chat, own, asked, "I look: ").removesuffix("\n").removesuffix(end)
+        form = chat.format
+        for ended in (text, f"{text}<end>", f"{text}\n<end>"):
+            assert form.ends_with_call(ended), ended
+        assert not form.ends_with_call(f"{text} or not?<end>")
+        assert not form.in_call(f"{text}\nor not?") and not form.in_call("I look: ")
+        if name == "an id before the name" and asked != calls:
+            continue  # the id of a second call is no mark of its beginning
+        first = len("I look: ") + len(text.partition("I look: ")[2].partition("get_")[0])
+        for cut in range(first, len(text) + 1):
+            assert form.in_call(text[:cut]), text[:cut]
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_answers_are_told_back_as_the_template_tells_them(name: str) -> None:
     """The branch's tokens are those of the whole chat."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ttc.execution.programs import Limits, check_sandbox, run_program
+from ttc.execution.programs import Limits, ProgramMiB, ProgramSeconds, check_sandbox, run_program
 from ttc.tools.base import Tool, ToolError, Tools
 
 MIB = 2**20
@@ -24,8 +24,8 @@ class PythonTools(Tools):
     """
 
     tools: Sequence[Any] = field(default=(), init=False)
-    cpu_s: float = 5.0
-    memory_mib: int = 1024
+    cpu_s: ProgramSeconds = 5.0
+    memory_mib: ProgramMiB = 1024
 
     def __post_init__(self) -> None:
         check_sandbox()

@@ -151,6 +151,7 @@ def test_the_default_model_is_accepted_in_16_bits_and_changes_of_it_are_not(
     assert model.config._attn_implementation == IMPLEMENTATION
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_supported_family_is_accepted_in_16_bits(family: str) -> None:
     examine(build(family, torch.bfloat16))
@@ -268,6 +269,7 @@ def test_tokens_that_mix_outside_attention_are_noticed(monkeypatch: pytest.Monke
         examine(small_llama())
 
 
+@pytest.mark.few
 @torch.no_grad()
 @pytest.mark.parametrize("case", ["doge", "xlnet", "inkling_text", "xlm", "bart"])
 def test_a_refused_model_runs_as_before(case: str) -> None:

@@ -60,6 +60,7 @@ def test_a_window_that_only_the_cache_applies_is_refused_with_the_way_out(name: 
         Engine(model_of(config_class, **settings), None)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("way_out", [None, 256])
 @pytest.mark.parametrize("name", ["llama", "llama, chunks", "olmo 2"])
 def test_the_way_out_leads_to_what_generate_gives(name: str, way_out: int | None) -> None:
@@ -70,6 +71,7 @@ def test_the_way_out_leads_to_what_generate_gives(name: str, way_out: int | None
     assert_served(model, tokens)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("config_class", "settings"),
     [

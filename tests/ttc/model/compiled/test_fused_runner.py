@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ import ttc.threads
 from tests.helpers.engines import GREEDY, make_engine
 from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.models import COMMON, build, prompt, small
+from tests.helpers.processors import passes_on, skip_unless_runs
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, UnsupportedModel
@@ -88,6 +86,7 @@ def fused(model: Any) -> FusedRunner:
     return runner
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", MODELS)
 def test_trees_by_compiled_layers_are_plain_transformers(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +133,7 @@ def logits_of(runner: FusedRunner, tokens: list[int]) -> torch.Tensor:
     return runner.forward(tokens, ExtendPlan([], [9] * len(tokens), pieces))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
     "name", ["biases everywhere", "qwen 3, which normalises heads", "rows of more than one slice"]
@@ -156,6 +156,7 @@ def a_row_is_the_same_bits(name: str, threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)])
 @pytest.mark.parametrize("run", [team(), by_pool], ids=["team", "pool"])
 @torch.inference_mode()
@@ -180,6 +181,7 @@ def test_two_threads_that_wait_for_each_other_find_what_one_finds(
     assert torch.equal(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [96, 109, 270])
 @torch.inference_mode()
 def test_many_rows_of_bfloat16_are_as_near_to_the_truth_as_few(rows: int) -> None:
@@ -362,30 +364,18 @@ def check_this_processor(kind: str, *names: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processor", "needed", "kind"),
-    [
-        slow(("haswell", "avx2", "AVX2")),
-        slow(("x86-64", "sse2", "vectors of 4")),
-        slow(("skylake-avx512", "avx512f", "AVX-512")),
-    ],
+    ("processor", "kind"),
+    [("haswell", "AVX2"), ("x86-64", "vectors of 4"), ("skylake-avx512", "AVX-512")],
 )
-def test_other_processors_compute_the_same(processor: str, needed: str, kind: str) -> None:
-    flags = Path("/proc/cpuinfo")
-    if not flags.exists() or needed not in flags.read_text().split():
-        pytest.skip(f"needs a processor with {needed}")
+@pytest.mark.slow
+def test_other_processors_compute_the_same(processor: str, kind: str) -> None:
+    skip_unless_runs(processor)
     names = (
         "qwen 3, which normalises heads",
         "biases everywhere",
         "a vocabulary that fills no vector",
     )
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, __file__, kind, *names],
-        env=os.environ | {"TTC_CPU": processor},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    passes_on(processor, PROGRAM, __file__, kind, *names)
 
 
 def test_the_runner_says_which_build_runs() -> None:

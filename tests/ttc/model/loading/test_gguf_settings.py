@@ -211,6 +211,7 @@ def after(model: Any) -> torch.Tensor:
     return logits[0, -1].log_softmax(-1)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", CASES)
 def test_a_file_is_the_model_of_its_settings(tmp_path: Path, case: str) -> None:
     expected = written(case, tmp_path / "m.gguf")

@@ -51,6 +51,7 @@ OWN_NAMES = ["kimi_k25", "qianfan_ocr", "minimax_m3_vl"]
 """Families whose files name the decoder's weights otherwise than its own class does."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OWN_NAMES)
 def test_files_that_name_the_decoder_in_their_own_way_load(tmp_path: Path, kind: str) -> None:
     whole = save(kind, tmp_path)
@@ -74,6 +75,7 @@ def parts_beside_text(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kind",
     [

@@ -71,6 +71,7 @@ def kv_devices(memory: KVMemory) -> list[set[str]]:
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["llama", slow("gpt_oss")])
 def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     plain = build(family)
@@ -88,13 +89,14 @@ def test_a_tree_over_two_devices_equals_plain_transformers(family: str) -> None:
     assert engine.kv_bytes() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [slow("qwen3_next"), "gemma4_text: shared KV"])
 def test_recurrent_states_and_shared_kv_lie_with_their_layers_too(family: str) -> None:
     plain = small_models.build(family)
     engine = Engine(spread(copy.deepcopy(plain)), Letters())
     root = engine.root(prompt(1, 18))
     branches = engine.fork(root, 2)
-    engine.extend(branches[:1], [prompt(2, 3)])
+    engine.extend(branches[:1], [prompt(2, 3)]).result()
     engine.generate(branches, 3, sampling=GREEDY)
     for branch in branches:
         assert_like_plain(plain, branch)
@@ -135,12 +137,12 @@ def test_scores_and_early_exits_are_those_of_one_device() -> None:
     found, exits = [], []
     for engine in engines:
         root = engine.root(prompt(1, 12))
-        found.append(engine.score([root], [[prompt(2, 3), [5], [6]]])[0])
+        found.append(engine.score([root], [[prompt(2, 3), [5], [6]]]).result()[0])
         report = ExitReport()
         exits.append(
-            engine.score([root], [[[5], [6]]], exit=EarlyExit(theta=10.0, eps=10.0), report=report)[
-                0
-            ]
+            engine.score(
+                [root], [[[5], [6]]], exit=EarlyExit(theta=10.0, eps=10.0), report=report
+            ).result()[0]
         )
         assert report.depths == [2]
     for values in (found, exits):
@@ -163,6 +165,7 @@ def test_samples_are_those_of_one_device_after_evictions_too() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_model_is_read_straight_to_its_devices(tmp_path: Path) -> None:
     plain = saved(tmp_path)
     engine = Engine.from_pretrained(tmp_path, device_map=places(plain), dtype="float32")
@@ -222,7 +225,7 @@ def test_layers_that_share_weights_lie_on_one_device() -> None:
     at = {f"model.layers.{n}": second if n == 2 else first for n in range(4)}
     engine = Engine(spread(copy.deepcopy(plain), **at), Letters())
     branches = engine.fork(engine.root(prompt(1, 12)), 2)
-    engine.extend(branches[:1], [prompt(2, 3)])
+    engine.extend(branches[:1], [prompt(2, 3)]).result()
     engine.generate(branches, 3, sampling=GREEDY)
     for branch in branches:
         assert_like_plain(plain, branch)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-
 import ttc.attention.entry
+
 import ttc.model.check.model_check
 import ttc.residency.base
 from experiments.standins import small_models

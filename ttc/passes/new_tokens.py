@@ -13,8 +13,8 @@ from torch import Tensor
 from ttc.attention.pieces import depth_first
 from ttc.attention.plan import Plan, Run
 from ttc.memory.storage import Places
-from ttc.passes.pass_by_pass import Passes
 from ttc.model.recurrent_layers import PassStates
+from ttc.passes.pass_by_pass import Passes
 from ttc.passes.runtime import Runtime
 from ttc.protocols import Purpose
 from ttc.tree.branch import Branch, by_problem

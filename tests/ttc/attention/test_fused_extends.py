@@ -7,16 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ttc.attention.entry import Reads
+from ttc.attention.stream import FetchUnit, KVReader
 
 from experiments.standins.attention_cases import ExtendCase
 from tests.helpers.attention import COUNTS, LAYERS, SHAPES, SIGHTS, TREE
 from tests.helpers.tiers import examples, slow, some_quick
 from ttc.attention import fused_cpu
-from ttc.attention.entry import Reads
 from ttc.attention.fused import SWITCH
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
-from ttc.attention.stream import FetchUnit, KVReader
 from ttc.memory.kv import LayerShape
 from ttc.passes.shrinking import Remaining
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import pad
+from ttc.attention.entry import Entry
 
 from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments
 from tests.helpers.attention import LAYERS, SIGHTS, trees
@@ -23,7 +24,6 @@ from tests.helpers.tokenizers import Letters
 from ttc import Engine, Sampling
 from ttc.approximate.quantized_kv import Bytes, CodecKind
 from ttc.attention import extend_plan, plan
-from ttc.attention.entry import Entry
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer
 from ttc.attention.plan_arrays import PlanArrays

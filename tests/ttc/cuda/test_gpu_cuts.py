@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from ttc.attention.entry import Entry
+
 from ttc.attention.plan_arrays import KeySplit, PlanArrays
 from ttc.cuda import gpu_cuts
 from ttc.cuda.gpu_cuts import BLOCK, MERGE, START, cut_for, time_of

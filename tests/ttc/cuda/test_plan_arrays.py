@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ttc.attention.entry import Entry
+from ttc.scheduler.running_tails import SHORT_TOKENS
 
 from tests.helpers.tiers import examples
-from ttc.attention.entry import Entry
 from ttc.attention.plan_arrays import KeySplit, PlanArrays
 from ttc.cuda import gpu_cuts
 from ttc.cuda.gpu_cuts import PROGRAMS, cut_for
 from ttc.memory.kv import KV
-from ttc.scheduler.running_tails import SHORT_TOKENS
 from ttc.tree.segment import MERGE_RATIO
 
 UNITS = 132

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from ttc.segments.dry_run import DryRunner
 from ttc.segments.engine import TreeEngine
 
 from experiments.standins.small_models import tokens
@@ -20,7 +21,6 @@ from ttc.residency.capture import Capture
 from ttc.residency.headwise import Headwise
 from ttc.residency.layerwise import Layerwise
 from ttc.residency.paged import Paged
-from ttc.segments.dry_run import DryRunner
 
 POLICIES: dict[str, tuple[type[Policy], dict[str, Any], float]] = {
     "resident": (Policy, {}, 1.0),

@@ -11,8 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tests.helpers.tiers import examples
 from ttc.attention.pieces import depth_first, pieces
-from ttc.tree.segment import Segment
 from ttc.memory.storage import Storage
+from ttc.tree.segment import Segment
 from ttc.tree.tree import Tree
 
 TOKENS = st.lists(st.integers(0, 2), max_size=12)

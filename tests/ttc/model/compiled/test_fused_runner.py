@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
+from ttc.attention.extend_plan import ExtendPlan, Piece
 
 import ttc.threads
 from tests.helpers.engines import GREEDY, make_engine
@@ -22,7 +23,6 @@ from tests.helpers.models import COMMON, build, prompt, small
 from tests.helpers.tiers import slow
 from tests.helpers.tokenizers import Letters
 from ttc import Engine, InvalidInput, UnsupportedModel
-from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.attention.fused import SWITCH
 from ttc.compiling import cxx, library
 from ttc.memory.kv import KV, LayerKV

@@ -58,12 +58,12 @@ class ProblemAdmission:
     max_rows: the most branches that decode at once, None for `most_rows` where `concurrency` is
         None too, else for no limit.
 
-    A problem is taken to need the most that any problem of late has needed at once: its prompt, a
-        step for each branch that it keeps, and for each branch of the next step. A step counts for what branches have written in it; one that is not
-        over yet for `TOGETHER_TOKENS` at most. Where that was too little, the youngest branches of the
-        batch wait. The recurrent states of a problem are those along the prompt, and two of each
-        branch. Half of the memory is left to trees that grow larger, so that the first problem
-        begins alone.
+    A problem is taken to need the most that any problem of late has needed at once: its prompt, and
+        a step for each branch that it keeps and for each branch of the next step. A step counts for
+        what branches have written in it; one that is not over yet for `TOGETHER_TOKENS` at most.
+        Where that was too little, the youngest branches of the batch wait. The recurrent states of
+        a problem are those along the prompt, and two of each branch. Half of the memory is left to
+        trees that grow larger, so that the first problem begins alone.
 
     at_first: the most problems under way before one has ended. ended: how many have.
     recent_demand, earlier_demand: since the last `WINDOW` problems had ended, and before that.

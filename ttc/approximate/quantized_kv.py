@@ -7,14 +7,19 @@ written once, whatever comes after it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ttc.errors import InvalidInput
+from ttc.memory.kv import LayerShape
+from ttc.memory.manager import Memory
+from ttc.memory.storage import Storage
 from ttc.residency.resident import Resident
+from ttc.tree.segment import Segment
 
 CodecKind = Literal["int8", "fp8"]
 LARGEST = {"int8": 127.0, "fp8": 448.0}
@@ -24,8 +29,8 @@ SCALE_BYTES = 4
 
 @dataclass
 class QuantizedKV(Resident):
-    """Everything on the device, where segments keep a number of their keys and values in one byte;
-    the tails that branches are writing stay as the model computes them.
+    """Everything on the device, where a number of keys and values is kept in one byte; what
+    branches are writing stays as the model computes it.
 
     kind: "int8", or "fp8" for float8_e4m3fn. Either way each token of each head has a scale, a
     float32 by which its largest number becomes the kind's largest.
@@ -40,8 +45,25 @@ class QuantizedKV(Resident):
             known = " or ".join(map(repr, get_args(CodecKind)))
             raise InvalidInput(f"memory.kind={self.kind!r} is unknown; use {known}")
 
-    def _memory_options(self) -> dict[str, Any]:
-        return super()._memory_options() | {"codec": Bytes(self.kind)}
+    def memory_for(
+        self, shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
+    ) -> Memory:
+        memory = super().memory_for(shapes, dtype, device)
+        memory.codec = Bytes(self.kind)
+        return memory
+
+    def begin(self, after: Segment, room: int, one_each: bool) -> Storage:
+        codec = None if one_each else self.memory.codec
+        storage = self.memory.begin(after.end, room, codec=codec)
+        self.writing[storage] = None if one_each else 0
+        return storage
+
+    def resume(self, storage: Storage, one_each: bool) -> bool:
+        return (storage.codec is None) == one_each and super().resume(storage, one_each)
+
+    def settled(self, storages: Sequence[Storage]) -> None:
+        for storage in storages:
+            self.memory.pack(storage)
 
     def for_another_model(self) -> Resident:
         return Resident(self.budget_gib)

@@ -77,7 +77,6 @@ class Plan:
         self.runs = list(runs)
         self.policy = policy
         self.states: Sequence[StateBatch] = ()
-        one_each = len(self.runs) == len(self.positions)
         places = [place for run in self.runs for place in run.places]
         written = {place.storage: place.first for place in reversed(places)}
         fresh = frozenset(
@@ -85,22 +84,19 @@ class Plan:
             for number, piece in enumerate(self.pieces)
             if piece.first + piece.length > written.get(piece.kv, piece.kv.room)
         )
-        # what some rows write and others read has to be there before any of them attends
-        self.in_storages = one_each and not fresh and self._there(places)
+        one_each = len(self.runs) == len(self.positions) and not fresh
+        self.in_storages = one_each and all(map(_takes_new, written))
         self.passes = 0
         self.stream: Reader | None = None
         if policy is not None:
             self.stream = policy.stream(Reads(self.pieces, self.positions, self.in_storages, fresh))
-            self.in_storages = self.in_storages and self._there(places)  # room was made
+            # what is not being decoded may have left for the room to read through
+            self.in_storages = self.in_storages and all(map(_takes_new, written))
         self._spans: dict[
             tuple[int, VisibleRange, torch.device], tuple[int, Tensor | None] | None
         ] = {}
         self._kernels: dict[torch.device, FusedAttention | None] = {}
         self._turns: Counter[tuple[int, ...]] = Counter()
-
-    @staticmethod
-    def _there(places: Sequence[Places]) -> bool:
-        return all(p.storage.is_resident and not p.storage.acts for p in places)
 
     @property
     def fused(self) -> FusedAttention | None:
@@ -217,7 +213,7 @@ class Plan:
                 self._on_host().store(storage, layer, first, *new)
                 continue
             for place, part in zip(near.both, new, strict=True):
-                place[:, first : first + part.shape[1]] = part
+                storage.write(place[:, first : first + part.shape[1]], part)
 
     def keep_inputs(self, layer: int, inputs: Tensor) -> None:
         """Store the inputs (rows, width) of a layer's K and V projections where they are kept."""
@@ -351,6 +347,11 @@ class Plan:
             return lo, None
         keys = torch.arange(piece.start + lo, piece.start + piece.length, device=device)
         return lo, layer.sees(torch.tensor(positions, device=device), keys)
+
+
+def _takes_new(storage: Storage) -> bool:
+    """Whether a kernel can write new keys and values where a storage goes on."""
+    return storage.is_resident and not storage.acts and storage.codec is None
 
 
 def by_view(

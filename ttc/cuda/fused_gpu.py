@@ -20,6 +20,7 @@ from ttc.attention.plan_arrays import PlanArrays, addresses_of
 from ttc.cuda.gpu_arrays import SMALL_TILE, GpuArrays, KVLayout, Room
 from ttc.cuda.gpu_cuts import cut_for
 from ttc.memory.small_copies import upload
+from ttc.memory.storage import Storage
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -100,7 +101,7 @@ class TritonAttention:
         arrays: PlanArrays,
         dtype: torch.dtype,
         kernels: Any,
-        new: Sequence[tuple[int, int, KV, int]] = (),
+        new: Sequence[tuple[int, int, Storage, int]] = (),
     ):
         self.arrays = arrays
         self.dtype = dtype
@@ -234,7 +235,7 @@ def fused_attention(
     positions: Sequence[int],
     q: Tensor,
     tails: tuple[Sequence[int], Sequence[int]] | None = None,
-    new: Sequence[tuple[int, int, KV, int]] = (),
+    new: Sequence[tuple[int, int, Storage, int]] = (),
 ) -> TritonAttention | None:
     module = kernels(q.device) if q.dtype in DTYPES else None
     if module is None:

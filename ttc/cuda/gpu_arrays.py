@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ttc.attention.plan_arrays import PlanArrays, even, task_rows
 from ttc.memory.small_copies import staged
+from ttc.memory.storage import Storage
 
 SMALL_TILE = 16
 """Queries that a program of a small task takes: the least that a matrix product takes. The tail of
@@ -84,7 +85,7 @@ def filled_up(arrays: PlanArrays) -> tuple[np.ndarray, Room]:
     return tasks, room
 
 
-def tails_of(kv: KV) -> np.ndarray:
+def tails_of(kv: Storage) -> np.ndarray:
     """Where tails lie on the device, (layers, TAIL)."""
     rows = []
     for copy in kv.device:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ttc.errors import InvalidInput
 from ttc.memory.dry_link import DryLink
-from ttc.memory.kv import LayerACT, LayerKV, LayerShape
+from ttc.memory.kv import Codec, LayerACT, LayerKV, LayerShape
 from ttc.memory.link import Link
 from ttc.memory.state_memory import StateMemory
 from ttc.memory.storage import Storage
@@ -29,6 +29,8 @@ class Memory(Tiers):
     block_tokens: the most tokens of a storage, which is what moves at once; None for no limit.
     one_block: whether all layers of a storage lie side by side on the device, so that a kernel
         finds them quickly; they then come and go together.
+    codec: how storages that no branch decodes in keep their numbers, None for the model's own
+        type.
     live: all storages, in order of creation.
     make_room: a policy's: has so many bytes free on the device, if it can.
     fixed_layers: see `fix`.
@@ -36,7 +38,7 @@ class Memory(Tiers):
     clock: counts plans; a storage keeps when one last used it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a policy says of its memory
         self,
         shapes: Sequence[LayerShape],
         dtype: torch.dtype,
@@ -46,6 +48,7 @@ class Memory(Tiers):
         link_gbps: float | None = None,
         block_tokens: int | None = None,
         one_block: bool = False,
+        codec: Codec | None = None,
     ):
         super().__init__(device, budget_bytes, host_budget_bytes, link_gbps)
         if device.type == "meta":
@@ -59,6 +62,7 @@ class Memory(Tiers):
         self.layer_bytes = [shape.elements * dtype.itemsize for shape in self.shapes]
         self.act_bytes = [shape.as_inputs.elements * dtype.itemsize for shape in self.shapes]
         self.bytes_per_token = sum(self.layer_bytes)
+        self.codec = codec
         self.live: dict[Storage, None] = {}
         self.fixed_layers = 0
         self.states = StateMemory(self)
@@ -89,10 +93,11 @@ class Memory(Tiers):
         room: int,
         acts: Iterable[int] = (),
         near: Collection[int] | None = None,
+        codec: Codec | None = None,
     ) -> Storage:
         """A storage for tokens from a position on, some layers (None: all) on the device and the
         others on the host. Raises OutOfMemory."""
-        storage = Storage(len(self.shapes), start, self.room(room), acts)
+        storage = Storage(len(self.shapes), start, self.room(room), acts, codec)
         layers = self.layers[self.fixed_layers :]
         here = layers if near is None else [layer for layer in near if layer >= self.fixed_layers]
         away = [layer for layer in layers if layer not in here]
@@ -104,11 +109,11 @@ class Memory(Tiers):
         self.claim(self.device, here_bytes)
         self.require_host(away_bytes)
         if self.one_block and not storage.acts and not away:
-            shape = self.shapes[0]
+            shape, dtype = self.form(storage, 0)
             with as_out_of_memory(self.device, here_bytes):
                 storage.block = torch.empty(
                     *(len(self.shapes), 2, shape.kv_heads, storage.room, shape.key_dim),
-                    dtype=self.dtype,
+                    dtype=dtype,
                     device=shape.device or self.link.device,
                 )
             storage.device = [LayerKV.of_block(storage.block, layer) for layer in self.layers]
@@ -131,6 +136,20 @@ class Memory(Tiers):
         self.give_back(storage)
         storage.block = None
         del self.live[storage]
+
+    def pack(self, storage: Storage) -> None:
+        """Keep what is written in a storage as `codec` does, and no more room than that. Raises
+        OutOfMemory, and changes nothing then."""
+        packed = self.begin(storage.start, storage.filled, codec=self.codec)
+        for layer in self.layers:
+            new, old = packed.device[layer], storage.device[layer]
+            assert new is not None and old is not None
+            for target, numbers in zip(new.both, storage.span(old, 0, storage.filled), strict=True):
+                packed.write(target, numbers)
+        freed = self.tier_bytes(storage)[0]
+        storage.become(packed)
+        del self.live[packed]
+        self.device.give(freed)
 
     def copy(
         self, storage: Storage, first: int, end: int, cause: str, layers: Iterable[int]
@@ -252,6 +271,8 @@ class Memory(Tiers):
         if not isinstance(block, Storage):
             return self.states.nbytes
         sizes = self.act_bytes if piece in block.acts else self.layer_bytes
+        if block.codec is not None:
+            return int(block.room * self.form(block, piece)[0].elements)
         return int(block.room * sizes[piece])
 
     def moving(self, block: Block, pieces: Iterable[int] | None) -> list[int]:
@@ -262,17 +283,23 @@ class Memory(Tiers):
     def buffer(self, block: Block, piece: int, host: bool = False) -> Any:
         if not isinstance(block, Storage):
             return self.states.buffer(host)
-        shape = self.shapes[piece]
+        shape, dtype = self.form(block, piece)
         near = self.link.device
         if near.type != "meta":
             near = torch.device("cpu") if piece < self.fixed_layers else shape.device or near
         tier = self.host if host else self.device
         on_host = host and self.link.device.type != "meta"  # a dry run has no numbers anywhere
-        like = block.room, None, self.dtype, near, on_host
+        like = block.room, None, dtype, near, on_host
         with as_out_of_memory(tier, self.piece_bytes(block, piece)):
             if piece in block.acts:
                 return LayerACT(*LayerKV.empty(shape.as_inputs, *like).both)
             return LayerKV.empty(shape, *like)
+
+    def form(self, storage: Storage, layer: int) -> tuple[LayerShape, torch.dtype]:
+        """How a layer of a storage lies in memory."""
+        if storage.codec is None:
+            return self.shapes[layer], self.dtype
+        return self.shapes[layer].packed(storage.codec.row_bytes), torch.int8
 
     def evict(self, block: Block, cause: str, pieces: Iterable[int] | None = None) -> None:
         super().evict(block, cause, pieces)

@@ -28,13 +28,19 @@ class Storage(BlockOf[LayerKV]):
     used_at: the memory's clock when a plan last read or wrote it.
     """
 
-    codec: Codec | None = None
-
-    def __init__(self, layers: int, start: int, room: int, acts: Iterable[int] = ()):
+    def __init__(
+        self,
+        layers: int,
+        start: int,
+        room: int,
+        acts: Iterable[int] = (),
+        codec: Codec | None = None,
+    ):
         super().__init__(layers)
         self.start = start
         self.room = room
         self.acts = frozenset(acts)
+        self.codec = codec
         self.filled = 0
         self.on_host = 0
         self.inputs: Storage | None = None
@@ -86,7 +92,19 @@ class Storage(BlockOf[LayerKV]):
 
     def read(self, part: Tensor, dtype: torch.dtype) -> Tensor:
         """Keys or values, a part of a copy of a layer, as numbers."""
-        return part
+        return part if self.codec is None else self.codec.unpack(part, dtype)
+
+    def write(self, target: Tensor, numbers: Tensor) -> None:
+        """Put keys or values to their place in a copy of a layer, or of all layers."""
+        if self.codec is None:
+            target.copy_(numbers)
+        else:
+            self.codec.pack(target, numbers)
+
+    def become(self, other: Storage) -> None:
+        """Take over another one's device copies."""
+        self.device, self.block, self._places = other.device, other.block, None
+        self.room, self.codec = other.room, other.codec
 
     def places(self) -> bytes:
         """Where a kernel finds each layer (`LayerKV.place`), one after the other; zeros where it is

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import ClassVar, Self
+from weakref import ReferenceType, ref
 
 import torch
 
@@ -71,6 +72,11 @@ class Residency:
     """What passes write now: the tokens that were there before, or None where a branch writes one
     at each pass and has to find its own on the device."""
 
+    others: list[ReferenceType[Residency]] = field(
+        init=False, repr=False, compare=False, default_factory=list
+    )
+    """The policies of other models that keep KV in the same tiers."""
+
     def __post_init__(self) -> None:
         check_fields(self, "memory.")
         self._check_positive("budget_gib")
@@ -89,6 +95,39 @@ class Residency:
     ) -> Memory:
         budget_bytes = to_bytes(self.budget_gib)
         return Memory(shapes, dtype, device, budget_bytes, 0, one_block=True)
+
+    # ---------------------------------------------------------------- two models
+
+    def for_another_model(self) -> Residency:
+        """A policy of this kind that holds no KV, for a second model."""
+        return replace(self)
+
+    def join(self, other: Residency) -> None:
+        """Keep KV in the tiers of `other` from now on, where nothing is kept yet: two models, one
+        account of bytes.
+
+        One of the two is at work at a time and may use the whole budget: what the other keeps on
+            the device leaves for the host as far as the room is needed, under policies that have a
+            host tier.
+        """
+        mine, theirs = self.memory, other.memory
+        mine.device, mine.host, mine.link = theirs.device, theirs.host, theirs.link
+        mine.device.models += 1
+        mine.host.models += 1
+        self.others.append(ref(other))
+        other.others.append(ref(self))
+
+    def order(self) -> list[Storage]:
+        """What may leave the device, the first to leave first: here nothing."""
+        return []
+
+    def crowd_out(self, nbytes: int) -> None:
+        """Have what other models keep on the device leave it until so many bytes are free."""
+        for policy in filter(None, (other() for other in self.others)):
+            for storage in policy.order():
+                if self.memory.device.free_bytes >= nbytes:
+                    return
+                policy.memory.evict(storage, "evict")
 
     # ---------------------------------------------------------------- three questions
 
@@ -157,6 +196,9 @@ class Residency:
         """Whether the next state that is kept at a segment's end lies on the device."""
         return True
 
+    def settled(self, storages: Sequence[Storage]) -> None:
+        """The tree knows of all that is written in these, where branches may go on."""
+
     def passed(self, storages: Sequence[tuple[Storage, int]]) -> None:
         """Branches that decode have written storages up to so many tokens."""
 
@@ -184,7 +226,7 @@ class Residency:
             return
         with self.trial() as policy:
             for group in policy.groups(paths, tokens):
-                policy.try_group([paths[number] for number in group], tokens)
+                policy.try_group([paths[number] for number in sorted(group)], tokens)
 
     @contextmanager
     def trial(self) -> Iterator[Self]:

@@ -120,6 +120,7 @@ class Offloading(Residency):
 
     def make_room(self, nbytes: int) -> bool:
         """What was used longest ago leaves; nothing does where that would not be enough."""
+        self.crowd_out(nbytes)
         chosen, free_bytes = self.leaving(nbytes)
         if free_bytes < nbytes:
             return False

@@ -9,8 +9,7 @@ from ttc.attention.pieces import Piece, private_pieces
 from ttc.memory.storage import Storage
 
 if TYPE_CHECKING:
-    from ttc.residency.base import Paths
-    from ttc.residency.beam_groups import BeamGroups
+    from ttc.residency.base import Paths, Residency
 
 Part = tuple[Storage, int, int]
 """A storage, and from which of its tokens to which."""
@@ -19,7 +18,7 @@ Part = tuple[Storage, int, int]
 class PrivateCopies:
     """Those of the group at work, and of the next one as far as they came ahead."""
 
-    def __init__(self, policy: BeamGroups):
+    def __init__(self, policy: Residency):
         self.policy = policy
         self.here: dict[Part, list[Storage]] = {}
         self.ahead: dict[Part, list[Storage]] = {}

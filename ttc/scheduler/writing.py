@@ -67,13 +67,14 @@ class Writing:
         tree, policy = self.runtime.tree, self.runtime.residency
         rows = list(rows)
         for row in rows:
-            if row.begun is None:
-                continue
             branch, begun, row.begun = row.branch, row.begun, None
-            if branch.leaf is not row.leaf:  # it was let go of
-                continue
-            tree.close(branch, branch.tokens[begun:-1])
-            if done and self.states is not None:
+            if branch.leaf is row.leaf and begun is not None:  # else it was let go of
+                storage = branch.leaf.storage
+                tree.close(branch, branch.tokens[begun:-1])
+                row.leaf = branch.leaf
+                if storage.filled:
+                    policy.settled([storage])
+            if done and self.states is not None and row in self.storages:
                 self._leave_state(branch, self.states)
         left = [storage for row in rows if done for storage in self.storages.pop(row, ())]
         policy.leave([storage for storage in left if storage in policy.memory.live])

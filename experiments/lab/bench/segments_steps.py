@@ -14,12 +14,12 @@ from statistics import median
 from typing import Any
 
 import torch
+from ttc.segments.engine import TreeEngine
 
 from ttc.engine import Engine
 from ttc.model.loading import load
 from ttc.model.runner_choice import runner_for
 from ttc.sampling import Sampling
-from ttc.segments.engine import TreeEngine
 
 
 def round_of(engine: Any, prompts: list[list[int]], branches: int, tokens: int) -> list[float]:

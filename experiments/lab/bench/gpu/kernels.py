@@ -12,9 +12,9 @@ from torch import Tensor
 from experiments.lab.bench.gpu.machine import FAILED, Machine, Row, verdict
 from experiments.standins.attention_cases import DecodeCase, ExtendCase, Segments
 from ttc.approximate.quantized_kv import Bytes, CodecKind
-from ttc.attention.pieces import Piece
 from ttc.attention.hf_hook import attending, tree_attention
 from ttc.attention.kernels import Layer, Partial
+from ttc.attention.pieces import Piece
 from ttc.attention.plan_arrays import PlanArrays
 from ttc.cuda import fused_gpu
 from ttc.cuda.fused_gpu import TritonAttention
@@ -152,7 +152,7 @@ def empty_rows(machine: Machine) -> float:
             kv = case.memory.allocate(tokens)
             for tensor in kv.on_device(0).both:
                 tensor.fill_(1)
-            entries.append(Entry(kv, 0, tokens, slice(0, 2)))
+            entries.append(Piece(kv, 0, tokens, slice(0, 2)))
         arrays = PlanArrays(entries, [], [500, 22], 1)
         kernels = fused_gpu.kernels(device)
         if kernels is None:

@@ -90,8 +90,9 @@ class DryRunner:
         branches = decoding(self.engine, plan)
         if branches and self.pace is not None:
             self.decoding_s += self.pace.pass_s(plan)
-        for row, branch in enumerate(branches if self.script is not None else ()):
-            logits[row, self.script[branch.key][len(branch.tokens)]] = CERTAIN
+        if self.script is not None:
+            for row, branch in enumerate(branches):
+                logits[row, self.script[branch.key][len(branch.tokens)]] = CERTAIN
         return logits
 
     def _layer(self, layer: int, shape: LayerShape, rows: int, plan: Plan) -> None:

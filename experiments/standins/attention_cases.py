@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-
 from ttc.attention.entry import Entry
 from ttc.attention.extend_plan import ExtendPlan, Piece
+from ttc.attention.stream import KVReader
+
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import DecodePlan
-from ttc.attention.stream import KVReader
 from ttc.memory.kv import KV, Codec, LayerShape
 from ttc.memory.manager import KVMemory
 

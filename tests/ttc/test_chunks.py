@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from ttc.attention.entry import Entry, Reads
 
 import ttc.attention.hf_hook
 import ttc.attention.kernels
@@ -18,7 +19,6 @@ from tests.helpers.exactness import assert_like_plain, grow
 from tests.helpers.tiers import some_quick
 from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Capture, Engine, Headwise, Layerwise, Paged, UnsupportedModel
-from ttc.attention.entry import Entry, Reads
 from ttc.attention.fused import SWITCH
 from ttc.attention.kernels import Layer
 from ttc.memory.kv import LayerShape, first_seen

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ttc.attention.plan import Plan
+from ttc.calibration.pace import Pace
 from ttc.engine import Engine
 from ttc.memory.dry_link import NOWHERE
 from ttc.memory.kv import LayerShape
@@ -54,18 +55,22 @@ class Recorder:
 
 def decoding(engine: Engine, plan: Plan) -> list[Branch]:
     """The branches whose next tokens a pass with this plan gives; none for other passes."""
-    batches = [batch for batch in engine.calls.batches if batch.plan is plan]
-    return [row.branch for batch in batches for row in batch.rows]
+    batches: list[Any] = list(engine.calls.batches)
+    return [row.branch for batch in batches if batch.plan is plan for row in batch.rows]
 
 
 class DryRunner:
     """Stands for the runner of a model: it reads and writes what a plan makes a pass read and
     write, and computes nothing."""
 
-    def __init__(self, like: Any, shapes: Sequence[LayerShape], script: Script):
+    def __init__(
+        self, like: Any, shapes: Sequence[LayerShape], script: Script | None, pace: Pace | None
+    ):
         self.like = like
         self.shapes = tuple(shapes)
         self.script = script
+        self.pace = pace
+        self.decoding_s = 0.0
         self.engine: Engine | None = None
         self.vocabulary = like.model.config.get_text_config().vocab_size
 
@@ -82,8 +87,12 @@ class DryRunner:
             self._layer(layer, shape, len(tokens), plan)
         logits = torch.zeros(len(tokens if keep is None else keep), self.vocabulary)
         assert self.engine is not None
-        for row, branch in enumerate(decoding(self.engine, plan)):
-            logits[row, self.script[branch.key][len(branch.tokens)]] = CERTAIN
+        branches = decoding(self.engine, plan)
+        if branches and self.pace is not None:
+            self.decoding_s += self.pace.pass_s(plan)
+        if self.script is not None:
+            for row, branch in enumerate(branches):
+                logits[row, self.script[branch.key][len(branch.tokens)]] = CERTAIN
         return logits
 
     def _layer(self, layer: int, shape: LayerShape, rows: int, plan: Plan) -> None:
@@ -107,31 +116,40 @@ class DryRunner:
 @dataclass(frozen=True)
 class Crossing:
     """What a run moves and takes. to_device, to_host: bytes over the link by cause. device_bytes,
-    host_bytes: of KV in each tier at its peak."""
+    host_bytes: of KV in each tier at its peak. decoding_s: what its decoding takes, 0 where nobody
+    said how fast the machine is."""
 
     to_device: Counter[str]
     to_host: Counter[str]
     device_bytes: int
     host_bytes: int
+    decoding_s: float = field(default=0.0, compare=False)
 
     @classmethod
-    def of(cls, engine: Engine) -> Crossing:
+    def of(cls, engine: Engine, decoding_s: float = 0.0) -> Crossing:
         link = engine.memory.link
         peaks = engine.memory.device.peak_bytes, engine.memory.host.peak_bytes
-        return cls(Counter(link.to_device_bytes), Counter(link.to_host_bytes), *peaks)
+        moved = Counter(link.to_device_bytes), Counter(link.to_host_bytes)
+        return cls(*moved, *peaks, decoding_s)
 
 
 def dry_run(
-    policy: Residency, search: Callable[[Engine], object], like: Engine, script: Script
+    policy: Residency,
+    search: Callable[[Engine], object],
+    like: Engine,
+    script: Script | None = None,
+    pace: Pace | None = None,
 ) -> Crossing:
     """What a search moves under a policy. like: an engine of the same model, which is not run.
-    script: see above; `Recorder` makes one."""
+    script: see above; `Recorder` makes one. None: what is drawn is left to chance, as before a run.
+    pace: how fast the machine is.
+    """
     shapes = like.residency.memory.shapes
     if policy.regenerates and not any(shape.input_dim for shape in shapes):
         from ttc.model.running.regeneration import Regeneration
 
         shapes = Regeneration(like.model, like.runner.shapes).shapes
-    runner = DryRunner(like.runner, shapes, script)
+    runner = DryRunner(like.runner, shapes, script, pace)
     runtime = like.runtime
     engine = Engine(
         like.model,
@@ -145,4 +163,5 @@ def dry_run(
     )
     runner.engine = engine
     search(engine)
-    return Crossing.of(engine)
+    seconds = 0.0 if pace is None else runner.decoding_s + pace.steps_s(engine, runner.decoding_s)
+    return Crossing.of(engine, seconds)

@@ -29,7 +29,8 @@ def uncomputed(engine: Engine) -> Iterator[None]:
     finally:
         runner.forward = forward  # type: ignore[method-assign]
     for kv in engine.memory.live:
-        engine.memory.wait_kv_on_host(kv)  # what is under way would overwrite it
+        engine.memory.link.wait(kv.fetched)  # what is under way would overwrite it
+        engine.memory.link.wait_on_host(kv.written)
         for copy in filter(None, (*kv.device, *kv.host)):
             for part in copy.both:
                 with torch.inference_mode():  # as KV was made

@@ -72,7 +72,7 @@ class BeamGroups(Offloading):
         self.coming = [[], *([paths[number] for number in group] for group in groups)]
         self.reading = [self.seen(group) for group in self.coming]
         private = not self.shared and len(groups) > 1
-        self.copies = PrivateCopies(self) if private else None
+        self.copies = PrivateCopies(self, self.prefetch, self.layers_seen) if private else None
         return groups
 
     def begin_step(self, paths: Paths, tokens: int) -> list[list[int]]:

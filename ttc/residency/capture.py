@@ -60,6 +60,9 @@ class Capture(Offloading):
     """Branches that grew together last."""
     expected = 0
     """Tokens that there will be when the prompts or the step under way are done."""
+    made_acts = 0
+    made = 0
+    """Blocks of both kinds since `take_made`."""
     step_bytes = 0
     """What the branches of a step wrote at most so far."""
 
@@ -104,6 +107,12 @@ class Capture(Offloading):
         return self.given
 
     # ---------------------------------------------------------------- which blocks
+
+    def take_made(self) -> tuple[int, int]:
+        """How many ACT blocks, and blocks of both kinds, were made since the last call."""
+        made = self.made_acts, self.made
+        self.made_acts = self.made = 0
+        return made
 
     def counts(self) -> tuple[int, int, int]:
         """Tokens of ACT blocks on the device, of those on the host, and of KV blocks."""
@@ -207,6 +216,8 @@ class Capture(Offloading):
             near = acts if room * self.act_token_bytes <= act_room else frozenset[int]()
             storage = memory.begin(after.end, room, acts, near)
         self.writing[storage] = None if one_each else 0
+        self.made_acts += as_act
+        self.made += 1
         return storage
 
     def leave(self, storages: Sequence[Storage]) -> None:

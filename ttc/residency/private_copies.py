@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ttc.attention.pieces import Piece, private_pieces
@@ -16,10 +16,18 @@ Part = tuple[Storage, int, int]
 
 
 class PrivateCopies:
-    """Those of the group at work, and of the next one as far as they came ahead."""
+    """Those of the group at work, and of the next one as far as they came ahead.
 
-    def __init__(self, policy: Residency):
+    prefetch: whether they come ahead. layers_seen: the layers in which a row at a position sees any
+        of the tokens up to another.
+    """
+
+    def __init__(
+        self, policy: Residency, prefetch: bool, layers_seen: Callable[[int, int], list[int]]
+    ):
         self.policy = policy
+        self.prefetch = prefetch
+        self.layers_seen = layers_seen
         self.here: dict[Part, list[Storage]] = {}
         self.ahead: dict[Part, list[Storage]] = {}
 
@@ -37,7 +45,7 @@ class PrivateCopies:
         policy.make_room(own_bytes + sum(self._bytes(*needed) for needed in lacking))
         for part, position in lacking:
             self._add(self.here, part, position, "group")
-        for part, position in self._parts(coming[1]) if policy.prefetch and coming[1:] else ():
+        for part, position in self._parts(coming[1]) if self.prefetch and coming[1:] else ():
             if not policy.make_room(own_bytes + self._bytes(part, position)):
                 break
             self._add(self.ahead, part, position, "prefetch")
@@ -73,14 +81,14 @@ class PrivateCopies:
     def _bytes(self, part: Part, position: int) -> int:
         storage, first, end = part
         sizes = self.policy.memory.layer_bytes
-        layers = self.policy.layers_seen(storage.start + end, position)
+        layers = self.layers_seen(storage.start + end, position)
         return (end - first) * sum(sizes[layer] for layer in layers)
 
     def _add(
         self, copies: dict[Part, list[Storage]], part: Part, position: int, cause: str
     ) -> None:
         storage, first, end = part
-        layers = self.policy.layers_seen(storage.start + end, position)
+        layers = self.layers_seen(storage.start + end, position)
         copy = self.policy.memory.copy(storage, first, end, cause, layers)
         self.policy.writing[copy] = None  # it stays
         copies.setdefault(part, []).append(copy)

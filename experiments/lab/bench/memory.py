@@ -229,7 +229,7 @@ def measure(
     engine = Engine(model, tokenizer, memory=ARMS[arm](**options))
     tokens = [token % model.config.vocab_size for token in prompt(case.prompt_tokens)]
     memory, shape = engine.memory, engine.memory.shapes[0]
-    dims = KVShape(len(memory.shapes), shape.kv_heads, shape.key_dim, memory.itemsize)
+    dims = KVShape(len(memory.shapes), shape.kv_heads, shape.key_dim, memory.dtype.itemsize)
     load = Workload(case.beams, case.prompt_tokens, case.new_tokens, case.step_tokens, budget)
     # before the run, as it refuses a budget below two layers
     layerwise = token_by_token_bytes(dims, load, reserved_layers=2) if arm == "layerwise" else 0

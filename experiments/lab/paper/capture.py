@@ -347,8 +347,7 @@ def block_tokens(engine: Engine) -> tuple[int, int, int]:
     to cross."""
     if isinstance(engine.residency, Capture):
         return engine.residency.counts()
-    segments = [kv for kv in engine.memory.live if not kv.pinned]
-    return 0, 0, sum(kv.tokens for kv in segments if not engine.memory.is_resident(kv))
+    return 0, 0, sum(kv.filled for kv in engine.memory.live if not kv.is_resident)
 
 
 @torch.inference_mode()

@@ -11,13 +11,14 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("openai")
 
+from ttc.attention.extend_plan import ExtendPlan
+
 from experiments.server.fair_driver import LEAST_ROWS, PASS_S, FairDriver, Pace
 from search import BestOfN, Greedy, Search, SelfConsistency, solve
 from search.config import SearchConfig
 from search.options import SolveOptions
 from tests.helpers.own_server import make_engine
 from ttc import Branch, Engine
-from ttc.attention.extend_plan import ExtendPlan
 from ttc.attention.plan import Plan
 from ttc.passes.ratings import pass_by_pass
 from ttc.protocols import Problem, Verifier

@@ -15,6 +15,9 @@ from hypothesis import given as over
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
+from ttc.attention.extend_plan import ExtendPlan, Piece
+from ttc.passes.chunks import one_chunk
+from ttc.passes.segment_writer import NewRun
 
 from experiments.standins import small_models
 from tests.helpers.breaking import Breakable
@@ -39,11 +42,8 @@ from tests.helpers.tokenizers import Letters
 from ttc import BeamGroups, Engine, Headwise, Layerwise, Paged, Sharing, UnsupportedModel
 from ttc.approximate.decode_gate import DecodeGate
 from ttc.approximate.early_exit import EarlyExit
-from ttc.attention.extend_plan import ExtendPlan, Piece
 from ttc.decoder_layers import decoder_layers
 from ttc.memory.kv import KV
-from ttc.passes.chunks import one_chunk
-from ttc.passes.segment_writer import NewRun
 from ttc.passes.shrinking import Remaining, ShrinkingPass
 
 GEMMA4 = "gemma4_text: shared KV"

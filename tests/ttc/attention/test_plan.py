@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ttc.attention.entry import depth_first, shared_entries
 
 from tests.helpers.tiers import examples
-from ttc.attention.entry import depth_first, shared_entries
 from ttc.memory.kv import KV
 from ttc.tree.segment import Segment
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from ttc.attention.entry import Entry
 
 from tests.helpers.tiers import examples
-from ttc.attention.entry import Entry
 from ttc.attention.fused import SWITCH
 from ttc.attention.kernels import Layer
 from ttc.attention.plan import DecodePlan

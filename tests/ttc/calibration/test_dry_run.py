@@ -27,7 +27,7 @@ SEARCHES: dict[str, Search] = {
 }
 POLICIES: dict[str, Residency] = {
     "layerwise": Layerwise(40 * KIB, block_tokens=16),
-    "beam_groups": BeamGroups(54 * KIB, block_tokens=16, prefetch=True),
+    "beam_groups": BeamGroups(58 * KIB, block_tokens=16, prefetch=True),
     "beam_groups, private": BeamGroups(58 * KIB, block_tokens=16, shared=False),
     "paged": Paged(24 * KIB, block_tokens=16, watermark=0.5),
     "headwise": Headwise(40 * KIB, block_tokens=16),
@@ -62,4 +62,6 @@ def test_a_dry_run_says_what_crosses_the_link(
     run(engine)
     found = dry_run(POLICIES[policy], run, plain, recorder.script)
     assert found == Crossing.of(engine)
-    assert found.to_device.total() > 0 and found.to_host.total() > 0
+    assert found.to_host.total() > 0
+    once = search == "best_of_n" and "groups" in policy  # a group that is done is not read again
+    assert found.to_device.total() > 0 or once

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ttc.memory.recut import can_recut, recut
+from ttc.memory.tails import freeze, grown, keep_rows
 
 from ttc.memory.kv import KV, LayerKV, LayerShape
 from ttc.memory.manager import KVMemory
-from ttc.memory.recut import can_recut, recut
-from ttc.memory.tails import freeze, grown, keep_rows
 
 ALIKE = (LayerShape(2, 4, 4), LayerShape(2, 4, 4, window=8), LayerShape(2, 4, 4))
 CPU = torch.device("cpu")

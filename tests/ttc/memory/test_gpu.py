@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from ttc.memory.tails import Tails, freeze, mirror, write_new
 
 from ttc.memory.kv import KV, LayerKV, LayerShape
 from ttc.memory.manager import KVMemory
-from ttc.memory.tails import Tails, freeze, mirror, write_new
 
 pytestmark = [
     pytest.mark.gpu,

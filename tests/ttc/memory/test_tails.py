@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from ttc.memory.tails import Tails, freeze, keep_rows, mirror, write_new
 
 from tests.helpers.engines import make_engine
 from tests.helpers.links import Late
@@ -15,7 +16,6 @@ from ttc import BeamGroups
 from ttc.memory.kv import KV, LayerKV, LayerShape
 from ttc.memory.link import contiguous_parts
 from ttc.memory.manager import KVMemory
-from ttc.memory.tails import Tails, freeze, keep_rows, mirror, write_new
 
 SHAPES = (LayerShape(2, 4, 3), LayerShape(1, 2, 2))
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import ttc.passes.segment_writer
 from hypothesis import settings
 from transformers.models.mamba2 import modeling_mamba2
 
-import ttc.passes.segment_writer
 import ttc.tree.tree
 from experiments.standins import small_models
 from tests.helpers.engines import GREEDY, fail_at

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ttc.memory.recut import can_recut
 
 from tests.helpers.tiers import examples
 from ttc import OutOfMemory, Paged
 from ttc.memory.kv import LayerShape
 from ttc.memory.manager import KVMemory
-from ttc.memory.recut import can_recut
 from ttc.residency.base import Residency
 from ttc.residency.resident import Resident
 from ttc.tree.segment import MERGE_RATIO, MIN_SHARED_TOKENS, Segment, worth_sharing

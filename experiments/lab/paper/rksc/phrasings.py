@@ -12,13 +12,13 @@ from statistics import fmean
 from typing import Any, Literal
 
 import torch
+from ttc.passes.chunks import one_chunk
+from ttc.passes.segment_writer import NewRun
 
 from experiments.lab.paper.rksc.setting import Setting, loaded
 from experiments.runs.screen import with_progress
 from ttc.approximate.similar_prompts import compared, layer_weights, similarity
 from ttc.engine import Engine
-from ttc.passes.chunks import one_chunk
-from ttc.passes.segment_writer import NewRun
 from ttc.protocols import Problem
 from ttc.sampling import Sampling
 from ttc.text.answers import extract_answer

@@ -109,7 +109,7 @@ def test_known_times_come_out_right_and_what_disturbs_some_passes_does_not_count
         return generate(self, layer, inputs, positions)
 
     times.run_pass = lambda tokens, plan: (  # type: ignore[func-returns-value]
-        attended.append(sum(entry.length for entry in plan.entries)) or run(tokens, plan)
+        attended.append(sum(entry.length for entry in plan.pieces)) or run(tokens, plan)
     )
     monkeypatch.setattr(Regeneration, "__call__", generated)
     at = times(0, 3, 1000)

@@ -97,10 +97,12 @@ def one_pass(
             New(path, part, tree.write(path, part, len(part)))
             for path, part in zip(paths, tokens, strict=True)
         ]
+        if states is not None:
+            states.claim(2 * len(new))  # those of who stays are copied where others leave
         rows = packed(runtime, new)
         if states is not None:
             inside = [openings[i] > new[i].start for i in rows.order]
-            states.begin(rows.plan, [before[i] for i in rows.order], inside, each=2)
+            states.begin(rows.plan, [before[i] for i in rows.order], inside)
         with rows.plan:
             yield rows, paths
         runtime.residency.leave([place.storage for one in new for place in one.places])
@@ -191,6 +193,7 @@ def _run(
         inside = [new[i].start < targets[i].opening for i in rows.order]
         states.begin(rows.plan, [states.chosen[target][0] for target in of], inside)
 
+    states.claim(len(new))
     outputs = run(runtime, new, load)
     states.end(of)
     return outputs

@@ -72,15 +72,16 @@ class PassStates:
 
     # ---------------------------------------------------------------- the pass
 
-    def begin(
-        self, plan: Plan, before: Sequence[Segment], in_opening: Sequence[bool], each: int = 1
-    ) -> None:
-        """Give a plan the states of its runs, which go on after the segments `before`. in_opening:
-        see `StateBatch`, of each run. each: how many copies of each the pass may take."""
-        count = each * len(before)
+    def claim(self, count: int) -> None:
+        """Take the room of so many states, before the plan of the pass is made, which finds KV
+        where it lies then. Raises OutOfMemory."""
         self.residency.make_room(count * self.memory.nbytes)
         self.memory.claim(count)
         self.claimed = count
+
+    def begin(self, plan: Plan, before: Sequence[Segment], in_opening: Sequence[bool]) -> None:
+        """Give a plan the states of its runs, which go on after the segments `before`. in_opening:
+        see `StateBatch`, of each run."""
         alike: dict[tuple[int, bool, bool], list[int]] = {}
         spans = [run.rows for run in plan.runs]
         for run, (segment, span, inside) in enumerate(zip(before, spans, in_opening, strict=True)):

@@ -107,6 +107,8 @@ class Writing:
         ]
         read = self.runtime.residency.pieces(paths(rows), [1] * len(rows), positions)
         room = min(storage.room - storage.filled for storage in storages)
+        if self.states is not None:
+            self.states.make_room(len(rows))
         plan = self.runtime.plan(read, positions, runs)
         if self.states is not None:
             plan.states = [self.states.of([row.branch for row in rows])]

@@ -159,7 +159,7 @@ class Backend:
     def new_branch(
         self, prompt: Tokens, key: int, usage: Usage, root_id: int | None = None
     ) -> Branch:
-        return Branch(prompt, Segment([], None, None), key, usage, self.decode, root_id)
+        return Branch(prompt, Segment([]), key, usage, self.decode, root_id)
 
     def variants(
         self, root: Branch, prompts: Sequence[Tokens], suffixes: Sequence[Tokens] | None = None

@@ -47,6 +47,8 @@ class Recurrent(Protocol):
 class PassStates(Protocol):
     """The states of a pass over new tokens."""
 
+    chosen: dict[Any, Any]
+
     def most(self, target: Any, targets: Sequence[Any]) -> int: ...
 
     def claim(self, count: int) -> None: ...

@@ -144,7 +144,7 @@ def _engine(model_name: str, branches: int, tokens: int) -> Figures:
     start = time.perf_counter()
     for _ in _steps(batch):
         if batch.plan is not None:
-            entries.append(len(batch.plan.entries))
+            entries.append(len(batch.plan.pieces))
     seconds = time.perf_counter() - start
     return {
         "step_ms": seconds / tokens * 1e3,

@@ -101,10 +101,10 @@ def counted(plan: Plan, way: str, groups: int) -> Keys:
     if way == "nothing shared":
         return Keys(attended, attended)
     if way == "cascade of one prefix":
-        common = sum(e.length for e in plan.entries if (e.rows.start, e.rows.stop) == (0, rows))
+        common = sum(e.length for e in plan.pieces if (e.rows.start, e.rows.stop) == (0, rows))
         return Keys(common + attended - rows * common, attended, 2 * rows if common else 0)
     runs = [(row, row + 1) for row in range(rows)]
-    arrays = PlanArrays(plan.entries, runs, plan.positions, groups, (plan.places, plan.filled))
+    arrays = PlanArrays(plan.pieces, runs, plan.positions, groups, (plan.places, plan.filled))
     read = 0
     for _, _, first_piece, end_piece, _, own_row in arrays.tasks.tolist():
         read += int(arrays.pieces[first_piece:end_piece, 2].sum())

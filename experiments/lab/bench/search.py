@@ -146,7 +146,7 @@ def solve_watched(
             logits = forward(tokens, plan, *keep)
             if plan.in_storages:
                 rows.append(len(tokens))
-                entries.append(len(plan.entries))
+                entries.append(len(plan.pieces))
                 for name, value in seconds.items():
                     inside[name] = inside.get(name, 0.0) + value - before[name]
             else:

@@ -44,7 +44,7 @@ def engine_steps(model_name: str, cases: list[Case], tokens: int) -> Iterator[Fi
 
     def counted(rows: Any, plan: Plan, *keep: Any) -> Tensor:
         if plan.in_storages:
-            entries.append(len(plan.entries))
+            entries.append(len(plan.pieces))
         return forward(rows, plan, *keep)
 
     engine.runner.forward = counted  # type: ignore[method-assign, assignment]

@@ -353,7 +353,7 @@ class Memory(Tiers):
         """What is done within moves no byte, and is undone at the end. It raises OutOfMemory as it
         would in earnest."""
         link, live, clock = self.link, dict(self.live), self.clock
-        tiers = [(tier, dict(vars(tier))) for tier in (self.device, self.host)]
+        tiers = [(tier, dict(vars(tier))) for tier in (self.device, self.host, self.fixed)]
         before = [
             (storage, vars(storage) | {"device": storage.device[:], "host": storage.host[:]})
             for one in live

@@ -25,7 +25,7 @@ PositiveFloat = Annotated[float, Gt(0)]
 NonNegativeFloat = Annotated[float, Ge(0)]
 Probability = Annotated[float, Interval(ge=0, le=1)]
 Share = Annotated[float, Interval(gt=0, le=1)]
-Text = Annotated[str, Predicate(len)]
+NonEmptyText = Annotated[str, Predicate(len)]
 Words = Annotated[str, Predicate(str.strip)]
 """A text with more than blanks."""
 
